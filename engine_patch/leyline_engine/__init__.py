@@ -1,0 +1,1 @@
+"""The engine side of Leyline: contract, plan, rotation and the replay engine."""

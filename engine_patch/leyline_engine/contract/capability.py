@@ -1,0 +1,57 @@
+"""The capability document of the handshake."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .vocabulary import PROTOCOL_VERSION
+
+CAPABILITY_PATH = "/leyline/capability"
+RECEIPT_PATH = "/leyline/receipts/{message_id}"
+RENDERER_PATH = "/leyline/renderer"
+"""Chat template, special tokens and ``tokenizer.json`` of the engine, for local rendering."""
+
+
+class RotaryFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """How the model's keys turn with position, read from its own rotary module."""
+
+    rope_type: str
+    pairing: str
+    """``interleaved`` (2i, 2i+1) or ``half_split`` (i, i+d/2), as the keys lie in the cache."""
+    rotary_dim: int
+    inv_freq_digest: str
+    attention_scaling: float = 1.0
+
+
+class KVFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The layout of the KV pool."""
+
+    pool_class: str
+    """``mla_latent`` (compressed latent and k_pe) or ``gqa``."""
+    dtype: str
+    layers: int
+    bytes_per_token: int
+    capacity_tokens: int
+
+
+class Capability(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is and whether it splices."""
+
+    engine: str
+    engine_version: str
+    model: str
+    """Served model name."""
+    model_fingerprint: str
+    """Digest over configuration and the weights' identity; turns of another model are no source."""
+    architecture: str
+    vocab_size: int
+    max_context: int
+    splices: bool
+    unsupported_reason: str = ""
+    """Why not, when ``splices`` is false."""
+    protocol_version: str = PROTOCOL_VERSION
+    actions: tuple[str, ...] = ()
+    """Supported actions as ``type@version``."""
+    rotary: RotaryFacts | None = None
+    kv: KVFacts | None = None
+    sink: int = 0

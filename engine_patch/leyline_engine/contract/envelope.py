@@ -1,0 +1,130 @@
+"""The ``kv_hints`` envelope and the payload of ``leyline.edit@1.0``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from .directive import Directive, Segment
+from .vocabulary import ACTION_VERSION, ATTENTION_SINK, EDIT_ACTION, PROTOCOL_VERSION
+
+Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Position = Annotated[int, msgspec.Meta(ge=0)]
+MAX_ACTIONS = 64
+
+
+class EnvelopeError(ValueError):
+    """An envelope or payload that doesn't follow the contract; the message names the field."""
+
+
+class SourceRef(msgspec.Struct, frozen=True):
+    """A retained turn that this request draws KV from."""
+
+    turn: Identifier
+    length: Position
+    """Tokens of the turn: its prompt and what the engine generated."""
+    digest: str
+    """:func:`~leyline_engine.contract.digest.token_digest` over those tokens."""
+
+
+class LineageRun(msgspec.Struct, frozen=True):
+    """From position ``start`` on (to the next run), keys are private to ``lineage``."""
+
+    start: Position
+    lineage: Identifier
+
+
+class EditPayload(msgspec.Struct, frozen=True, kw_only=True):
+    """What one turn asks of the engine. With no directives it only registers the turn.
+
+    ``segments`` cover the new prompt in order; the engine checks each copy against its own
+    record of the source and against the prompt, and applies all of them or none.
+    """
+
+    session: Identifier
+    scope: Identifier
+    """Tenant scope; lineages and sources are never shared across scopes."""
+    turn: Identifier
+    """Name under which this turn's tokens are retained as a source for later turns."""
+    sources: tuple[SourceRef, ...] = ()
+    directives: tuple[Directive, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    lineage: tuple[LineageRun, ...] = ()
+    """The lineage map of the conversation so far; empty where nothing was ever spliced."""
+    sink: Annotated[int, msgspec.Meta(ge=0)] = ATTENTION_SINK
+    boundary: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
+    """Tokens behind each edit to compute anew (boundary recompute)."""
+
+
+class Action(msgspec.Struct, frozen=True):
+    """One action of an envelope; its payload is decoded by type and version."""
+
+    action_id: Identifier
+    action_type: Identifier
+    action_version: Identifier
+    payload: dict[str, Any] = {}
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """The hints of one request."""
+
+    protocol_version: str
+    message_id: Identifier
+    actions: Annotated[tuple[Action, ...], msgspec.Meta(max_length=MAX_ACTIONS)] = ()
+
+
+class SkippedAction(msgspec.Struct, frozen=True):
+    """An action that the engine doesn't know; reported, never guessed."""
+
+    action_id: str
+    action_type: str
+    action_version: str
+
+
+def edit_envelope(message_id: str, payload: EditPayload) -> Envelope:
+    """Wrap one edit payload into an envelope."""
+    action = Action(
+        action_id=f"{message_id}.edit",
+        action_type=EDIT_ACTION,
+        action_version=ACTION_VERSION,
+        payload=msgspec.to_builtins(payload),
+    )
+    return Envelope(PROTOCOL_VERSION, message_id, (action,))
+
+
+def parse_envelope(raw: object) -> Envelope:
+    """Decode an envelope from JSON-shaped data.
+
+    Raises:
+        EnvelopeError: naming the field that is missing or of the wrong type.
+    """
+    try:
+        return msgspec.convert(raw, Envelope)
+    except msgspec.ValidationError as error:
+        raise EnvelopeError(f"kv_hints: {error}") from error
+
+
+def split_actions(envelope: Envelope) -> tuple[EditPayload | None, tuple[SkippedAction, ...]]:
+    """The envelope's edit payload, if any, and the actions that were skipped.
+
+    Raises:
+        EnvelopeError: for a malformed edit payload or more than one of them.
+    """
+    edit: EditPayload | None = None
+    skipped: list[SkippedAction] = []
+    supported_protocol = envelope.protocol_version == PROTOCOL_VERSION
+    for action in envelope.actions:
+        known = (action.action_type, action.action_version) == (EDIT_ACTION, ACTION_VERSION)
+        if not (known and supported_protocol):
+            skipped.append(
+                SkippedAction(action.action_id, action.action_type, action.action_version)
+            )
+            continue
+        if edit is not None:
+            raise EnvelopeError("kv_hints: more than one leyline.edit action in one request")
+        try:
+            edit = msgspec.convert(action.payload, EditPayload)
+        except msgspec.ValidationError as error:
+            raise EnvelopeError(f"kv_hints action {action.action_id!r}: {error}") from error
+    return edit, tuple(skipped)

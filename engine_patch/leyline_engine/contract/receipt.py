@@ -1,0 +1,58 @@
+"""What the engine says it did with a request."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .envelope import LineageRun, SkippedAction
+from .vocabulary import Mode, Outcome, Reason
+
+
+class TokenCounts(msgspec.Struct, frozen=True):
+    """Tokens by origin of their KV; ``prefix + spliced + prefilled = prompt``."""
+
+    prompt: int = 0
+    prefix: int = 0
+    """Found in the radix tree, untouched."""
+    spliced: int = 0
+    """Copied from a source and re-keyed at a new position."""
+    prefilled: int = 0
+    freed: int = 0
+    """Slots given back to the pool because of this request's edits."""
+
+
+class DirectiveResult(msgspec.Struct, frozen=True):
+    """The outcome of one directive, by its index in the payload."""
+
+    index: int
+    mode: Mode
+    reason: Reason
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's account of one request; served on a side channel by ``message_id``."""
+
+    message_id: str
+    session: str = ""
+    turn: str = ""
+    outcome: Outcome = Outcome.UNEDITED
+    reason: Reason | None = None
+    """Set exactly when the request carried an edit."""
+    detail: str = ""
+    """One sentence for people; never prompt text."""
+    tokens: TokenCounts = TokenCounts()
+    directives: tuple[DirectiveResult, ...] = ()
+    lineage: tuple[LineageRun, ...] = ()
+    """The lineage map of the turn as it now lies in the cache."""
+    skipped_actions: tuple[SkippedAction, ...] = ()
+    splice_us: int = 0
+    """Microseconds spent planning, copying and rotating."""
+
+
+class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A receipt together with what later turns need to use this turn as a source."""
+
+    receipt: Receipt
+    finished: bool = False
+    """False while tokens are still being generated."""
+    output_ids: tuple[int, ...] = ()

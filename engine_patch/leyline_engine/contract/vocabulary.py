@@ -1,0 +1,53 @@
+"""The closed vocabularies of the wire contract."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+PROTOCOL_VERSION = "0.1"
+"""Version of the ``kv_hints`` envelope, shared with vLLM, Dynamo and SGLang."""
+
+EDIT_ACTION = "leyline.edit"
+CLAIM_ACTION = "leyline.claim"
+REUSE_ACTION = "leyline.reuse"
+ACTION_VERSION = "1.0"
+
+ATTENTION_SINK = 32
+"""Destination positions below this are always prefilled, never spliced."""
+
+
+class Mode(StrEnum):
+    """What an edit promises about the KV computed after the edited span was read."""
+
+    AMORTIZE = "amortize"
+    """The suffix keeps its values; only positions are corrected (Leyline paper, section 3.1)."""
+    FORGET = "forget"
+    """Nothing computed after the span was first read survives."""
+
+
+class Reason(StrEnum):
+    """Why a request that carried an edit ran as it did."""
+
+    SPLICED = "spliced"
+    REPREFILLED = "reprefilled"
+    INVALID_DIRECTIVE = "invalid_directive"
+    INVALID_EDIT = "invalid_edit"
+    TOKEN_MISMATCH = "token_mismatch"  # noqa: S105 - a reason code, no password
+    MISSING_SOURCE = "missing_source"
+    INCOMPATIBLE_IDENTITY = "incompatible_identity"
+    UNSUPPORTED_RUNTIME = "unsupported_runtime"
+    SOURCE_EVICTED = "source_evicted"
+    NOTHING_TO_REUSE = "nothing_to_reuse"
+    TRANSFORM_FAILED = "transform_failed"
+    NOT_WORTH_IT = "not_worth_it"
+    REFUSED_BY_CLAIM = "refused_by_claim"
+
+
+class Outcome(StrEnum):
+    """What became of a request's edits, in one word."""
+
+    UNEDITED = "unedited"
+    """The request carried no edit: an ordinary prefix hit and prefill."""
+    SPLICED = "spliced"
+    REPREFILLED = "reprefilled"
+    """The request was edited and ran as an ordinary prefill; the reason says why."""

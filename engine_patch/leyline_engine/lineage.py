@@ -1,0 +1,88 @@
+"""Lineages: who may see KV that remembers content no longer in the prompt.
+
+From the first spliced position on, radix keys are private to a lineage. The key of a token is
+the token id with the lineage folded into the bits above it, so that one radix tree of 64-bit
+keys serves exact and spliced sequences side by side::
+
+    bit 62 ............ 24 23 ......... 0
+        lineage (39 bits)   token id          never negative, always below 2**63
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+from .contract import CopySegment, LineageRun, token_array
+
+TOKEN_BITS = 24
+MAX_TOKEN = (1 << TOKEN_BITS) - 1
+_LINEAGE_BITS = 63 - TOKEN_BITS
+
+
+def lineage_bits(lineage: str) -> int:
+    """The key prefix of a lineage, in ``[1, 2**39)``."""
+    digest = blake2b(lineage.encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") % ((1 << _LINEAGE_BITS) - 1)) + 1
+
+
+def derive_lineage(
+    parent: str,
+    scope: str,
+    sources: Iterable[tuple[str, Sequence[LineageRun]]],
+    copies: Iterable[CopySegment],
+) -> str:
+    """A lineage's name: hash(parent lineage, tenant scope, sources, applied copies).
+
+    Args:
+        parent: lineage in force before the first spliced position; empty for exact KV.
+        sources: digest and lineage map of each source drawn on.
+        copies: the copies as executed, which the directives were lowered to.
+
+    Returns:
+        32 hex digits. Equal tokens reached by different edits get different names.
+    """
+    state = blake2b(digest_size=16)
+    for part in (parent, scope):
+        state.update(len(part).to_bytes(4, "big") + part.encode())
+    for digest, runs in sources:
+        state.update(f"s{digest};".encode())
+        for run in runs:
+            state.update(f"r{run.start}:{run.lineage};".encode())
+    for copy in copies:
+        state.update(f"c{copy.source},{copy.start},{copy.end},{copy.dest};".encode())
+    return state.hexdigest()
+
+
+def fold_keys(tokens: Iterable[int], runs: Sequence[LineageRun]) -> array[int]:
+    """Radix keys of a token sequence under a lineage map.
+
+    Args:
+        tokens: token ids in ``[0, 2**24)``.
+        runs: sorted by start; each holds up to the next.
+
+    Returns:
+        int64 keys of the same length; before the first run they are the ids themselves.
+
+    Raises:
+        ValueError: for a token id that is negative or too large to fold.
+    """
+    keys = array("q", token_array(tokens))
+    if len(keys) and (min(keys) < 0 or max(keys) > MAX_TOKEN):
+        raise ValueError(f"token ids must lie in [0, {MAX_TOKEN}]")
+    for index, run in enumerate(runs):
+        end = runs[index + 1].start if index + 1 < len(runs) else len(keys)
+        prefix = lineage_bits(run.lineage) << TOKEN_BITS
+        keys[run.start : end] = array("q", [prefix | key for key in keys[run.start : end]])
+    return keys
+
+
+def runs_before(runs: Sequence[LineageRun], position: int) -> tuple[LineageRun, ...]:
+    """The part of a lineage map that governs positions below ``position``."""
+    return tuple(run for run in runs if run.start < position)
+
+
+def first_spliced(runs: Sequence[LineageRun], length: int) -> int:
+    """Length of the exact prefix: the first spliced position, else ``length``."""
+    return min((run.start for run in runs), default=length)

@@ -1,0 +1,1 @@
+"""The replay engine: an in-process SGLang stand-in over Hugging Face transformers."""

@@ -1,0 +1,199 @@
+"""Pool, radix tree and retained turns as one thing: allocation, publication, forgetting.
+
+Conservation, checked when idle and after every test::
+
+    free + cached (tree) + doomed (detached, still held) + in flight = capacity
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .pool import KVPool, SlotAllocator, Slots
+from .radix import Match, Node, RadixTree, common_prefix
+from .sources import SessionKey, SourceRegistry
+
+_EVICTION_BATCH = 64
+
+
+class PoolExhaustedError(Exception):
+    """Not enough slots, and nothing left to evict: try again when a request has finished."""
+
+
+class IntegrityError(RuntimeError):
+    """Slot accounting doesn't add up; a bug of the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """Slots by owner."""
+
+    capacity: int
+    free: int
+    cached: int
+    doomed: int
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetResult:
+    """Slots that a forget reached."""
+
+    freed: int = 0
+    """Overwritten and given back."""
+    shared_retained: int = 0
+    """Held by other sessions that sent the same tokens themselves; no longer this session's."""
+    pending: int = 0
+    """Unmatchable now; overwritten when the running request that holds them ends."""
+
+    def __add__(self, other: ForgetResult) -> ForgetResult:
+        return ForgetResult(
+            self.freed + other.freed,
+            self.shared_retained + other.shared_retained,
+            self.pending + other.pending,
+        )
+
+
+class CacheManager:
+    """Owns every slot that no running request owns."""
+
+    def __init__(self, pool: KVPool, capacity: int, registry: SourceRegistry) -> None:
+        self.pool = pool
+        self.registry = registry
+        self.tree = RadixTree()
+        self.peak_used = 0
+        self._allocator = SlotAllocator(capacity)
+
+    @property
+    def capacity(self) -> int:
+        return self._allocator.capacity
+
+    def match(self, keys: array[int], limit: int | None = None) -> Match:
+        return self.tree.match(keys, limit)
+
+    def lock(self, node: Node) -> None:
+        self.tree.lock(node)
+
+    def unlock(self, node: Node) -> None:
+        """Undo one lock; what was doomed and is now free is overwritten."""
+        self._erase(self.tree.unlock(node))
+
+    def allocate(self, count: int) -> Slots:
+        """Slots for a running request, evicting what is least recently used if need be.
+
+        Raises:
+            PoolExhaustedError: with nothing taken.
+        """
+        missing = count - self._allocator.free_count
+        if missing > 0:
+            self._allocator.release(self.tree.evict(max(missing, _EVICTION_BATCH)))
+        slots = self._allocator.allocate(count)
+        if slots is None:
+            raise PoolExhaustedError(f"{count} slots wanted, {self._allocator.free_count} free")
+        self.peak_used = max(self.peak_used, self.capacity - self._allocator.free_count)
+        return slots
+
+    def release(self, slots: Slots) -> None:
+        """Take back a running request's own slots."""
+        self._allocator.release(slots)
+
+    def publish(self, keys: array[int], held: Slots, owned_from: int, node: Node) -> Match:
+        """Hand a request's slots to the tree and move its lock along.
+
+        ::
+
+            keys   0 ───── tree's own ───── owned_from ───── request's ───── n
+            insert 0 ───── already there ─────── dup ─┘──── becomes tree's ──┘
+
+        Args:
+            keys: keys of the whole sequence.
+            held: one slot per key; those from ``owned_from`` on belong to the request.
+            node: the node that the request holds locked.
+
+        Returns:
+            The sequence as the tree has it now, locked in place of ``node``.
+        """
+        present, _ = self.tree.insert(keys, held)
+        if present > owned_from:
+            self._allocator.release(held[owned_from:present])
+        match = self.tree.match(keys)
+        self.tree.lock(match.node)
+        self.unlock(node)
+        return match
+
+    def forget(self, session: SessionKey, prompt_keys: array[int]) -> ForgetResult:
+        """Erase whatever a session's retained turns hold behind their divergence from a prompt.
+
+        The forgotten span stands in no place of the new prompt where an exact key could still
+        match, so everything behind the divergence may have read it, and nothing before it has.
+        """
+        others = [turn.keys() for turn in self.registry.others(session)]
+        total = ForgetResult()
+        for turn in self.registry.turns(session):
+            keys = turn.keys()
+            total += self._forget_path(keys, common_prefix(keys, prompt_keys), others)
+        self.registry.drop_session(session)
+        return total
+
+    def _forget_path(
+        self, keys: array[int], cut: int, others: Iterable[array[int]]
+    ) -> ForgetResult:
+        shared_end = max([cut, *(common_prefix(keys, other) for other in others)])
+        cached = self.tree.match(keys).length
+        shared = max(0, min(shared_end, cached) - cut)
+        boundary = self.tree.match(keys, shared_end)
+        if boundary.length < shared_end or shared_end >= len(keys):
+            return ForgetResult(shared_retained=shared)
+        child = boundary.node.children.get(keys[shared_end])
+        if child is None:
+            return ForgetResult(shared_retained=shared)
+        released, pending = self.tree.detach(child)
+        self._erase(released)
+        return ForgetResult(len(released), shared, pending)
+
+    def _erase(self, slots: Slots) -> None:
+        if len(slots):
+            self.pool.erase(slots)
+            self._allocator.release(slots)
+
+    def flush(self) -> None:
+        """Drop every cached sequence and retained turn that no running request holds."""
+        self.registry.clear()
+        self._allocator.release(self.tree.evict(self.capacity))
+
+    def stats(self, in_flight: int) -> PoolStats:
+        doomed = sum(len(node.slots) for node in self.tree.doomed())
+        return PoolStats(
+            self.capacity, self._allocator.free_count, self.tree.cached_count(), doomed, in_flight
+        )
+
+    def check_integrity(self, in_flight: Iterable[Slots], locks: int) -> None:
+        """Check conservation, single ownership, node shape and lock counts.
+
+        Args:
+            in_flight: slots owned by each running request.
+            locks: locks that running requests hold.
+
+        Raises:
+            IntegrityError: saying what doesn't add up.
+        """
+        owned = [self._allocator.free_slots(), *in_flight]
+        for node in (*self.tree.nodes(), *self.tree.doomed()):
+            if not len(node.keys) == len(node.slots) > 0:
+                raise IntegrityError("a radix node has not exactly one slot per key")
+            owned.append(node.slots)
+        for node in self.tree.nodes():
+            for first_key, child in node.children.items():
+                if child.keys[0] != first_key or child.parent is not node:
+                    raise IntegrityError("a radix child isn't reachable under its first key")
+        every = np.concatenate(owned)
+        if len(every) != self.capacity or len(np.unique(every)) != self.capacity:
+            raise IntegrityError(
+                f"{len(every)} slot claims, {len(np.unique(every))} distinct, {self.capacity} slots"
+            )
+        if self.tree.root.locks != locks:
+            raise IntegrityError(f"{self.tree.root.locks} locks held, {locks} expected")

@@ -1,0 +1,152 @@
+"""Checking an edit payload against the engine's own record, before anything is touched."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..contract import (
+    CopySegment,
+    Directive,
+    DirectiveError,
+    EditPayload,
+    LineageRun,
+    Mode,
+    Reason,
+    Segment,
+    check_directives,
+)
+from ..plan import clip_copies, forget_limit
+from .radix import common_prefix
+from .sources import SourceRegistry, SourceTurn
+
+
+class EditRefusedError(Exception):
+    """The edit isn't applied; the request runs as an ordinary prefill."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedEdit:
+    """A payload whose sources exist and whose copies agree with the prompt."""
+
+    payload: EditPayload
+    sources: tuple[SourceTurn, ...]
+    copies: tuple[CopySegment, ...]
+    """Clipped to what can't have read a forgotten span."""
+
+
+def carries_edit(payload: EditPayload | None) -> bool:
+    """Whether a payload asks for more than registering its turn."""
+    return payload is not None and bool(payload.directives or payload.segments or payload.sources)
+
+
+def forgets(payload: EditPayload | None) -> bool:
+    """Whether any directive of a payload demands forgetting."""
+    return payload is not None and any(d.mode is Mode.FORGET for d in payload.directives)
+
+
+def resolve_edit(
+    payload: EditPayload, prompt: array[int], registry: SourceRegistry
+) -> ResolvedEdit:
+    """Check sources, directives and segments.
+
+    Raises:
+        EditRefusedError: with the reason for the receipt.
+    """
+    sources = tuple(
+        _resolve_source(payload, index, registry) for index in range(len(payload.sources))
+    )
+    _check_directives(payload.directives, sources)
+    _check_lineage(payload.lineage)
+    copies = _check_segments(payload.segments, sources, prompt)
+    return ResolvedEdit(payload, sources, clip_copies(copies, _limits(payload, sources)))
+
+
+def _limits(payload: EditPayload, sources: Sequence[SourceTurn]) -> list[int]:
+    """Per source, how many leading tokens can't have read a forgotten span.
+
+    A span may stand in several sources at different places, so another source lends only what
+    it has in common with each source that a forget directive names.
+    """
+    limits = [
+        forget_limit(payload.directives, index, source.lineage, len(source.tokens))
+        for index, source in enumerate(sources)
+    ]
+    for named in {d.source for d in payload.directives if d.mode is Mode.FORGET}:
+        named_keys = sources[named].keys()
+        for index, source in enumerate(sources):
+            shared = common_prefix(source.keys(), named_keys)
+            limits[index] = min(limits[index], shared, limits[named])
+    return limits
+
+
+def _resolve_source(payload: EditPayload, index: int, registry: SourceRegistry) -> SourceTurn:
+    wanted = payload.sources[index]
+    source = registry.get((payload.scope, payload.session), wanted.turn)
+    if source is None:
+        raise EditRefusedError(Reason.MISSING_SOURCE, f"source {index} is not retained here")
+    if (len(source.tokens), source.digest) != (wanted.length, wanted.digest):
+        raise EditRefusedError(
+            Reason.TOKEN_MISMATCH, f"source {index} differs from the engine's record of that turn"
+        )
+    return source
+
+
+def _check_directives(directives: Sequence[Directive], sources: Sequence[SourceTurn]) -> None:
+    by_source: dict[int, list[Directive]] = {}
+    for position, directive in enumerate(directives):
+        if not 0 <= directive.source < len(sources):
+            raise EditRefusedError(
+                Reason.INVALID_DIRECTIVE, f"directive {position} names no source of this payload"
+            )
+        by_source.setdefault(directive.source, []).append(directive)
+    for index, group in by_source.items():
+        try:
+            check_directives(group, len(sources[index].tokens))
+        except DirectiveError as error:
+            raise EditRefusedError(Reason.INVALID_DIRECTIVE, str(error)) from error
+
+
+def _check_lineage(runs: Sequence[LineageRun]) -> None:
+    starts = [run.start for run in runs]
+    if starts != sorted(set(starts)):
+        raise EditRefusedError(Reason.INVALID_EDIT, "lineage runs must be sorted by start")
+
+
+def _check_segments(
+    segments: Sequence[Segment], sources: Sequence[SourceTurn], prompt: array[int]
+) -> tuple[CopySegment, ...]:
+    cursor = 0
+    copies: list[CopySegment] = []
+    for index, segment in enumerate(segments):
+        if segment.dest != cursor or segment.dest_end < cursor:
+            raise EditRefusedError(
+                Reason.INVALID_EDIT, f"segment {index} doesn't continue where the last one ends"
+            )
+        cursor = segment.dest_end
+        match segment:
+            case CopySegment(source=source, start=start, end=end, dest=dest):
+                if not 0 <= source < len(sources) or not 0 <= start <= end <= len(
+                    sources[source].tokens
+                ):
+                    raise EditRefusedError(
+                        Reason.INVALID_EDIT, f"segment {index} lies outside its source"
+                    )
+                if sources[source].tokens[start:end] != prompt[dest : segment.dest_end]:
+                    raise EditRefusedError(
+                        Reason.TOKEN_MISMATCH, f"segment {index} differs from the prompt"
+                    )
+                copies.append(segment)
+            case _:
+                pass
+    if segments and cursor != len(prompt):
+        raise EditRefusedError(
+            Reason.TOKEN_MISMATCH, f"segments cover {cursor} tokens, the prompt has {len(prompt)}"
+        )
+    return tuple(copies)

@@ -1,0 +1,201 @@
+"""The replay engine: admission, forwards and accounting over one model. Single-threaded."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import deque
+from collections.abc import Sequence as Series
+from dataclasses import dataclass
+
+import torch
+from transformers import __version__ as transformers_version
+
+from ..contract import (
+    ACTION_VERSION,
+    ATTENTION_SINK,
+    EDIT_ACTION,
+    Capability,
+    EditPayload,
+    KVFacts,
+    Receipt,
+    SkippedAction,
+    TokenCounts,
+)
+from ..plan import Prefill
+from .admission import Admission, Admitter
+from .cache_manager import CacheManager, PoolExhaustedError, PoolStats
+from .loader import LoadedModel
+from .pool import KVPool
+from .rotary_probe import read_model_facts
+from .sequence import Sequence
+from .sources import SourceRegistry
+from .working_cache import WorkingCache
+
+__all__ = ["GenerationRequest", "PoolExhaustedError", "PromptTooLongError", "ReplayEngine"]
+
+
+class PromptTooLongError(ValueError):
+    """Prompt and requested output can never fit; the caller's fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What the engine is asked to run."""
+
+    request_id: str
+    tokens: array[int]
+    payload: EditPayload | None = None
+    skipped: tuple[SkippedAction, ...] = ()
+    max_new_tokens: int = 16
+
+
+class ReplayEngine:
+    """Serves one model from one KV pool. Not thread safe: one thread drives it."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        pool_tokens: int,
+        chunk_tokens: int = 512,
+        splicing: bool = True,
+    ) -> None:
+        facts = read_model_facts(model.model)
+        self._model = model.model
+        self._chunk_tokens = chunk_tokens
+        self._layout = facts.layout
+        self._device = model.model.device
+        pool = KVPool(facts.layout, pool_tokens, facts.rotary, self._device)
+        self.cache = CacheManager(pool, pool_tokens, SourceRegistry())
+        self.max_context = int(
+            min(getattr(model.model.config, "max_position_embeddings", pool_tokens), pool_tokens)
+        )
+        self._running: set[Sequence] = set()
+        unsupported = facts.unsupported or ("" if splicing else "switched off by configuration")
+        self._admitter = Admitter(self.cache, splices=not unsupported)
+        self.capability = Capability(
+            engine="replay",
+            engine_version=f"transformers {transformers_version}",
+            model=model.name,
+            model_fingerprint=model.fingerprint,
+            architecture=type(model.model).__name__,
+            vocab_size=int(model.model.config.vocab_size),
+            max_context=self.max_context,
+            splices=not unsupported,
+            unsupported_reason=unsupported,
+            actions=(f"{EDIT_ACTION}@{ACTION_VERSION}",),
+            rotary=facts.facts,
+            kv=KVFacts(
+                pool_class=facts.layout.pool_class,
+                dtype=str(facts.layout.dtype).removeprefix("torch."),
+                layers=facts.layout.layers,
+                bytes_per_token=facts.layout.bytes_per_token,
+                capacity_tokens=pool_tokens,
+            ),
+            sink=ATTENTION_SINK,
+        )
+
+    def admit(self, request: GenerationRequest) -> Sequence:
+        """Find and splice what is cached, and take the slots that the rest of the prompt needs.
+
+        Raises:
+            PoolExhaustedError: no room beside the running requests; try again later.
+            PromptTooLongError: it can never fit.
+        """
+        length = len(request.tokens)
+        needed = length + request.max_new_tokens
+        if length == 0 or needed > self.max_context:
+            raise PromptTooLongError(
+                f"the prompt has {length} tokens and {request.max_new_tokens} more are asked for; "
+                f"the context holds {self.max_context}"
+            )
+        started = time.perf_counter_ns()
+        admission = self._admitter.admit(request.tokens, request.payload)
+        sequence = self._start(request, admission, started)
+        if admission.forgot is not None:
+            for running in self._running:
+                if running.session == sequence.session:
+                    running.withhold()
+        self._running.add(sequence)
+        return sequence
+
+    def _start(self, request: GenerationRequest, admission: Admission, started: int) -> Sequence:
+        plan = admission.plan
+        working = WorkingCache(self._layout, plan.length + request.max_new_tokens, self._device)
+        spans = [(0, plan.prefix), *((copy.dest, copy.dest_end) for copy in plan.copies)]
+        for start, end in spans:
+            for layer in range(self._layout.layers if end > start else 0):
+                rows = self.cache.pool.read(layer, admission.held[start:end])
+                working.fill(layer, start, rows)
+        payload = request.payload
+        receipt = Receipt(
+            message_id=request.request_id,
+            session=payload.session if payload else "",
+            turn=payload.turn if payload else "",
+            outcome=admission.outcome,
+            reason=admission.reason,
+            detail=admission.detail,
+            tokens=TokenCounts(
+                prompt=plan.length,
+                prefix=plan.prefix,
+                spliced=plan.spliced,
+                prefilled=plan.prefilled,
+                freed=admission.forgot.freed if admission.forgot else 0,
+            ),
+            directives=admission.directives,
+            lineage=admission.lineage,
+            skipped_actions=request.skipped,
+            splice_us=(time.perf_counter_ns() - started) // 1000,
+        )
+        return Sequence(
+            forward=self._forward,
+            cache=self.cache,
+            working=working,
+            prompt=request.tokens,
+            lineage=admission.lineage,
+            receipt=receipt,
+            session=(payload.scope, payload.session) if payload else None,
+            held=admission.held,
+            owned_from=plan.prefix,
+            node=admission.node,
+            pending=deque(self._chunks(plan.prefills)),
+            on_end=self._running.discard,
+        )
+
+    def _chunks(self, prefills: Series[Prefill]) -> list[Prefill]:
+        size = self._chunk_tokens
+        return [
+            Prefill(start, min(start + size, step.end))
+            for step in prefills
+            for start in range(step.start, step.end, size)
+        ]
+
+    def _forward(self, tokens: list[int], start: int, cache: WorkingCache) -> torch.Tensor:
+        positions = torch.arange(start, start + len(tokens), device=self._device)
+        with torch.inference_mode():
+            output = self._model(
+                input_ids=torch.tensor([tokens], device=self._device),
+                position_ids=positions[None],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        logits: torch.Tensor = output.logits[0, -1].float()
+        return logits
+
+    def stats(self) -> PoolStats:
+        """Slots by owner."""
+        return self.cache.stats(sum(len(sequence.owned) for sequence in self._running))
+
+    def check_integrity(self) -> None:
+        """Check that every slot is owned once.
+
+        Raises:
+            IntegrityError: saying what doesn't add up.
+        """
+        self.cache.check_integrity([s.owned for s in self._running], len(self._running))
+
+    def flush(self) -> None:
+        """Forget all cached sequences and retained turns that no running request holds."""
+        self.cache.flush()

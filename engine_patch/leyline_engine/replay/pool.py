@@ -1,0 +1,152 @@
+"""The KV pool: slots, and the per-layer tensors they index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..rotation import Rotary
+
+Slots = npt.NDArray[np.int64]
+
+
+class SlotAllocator:
+    """Hands out slot numbers ``[0, capacity)``; each is owned once."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._free: Slots = np.arange(capacity, dtype=np.int64)
+        self._top = capacity
+
+    @property
+    def free_count(self) -> int:
+        return self._top
+
+    def free_slots(self) -> Slots:
+        """The free slot numbers, in no particular order."""
+        return self._free[: self._top].copy()
+
+    def allocate(self, count: int) -> Slots | None:
+        """``count`` slots, or None when fewer are free."""
+        if count > self._top:
+            return None
+        self._top -= count
+        return self._free[self._top : self._top + count].copy()
+
+    def release(self, slots: Slots) -> None:
+        """Give slots back; a slot that is free already is a bug of the caller."""
+        if self._top + len(slots) > self.capacity:
+            raise RuntimeError("more slots released than were allocated")
+        self._free[self._top : self._top + len(slots)] = slots
+        self._top += len(slots)
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """What a layer's two cached tensors are, as the model's attention hands them to its cache.
+
+    GQA caches (key, value); MLA caches (latent, k_pe). ``rotary_tensor`` says which of the two
+    carries position, in its dimensions ``[rotary_start, rotary_start + rotary_dim)``.
+    """
+
+    pool_class: str
+    layers: int
+    shapes: tuple[tuple[int, int], tuple[int, int]]
+    """(heads, dim) of the first and of the second tensor."""
+    rotary_tensor: int
+    rotary_start: int
+    rotary_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one slot takes over all layers, the as-computed rotary key included."""
+        elements = sum(heads * dim for heads, dim in self.shapes)
+        elements += self.shapes[self.rotary_tensor][0] * self.rotary_dim
+        return self.layers * elements * self.dtype.itemsize
+
+
+class KVPool:
+    """Per layer two tensors ``[slots, heads, dim]`` and the rotary key as it was computed.
+
+    The as-computed key and its position stay with every copy, so a chain of splices rotates
+    once from the original and rounding doesn't pile up.
+    """
+
+    def __init__(
+        self, layout: KVLayout, capacity: int, rotary: Rotary, device: torch.device
+    ) -> None:
+        self.layout = layout
+        self.rotary = rotary
+        self.device = device
+        (heads_a, dim_a), (heads_b, dim_b) = layout.shapes
+        rotary_heads = layout.shapes[layout.rotary_tensor][0]
+
+        def zeros(heads: int, dim: int) -> torch.Tensor:
+            return torch.zeros(capacity, heads, dim, dtype=layout.dtype, device=device)
+
+        self._tensors = [
+            (zeros(heads_a, dim_a), zeros(heads_b, dim_b)) for _ in range(layout.layers)
+        ]
+        self._as_computed = [zeros(rotary_heads, layout.rotary_dim) for _ in range(layout.layers)]
+        self._computed_at = torch.zeros(capacity, dtype=torch.int64, device=device)
+
+    def _index(self, slots: Slots) -> torch.Tensor:
+        return torch.from_numpy(slots).to(self.device)
+
+    def _rotary_view(self, tensor: torch.Tensor) -> torch.Tensor:
+        start = self.layout.rotary_start
+        return tensor[..., start : start + self.layout.rotary_dim]
+
+    def read(self, layer: int, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's two tensors for ``slots``: ``[T, heads, dim]`` each."""
+        index = self._index(slots)
+        first, second = self._tensors[layer]
+        return first[index], second[index]
+
+    def write(
+        self,
+        slots: Slots,
+        start: int,
+        layers: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        """Store freshly computed KV of positions ``start…`` (``[T, heads, dim]`` per layer)."""
+        index = self._index(slots)
+        for layer, pair in enumerate(layers):
+            for tensor, values in zip(self._tensors[layer], pair, strict=True):
+                tensor[index] = values
+            self._as_computed[layer][index] = self._rotary_view(pair[self.layout.rotary_tensor])
+        self._computed_at[index] = torch.arange(
+            start, start + len(slots), dtype=torch.int64, device=self.device
+        )
+
+    def copy(self, source: Slots, target: Slots, start: int) -> None:
+        """Copy slots to others and re-key them at positions ``start…``.
+
+        One gather, rotation and scatter per layer; position-free parts are untouched.
+        """
+        src, dst = self._index(source), self._index(target)
+        computed_at = self._computed_at[src]
+        needed_at = torch.arange(start, start + len(target), dtype=torch.int64, device=self.device)
+        moved = (computed_at != needed_at)[:, None, None]
+        for layer, pair in enumerate(self._tensors):
+            for tensor in pair:
+                tensor[dst] = tensor[src]
+            original = self._as_computed[layer][src]
+            self._as_computed[layer][dst] = original
+            rotated = self.rotary.rotate(original, computed_at, needed_at)
+            rotary_tensor = pair[self.layout.rotary_tensor]
+            self._rotary_view(rotary_tensor)[dst] = torch.where(moved, rotated, original)
+        self._computed_at[dst] = computed_at
+
+    def erase(self, slots: Slots) -> None:
+        """Overwrite slots, so that forgotten content can't be read from the pool."""
+        index = self._index(slots)
+        for layer, pair in enumerate(self._tensors):
+            for tensor in (*pair, self._as_computed[layer]):
+                tensor[index] = 0
+        self._computed_at[index] = 0

@@ -1,0 +1,206 @@
+"""The radix tree over int64 keys. A node owns one slot per key.
+
+::
+
+    root ──[k0 k1 k2]── node ──[k3 k4]── leaf        slots of a path, in key order
+                          └────[k3' …]── leaf
+
+``match`` splits a node when a key sequence ends inside it; nothing else changes the tree but
+``insert``, ``evict`` and ``detach``. Recency is a counter, never a clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from .pool import Slots
+
+EMPTY_SLOTS: Slots = np.empty(0, dtype=np.int64)
+
+
+def common_prefix(first: array[int], second: array[int], offset: int = 0) -> int:
+    """How many keys of ``first[offset:]`` and ``second`` agree from their beginnings."""
+    count = min(len(first) - offset, len(second))
+    if count <= 0:
+        return 0
+    a = np.frombuffer(first, dtype=np.int64)[offset : offset + count]
+    b = np.frombuffer(second, dtype=np.int64)[:count]
+    differing = np.flatnonzero(a != b)
+    return int(differing[0]) if len(differing) else count
+
+
+class Node:
+    """A run of keys with their slots; ``locks`` counts running requests on or below it."""
+
+    __slots__ = (
+        "children",
+        "detached",
+        "keys",
+        "last_access",
+        "locks",
+        "parent",
+        "serial",
+        "slots",
+    )
+
+    def __init__(self, parent: Node | None, keys: array[int], slots: Slots, serial: int) -> None:
+        self.parent = parent
+        self.keys = keys
+        self.slots = slots
+        self.serial = serial
+        self.children: dict[int, Node] = {}
+        self.locks = 0
+        self.last_access = 0
+        self.detached = False
+
+
+class Match(NamedTuple):
+    """The longest cached prefix of a key sequence."""
+
+    length: int
+    node: Node
+    slots: Slots
+
+
+class RadixTree:
+    """Prefix sharing with LRU eviction of unlocked leaves."""
+
+    def __init__(self) -> None:
+        self.root = Node(None, array("q"), EMPTY_SLOTS, 0)
+        self._doomed: set[Node] = set()
+        self._tick = 0
+        self._serial = 0
+
+    def _new_node(self, parent: Node, keys: array[int], slots: Slots) -> Node:
+        self._serial += 1
+        node = Node(parent, keys, slots, self._serial)
+        node.last_access = self._tick
+        return node
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node below the root, parents first; detached ones are not among them."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def doomed(self) -> tuple[Node, ...]:
+        """Detached nodes that a running request still holds."""
+        return tuple(self._doomed)
+
+    def cached_count(self) -> int:
+        return sum(len(node.slots) for node in self.nodes())
+
+    def match(self, keys: array[int], limit: int | None = None) -> Match:
+        """Longest prefix of ``keys[:limit]`` in the tree; splits the node it ends inside."""
+        self._tick += 1
+        end = len(keys) if limit is None else min(limit, len(keys))
+        node, length = self.root, 0
+        found: list[Slots] = []
+        while length < end:
+            child = node.children.get(keys[length])
+            if child is None:
+                break
+            same = min(common_prefix(keys, child.keys, length), end - length)
+            if same < len(child.keys):
+                child = self._split(child, same)
+            child.last_access = self._tick
+            found.append(child.slots)
+            length += same
+            node = child
+        return Match(length, node, np.concatenate(found) if found else EMPTY_SLOTS)
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Split ``node`` into ``[0, at)`` (returned) and the rest, its only child."""
+        parent = node.parent
+        assert parent is not None and 0 < at < len(node.keys)  # noqa: S101 - caller's contract
+        head = self._new_node(parent, node.keys[:at], node.slots[:at])
+        head.locks, head.last_access = node.locks, node.last_access
+        head.children[node.keys[at]] = node
+        parent.children[head.keys[0]] = head
+        node.parent, node.keys, node.slots = head, node.keys[at:], node.slots[at:]
+        return head
+
+    def insert(self, keys: array[int], slots: Slots) -> tuple[int, Node]:
+        """Make ``keys`` cached with ``slots``, one per key.
+
+        Returns:
+            How many leading keys were there already (their old slots stay; the caller still
+            owns its own for those), and the node at which the sequence ends.
+        """
+        match = self.match(keys)
+        node = match.node
+        if match.length < len(keys):
+            child = self._new_node(node, keys[match.length :], slots[match.length :].copy())
+            node.children[child.keys[0]] = child
+            node = child
+        return match.length, node
+
+    def lock(self, node: Node) -> None:
+        """Protect the path to ``node`` from eviction."""
+        current: Node | None = node
+        while current is not None:
+            current.locks += 1
+            current = current.parent
+
+    def unlock(self, node: Node) -> Slots:
+        """Undo one :meth:`lock`; returns the slots of doomed nodes that nobody holds now."""
+        released: list[Slots] = []
+        current: Node | None = node
+        while current is not None:
+            current.locks -= 1
+            if current.detached and current.locks == 0:
+                self._doomed.discard(current)
+                released.append(current.slots)
+            current = current.parent
+        return np.concatenate(released) if released else EMPTY_SLOTS
+
+    def evict(self, count: int) -> Slots:
+        """Drop least recently used unlocked leaves until ``count`` slots are free or none is left."""
+        leaves = [
+            (node.last_access, node.serial, node)
+            for node in self.nodes()
+            if not node.children and node.locks == 0
+        ]
+        heapq.heapify(leaves)
+        released: list[Slots] = []
+        freed = 0
+        while leaves and freed < count:
+            _, _, node = heapq.heappop(leaves)
+            parent = node.parent
+            assert parent is not None  # noqa: S101 - the root is no leaf of this list
+            del parent.children[node.keys[0]]
+            released.append(node.slots)
+            freed += len(node.slots)
+            if parent is not self.root and not parent.children and parent.locks == 0:
+                heapq.heappush(leaves, (parent.last_access, parent.serial, parent))
+        return np.concatenate(released) if released else EMPTY_SLOTS
+
+    def detach(self, node: Node) -> tuple[Slots, int]:
+        """Make the subtree of ``node`` unmatchable.
+
+        Returns:
+            Slots that are free now, and how many more follow when running requests let go.
+        """
+        parent = node.parent
+        assert parent is not None  # noqa: S101 - the root is never detached
+        del parent.children[node.keys[0]]
+        released: list[Slots] = []
+        pending = 0
+        stack = [node]
+        while stack:
+            current = stack.pop()
+            current.detached = True
+            stack.extend(current.children.values())
+            if current.locks:
+                self._doomed.add(current)
+                pending += len(current.slots)
+            else:
+                released.append(current.slots)
+        return (np.concatenate(released) if released else EMPTY_SLOTS), pending

@@ -1,0 +1,158 @@
+"""Reading a model's rotary facts and KV layout from the model itself.
+
+A probe token is run at two positions and its cached tensors compared: only the rotary part may
+differ, and exactly one pairing must explain how. So pairing, rotary width and placement are
+measured on the loaded code, not assumed from a configuration key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from ..contract import RotaryFacts
+from ..rotation import Pairing, Rotary
+from .pool import KVLayout
+
+SUPPORTED_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
+SUPPORTED_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_PROBE_POSITION = 977
+_RELATIVE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+
+
+class UnsupportedModelError(Exception):
+    """Splicing isn't proven for this model; it is served without, and says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the engine needs to know to hold and move a model's keys."""
+
+    layout: KVLayout
+    rotary: Rotary
+    facts: RotaryFacts
+    unsupported: str = ""
+    """Why splicing is off; empty where it is proven."""
+
+
+def _probe(
+    model: PreTrainedModel, token: int, position: int
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    cache = DynamicCache(config=model.config)
+    device = model.device
+    with torch.inference_mode():
+        model(
+            input_ids=torch.tensor([[token]], device=device),
+            position_ids=torch.tensor([[position]], device=device),
+            past_key_values=cache,
+            use_cache=True,
+        )
+    # [1, heads, 1, dim] -> [heads, dim]
+    return [(layer.keys[0, :, 0], layer.values[0, :, 0]) for layer in cache.layers]
+
+
+def _refusal(config: Any, dtype: torch.dtype) -> str:
+    """The allow-list by configuration: why this model may not be spliced, or nothing."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope_type = rope.get("rope_type", "default")
+    if rope_type not in SUPPORTED_ROPE_TYPES:
+        return f"rotary type {rope_type!r}"
+    if "mrope_section" in rope:
+        return "multimodal rotary (M-RoPE)"
+    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
+        return "layers that are not full attention (sliding window or hybrid)"
+    if getattr(config, "index_topk", None):
+        return "sparse attention with an index key"
+    if dtype not in SUPPORTED_DTYPES:
+        return f"KV dtype {dtype}"
+    return ""
+
+
+def read_model_facts(model: PreTrainedModel) -> ModelFacts:
+    """Probe a loaded causal LM.
+
+    Raises:
+        UnsupportedModelError: when the model keeps no rotary key that could be located at all.
+    """
+    module = getattr(model.base_model, "rotary_emb", None)
+    if module is None:
+        raise UnsupportedModelError("the model has no rotary embedding module")
+    inv_freq = module.inv_freq.detach().to(torch.float32)
+    at_zero = _probe(model, 1, 0)
+    at_p = _probe(model, 1, _PROBE_POSITION)
+    layout = _layout(at_zero, at_p, 2 * int(inv_freq.numel()), model.dtype)
+    facts = {
+        pairing: _explains(layout, Rotary(inv_freq, pairing), at_zero[0], at_p[0])
+        for pairing in Pairing
+    }
+    proven = [pairing for pairing, holds in facts.items() if holds]
+    unsupported = _refusal(model.config, model.dtype)
+    if not unsupported and len(proven) != 1:
+        unsupported = "the probe could not tell how keys are rotated"
+    rotary = Rotary(inv_freq, proven[0] if proven else Pairing.HALF_SPLIT)
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    digest = blake2b(inv_freq.cpu().numpy().tobytes(), digest_size=8).hexdigest()
+    return ModelFacts(
+        layout,
+        rotary,
+        RotaryFacts(
+            rope_type=str(rope.get("rope_type", "default")),
+            pairing=str(rotary.pairing),
+            rotary_dim=rotary.dim,
+            inv_freq_digest=digest,
+            attention_scaling=float(getattr(module, "attention_scaling", 1.0)),
+        ),
+        unsupported,
+    )
+
+
+def _layout(
+    at_zero: list[tuple[torch.Tensor, torch.Tensor]],
+    at_p: list[tuple[torch.Tensor, torch.Tensor]],
+    rotary_dim: int,
+    dtype: torch.dtype,
+) -> KVLayout:
+    """Find which cached tensor of layer 0, and which of its dimensions, turn with position."""
+    moved = [(a != b).any(dim=0) for a, b in zip(at_zero[0], at_p[0], strict=True)]
+    turning = [index for index, dims in enumerate(moved) if bool(dims.any())]
+    if len(turning) != 1:
+        raise UnsupportedModelError("not exactly one of the cached tensors turns with position")
+    tensor = turning[0]
+    width = at_zero[0][tensor].shape[-1]
+    dims = torch.nonzero(moved[tensor]).flatten()
+    start = 0 if int(dims[-1]) < rotary_dim else width - rotary_dim
+    if start < 0 or int(dims[0]) < start:
+        raise UnsupportedModelError("the turning dimensions don't form one rotary band")
+    shapes = tuple((t.shape[0], t.shape[1]) for t in at_zero[0])
+    return KVLayout(
+        pool_class="mla_latent" if tensor == 1 else "gqa",
+        layers=len(at_zero),
+        shapes=(shapes[0], shapes[1]),
+        rotary_tensor=tensor,
+        rotary_start=start,
+        rotary_dim=rotary_dim,
+        dtype=dtype,
+    )
+
+
+def _explains(
+    layout: KVLayout,
+    rotary: Rotary,
+    at_zero: tuple[torch.Tensor, torch.Tensor],
+    at_p: tuple[torch.Tensor, torch.Tensor],
+) -> bool:
+    band = slice(layout.rotary_start, layout.rotary_start + layout.rotary_dim)
+    before = at_zero[layout.rotary_tensor][:, band]
+    after = at_p[layout.rotary_tensor][:, band].float()
+    rotated = rotary.rotate(
+        before[None],
+        torch.tensor([0], device=before.device),
+        torch.tensor([_PROBE_POSITION], device=before.device),
+    )[0].float()
+    return bool(
+        (rotated - after).abs().max() <= _RELATIVE_TOLERANCE[layout.dtype] * after.abs().max()
+    )

@@ -1,0 +1,155 @@
+"""One running request: its slots, its working cache, and the steps it still has to run."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import torch
+
+from ..contract import LineageRun, Receipt, TurnRecord, token_digest
+from ..lineage import fold_keys
+from ..plan import Prefill
+from .cache_manager import CacheManager
+from .pool import Slots
+from .radix import Node
+from .sources import SessionKey, SourceTurn
+from .working_cache import WorkingCache
+
+
+class Forward(Protocol):
+    """Runs the model over tokens at given positions and returns the last one's logits."""
+
+    def __call__(self, tokens: list[int], start: int, cache: WorkingCache) -> torch.Tensor: ...
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """State of one request on the engine's thread. Exactly one of finish and abort ends it."""
+
+    forward: Forward
+    cache: CacheManager
+    working: WorkingCache
+    prompt: array[int]
+    lineage: tuple[LineageRun, ...]
+    receipt: Receipt
+    session: SessionKey | None
+    held: Slots
+    """One slot per position that has KV or will have it soon."""
+    owned_from: int
+    """Positions from here on hold slots that are this request's own."""
+    node: Node
+    """The locked node at which the tree's part of the sequence ends."""
+    pending: deque[Prefill]
+    on_end: Callable[[Sequence], None]
+    publishable: bool = True
+    """False once a forget of the same session made what this request read unfit to keep."""
+    fed: array[int] = field(default_factory=lambda: array("q"))
+    """Generated tokens that were fed back, so that their KV exists."""
+    computed: int = 0
+    """Positions whose KV is in the pool."""
+    ended: bool = False
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.fed.tolist()
+
+    @property
+    def owned(self) -> Slots:
+        """Slots that belong to this request and not to the tree."""
+        return self.held[self.owned_from :]
+
+    def prefill_step(self) -> torch.Tensor | None:
+        """Run one chunk.
+
+        Returns:
+            fp32 logits ``[vocab]`` of the last prompt position once the prompt is done, else None.
+        """
+        step = self.pending.popleft()
+        logits = self._run(self.prompt[step.start : step.end].tolist(), step.start)
+        if self.pending:
+            return None
+        self.computed = len(self.prompt)
+        self._publish()
+        return logits
+
+    def decode_step(self, token: int) -> torch.Tensor:
+        """Feed one generated token back; returns fp32 logits ``[vocab]``.
+
+        Raises:
+            PoolExhaustedError: no slot for the token; the sequence can still be finished.
+        """
+        position = len(self.prompt) + len(self.fed)
+        self.held = np.concatenate([self.held, self.cache.allocate(1)])
+        logits = self._run([token], position)
+        self.fed.append(token)
+        self.computed = position + 1
+        return logits
+
+    def _run(self, tokens: list[int], start: int) -> torch.Tensor:
+        end = start + len(tokens)
+        self.working.set_length(start)
+        logits = self.forward(tokens, start, self.working)
+        layers = range(self.cache.pool.layout.layers)
+        self.cache.pool.write(
+            self.held[start:end], start, [self.working.rows(layer, start, end) for layer in layers]
+        )
+        return logits
+
+    def _publish(self) -> None:
+        """Make the computed positions visible to other requests."""
+        if not self.publishable or self._reads_doomed():
+            return
+        tokens = self.prompt + self.fed
+        keys = fold_keys(tokens[: self.computed], self.lineage)
+        match = self.cache.publish(keys, self.held[: self.computed], self.owned_from, self.node)
+        self.held = np.concatenate([match.slots, self.held[self.computed :]])
+        self.owned_from, self.node = self.computed, match.node
+
+    def _reads_doomed(self) -> bool:
+        node: Node | None = self.node
+        while node is not None:
+            if node.detached:
+                return True
+            node = node.parent
+        return False
+
+    def finish(self, last_token: int | None = None) -> TurnRecord:
+        """Publish the generated tokens' KV and retain the turn as a source.
+
+        Args:
+            last_token: a sampled token that was never fed back; it belongs to the turn, though
+                no KV exists for it.
+        """
+        self._publish()
+        output = self.fed + (array("q", [last_token]) if last_token is not None else array("q"))
+        if self.session is not None and self.publishable and self.receipt.turn:
+            tokens = self.prompt + output
+            source = SourceTurn(self.receipt.turn, tokens, token_digest(tokens), self.lineage)
+            self.cache.registry.retain(self.session, source)
+        self._end()
+        return TurnRecord(receipt=self.receipt, finished=True, output_ids=tuple(output))
+
+    def abort(self) -> TurnRecord:
+        """Give up: unpublished slots go back, the turn is no source for later ones."""
+        self._end()
+        return TurnRecord(receipt=self.receipt, finished=True, output_ids=tuple(self.fed))
+
+    def _end(self) -> None:
+        if self.ended:
+            raise RuntimeError("a sequence ends once")
+        self.ended = True
+        self.cache.release(self.owned)
+        self.held = self.held[: self.owned_from]
+        self.cache.unlock(self.node)
+        self.on_end(self)
+
+    def withhold(self) -> None:
+        """Keep what this request computes to itself; see :attr:`publishable`."""
+        self.publishable = False
+        self.receipt = msgspec.structs.replace(self.receipt, turn="")

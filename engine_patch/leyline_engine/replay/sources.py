@@ -1,0 +1,69 @@
+"""Retained turns: the token sequences that later turns may draw on. Bounded; token ids only."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..contract import LineageRun
+from ..lineage import fold_keys
+
+SessionKey = tuple[str, str]
+"""(tenant scope, session)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTurn:
+    """One retained turn: prompt and generated tokens, and how they lie in the tree."""
+
+    turn: str
+    tokens: array[int]
+    digest: str
+    lineage: tuple[LineageRun, ...]
+
+    def keys(self) -> array[int]:
+        """Radix keys of the turn's tokens."""
+        return fold_keys(self.tokens, self.lineage)
+
+
+class SourceRegistry:
+    """Turns by tenant scope and session, least recently used sessions dropped first."""
+
+    def __init__(self, *, max_sessions: int = 1024, max_turns: int = 8) -> None:
+        self._max_sessions = max_sessions
+        self._max_turns = max_turns
+        self._sessions: OrderedDict[SessionKey, OrderedDict[str, SourceTurn]] = OrderedDict()
+
+    def get(self, session: SessionKey, turn: str) -> SourceTurn | None:
+        turns = self._sessions.get(session)
+        if turns is None:
+            return None
+        self._sessions.move_to_end(session)
+        return turns.get(turn)
+
+    def retain(self, session: SessionKey, source: SourceTurn) -> None:
+        turns = self._sessions.setdefault(session, OrderedDict())
+        self._sessions.move_to_end(session)
+        turns[source.turn] = source
+        turns.move_to_end(source.turn)
+        while len(turns) > self._max_turns:
+            turns.popitem(last=False)
+        while len(self._sessions) > self._max_sessions:
+            self._sessions.popitem(last=False)
+
+    def turns(self, session: SessionKey) -> tuple[SourceTurn, ...]:
+        return tuple(self._sessions.get(session, {}).values())
+
+    def others(self, session: SessionKey) -> Iterator[SourceTurn]:
+        """Every retained turn of every other session."""
+        for key, turns in self._sessions.items():
+            if key != session:
+                yield from turns.values()
+
+    def drop_session(self, session: SessionKey) -> None:
+        self._sessions.pop(session, None)
+
+    def clear(self) -> None:
+        self._sessions.clear()

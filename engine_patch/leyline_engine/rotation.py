@@ -1,0 +1,71 @@
+"""Rotating rotary keys to new positions (Leyline paper, section 3.2, equation 1).
+
+A key computed at position p and needed at q is multiplied by R(q − p). The angles are the
+model's own: fp32 products of position and inverse frequency, whose difference is then taken in
+fp64, so that the result is what the model's rotary module would have produced at q.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+
+class Pairing(StrEnum):
+    """Which dimensions of a cached key form a rotated pair."""
+
+    INTERLEAVED = "interleaved"
+    """(2i, 2i+1), as DeepSeek-V2 keys lie in the cache."""
+    HALF_SPLIT = "half_split"
+    """(i, i+d/2), as in Llama, Qwen3 and transformers' DeepSeek-V3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """A model's rotary embedding, as far as moving keys needs it."""
+
+    inv_freq: torch.Tensor
+    """fp32 ``[d/2]`` from the model's rotary module (any scaling folded in)."""
+    pairing: Pairing
+
+    @property
+    def dim(self) -> int:
+        return 2 * int(self.inv_freq.numel())
+
+    def angles(self, positions: torch.Tensor) -> torch.Tensor:
+        """Angles of int64 ``positions [T]``: fp64 ``[T, d/2]`` holding fp32 products."""
+        products = positions.to(torch.float32)[:, None] * self.inv_freq[None, :]
+        return products.to(torch.float64)
+
+    def rotate(
+        self, keys: torch.Tensor, computed_at: torch.Tensor, needed_at: torch.Tensor
+    ) -> torch.Tensor:
+        """Move keys from the positions they were computed at to others.
+
+        Args:
+            keys: ``[T, heads, d]`` in any float dtype; computed in fp32.
+            computed_at: int64 ``[T]``.
+            needed_at: int64 ``[T]``.
+
+        Returns:
+            ``[T, heads, d]`` in the dtype of ``keys``. Attention scaling (YaRN mscale) is in
+            the keys already and is left alone.
+        """
+        delta = self.angles(needed_at) - self.angles(computed_at)
+        cos = delta.cos().to(torch.float32)[:, None, :]
+        sin = delta.sin().to(torch.float32)[:, None, :]
+        first, second = self._split(keys.to(torch.float32))
+        return self._join(first * cos - second * sin, second * cos + first * sin).to(keys.dtype)
+
+    def _split(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.pairing is Pairing.INTERLEAVED:
+            return keys[..., 0::2], keys[..., 1::2]
+        half = keys.shape[-1] // 2
+        return keys[..., :half], keys[..., half:]
+
+    def _join(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        if self.pairing is Pairing.INTERLEAVED:
+            return torch.stack((first, second), dim=-1).flatten(-2)
+        return torch.cat((first, second), dim=-1)
