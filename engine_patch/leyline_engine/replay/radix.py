@@ -162,7 +162,7 @@ class RadixTree:
         return np.concatenate(released) if released else EMPTY_SLOTS
 
     def evict(self, count: int) -> Slots:
-        """Drop least recently used unlocked leaves until ``count`` slots are free or none is left."""
+        """Drop unlocked leaves, least recently used first, until ``count`` slots are free."""
         leaves = [
             (node.last_access, node.serial, node)
             for node in self.nodes()

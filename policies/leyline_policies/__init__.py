@@ -1,0 +1,40 @@
+"""Policies: what to edit in an agent's history.
+
+`Policy` says what a policy is, `load_pipeline` makes policies of a line of text, `Registry` knows
+which there are, and `leyline_policies.conversation` helps to write new ones. Standard library only.
+"""
+
+from __future__ import annotations
+
+from leyline_policies.conversation import ToolCall, map_text, pair_calls, text_of
+from leyline_policies.errors import (
+    NameClashError,
+    PluginError,
+    PolicyError,
+    SpecError,
+    UnknownPolicyError,
+)
+from leyline_policies.policy import FunctionPolicy, Message, Mode, Policy, function_policy
+from leyline_policies.registry import ENTRY_POINT_GROUP, PolicyDefinition, Registry
+from leyline_policies.spec import load_pipeline
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "FunctionPolicy",
+    "Message",
+    "Mode",
+    "NameClashError",
+    "PluginError",
+    "Policy",
+    "PolicyDefinition",
+    "PolicyError",
+    "Registry",
+    "SpecError",
+    "ToolCall",
+    "UnknownPolicyError",
+    "function_policy",
+    "load_pipeline",
+    "map_text",
+    "pair_calls",
+    "text_of",
+]

@@ -1,0 +1,68 @@
+"""The policy that shortens old tool results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from leyline_policies.conversation import RESULT_ROLES, map_text, pair_calls
+from leyline_policies.policy import Message, Mode
+
+_LONGEST_MARKER = len("\n[999999999999 characters cut]\n")
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateOlderThan:
+    """Shorten all but the newest ``n`` tool results to a head and a tail.
+
+    A text of more than ``max_chars`` characters becomes its beginning and its end around a line
+    that says how many characters were cut, together at most ``max_chars`` long (or that line alone
+    where it does not fit). Shorter texts stay, so a shortened result is never shortened again.
+    Each text part of a part list counts for itself; images and other parts stay. With ``tools``
+    only results of these tools are counted and shortened.
+    """
+
+    name: ClassVar[str] = "truncate_older_than"
+    mode: ClassVar[Mode] = "amortize"
+
+    n: int = 2
+    max_chars: int = 200
+    tools: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a negative ``n`` or ``max_chars``, or an empty ``tools``."""
+        for key, value in (("n", self.n), ("max_chars", self.max_chars)):
+            if value < 0:
+                raise ValueError(f"{key}={value} is negative; it must be 0 or more")
+        if self.tools is not None and not self.tools:
+            raise ValueError("tools=[] names no tool; leave it out to shorten the results of all")
+
+    def transform(self, messages: list[Message], turn_idx: int) -> list[Message]:
+        """Return the messages with the older tool results shortened."""
+        results = self._results(messages)
+        old = set(results[: max(0, len(results) - self.n)])
+        return [
+            map_text(message, self._shorten) if index in old else message
+            for index, message in enumerate(messages)
+        ]
+
+    def _results(self, messages: list[Message]) -> list[int]:
+        """Where the tool results are, oldest first."""
+        found = [i for i, message in enumerate(messages) if message.get("role") in RESULT_ROLES]
+        if self.tools is None:
+            return found
+        names = {index: call.name for call in pair_calls(messages) for index in call.results}
+        return [i for i in found if names.get(i, messages[i].get("name")) in self.tools]
+
+    def _shorten(self, text: str) -> str:
+        if len(text) <= max(self.max_chars, _LONGEST_MARKER):
+            return text
+        # Sized with the whole text's length, which has no fewer digits than what will be cut.
+        kept = max(0, self.max_chars - len(_marker(len(text))))
+        tail = kept // 2
+        head = kept - tail
+        return text[:head] + _marker(len(text) - kept) + text[len(text) - tail :]
+
+
+def _marker(cut: int) -> str:
+    return f"\n[{cut} characters cut]\n"

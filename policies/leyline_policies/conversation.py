@@ -1,0 +1,103 @@
+"""Helpers for policies: reading OpenAI chat messages and editing them without changing them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leyline_policies.policy import Message
+
+RESULT_ROLES = frozenset({"tool", "function"})
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call and where its results are; indices count messages.
+
+    ``position`` is the call's place in the assistant message's ``tool_calls``, or None for the
+    older ``function_call``. ``results`` is empty while the call is unanswered.
+    """
+
+    name: str
+    message: int
+    position: int | None
+    results: tuple[int, ...]
+
+
+def text_of(message: Message) -> str:
+    """The message's text: a string content, or the text parts of a list joined; else empty."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(_part_text(part) for part in content)
+    return ""
+
+
+def map_text(message: Message, edit: Callable[[str], str]) -> Message:
+    """A copy of ``message`` with ``edit`` applied to its string content or to each text part.
+
+    Other parts and all other keys stay. Returns ``message`` itself when no text changes.
+    """
+    content = message.get("content")
+    edited: Any = content
+    if isinstance(content, str):
+        edited = edit(content)
+    elif isinstance(content, list):
+        edited = [_edit_part(part, edit) for part in content]
+    return message if edited == content else {**message, "content": edited}
+
+
+def pair_calls(messages: Sequence[Message]) -> tuple[ToolCall, ...]:
+    """Every tool call in order, with the results that answer it.
+
+    A result belongs to the latest call of its id before it, so ids may be used again.
+    """
+    found: list[tuple[str, int, int | None, list[int]]] = []
+    waiting: dict[str, list[list[int]]] = {}  # the latest calls of an id: their results so far
+    for index, message in enumerate(messages):
+        if message.get("role") == "assistant":
+            fresh: dict[str, list[list[int]]] = {}
+            for name, position, key in _calls_of(message):
+                results: list[int] = []
+                found.append((name, index, position, results))
+                fresh.setdefault(key, []).append(results)
+            waiting.update(fresh)
+        elif message.get("role") in RESULT_ROLES:
+            slots = waiting.get(_result_key(message))
+            if slots:
+                next((slot for slot in slots if not slot), slots[-1]).append(index)
+    return tuple(ToolCall(name, at, place, tuple(results)) for name, at, place, results in found)
+
+
+def _calls_of(message: Message) -> Iterator[tuple[str, int | None, str]]:
+    """Name, position and pairing key of each call in an assistant message."""
+    for position, call in enumerate(message.get("tool_calls") or ()):
+        if isinstance(call, dict):
+            body = call.get("function") or call.get("custom") or {}
+            yield str(body.get("name") or ""), position, f"id:{call.get('id')}"
+    function = message.get("function_call")
+    if isinstance(function, dict):
+        name = str(function.get("name") or "")
+        yield name, None, f"function:{name}"
+
+
+def _result_key(message: Message) -> str:
+    if message["role"] == "function":
+        return f"function:{message.get('name') or ''}"
+    return f"id:{message.get('tool_call_id')}"
+
+
+def _part_text(part: object) -> str:
+    if isinstance(part, dict):
+        part = part.get("text")
+    return part if isinstance(part, str) else ""
+
+
+def _edit_part(part: Any, edit: Callable[[str], str]) -> Any:
+    if isinstance(part, str):
+        return edit(part)
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return {**part, "text": edit(part["text"])}
+    return part

@@ -1,0 +1,102 @@
+"""What a policy is.
+
+A policy decides *what* to edit in an agent's history; how the engine's KV cache follows is not
+its concern. It is anything with a name, a mode and a ``transform``::
+
+    class ShortPastes:
+        name = "short_pastes"
+        mode = "amortize"
+
+        def __init__(self, limit: int = 2000) -> None:
+            self.limit = limit
+
+        def transform(self, messages, turn_idx):
+            return [map_text(m, lambda text: text[: self.limit]) for m in messages]
+
+or, shorter, a plain function, whose keyword-only parameters become the policy's settings::
+
+    def short_pastes(messages, turn_idx, *, limit: int = 2000):
+        return [map_text(m, lambda text: text[:limit]) for m in messages]
+
+Installed under the entry-point group ``leyline.policies``, either is chosen by
+``"short_pastes:limit=500"``. `leyline_policies.conversation` has ``map_text`` and other helpers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+Message = dict[str, Any]
+"""An OpenAI chat message as decoded JSON; keys that a policy does not know must survive it."""
+
+Mode = Literal["amortize", "forget"]
+"""What an edit promises.
+
+``amortize``: the KV computed after the edited text is kept and moved; later tokens have already
+read that text, so it may still influence the model. For tidying up.
+``forget``: nothing that was computed after reading the edited text survives. For redaction.
+"""
+
+MODES: tuple[Mode, ...] = ("amortize", "forget")
+
+TransformFunction = Callable[..., list[Message]]
+"""``f(messages, turn_idx, *, settings…) -> messages``."""
+
+
+class Policy(Protocol):
+    """A deterministic edit of an agent's history.
+
+    ``transform`` is given the whole conversation as the client sent it on this turn (never its own
+    earlier result) and the turn's number in the session, counted from 0. It returns the messages to
+    send. It must not change its input: return new message dictionaries for what it edits and the
+    given ones for what it does not. The same input must give the same output, or every turn edits
+    the history anew and nothing of the cache is kept. A tool call and its result stay or go
+    together, and the last user message stays. A policy that raises, or that breaks these rules, is
+    skipped for the turn and counted; the request goes on without it.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name in specs, receipts and metrics: the one that it is registered under."""
+
+    @property
+    def mode(self) -> Mode:
+        """What the policy's edits promise."""
+
+    def transform(self, messages: list[Message], turn_idx: int) -> list[Message]:
+        """Return the messages to send instead of ``messages``."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionPolicy:
+    """A plain function as a policy; ``settings`` are passed to it as keyword arguments."""
+
+    name: str
+    mode: Mode
+    function: TransformFunction
+    settings: tuple[tuple[str, object], ...] = ()
+
+    def transform(self, messages: list[Message], turn_idx: int) -> list[Message]:
+        """Call the function."""
+        return self.function(messages, turn_idx, **dict(self.settings))
+
+    def with_settings(self, **settings: object) -> FunctionPolicy:
+        """The same policy with ``settings`` in place of those it has."""
+        return FunctionPolicy(self.name, self.mode, self.function, tuple(settings.items()))
+
+
+def function_policy(
+    *, name: str | None = None, mode: Mode = "amortize"
+) -> Callable[[TransformFunction], FunctionPolicy]:
+    """Decorator that makes a policy of ``f(messages, turn_idx, *, …)``.
+
+    Only needed to give a function another name or the mode ``forget``: a bare function can be
+    registered as it is, under its own name and as ``amortize``.
+    """
+
+    def wrap(function: TransformFunction) -> FunctionPolicy:
+        return FunctionPolicy(name or function.__name__, mode, function)
+
+    return wrap

@@ -1,0 +1,205 @@
+"""Which policies there are: the built-in ones and those that installed packages offer.
+
+A package offers a policy through the entry-point group ``leyline.policies``::
+
+    [project.entry-points."leyline.policies"]
+    short_pastes = "my_package:ShortPastes"
+
+Its code is imported only when that name is asked for, or when all policies are listed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from leyline_policies.builtin import BUILTINS
+from leyline_policies.errors import (
+    NameClashError,
+    PluginError,
+    SpecError,
+    UnknownPolicyError,
+    did_you_mean,
+    shown,
+)
+from leyline_policies.parameters import Parameter, read_parameters
+from leyline_policies.policy import MODES, FunctionPolicy, Policy
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+ENTRY_POINT_GROUP = "leyline.policies"
+BUILT_IN = "built into leyline"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDefinition:
+    """A policy that can be built: where it comes from, what it takes."""
+
+    name: str
+    origin: str
+    summary: str
+    parameters: tuple[Parameter, ...]
+    build: Callable[..., Policy]
+
+    def create(self, arguments: Mapping[str, object]) -> Policy:
+        """Build the policy.
+
+        Raises SpecError when the policy refuses the arguments with a ValueError, PluginError when
+        its constructor fails otherwise or what it builds is no policy.
+        """
+        try:
+            policy = self.build(**arguments)
+        except ValueError as error:
+            raise SpecError(f"{self.name}: {error}") from error
+        except Exception as error:
+            raise PluginError(
+                f"policy {self.name!r} ({self.origin}) can't be built: {_described(error)}"
+            ) from error
+        _check(policy, self)
+        return policy
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A name that something claims; ``load`` gives the class, function or FunctionPolicy."""
+
+    name: str
+    origin: str
+    load: Callable[[], object]
+
+
+class Registry:
+    """The policies that can be asked for by name."""
+
+    def __init__(self, candidates: Iterable[Candidate]) -> None:
+        self._candidates: dict[str, list[Candidate]] = {}
+        for candidate in candidates:
+            self._candidates.setdefault(candidate.name, []).append(candidate)
+
+    @classmethod
+    def discover(cls) -> Registry:
+        """The built-in policies and the entry points of every installed package.
+
+        Reads package metadata and imports no plugin. Scanning a large environment takes tens of
+        milliseconds: keep the registry.
+        """
+        # Imported here: it costs more than the rest of the package, and choosing needs it only.
+        from importlib.metadata import entry_points
+
+        points = entry_points(group=ENTRY_POINT_GROUP)
+        return cls((*built_in_candidates(), *map(_from_entry_point, points)))
+
+    def names(self) -> tuple[str, ...]:
+        """Every name that is claimed, sorted; imports nothing."""
+        return tuple(sorted(self._candidates))
+
+    def get(self, name: str) -> PolicyDefinition:
+        """The policy of that name.
+
+        Raises UnknownPolicyError (with the closest names), NameClashError (naming both packages)
+        or PluginError (naming the package and its entry point).
+        """
+        candidates = self._candidates.get(name)
+        if candidates is None:
+            known = self.names()
+            raise UnknownPolicyError(
+                f"no policy is called {shown(name)}{did_you_mean(name, known) or ';'} "
+                f"(known: {', '.join(known)})"
+            )
+        if len(candidates) > 1:
+            claims = " and ".join(candidate.origin for candidate in candidates)
+            raise NameClashError(f"the policy name {name!r} is claimed twice: {claims}")
+        return _define(candidates[0])
+
+    def all(self) -> tuple[PolicyDefinition, ...]:
+        """Every policy, sorted by name; imports every plugin.
+
+        Raises NameClashError or PluginError for the first one that is broken.
+        """
+        return tuple(self.get(name) for name in self.names())
+
+
+def built_in_candidates() -> tuple[Candidate, ...]:
+    """The policies of this package."""
+
+    def candidate(policy: type[Policy], name: str) -> Candidate:
+        return Candidate(name, BUILT_IN, lambda: policy)
+
+    return tuple(candidate(policy, name) for name, policy in BUILTINS.items())
+
+
+def _from_entry_point(point: EntryPoint) -> Candidate:
+    package = "an unnamed distribution"
+    if point.dist is not None:
+        package = f"distribution {point.dist.name} {point.dist.version}"
+    return Candidate(
+        point.name, f"{package}, entry point '{point.name} = {point.value}'", point.load
+    )
+
+
+def _define(candidate: Candidate) -> PolicyDefinition:
+    try:
+        loaded = candidate.load()
+    except (Exception, SystemExit) as error:  # whatever a plugin's import does, it is named
+        raise PluginError(
+            f"policy {candidate.name!r} can't be imported ({candidate.origin}): {_described(error)}"
+        ) from error
+    try:
+        return _definition(candidate, loaded)
+    except (TypeError, ValueError, NameError) as error:
+        raise PluginError(
+            f"policy {candidate.name!r} ({candidate.origin}) can't be used: {_described(error)}"
+        ) from error
+
+
+def _definition(candidate: Candidate, loaded: object) -> PolicyDefinition:
+    """A class gives its constructor's settings, a function its own after the first two."""
+    if inspect.isclass(loaded):
+        build = cast("Callable[..., Policy]", loaded)  # what it builds is checked when it is built
+        parameters = read_parameters(loaded)
+        return PolicyDefinition(
+            candidate.name, candidate.origin, _summary(loaded), parameters, build
+        )
+    if inspect.isfunction(loaded):
+        loaded = FunctionPolicy(candidate.name, "amortize", loaded)
+    if not isinstance(loaded, FunctionPolicy):
+        raise TypeError(
+            f"it is a {type(loaded).__name__}; a policy is a class, a function "
+            "f(messages, turn_idx, *, settings) or the result of @function_policy"
+        )
+    if len(inspect.signature(loaded.function).parameters) < 2:
+        raise TypeError("the function must take (messages, turn_idx)")
+    return PolicyDefinition(
+        candidate.name,
+        candidate.origin,
+        _summary(loaded.function),
+        read_parameters(loaded.function, skip=2),
+        loaded.with_settings,
+    )
+
+
+def _check(policy: Policy, definition: PolicyDefinition) -> None:
+    """Refuse at load what would otherwise fail on every turn."""
+    name, mode = getattr(policy, "name", None), getattr(policy, "mode", None)
+    problem = ""
+    if not callable(getattr(policy, "transform", None)):
+        problem = "it has no method transform(messages, turn_idx)"
+    elif name != definition.name:
+        problem = f"its attribute name is {name!r}, which must be the registered name"
+    elif mode not in MODES:
+        problem = f"its attribute mode is {mode!r}, which must be 'amortize' or 'forget'"
+    if problem:
+        raise PluginError(
+            f"policy {definition.name!r} ({definition.origin}) is no policy: {problem}"
+        )
+
+
+def _summary(documented: object) -> str:
+    return (inspect.getdoc(documented) or "").partition("\n")[0]
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,32 @@
+"""From a line of text to policies: ``"truncate_older_than:n=2 | redact:pattern='sk-\\w+'"``."""
+
+from __future__ import annotations
+
+from leyline_policies.grammar import Step, Value, parse_steps
+from leyline_policies.parameters import convert_settings
+from leyline_policies.policy import Policy
+from leyline_policies.registry import Registry
+
+__all__ = ["Step", "Value", "load_pipeline", "parse_steps"]
+
+
+def load_pipeline(spec: str, registry: Registry | None = None) -> tuple[Policy, ...]:
+    """The policies that ``spec`` names, in order; none for blank text.
+
+    ``spec`` is ``name:key=value,key=value | name…`` (see `leyline_policies.grammar`); values are
+    read as the types that the policy's constructor states. Without a ``registry`` the installed
+    packages are looked through anew.
+
+    Raises SpecError when the text is wrong (unknown name or key, a value of the wrong type, a
+    setting that the policy refuses) and PluginError when an installed policy is broken.
+    """
+    steps = parse_steps(spec)
+    if not steps:
+        return ()
+    known = registry or Registry.discover()
+    return tuple(_load(step, known) for step in steps)
+
+
+def _load(step: Step, registry: Registry) -> Policy:
+    definition = registry.get(step.name)
+    return definition.create(convert_settings(step.name, definition.parameters, step.settings))
