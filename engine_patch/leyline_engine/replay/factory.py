@@ -1,0 +1,101 @@
+"""Building the engine application from plain options."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from starlette.applications import Starlette
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from .chat import PromptEncoder
+from .engine import ReplayEngine
+from .http.app import ServingOptions, build_app
+from .loader import LoadedModel, load_model
+from .service import EngineService, ServiceLimits
+from .tiny import default_cache_dir
+
+
+def create_engine_app(
+    *,
+    model: str | None = None,
+    served_name: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    pool_tokens: int = 131_072,
+    chunk_tokens: int = 512,
+    splicing: bool = True,
+    cache_dir: Path | str | None = None,
+    max_running: int = 8,
+    max_waiting: int = 64,
+    default_max_tokens: int = 1024,
+    api_secret: str | None = None,
+) -> Starlette:
+    """Load a model and return the application that serves it; the engine runs from here on.
+
+    Args:
+        model: folder or hub id; None for the tiny model.
+        served_name: name for clients; by default the folder's name, the hub id or ``leyline-tiny``.
+        dtype: see :func:`~leyline_engine.replay.loader.load_model`, as for ``device``.
+        pool_tokens: KV slots, in tokens.
+        chunk_tokens: prompt tokens per prefill step.
+        splicing: False serves every edit as an ordinary prefill.
+        cache_dir: where the tiny model is kept; the user's cache folder by default.
+        max_running: requests that share the engine at once.
+        max_waiting: requests that may wait; more are refused with 503.
+        default_max_tokens: limit of chat answers that name none.
+        api_secret: bearer token to ask for; None asks for nothing.
+
+    Raises:
+        ModelLoadError: the model can't be loaded.
+    """
+    cache = Path(cache_dir) if cache_dir is not None else default_cache_dir()
+    loaded = load_model(model, dtype=dtype, device=device, cache_dir=cache)
+    if served_name is not None:
+        loaded = replace(loaded, name=served_name)
+    return serve_model(
+        loaded,
+        pool_tokens=pool_tokens,
+        chunk_tokens=chunk_tokens,
+        splicing=splicing,
+        limits=ServiceLimits(max_running=max_running, max_waiting=max_waiting),
+        options=ServingOptions(default_max_tokens=default_max_tokens, api_secret=api_secret),
+    )
+
+
+def serve_model(
+    loaded: LoadedModel,
+    *,
+    pool_tokens: int,
+    chunk_tokens: int = 512,
+    splicing: bool = True,
+    limits: ServiceLimits | None = None,
+    options: ServingOptions | None = None,
+) -> Starlette:
+    """The application over a model that is loaded already."""
+    engine = ReplayEngine(
+        loaded, pool_tokens=pool_tokens, chunk_tokens=chunk_tokens, splicing=splicing
+    )
+    encoder = PromptEncoder(loaded.tokenizer)
+    service = EngineService(engine, encoder.decode, limits=limits)
+    stops = stop_tokens(loaded.model, loaded.tokenizer)
+    return build_app(service, encoder, stops, options)
+
+
+def stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
+    """Tokens that end an answer, by generation configuration, configuration and tokenizer."""
+    found: set[int] = set()
+    generation = getattr(model, "generation_config", None)
+    for value in (
+        getattr(generation, "eos_token_id", None),
+        getattr(model.config, "eos_token_id", None),
+        tokenizer.eos_token_id,
+    ):
+        match value:
+            case int():
+                found.add(value)
+            case list() | tuple():
+                found.update(value)
+            case _:
+                pass
+    return frozenset(found)

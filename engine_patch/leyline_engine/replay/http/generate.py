@@ -1,0 +1,141 @@
+"""Running one request against the service and writing its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from ..generation import ErrorEvent, Event, FinishEvent, FinishReason, Job, JobSpec, TextEvent
+from ..sampling import SampledToken
+from ..service import EngineService
+from .errors import ApiError, to_api_error
+from .responses import Shape
+
+log = logging.getLogger(__name__)
+_DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How the caller wants the answer."""
+
+    stream: bool
+    include_usage: bool
+
+
+async def run_request(
+    service: EngineService, request: Request, spec: JobSpec, shape: Shape, delivery: Delivery
+) -> Response:
+    """Submit a job and answer it, whole or as server-sent events.
+
+    The first event is awaited before the status line goes out, so that whatever fails before
+    the first token is an error with a status of its own.
+
+    Raises:
+        ApiError: nothing could be answered.
+    """
+    job = service.submit(spec)
+    watcher = asyncio.create_task(_cancel_when_gone(service, request, job))
+    streaming = False
+    try:
+        first = await job.channel.get()
+        flow = _Flow(service, job, watcher, first)
+        if not delivery.stream or isinstance(first[0], ErrorEvent):
+            return await _whole(flow, shape)
+        stream = _stream(flow, shape, include_usage=delivery.include_usage)
+        streaming = True
+        return StreamingResponse(stream, media_type="text/event-stream", headers=_NO_CACHE)
+    finally:
+        if not streaming:
+            watcher.cancel()
+            service.cancel(job)
+
+
+_NO_CACHE = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+async def _cancel_when_gone(service: EngineService, request: Request, job: Job) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    service.cancel(job)
+
+
+async def _whole(flow: _Flow, shape: Shape) -> Response:
+    texts: list[str] = []
+    tokens: list[SampledToken] = []
+    async for event in flow.events():
+        match event:
+            case TextEvent(text=text, tokens=fresh):
+                texts.append(text)
+                tokens.extend(fresh)
+            case ErrorEvent(error=error):
+                raise error
+            case FinishEvent(reason=reason) if reason is not FinishReason.CANCELLED:
+                return _json(shape.whole("".join(texts), tokens, event))
+            case _:
+                break
+    raise ApiError(499, "the client closed the connection", code="cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """A running job and what was read from it so far."""
+
+    service: EngineService
+    job: Job
+    watcher: asyncio.Task[None]
+    first: list[Event]
+
+    async def events(self) -> AsyncIterator[Event]:
+        """The job's events; ends with its last one."""
+        events = self.first
+        while True:
+            for event in events:
+                yield event
+                if not isinstance(event, TextEvent):
+                    return
+            events = await self.job.channel.get()
+
+    def close(self) -> None:
+        """Stop watching the client, and the job if it still runs."""
+        self.watcher.cancel()
+        self.service.cancel(self.job)
+
+
+async def _stream(flow: _Flow, shape: Shape, *, include_usage: bool) -> AsyncIterator[bytes]:
+    try:
+        opening = shape.opening()
+        if opening is not None:
+            yield _sse(opening)
+        async for event in flow.events():
+            match event:
+                case TextEvent(text=text, tokens=tokens):
+                    for chunk in shape.piece(text, tokens):
+                        yield _sse(chunk)
+                case ErrorEvent(error=error):
+                    yield _sse(to_api_error(error).body())
+                case FinishEvent(reason=FinishReason.CANCELLED):
+                    pass
+                case FinishEvent():
+                    for chunk in shape.closing(event):
+                        yield _sse(chunk)
+                    if include_usage:
+                        yield _sse(shape.usage_chunk(event))
+                    yield _DONE
+    finally:
+        flow.close()
+
+
+def _sse(chunk: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+
+
+def _json(answer: Any) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")

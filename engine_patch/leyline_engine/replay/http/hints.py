@@ -1,0 +1,54 @@
+"""The envelope in a request body; a malformed one never fails the request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...contract import (
+    EditPayload,
+    EnvelopeError,
+    Reason,
+    SkippedAction,
+    parse_envelope,
+    split_actions,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What a request's ``kv_hints`` amount to."""
+
+    message_id: str | None = None
+    payload: EditPayload | None = None
+    skipped: tuple[SkippedAction, ...] = ()
+    invalid: Reason | None = None
+    detail: str = ""
+
+
+def read_hints(custom_params: object) -> Hints:
+    """Decode ``custom_params.kv_hints``; what is wrong with it goes into the result."""
+    match custom_params:
+        case {"kv_hints": raw} if raw is not None:
+            return _decode(raw)
+        case _:
+            return Hints()
+
+
+def _decode(raw: object) -> Hints:
+    try:
+        envelope = parse_envelope(raw)
+        payload, skipped = split_actions(envelope)
+    except EnvelopeError as error:
+        detail = str(error)
+        directive = "`$.directives" in detail
+        reason = Reason.INVALID_DIRECTIVE if directive else Reason.INVALID_EDIT
+        return Hints(message_id=_message_id(raw), invalid=reason, detail=detail)
+    return Hints(envelope.message_id, payload, skipped)
+
+
+def _message_id(raw: object) -> str | None:
+    match raw:
+        case {"message_id": str(found)} if 0 < len(found) <= 256:
+            return found
+        case _:
+            return None

@@ -1,0 +1,302 @@
+"""The engine's thread: admits, steps and ends requests, one forward at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from ..contract import Outcome, Receipt, TurnRecord
+from .engine import PoolExhaustedError, PromptTooLongError, ReplayEngine
+from .fair_queue import ScopedQueues
+from .generation import (
+    Answer,
+    Channel,
+    ErrorEvent,
+    FinishEvent,
+    FinishReason,
+    Job,
+    JobSpec,
+    TextEvent,
+)
+from .records import RecordBook
+from .sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+
+class EngineOverloadedError(Exception):
+    """The waiting queue is full; the caller may try again later."""
+
+
+class EngineStoppedError(Exception):
+    """The engine is shutting down, or has failed and serves nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """How much runs and waits at once."""
+
+    max_running: int = 8
+    max_waiting: int = 64
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    job: Job
+    sequence: Sequence
+    answer: Answer
+
+    def forward(self) -> torch.Tensor | None:
+        """The next step: a prefill chunk, or feeding back the token sampled last."""
+        if self.answer.sampled:
+            return self.sequence.decode_step(self.answer.last_token)
+        return self.sequence.prefill_step()
+
+
+class EngineService:
+    """Runs requests on a thread of its own; the asyncio side submits and reads events.
+
+    Scopes take turns, one step (a prefill chunk or a decoded token) each; within a scope its
+    requests do. A request whose scope has the fewest running ones is admitted first.
+    """
+
+    def __init__(
+        self,
+        engine: ReplayEngine,
+        decode: Callable[[list[int]], str],
+        *,
+        limits: ServiceLimits | None = None,
+        records: RecordBook | None = None,
+    ) -> None:
+        self.capability = engine.capability
+        self.max_context = engine.max_context
+        self.records = records or RecordBook()
+        self._engine = engine
+        self._decode = decode
+        self._limits = limits or ServiceLimits()
+        self._wake = threading.Condition()
+        self._waiting: ScopedQueues[Job] = ScopedQueues()
+        """Guarded by ``_wake``, like the two flags below."""
+        self._closing = False
+        self._failure: str | None = None
+        self._deadline = float("inf")
+        self._running: ScopedQueues[_Running] = ScopedQueues()
+        """The engine thread's own."""
+        self._idle_checked = True
+        self._thread = threading.Thread(target=self._main, name="leyline-engine", daemon=True)
+        self._thread.start()
+
+    # The asyncio side
+
+    def submit(self, spec: JobSpec) -> Job:
+        """Queue a request; its events arrive on the job's channel. Call on a running loop.
+
+        Raises:
+            EngineOverloadedError: too many requests wait already.
+            EngineStoppedError: the engine takes no more requests.
+        """
+        job = Job(spec, Channel(asyncio.get_running_loop()))
+        with self._wake:
+            if self._closing or self._failure is not None:
+                raise EngineStoppedError(self._failure or "the engine is shutting down")
+            if len(self._waiting) >= self._limits.max_waiting:
+                raise EngineOverloadedError(
+                    f"{self._limits.max_waiting} requests are waiting already"
+                )
+            self._waiting.push(spec.scope, job)
+            self._wake.notify()
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """Give a request up; its channel ends soon. Harmless when it has ended already."""
+        with self._wake:
+            job.cancelled = True
+            self._wake.notify()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine serves nothing more, or None while it is well."""
+        return self._failure
+
+    def close(self, grace: float = 5.0) -> None:
+        """Stop: waiting requests are refused, running ones get ``grace`` seconds to end."""
+        with self._wake:
+            self._closing = True
+            self._deadline = time.monotonic() + grace
+            self._refuse_waiting()
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=grace + 30)
+
+    # The engine's thread
+
+    def _main(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._admit_waiting()
+                self._round()
+        except Exception as error:
+            log.exception("the engine failed and serves nothing more")
+            with self._wake:
+                self._failure = f"the engine failed ({type(error).__name__})"
+        self._abandon_all()
+
+    def _wait_for_work(self) -> bool:
+        """Block until there is something to do; False when it is time to end."""
+        with self._wake:
+            idle = not (self._running or self._waiting)
+        if idle and not self._idle_checked:
+            # Outside the lock: a submission needn't wait for it.
+            self._engine.check_integrity()
+        with self._wake:
+            while not (self._running or self._waiting or self._closing):
+                self._wake.wait()
+            self._idle_checked = False
+            if not self._closing:
+                return True
+            return bool(self._running) and time.monotonic() < self._deadline
+
+    def _candidates(self) -> list[Job]:
+        """Waiting jobs to try next, the scope with the fewest running requests first."""
+        with self._wake:
+            for job in [job for job in self._waiting if job.cancelled]:
+                self._waiting.remove(job.spec.scope, job)
+                job.channel.put(_cancelled(job.spec))
+            heads = [] if self._closing else self._waiting.heads()
+        return [job for _, job in sorted(heads, key=lambda head: self._running.count(head[0]))]
+
+    def _admit_waiting(self) -> None:
+        candidates = self._candidates()
+        while candidates and len(self._running) < self._limits.max_running:
+            if not any(self._take(job) for job in candidates):
+                return
+            candidates = self._candidates()
+
+    def _take(self, job: Job) -> bool:
+        """Take a job out of the queue and start it; it goes back when there is no room yet."""
+        with self._wake:
+            if self._closing:
+                return False
+            self._waiting.remove(job.spec.scope, job)
+        if self._admit(job):
+            return True
+        with self._wake:
+            self._waiting.push_front(job.spec.scope, job)
+        return False
+
+    def _admit(self, job: Job) -> bool:
+        """Try to start a job; True when it is no longer waiting, for better or worse."""
+        try:
+            sequence = self._engine.admit(job.spec.request)
+        except PoolExhaustedError as error:
+            if self._running:
+                return False
+            job.channel.put(ErrorEvent(error))
+        except PromptTooLongError as error:
+            job.channel.put(ErrorEvent(error))
+        except Exception as error:
+            log.exception("request %s failed at admission", job.spec.request.request_id)
+            job.channel.put(ErrorEvent(error))
+        else:
+            running = _Running(job, sequence, Answer(job.spec, self._decode))
+            self._running.push(job.spec.scope, running)
+            self._record(running, TurnRecord(receipt=sequence.receipt))
+        return True
+
+    def _round(self) -> None:
+        """One step for one request of each scope."""
+        progress = False
+        for scope, _ in self._running.heads():
+            for _ in range(self._running.count(scope)):
+                if self._step(self._running.take_turn(scope)):
+                    progress = True
+                    break
+        if not progress and self._running:
+            # Every request wants a slot and none is left: one answer ends here for the others.
+            victim = list(self._running)[-1]
+            self._send(victim, victim.answer.cut_short())
+            self._finish(victim)
+
+    def _step(self, running: _Running) -> bool:
+        """Run one step; False when the request can't go on for want of a slot."""
+        if running.job.cancelled or running.job.channel.abandoned:
+            record = self._record(running, self._end(running).abort())
+            running.job.channel.put(
+                FinishEvent(FinishReason.CANCELLED, record, running.answer.sampled)
+            )
+            return True
+        try:
+            logits = running.forward()
+            if logits is None:
+                return True
+            self._send(running, running.answer.advance(logits))
+        except PoolExhaustedError:
+            return False
+        except Exception as error:
+            log.exception("request %s failed", running.job.spec.request.request_id)
+            self._record(running, self._end(running).abort())
+            running.job.channel.put(ErrorEvent(error))
+            return True
+        if running.answer.finish is not None:
+            self._finish(running)
+        return True
+
+    def _send(self, running: _Running, event: TextEvent | None) -> None:
+        if event is not None:
+            running.job.channel.put(event)
+
+    def _finish(self, running: _Running) -> None:
+        answer = running.answer
+        record = self._record(running, self._end(running).finish(answer.last_token))
+        reason = answer.finish or FinishReason.STOP
+        running.job.channel.put(FinishEvent(reason, record, answer.sampled))
+
+    def _end(self, running: _Running) -> Sequence:
+        self._running.remove(running.job.spec.scope, running)
+        return running.sequence
+
+    def _record(self, running: _Running, record: TurnRecord) -> TurnRecord:
+        """File a record, before the reader learns of what it records."""
+        spec = running.job.spec
+        if spec.invalid is not None:
+            receipt = msgspec.structs.replace(
+                record.receipt,
+                outcome=Outcome.REPREFILLED,
+                reason=spec.invalid,
+                detail=spec.invalid_detail,
+            )
+            record = msgspec.structs.replace(record, receipt=receipt)
+        self.records.put(record)
+        return record
+
+    def _abandon_all(self) -> None:
+        """End whatever is left, so that no reader waits for ever."""
+        error = EngineStoppedError(self._failure or "the engine is shutting down")
+        for running in list(self._running):
+            try:
+                self._end(running).abort()
+            except Exception:
+                log.exception("a request could not be ended cleanly")
+            running.job.channel.put(ErrorEvent(error))
+        with self._wake:
+            # From here on nothing is queued any more: submit() refuses.
+            self._closing = True
+            self._refuse_waiting()
+
+    def _refuse_waiting(self) -> None:
+        error = EngineStoppedError(self._failure or "the engine is shutting down")
+        for job in list(self._waiting):
+            self._waiting.remove(job.spec.scope, job)
+            job.channel.put(ErrorEvent(error))
+
+
+def _cancelled(spec: JobSpec) -> FinishEvent:
+    receipt = Receipt(message_id=spec.request.request_id)
+    return FinishEvent(FinishReason.CANCELLED, TurnRecord(receipt=receipt, finished=True), 0)

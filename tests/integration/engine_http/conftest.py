@@ -1,0 +1,28 @@
+"""Fixtures: the tiny model and a fresh engine over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from leyline_engine.replay.factory import serve_model
+from leyline_engine.replay.http.app import ServingOptions
+from leyline_engine.replay.loader import LoadedModel, load_model
+from starlette.applications import Starlette
+from support.engine_http import POOL, check_clean
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """The tiny model."""
+    cache = tmp_path_factory.mktemp("cache")
+    return load_model(None, dtype="float32", device="cpu", cache_dir=cache)
+
+
+@pytest.fixture
+def app(loaded: LoadedModel) -> Iterator[Starlette]:
+    """A fresh engine over the tiny model, checked for leaks afterwards."""
+    app = serve_model(loaded, pool_tokens=POOL, options=ServingOptions(default_max_tokens=12))
+    yield app
+    app.state.shutdown()
+    check_clean(app)

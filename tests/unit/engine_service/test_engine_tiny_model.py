@@ -1,0 +1,148 @@
+"""The tiny models: deterministic, complete, and with a template that only appends."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from leyline_engine.replay.loader import ModelLoadError, load_model
+from leyline_engine.replay.tiny import (
+    TinyKind,
+    build_model,
+    build_tiny,
+    tiny_config,
+    tiny_model_dir,
+)
+
+TOOLS = [{"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}]
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "system", "content": " Be brief. "},
+    {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": " b\n"}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "ls", "arguments": '{"p":1}'}},
+            {"id": "2", "type": "function", "function": {"name": "ls", "arguments": {"p": 2}}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "  out\n"},
+    {"role": "assistant", "content": " done <b> "},
+    {"role": "user", "content": "thanks"},
+]
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty cache folder."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_two_builds_are_one_model(
+    cache_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two machines with the same libraries get the same fingerprint and tokens."""
+    first = load_model(None, dtype="auto", device="cpu", cache_dir=cache_dir)
+    other_cache = tmp_path_factory.mktemp("other")
+    second = load_model(None, dtype="float32", device="cpu", cache_dir=other_cache)
+    assert first.fingerprint == second.fingerprint
+    text = "def f(x):\n    return x\n"
+    assert first.tokenizer(text)["input_ids"] == second.tokenizer(text)["input_ids"]
+    assert first.name == "leyline-tiny"
+
+
+def test_a_second_call_finds_the_first_build(cache_dir: Path) -> None:
+    """The folder is built once, and nothing temporary stays beside it."""
+    folder = tiny_model_dir(cache_dir)
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    assert tiny_model_dir(cache_dir) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    assert not [path for path in folder.parent.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("kind", list(TinyKind))
+def test_every_kind_loads_and_depends_on_the_prompt(
+    kind: TinyKind, cache_dir: Path, tmp_path: Path
+) -> None:
+    """Each architecture loads from its folder and its answer depends on the first token."""
+    build_tiny(kind, tmp_path / kind.value, cache_dir=cache_dir)
+    loaded = load_model(
+        str(tmp_path / kind.value), dtype="float32", device="cpu", cache_dir=cache_dir
+    )
+    prompt = torch.arange(100, 140)[None]
+    other = prompt.clone()
+    other[0, 0] = 99
+    with torch.inference_mode():
+        first, second = (loaded.model(ids).logits[0, -1] for ids in (prompt, other))
+    assert loaded.name == kind.value
+    assert (first - second).abs().max() > 0.05
+    gap = first.topk(2).values
+    assert gap[0] - gap[1] > 1e-3
+
+
+def test_weights_depend_on_the_seed_only() -> None:
+    """The caller's random state neither matters nor changes."""
+    config = tiny_config(TinyKind.LLAMA)
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = build_model(config, seed=5)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    second, third = build_model(config, seed=5), build_model(config, seed=6)
+    assert torch.equal(first.lm_head.weight, second.lm_head.weight)
+    assert not torch.equal(first.lm_head.weight, third.lm_head.weight)
+
+
+def test_template_is_append_only_and_verbatim(cache_dir: Path) -> None:
+    """A longer conversation extends a shorter one's text, and contents aren't touched."""
+    tokenizer = load_model(None, dtype="auto", device="cpu", cache_dir=cache_dir).tokenizer
+    texts = [
+        tokenizer.apply_chat_template(CONVERSATION[:end], tools=TOOLS, tokenize=False)
+        for end in range(1, len(CONVERSATION) + 1)
+    ]
+    for shorter, longer in pairwise(texts):
+        assert longer.startswith(shorter)
+    whole = texts[-1]
+    for part in (
+        " Be brief. ",
+        "a b\n<|im_end|>",
+        '"arguments": {"p":1}}',
+        "  out\n",
+        " done <b> ",
+    ):
+        assert part in whole
+    assert json.dumps(TOOLS[0]) in whole
+    ids = tokenizer.apply_chat_template(CONVERSATION, tools=TOOLS)["input_ids"]
+    assert tokenizer.decode(ids) == whole
+    opened = tokenizer.apply_chat_template(
+        CONVERSATION, tools=TOOLS, tokenize=False, add_generation_prompt=True
+    )
+    assert opened == whole + "<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"path_or_id": "./missing"}, "no folder"),
+        ({"path_or_id": "not a hub id!"}, "neither a folder nor a hub id"),
+        ({"path_or_id": "acme/unreachable"}, "can't be fetched from the hub"),
+        ({"path_or_id": None, "dtype": "int3"}, "dtype 'int3' is unknown"),
+        ({"path_or_id": None, "device": "warp"}, "device 'warp'"),
+    ],
+)
+def test_load_errors_say_what_to_change(
+    arguments: dict[str, Any], expected: str, cache_dir: Path
+) -> None:
+    """Whatever can't be loaded gives one clear error."""
+    with pytest.raises(ModelLoadError, match=expected):
+        load_model(**{"device": "cpu", **arguments}, cache_dir=cache_dir)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path, cache_dir: Path) -> None:
+    """An existing folder that holds no model gives the same clear error."""
+    with pytest.raises(ModelLoadError, match="holds no usable"):
+        load_model(str(tmp_path), device="cpu", cache_dir=cache_dir)
