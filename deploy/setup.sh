@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Make .venv with the project and everything it needs. Does nothing when that already stands.
+#   PYTHON       interpreter to use (default: the first of python3, python3.11 … that is >= 3.11)
+#   TORCH_INDEX  extra package index for PyTorch; "none" for no extra index. Without it, a machine
+#                without an NVIDIA GPU gets the CPU build, when its index can be reached.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=deploy/lib.sh
+source deploy/lib.sh
+
+VENV=.venv
+STAMP=$VENV/.leyline-setup
+CPU_INDEX=https://download.pytorch.org/whl/cpu
+RECENT='import sys; sys.exit(sys.version_info < (3, 11))'
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.11 python3.12 python3.13}; do
+        if command -v "$candidate" >/dev/null && "$candidate" -c "$RECENT" 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    die "no Python 3.11 or newer found (looked for: ${PYTHON:-python3 python3.11 python3.12 python3.13})" \
+        "On Debian 12 or newer: sudo apt-get install python3 python3-venv" \
+        "or name one: make setup PYTHON=/path/to/python3.12"
+}
+
+# Debian keeps ensurepip, without which there is no venv, in a package of its own.
+require_venv_module() {
+    local python=$1 package
+    "$python" -c 'import ensurepip, venv' 2>/dev/null && return
+    package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
+    if command -v apt-get >/dev/null; then
+        say "$package is missing; installing it with apt-get"
+        if as_root apt-get -qq update &&
+            as_root env DEBIAN_FRONTEND=noninteractive \
+                apt-get -qq install -y --no-install-recommends "$package" >&2 &&
+            "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+            return
+        fi
+    fi
+    die "$python can't make virtual environments: its venv module is not installed" \
+        "On Debian or Ubuntu: sudo apt-get install $package" \
+        "then run make again"
+}
+
+# Prints pip options for the PyTorch build that fits this machine.
+torch_options() {
+    case ${TORCH_INDEX-} in
+        none) return ;;
+        ?*) printf -- '--extra-index-url\n%s\n' "$TORCH_INDEX"; return ;;
+    esac
+    command -v nvidia-smi >/dev/null && return
+    # The default Linux build brings some gigabytes of CUDA libraries along.
+    if timeout 10 "$VENV/bin/python" - "$CPU_INDEX/torch/" <<'PY' 2>/dev/null
+import sys, urllib.request
+urllib.request.urlopen(urllib.request.Request(sys.argv[1], method="HEAD"), timeout=8)
+PY
+    then
+        printf -- '--extra-index-url\n%s\n' "$CPU_INDEX"
+    fi
+}
+
+fingerprint() {
+    { cat pyproject.toml deploy/constraints.txt deploy/setup.sh; printf '%s\n' "$PWD" "${TORCH_INDEX-}"; } |
+        sha256sum | cut -d ' ' -f 1
+}
+
+wanted=$(fingerprint)
+if [ -x $VENV/bin/python ] && [ "$(cat $STAMP 2>/dev/null)" = "$wanted" ]; then
+    exit 0
+fi
+
+started=$SECONDS
+if ! $VENV/bin/python -c "$RECENT; import pip" 2>/dev/null || ! $VENV/bin/python -m pip --version >/dev/null 2>&1; then
+    python=$(find_python)
+    require_venv_module "$python"
+    say "setup 1/3: $VENV with $("$python" --version)"
+    "$python" -m venv --clear $VENV
+fi
+rm -f $STAMP
+
+pip=("$VENV/bin/python" -m pip install --disable-pip-version-check --no-input --constraint deploy/constraints.txt)
+torch=$(grep '^torch==' deploy/constraints.txt)
+mapfile -t options < <(torch_options)
+say "setup 2/3: $torch (200 MB for the CPU build; a few minutes on a slow line)"
+"${pip[@]}" "${options[@]}" "$torch"
+say "setup 3/3: leyline and the development tools (70 packages)"
+"${pip[@]}" --editable '.[dev]'
+printf '%s\n' "$wanted" >$STAMP
+say "setup done in $((SECONDS - started)) s; the command line is $VENV/bin/leyline"

@@ -1,0 +1,7 @@
+"""The ``leyline`` command."""
+
+from __future__ import annotations
+
+from .main import build_app, main
+
+__all__ = ["build_app", "main"]

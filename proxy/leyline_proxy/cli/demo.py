@@ -1,0 +1,77 @@
+"""``leyline demo``: a recorded agent session through the stack, with and without Leyline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..demo import DEFAULT_POLICY
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("demo", epilog="Example:  leyline demo --plot out/demo.png")(demo)
+
+
+def demo(
+    *,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Use a stack that runs already; its cache may be warm from before."),
+    ] = None,
+    api_key: Annotated[
+        str, typer.Option(help="API key for --url.", envvar="LEYLINE_DEMO_API_KEY")
+    ] = "demo",
+    policy: Annotated[
+        str, typer.Option(metavar="SPEC", help="What to edit before each turn.")
+    ] = DEFAULT_POLICY,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N turns.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model folder or hub id; a tiny model by default.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="OUT.png", help="Where to write the picture.")
+    ] = Path("out/demo.png"),
+    bars: Annotated[bool, typer.Option("--bars", help="Draw the turns here as well.")] = False,
+) -> None:
+    """Replay a recorded agent session with the OpenAI SDK and show where its tokens came from.
+
+    A coding agent repairs a small library: 41 turns, failed calls and retries included. A policy
+    shortens old tool output and drops failed calls before each turn, which an ordinary prefix
+    cache pays for with a new prefill. Each arm is a server of its own (leyline serve).
+    """
+    from rich.console import Console
+
+    from ..demo.run import run_against, run_arms, shipped_trace
+    from ..replay.errors import ReplayError
+    from ..replay.plot import draw, print_bars
+    from ..replay.table import ArmProgress, arms_table, comparison, print_notes
+
+    notices = Console(stderr=True)
+    try:
+        trace = shipped_trace().first(limit)
+        with ArmProgress(notices, trace.requests) as progress:
+            runs = (
+                run_against(url, api_key, trace, policy, progress)
+                if url is not None
+                else run_arms(trace, policy, progress, model=model)
+            )
+        if plot is not None:
+            draw(
+                runs,
+                plot,
+                f"One agent session of {trace.requests} turns, history edited by: {policy}",
+            )
+    except ReplayError as error:
+        notices.print(f"leyline demo: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(1) from error
+    console = Console()
+    console.print(arms_table(runs, f"policy: {policy}"))
+    print_notes(console, runs)
+    console.print(comparison(runs), highlight=False)
+    if bars:
+        print_bars(console, runs)
+    if plot is not None:
+        console.print(f"Picture by turn: {plot}", highlight=False)

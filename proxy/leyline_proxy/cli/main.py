@@ -1,0 +1,60 @@
+"""The command's frame; each subcommand registers itself."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import typer
+
+from . import demo, doctor, replay, serve
+
+_HELP = """An OpenAI-compatible proxy that keeps the KV cache when agents edit their history.
+
+Start with [bold]leyline serve[/bold] and point your OpenAI client's base_url at the address that
+it prints. No GPU and no engine are needed: without --upstream, a small one runs in the process.
+"""
+_EPILOG = (
+    "Examples:  leyline serve  |  leyline serve --upstream http://gpu1:30000 "
+    "--policy truncate_older_than:n=2,max_chars=200  |  leyline doctor http://gpu1:30000"
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version("leyline-kv"))
+        raise typer.Exit
+
+
+def build_app() -> typer.Typer:
+    """The whole command."""
+    app = typer.Typer(
+        name="leyline",
+        help=_HELP,
+        epilog=_EPILOG,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        # Local variables in a traceback could be prompts or keys.
+        pretty_exceptions_show_locals=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback()
+    def root(
+        _version: bool = typer.Option(
+            False,
+            "--version",
+            help="Print the version and exit.",
+            is_eager=True,
+            callback=_print_version,
+        ),
+    ) -> None:
+        """Holds the options of the command itself; its help is the application's."""
+
+    for module in (serve, replay, demo, doctor):
+        module.register(app)
+    return app
+
+
+def main() -> None:
+    """Run the command."""
+    build_app()()

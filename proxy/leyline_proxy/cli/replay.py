@@ -1,0 +1,106 @@
+"""``leyline replay``: what an edit policy costs with and without splicing, on recorded sessions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        "replay",
+        epilog=(
+            "Example:  leyline replay session.jsonl.gz --policy drop_failed_calls "
+            "--undeclared tool=amortize --json out/replay.json"
+        ),
+    )(replay)
+
+
+def replay(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Recorded sessions, .jsonl or .jsonl.gz.")
+    ],
+    *,
+    policy: Annotated[
+        str, typer.Option(metavar="SPEC", help="Policy pipeline, as for serve.")
+    ] = "keep_all",
+    arms: Annotated[
+        str, typer.Option(help="Arms to compare: off (computed), radix, splice.")
+    ] = "off,radix,splice",
+    undeclared: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=amortize",
+            help="Splice the harness's own edits of this role's messages. May be repeated.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first N requests of the file.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model folder or hub id; a tiny model by default.")
+    ] = None,
+    pool_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Size of the engine's KV pool in tokens.")
+    ] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="OUT.png", help="Write a picture by turn here.")
+    ] = None,
+) -> None:
+    """Replay recorded agent sessions and count where every prompt token came from.
+
+    Each arm gets a fresh stack in this process, which the OpenAI SDK drives. The recorded answers
+    are fed back and the model's own are thrown away, so every arm serves the same requests.
+    """
+    from rich.console import Console
+
+    from ..replay.arms import parse_arms
+    from ..replay.arms import replay as run_replay
+    from ..replay.errors import ReplayError
+    from ..replay.plot import draw
+    from ..replay.stack import StackOptions
+    from ..replay.table import ArmProgress, print_report
+    from ..replay.traces import TraceError, read_trace
+    from ..telemetry.logging import configure_logging
+
+    configure_logging("warning", "json")
+    console = Console(stderr=True)
+    try:
+        chosen = parse_arms(arms)
+        trace = read_trace(file).first(limit)
+        options = StackOptions(policy, parse_rules(undeclared or ()), model, pool_tokens)
+        for skipped in trace.skipped:
+            console.print(f"note: {skipped}", style="yellow", markup=False, highlight=False)
+        with ArmProgress(console, trace.requests) as progress:
+            report = run_replay(trace, chosen, options, progress)
+        if plot is not None:
+            draw(report.runs, plot, f"{file.name}, policy {policy}")
+    except (ReplayError, TraceError, ValueError) as error:
+        console.print(f"leyline replay: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from error
+    print_report(Console(), report, f"{file.name}, policy {policy}")
+    if json_out is not None:
+        json_out.parent.mkdir(parents=True, exist_ok=True)
+        json_out.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+
+
+def parse_rules(items: list[str] | tuple[str, ...]) -> dict[str, str]:
+    """``ROLE=MODE`` pairs as a mapping.
+
+    Raises:
+        typer.BadParameter: an item without a role or a mode.
+    """
+    rules: dict[str, str] = {}
+    for item in items:
+        role, _, mode = item.partition("=")
+        if not role or not mode:
+            raise typer.BadParameter(f"{item!r} is not ROLE=MODE, for example tool=amortize")
+        rules[role.strip()] = mode.strip()
+    return rules

@@ -1,0 +1,240 @@
+"""``leyline serve``: the proxy, by default with an engine in the same process."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.applications import Starlette
+
+    from ..settings import Settings
+
+USAGE_ERROR = 2
+
+_EPILOG = """[bold]Examples[/bold]
+
+Try it, no GPU needed:  leyline serve
+
+Before an SGLang server:  leyline serve --upstream http://gpu1:30000
+
+Shorten old tool output:  leyline serve --policy "truncate_older_than:n=2,max_chars=200"
+
+For a harness that truncates by itself:  leyline serve --undeclared tool=amortize
+
+Two teams:  leyline serve --api-key red:KEY1 --api-key blue:KEY2
+
+Every flag is also a setting LEYLINE_NAME in the environment and a key in the file of --config;
+flags win over the environment, and that over the file.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command(name="serve", epilog=_EPILOG)(serve)
+
+
+def serve(
+    *,
+    host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; 0 takes a free one [8790].")
+    ] = None,
+    upstream: Annotated[
+        str | None, typer.Option(help="Base URL of the engine; without it, one runs in here.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="Embedded engine to run [replay].")] = None,
+    engine_option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for the embedded engine; repeatable.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model of the embedded engine: a folder or a hub id [a tiny one]."),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Policies, such as truncate_older_than:n=2,max_chars=200.")
+    ] = None,
+    undeclared: Annotated[
+        list[str] | None,
+        typer.Option(help="ROLE=MODE for edits that nobody declared; repeatable [exact]."),
+    ] = None,
+    request_policy: Annotated[
+        bool | None,
+        typer.Option(
+            "--request-policy/--no-request-policy", help="May a request choose its policy? [yes]"
+        ),
+    ] = None,
+    splice: Annotated[
+        bool | None, typer.Option("--splice/--no-splice", help="Splice at all? [yes]")
+    ] = None,
+    retained_turns: Annotated[
+        int | None, typer.Option(help="Turns of a session to splice from [4].")
+    ] = None,
+    api_key: Annotated[
+        list[str] | None, typer.Option(help="TENANT:KEY; repeatable [no keys, one tenant].")
+    ] = None,
+    api_keys_file: Annotated[Path | None, typer.Option(help="File of TENANT:KEY lines.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="json or console.")] = None,
+) -> None:
+    """Start the proxy and print where to point your OpenAI client."""
+    settings = _settings(
+        config,
+        host=host,
+        port=port,
+        upstream=upstream,
+        engine=engine,
+        engine_options=_engine_options(engine_option),
+        model=model,
+        policy=policy,
+        undeclared=undeclared,
+        allow_request_policy=request_policy,
+        splice=splice,
+        retained_turns=retained_turns,
+        api_keys=api_key,
+        api_keys_file=api_keys_file,
+        log_level=log_level,
+        log_format=log_format,
+    )
+    app = _application(settings)
+    sock = _listen(settings.host, settings.port)
+    try:
+        _run(app, settings, sock)
+    finally:
+        sock.close()
+
+
+def _settings(config: Path | None, **flags: Any) -> Settings:
+    from pydantic import ValidationError
+
+    from ..settings import load_settings
+
+    try:
+        return load_settings(config, **flags)
+    except ValidationError as error:
+        lines = [
+            f"{'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}"
+            for item in error.errors(include_input=False, include_url=False)
+        ]
+        raise _usage("\n".join(lines)) from error
+    except (OSError, ValueError) as error:
+        raise _usage(str(error)) from error
+
+
+def _engine_options(items: list[str] | None) -> dict[str, Any] | None:
+    import yaml
+
+    if not items:
+        return None
+    options: dict[str, Any] = {}
+    for item in items:
+        name, sign, value = item.partition("=")
+        if not sign:
+            raise _usage(f"--engine-option {item!r} is not NAME=VALUE")
+        options[name.replace("-", "_")] = yaml.safe_load(value)
+    return options
+
+
+def _application(settings: Settings) -> FastAPI:
+    from leyline_policies import PolicyError
+
+    from ..core.options import OptionError
+    from ..http.app import create_app
+    from ..telemetry.logging import configure_logging
+    from ..tenants import build_directory
+
+    configure_logging(settings.log_level, settings.log_format)
+    try:
+        build_directory(settings)  # before the engine, which may take long to load
+        return create_app(settings, engine_app=_engine(settings))
+    except (PolicyError, OptionError, ValueError) as error:
+        raise _usage(str(error)) from error
+
+
+def _engine(settings: Settings) -> Starlette | None:
+    from ..upstream.embedded import EngineUnavailable, create_embedded_engine
+
+    if settings.upstream is not None:
+        return None
+    options = dict(settings.engine_options)
+    if settings.model is not None:
+        options["model"] = settings.model
+    console = Console(stderr=True)
+    try:
+        with console.status(f"Loading the {settings.engine} engine"):
+            return create_embedded_engine(settings.engine, options)
+    except EngineUnavailable as error:
+        raise _usage(str(error)) from error
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise _usage(
+            f"{host}:{port} can't be listened on ({error.strerror}). --port 0 takes a free port."
+        ) from error
+    return sock
+
+
+def _run(app: FastAPI, settings: Settings, sock: socket.socket) -> None:
+    import uvicorn
+
+    # The server shuts down on the first signal and then raises it again; that is no failure.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    host, port = sock.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                _announce(app, f"http://{shown}:{port}")
+
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=10,
+        timeout_keep_alive=75,
+    )
+    Server(config).run(sockets=[sock])
+
+
+def _announce(app: FastAPI, url: str) -> None:
+    status = app.state.services.handshake.status
+    console = Console(highlight=False, soft_wrap=True)
+    models = ", ".join(status.models or ()) or "not known yet"
+    verdict = (
+        "[green]yes[/green]" if status.splices else f"[red]no[/red]: {escape(status.obstacle)}"
+    )
+    console.print("[bold]Leyline is up.[/bold]")
+    for name, value in (
+        ("base_url", f"{url}/v1"),
+        ("model", escape(models)),
+        ("engine", escape(status.engine) if status.up else "not reached yet; still trying"),
+        ("splices", verdict),
+        ("status page", f"{url}/"),
+    ):
+        console.print(f"  {name:<12} {value}")
+
+
+def _usage(message: str) -> typer.Exit:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"[red]leyline serve:[/red] {escape(message)}"
+    )
+    return typer.Exit(USAGE_ERROR)

@@ -1,0 +1,172 @@
+"""Chat messages: their identity, their text, and whether they make sense."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import xxhash
+
+Message = dict[str, Any]
+"""An OpenAI chat message as decoded JSON."""
+
+VOLATILE_KEYS = frozenset({"cache_control", "prompt_cache_breakpoint"})
+"""Cache markers that move from turn to turn; ignored in comparison, not in what is sent."""
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_OPAQUE_KEYS = frozenset({"arguments"})
+"""Members whose inside is the caller's own data, compared as it is."""
+
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+class MessageError(ValueError):
+    """A message list that no chat endpoint could accept; ``param`` names the field."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def fingerprint(message: Message) -> int:
+    """xxh3-64 over the message's canonical form.
+
+    Equal for messages that differ in key order, volatile markers, members that are null, or in
+    whether a text is a string or a single text part.
+    """
+    return int(xxhash.xxh3_64_intdigest(_encoder.encode(_canonical_message(message))))
+
+
+def _canonical_message(message: Message) -> dict[str, Any]:
+    canonical: dict[str, Any] = {}
+    for key, value in message.items():
+        if value is None or key in VOLATILE_KEYS:
+            continue
+        canonical[key] = value if isinstance(value, str) else _canonical(value)
+    content = canonical.get("content")
+    if isinstance(content, list) and len(content) == 1:
+        part = content[0]
+        if isinstance(part, dict) and part.keys() == {"type", "text"} and part["type"] == "text":
+            canonical["content"] = part["text"]
+    return canonical
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: item if key in _OPAQUE_KEYS else _canonical(item)
+            for key, item in value.items()
+            if key not in VOLATILE_KEYS and item is not None
+        }
+    if isinstance(value, list):
+        return [_canonical(item) for item in value]
+    return value
+
+
+def text_of(message: Message) -> str:
+    """The message's text: its string content, or its text parts joined."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if is_text_part(part))
+    return ""
+
+
+def is_text_part(part: object) -> bool:
+    """Whether a content part carries text."""
+    return isinstance(part, dict) and isinstance(part.get("text"), str)
+
+
+def call_ids(message: Message) -> tuple[str, ...]:
+    """Ids of the tool calls that a message makes."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return ()
+    return tuple(
+        call["id"] for call in calls if isinstance(call, dict) and isinstance(call.get("id"), str)
+    )
+
+
+def check_messages(messages: object) -> list[Message]:
+    """The message list, checked as far as every chat endpoint would.
+
+    Unknown members, part types and names are left alone.
+
+    Raises:
+        MessageError: names the first offending field and what it should be.
+    """
+    if not isinstance(messages, list):
+        raise MessageError("messages", "messages must be a list of chat messages.")
+    if not messages:
+        raise MessageError("messages", "messages must hold at least one message.")
+    called: set[str] = set()
+    for index, message in enumerate(messages):
+        _check_message(f"messages[{index}]", message, called)
+        called.update(call_ids(message))
+    return messages
+
+
+def _check_message(where: str, message: object, called: set[str]) -> None:
+    if not isinstance(message, dict):
+        raise MessageError(where, f"{where} must be an object with role and content.")
+    role = message.get("role")
+    if role not in ROLES:
+        raise MessageError(f"{where}.role", f"{where}.role must be one of {', '.join(ROLES)}.")
+    _check_content(where, role, message)
+    if role == "assistant":
+        _check_calls(f"{where}.tool_calls", message.get("tool_calls"))
+    if role == "tool":
+        _check_result(f"{where}.tool_call_id", message.get("tool_call_id"), called)
+
+
+def _check_content(where: str, role: str, message: Mapping[str, Any]) -> None:
+    content, field = message.get("content"), f"{where}.content"
+    if isinstance(content, str):
+        return
+    if content is None:
+        # Assistants may only call tools, and results of the old function API may be empty.
+        if role in ("assistant", "function"):
+            return
+        raise MessageError(field, f"{field} is missing; a {role} message needs a text or parts.")
+    if not isinstance(content, list):
+        raise MessageError(field, f"{field} must be a string or a list of content parts.")
+    for number, part in enumerate(content):
+        place = f"{field}[{number}]"
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise MessageError(place, f"{place} must be a content part: an object with a type.")
+        if part["type"] == "text" and not isinstance(part.get("text"), str):
+            raise MessageError(f"{place}.text", f"{place}.text must be a string.")
+
+
+def _check_calls(field: str, calls: object) -> None:
+    if calls is None:
+        return
+    if not isinstance(calls, list):
+        raise MessageError(field, f"{field} must be a list of tool calls.")
+    for number, call in enumerate(calls):
+        place = f"{field}[{number}]"
+        if not isinstance(call, dict):
+            raise MessageError(place, f"{place} must be an object with id, type and function.")
+        if not isinstance(call.get("id"), str):
+            raise MessageError(f"{place}.id", f"{place}.id must be a string; results refer to it.")
+        function = call.get("function")
+        if function is not None and not (
+            isinstance(function, dict) and isinstance(function.get("name"), str)
+        ):
+            place = f"{place}.function"
+            raise MessageError(place, f"{place} must be an object with a name and arguments.")
+
+
+def _check_result(field: str, identifier: object, called: set[str]) -> None:
+    if not isinstance(identifier, str):
+        raise MessageError(
+            field, f"{field} must be the id of the tool call that this message answers."
+        )
+    if identifier not in called:
+        raise MessageError(
+            field,
+            f"{field} answers no tool call: an assistant message before it must have a "
+            "tool_calls entry with this id.",
+        )

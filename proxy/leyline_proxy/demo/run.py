@@ -1,0 +1,136 @@
+"""Replays the recorded session through real stacks, one ``leyline serve`` per arm."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.resources import as_file, files
+from queue import Empty, SimpleQueue
+from typing import IO
+
+from ..replay.arms import Progress, run_sessions
+from ..replay.driver import ChatDriver
+from ..replay.errors import ReplayError, StackError
+from ..replay.results import Arm, ArmRun
+from ..replay.traces import Trace, read_trace
+
+START_S = 600.0
+"""Longest wait for ``leyline serve``: the first start makes its model."""
+STOP_S = 20.0
+_BASE_URL = re.compile(r"base_url\s+(http://\S+)")
+
+
+def shipped_trace() -> Trace:
+    """The session that lies in the package."""
+    with as_file(files("leyline_proxy.demo").joinpath("session.jsonl.gz")) as path:
+        return read_trace(path)
+
+
+def run_arms(
+    trace: Trace, policy: str, progress: Progress, *, model: str | None = None
+) -> dict[Arm, ArmRun]:
+    """Both real arms, each on a fresh server, and ``off`` computed from their prompts.
+
+    Raises:
+        ReplayError: a server that does not start or fails, or figures that contradict.
+    """
+    runs: dict[Arm, ArmRun] = {}
+    for arm in (Arm.RADIX, Arm.SPLICE):
+        progress(arm, 0)
+        with served(_flags(arm, policy, model)) as base_url:
+            runs[arm] = _drive(ChatDriver(base_url), trace, arm, progress)
+    return {Arm.OFF: runs[Arm.RADIX].switched_off(), **runs}
+
+
+def run_against(
+    url: str, api_key: str, trace: Trace, policy: str, progress: Progress
+) -> dict[Arm, ArmRun]:
+    """One arm, on a stack that runs already; the policy is asked for with each request.
+
+    Raises:
+        ReplayError: nothing usable at ``url``, or it refused the very first request.
+    """
+    base_url = url.rstrip("/").removesuffix("/v1") + "/v1"
+    driver = ChatDriver(base_url, api_key=api_key, policy=policy)
+    run = _drive(driver, trace, Arm.SPLICE, progress)
+    if not run.results:
+        raise ReplayError("; ".join(run.notes) or "no request was answered")
+    return {Arm.OFF: run.switched_off(), Arm.SPLICE: run}
+
+
+@contextmanager
+def served(flags: Sequence[str]) -> Iterator[str]:
+    """``leyline serve`` with these flags on a free port; gives its base URL.
+
+    Raises:
+        StackError: it ends before it serves, or is not up in time.
+    """
+    command = [sys.executable, "-c", "from leyline_proxy.cli import main; main()", "serve"]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        process = subprocess.Popen(  # noqa: S603 - our own command, no shell
+            [*command, "--port", "0", "--log-level", "warning", *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=_environment(os.environ),
+        )
+        try:
+            yield _base_url(process, log)
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def _flags(arm: Arm, policy: str, model: str | None) -> list[str]:
+    chosen = ["--policy", policy, "--splice" if arm is Arm.SPLICE else "--no-splice"]
+    return [*chosen, "--model", model] if model else chosen
+
+
+def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Without the operator's own settings, so that both arms differ in one thing only."""
+    return {name: value for name, value in inherited.items() if not name.startswith("LEYLINE_")}
+
+
+def _drive(driver: ChatDriver, trace: Trace, arm: Arm, progress: Progress) -> ArmRun:
+    try:
+        return run_sessions(driver, trace.sessions, arm, progress)
+    finally:
+        driver.close()
+
+
+def _base_url(process: subprocess.Popen[str], log: IO[str]) -> str:
+    """Waits for the line that names the address; a thread goes on emptying the pipe after it."""
+    found: SimpleQueue[str | None] = SimpleQueue()
+    assert process.stdout is not None  # noqa: S101 - it was opened as a pipe
+    pipe = process.stdout
+
+    def listen() -> None:
+        for line in pipe:
+            if match := _BASE_URL.search(line):
+                found.put(match[1])
+        found.put(None)
+
+    threading.Thread(target=listen, daemon=True, name="leyline-demo-serve").start()
+    try:
+        address = found.get(timeout=START_S)
+    except Empty:
+        raise StackError(f"leyline serve is not up after {START_S:.0f} s") from None
+    if address is None:
+        process.wait(STOP_S)
+        log.seek(0)
+        said = " ".join(log.read().split()[-60:])
+        raise StackError(f"leyline serve ended with status {process.returncode}: {said}")
+    return address

@@ -1,0 +1,1 @@
+"""The HTTP surface: routes, errors, streaming and the status page."""

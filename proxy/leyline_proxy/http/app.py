@@ -1,0 +1,66 @@
+"""The application: one per process, all its state in :class:`~leyline_proxy.services.Services`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from ..services import Services, build_services
+from ..settings import Settings
+from ..upstream.lifespan import lifespan_of
+from .errors import install_error_handlers
+from .routes import install_routes
+
+
+def create_app(settings: Settings, *, engine_app: ASGIApp | None = None) -> FastAPI:
+    """The proxy as an ASGI application.
+
+    With ``engine_app``, requests go to that application in this process and its lifespan is run
+    with the proxy's; else they go to ``settings.upstream``.
+
+    Raises:
+        leyline_policies.PolicyError: an unknown policy or a bad parameter.
+        leyline_proxy.core.options.OptionError: a bad rule for undeclared edits.
+        ValueError: neither an engine nor an upstream; an unreadable key file.
+    """
+    services = build_services(settings, engine_app)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            if engine_app is not None:
+                await stack.enter_async_context(lifespan_of(engine_app))
+            stack.push_async_callback(services.upstream.aclose)
+            await stack.enter_async_context(_handshaking(services))
+            yield
+
+    app = FastAPI(
+        title="Leyline",
+        version=version("leyline-kv"),
+        summary="An OpenAI-compatible proxy that keeps the KV cache when agents edit history.",
+        lifespan=lifespan,
+        # Its pages load scripts from a content delivery network.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.services = services
+    install_error_handlers(app)
+    install_routes(app, services)
+    return app
+
+
+@asynccontextmanager
+async def _handshaking(services: Services) -> AsyncIterator[None]:
+    """Ask once before serving, so that a first look says something, then keep asking."""
+    await services.handshake.refresh()
+    task = asyncio.create_task(services.handshake.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))

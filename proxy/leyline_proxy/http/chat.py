@@ -1,0 +1,101 @@
+"""``POST /v1/chat/completions``: JSON and streams, down to the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
+from time import perf_counter
+from typing import Any
+
+import httpx
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..core.wire import add_members
+from ..pipeline.accounting import account_headers
+from ..pipeline.request import OPTIONS_FIELD, parse_chat
+from ..pipeline.turn import Turn
+from ..tenants import Tenant
+from ..upstream.client import downstream_headers, read
+from .exchange import Exchange
+from .limits import until_disconnect
+from .refusal import refusal_response
+from .relay import TurnRelay
+
+CHAT_PATH = "/v1/chat/completions"
+
+
+class ChatExchange(Exchange):
+    """One chat turn."""
+
+    route = CHAT_PATH
+
+    async def serve(
+        self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Plan, forward, account."""
+        chat = parse_chat(raw, self.request.headers, tenant, arrived=self.arrived)
+        turn = await self.services.turns.begin(chat)
+        self.model = self.services.turns.model_label(chat.model)
+        self.extra_headers["x-leyline-session"] = turn.identity.session_id
+        if chat.stream:
+            refused = await until_disconnect(receive, self._stream(turn, send))
+        else:
+            refused = await until_disconnect(receive, self._fetch(turn))
+        if refused is not None:
+            await self.answer(refused, scope, receive, send)
+
+    def _open(self, turn: Turn) -> AbstractAsyncContextManager[httpx.Response]:
+        return self.services.upstream.open(
+            "POST", CHAT_PATH, headers=self.request.headers, content=turn.body
+        )
+
+    async def _fetch(self, turn: Turn) -> Response:
+        """The whole answer, with the account in its body and headers."""
+        async with self._open(turn) as upstream:
+            body = await read(upstream)
+        if upstream.status_code != httpx.codes.OK:
+            return refusal_response(upstream, body, self.extra_headers)
+        account = await self.services.turns.settle(
+            turn, _usage(body), ttft_s=perf_counter() - self.arrived
+        )
+        if body.lstrip()[:1] == b"{":
+            body = add_members(body, {OPTIONS_FIELD: orjson.dumps(account.member)})
+        headers = downstream_headers(upstream.headers)
+        return Response(
+            body, headers={**headers, **self.extra_headers, **account_headers(account.receipt)}
+        )
+
+    async def _stream(self, turn: Turn, send: Send) -> Response | None:
+        """Pass events on; the status line waits for the first. A refusal is returned instead."""
+        async with self._open(turn) as upstream:
+            if upstream.status_code != httpx.codes.OK:
+                return refusal_response(upstream, await read(upstream), self.extra_headers)
+            relay = TurnRelay(self.services.turns, turn)
+            self.extra_headers["x-leyline-plan"] = turn.planned.plan.planned.value
+            async with aclosing(relay.events(upstream)) as events:
+                first = await anext(events)
+                await self.start_stream(send, stream_headers(upstream))
+                await self.send_chunk(send, first)
+                async for event in events:
+                    await self.send_chunk(send, event)
+        self.complete = relay.settled
+        if relay.broken:
+            self.status = "502"
+        await self.end_stream(send)
+        return None
+
+
+def stream_headers(upstream: httpx.Response) -> dict[str, str]:
+    """Response headers of a stream."""
+    # Without this, buffering reverse proxies would undo the streaming.
+    return {"x-accel-buffering": "no", **downstream_headers(upstream.headers)}
+
+
+def _usage(body: bytes) -> Mapping[str, Any] | None:
+    try:
+        usage = orjson.loads(body).get("usage")
+    except (orjson.JSONDecodeError, AttributeError):
+        return None
+    return usage if isinstance(usage, dict) else None

@@ -1,0 +1,67 @@
+"""``POST /v1/completions``: forwarded as it is, less what clients may not send.
+
+A bare prompt is no conversation: there is nothing to compare it with and no session to keep, so
+no envelope goes with it.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import httpx
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..pipeline.outgoing import without_reserved
+from ..pipeline.request import decode_body, model_of, stream_of
+from ..tenants import Tenant
+from ..upstream.client import downstream_headers, read
+from .chat import stream_headers
+from .exchange import Exchange
+from .limits import until_disconnect
+from .refusal import refusal_response
+from .relay import Relay
+
+COMPLETIONS_PATH = "/v1/completions"
+
+
+class CompletionExchange(Exchange):
+    """One bare completion."""
+
+    route = COMPLETIONS_PATH
+
+    async def serve(
+        self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Forward."""
+        body = decode_body(raw)
+        model = model_of(body)
+        stream = stream_of(body)
+        await self.services.turns.check_model(model)
+        self.model = self.services.turns.model_label(model)
+        work = self._forward(without_reserved(raw), stream, send)
+        answer = await until_disconnect(receive, work)
+        if answer is not None:
+            await self.answer(answer, scope, receive, send)
+
+    async def _forward(self, content: bytes, stream: bool, send: Send) -> Response | None:
+        async with self.services.upstream.open(
+            "POST", COMPLETIONS_PATH, headers=self.request.headers, content=content
+        ) as upstream:
+            if upstream.status_code != httpx.codes.OK:
+                return refusal_response(upstream, await read(upstream), self.extra_headers)
+            if not stream:
+                body = await read(upstream)
+                return Response(body, headers=downstream_headers(upstream.headers))
+            relay = Relay()
+            async with aclosing(relay.events(upstream)) as events:
+                first = await anext(events)
+                await self.start_stream(send, stream_headers(upstream))
+                await self.send_chunk(send, first)
+                async for event in events:
+                    await self.send_chunk(send, event)
+        self.complete = True
+        if relay.broken:
+            self.status = "502"
+        await self.end_stream(send)
+        return None

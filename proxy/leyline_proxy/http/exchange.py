@@ -1,0 +1,107 @@
+"""What all forwarding routes share: counting, errors, and noticing that the client has gone."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from time import perf_counter
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..errors import ClientDisconnected, ProxyError, UpstreamUnreachableError
+from ..services import Services
+from ..tenants import Tenant
+from .errors import as_proxy_error, error_body, error_response
+from .limits import read_body
+
+log = structlog.get_logger("leyline.http")
+
+DISCONNECTED = "disconnected"
+UNKNOWN = "unknown"
+
+
+class Exchange(Response):
+    """Serves one request; an ASGI application itself, so that nothing buffers its stream."""
+
+    route = ""
+
+    def __init__(self, services: Services, request: Request) -> None:
+        # Not Response.__init__: there is no body or status yet.
+        self.services = services
+        self.request = request
+        self.background = None
+        self.arrived = perf_counter()
+        self.extra_headers: dict[str, str] = {}
+        """On every response from here on, errors included."""
+        self.status = "500"
+        self.model = UNKNOWN
+        self.complete = False
+        """All that matters has been sent; a disconnect is then no event."""
+        self._tenant = UNKNOWN
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; every way out is counted."""
+        try:
+            tenant = self.services.tenants.authenticate(self.request.headers)
+            self._tenant = tenant.name
+            limit = self.services.settings.max_body_bytes
+            raw = await read_body(self.request, limit)
+            await self.serve(tenant, raw, scope, receive, send)
+        except ClientDisconnected:
+            if not self.complete:
+                self.status = DISCONNECTED
+                log.info("client_disconnected", tenant=self._tenant, route=self.route)
+        except Exception as error:
+            await self._fail(as_proxy_error(error), scope, receive, send)
+        finally:
+            self._count()
+
+    @abstractmethod
+    async def serve(
+        self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer the request. Errors of :mod:`leyline_proxy.errors` may be raised."""
+
+    async def start_stream(self, send: Send, headers: Mapping[str, str]) -> None:
+        """Send the status line of a stream."""
+        answer = Response(headers={**headers, **self.extra_headers})
+        raw = [item for item in answer.raw_headers if item[0] != b"content-length"]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        self._started, self.status = True, "200"
+
+    async def send_chunk(self, send: Send, chunk: bytes) -> None:
+        """Send a part of the stream."""
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def end_stream(self, send: Send) -> None:
+        """Close the stream."""
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def answer(self, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send a whole response."""
+        self.status = str(response.status_code)
+        self._started = True
+        await response(scope, receive, send)
+
+    async def _fail(self, error: ProxyError, scope: Scope, receive: Receive, send: Send) -> None:
+        self.status = str(error.status)
+        if isinstance(error, UpstreamUnreachableError):
+            self.services.handshake.report_failure()
+        if not self._started:
+            await error_response(error, self.extra_headers)(scope, receive, send)
+            return
+        # Too late for a status: an error event, and no [DONE], so that no client takes the
+        # torn answer for a whole one.
+        await self.send_chunk(send, b"data: " + error_body(error) + b"\n\n")
+        await self.end_stream(send)
+
+    def _count(self) -> None:
+        metrics = self.services.metrics
+        metrics.requests.labels(self._tenant, self.model, self.route, self.status).inc()
+        metrics.request_seconds.labels(self._tenant, self.model, self.route).observe(
+            perf_counter() - self.arrived
+        )

@@ -1,0 +1,77 @@
+"""Reading a request body within a limit, and noticing that the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.types import Receive
+
+from ..errors import BadRequestError, BodyTooLargeError, ClientDisconnected
+
+T = TypeVar("T")
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body, at most ``limit`` bytes.
+
+    Raises:
+        BodyTooLargeError: as soon as the announced or the received length passes the limit.
+        BadRequestError: for a body in a content encoding, which is not read here.
+        ClientDisconnected: when the client leaves before its body is complete.
+    """
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise BadRequestError(
+            "Compressed request bodies are not supported; send the JSON uncompressed.",
+            param="content-encoding",
+        )
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit:
+        raise _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled when the client disconnects first.
+
+    Raises:
+        ClientDisconnected: when it did; ``work`` has ended by then.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnected
+    finally:
+        for pending in (task, watcher):
+            pending.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _too_large(limit: int) -> BodyTooLargeError:
+    return BodyTooLargeError(
+        f"The request body is larger than this proxy's limit of {limit} bytes. Send fewer or "
+        "shorter messages, or raise max_body_bytes."
+    )

@@ -1,0 +1,87 @@
+"""What an engine's refusal becomes for the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import orjson
+from starlette.responses import Response
+
+from ..errors import ProxyError, UpstreamRefusalError, UpstreamUnreachableError
+from ..upstream.client import downstream_headers
+from .errors import error_response
+
+_STATUS_OF_TYPE = {
+    "badrequest": 400,
+    "badrequesterror": 400,
+    "invalid_request_error": 400,
+    "authentication_error": 502,
+    "not_found_error": 404,
+    "notfounderror": 404,
+    "rate_limit_error": 429,
+    "abort": 503,
+    "service_unavailable": 503,
+    "overloaded_error": 503,
+}
+_OWN_CREDENTIALS = frozenset({401, 403, 407})
+
+
+def refusal_response(upstream: httpx.Response, body: bytes, headers: Mapping[str, str]) -> Response:
+    """A non-200 answer of the engine, its own words kept where they are OpenAI-shaped."""
+    status = upstream.status_code
+    if status in _OWN_CREDENTIALS:
+        # The caller's key never went upstream; a 401 would send it looking in the wrong place.
+        refused = UpstreamUnreachableError(
+            "The engine refuses the proxy's own credentials (upstream_api_key).",
+            code="upstream_credentials",
+        )
+        return error_response(refused, dict(headers))
+    if not httpx.codes.is_error(status):
+        odd = UpstreamUnreachableError(f"The engine answered with status {status}.")
+        return error_response(odd, dict(headers))
+    if _is_shaped(body):
+        kept = {**downstream_headers(upstream.headers), **headers}
+        return Response(body, status_code=status, headers=kept)
+    return error_response(_shape(status, body), dict(headers))
+
+
+def refusal_of_event(error: Mapping[str, Any]) -> ProxyError:
+    """The error event that an engine sent instead of a first token, as a status of its own."""
+    kind = str(error.get("type") or "upstream_error")
+    code = error.get("code")
+    status = code if isinstance(code, int) and not isinstance(code, bool) else None
+    if status is None and isinstance(code, str) and code.isdigit():
+        status = int(code)
+    if status is None or not httpx.codes.is_error(status):
+        status = _STATUS_OF_TYPE.get(kind.lower(), 502)
+    if status in _OWN_CREDENTIALS:
+        status = 502
+    message = str(error.get("message") or "The engine refused the request.")
+    return UpstreamRefusalError(
+        status, message, kind=kind, code=code if isinstance(code, str) else "upstream_error"
+    )
+
+
+def _is_shaped(body: bytes) -> bool:
+    document = _object(body)
+    return isinstance(document.get("error"), dict) and "message" in document["error"]
+
+
+def _shape(status: int, body: bytes) -> ProxyError:
+    """SGLang and FastAPI servers answer flat: ``{"object": "error", "message": …}``."""
+    document = _object(body)
+    message = document.get("message") or document.get("detail") or document.get("error")
+    text = message if isinstance(message, str) else f"The engine answered with status {status}."
+    client_fault = status < httpx.codes.INTERNAL_SERVER_ERROR
+    kind = "invalid_request_error" if client_fault else "upstream_error"
+    return UpstreamRefusalError(status, text, kind=kind, code="upstream_error")
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return document if isinstance(document, dict) else {}

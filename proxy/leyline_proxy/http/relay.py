@@ -1,0 +1,106 @@
+"""Passing an engine's event stream on, event by event."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from time import perf_counter
+from typing import Any
+
+import httpx
+
+from ..errors import UpstreamUnreachableError
+from ..pipeline.request import OPTIONS_FIELD
+from ..pipeline.turn import Turn
+from ..turns import TurnService
+from ..upstream.client import chunks
+from .refusal import refusal_of_event
+from .sse import DONE, ChunkFacts, EventSplitter, append_to_event, chunk_facts, event_data
+
+
+class Relay:
+    """The engine's bytes as they are. ``broken``: the engine reported an error on the way."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    async def events(self, upstream: httpx.Response) -> AsyncGenerator[bytes, None]:
+        """The bytes to send. Nothing is yielded before the first real event is known.
+
+        Raises:
+            UpstreamRefusalError: the first event is an error.
+            UpstreamUnreachableError: the stream breaks, or ends before an event.
+        """
+        held = bytearray()
+        started = False
+        splitter = EventSplitter()
+        async with aclosing(chunks(upstream)) as received:
+            async for chunk in received:
+                for event in splitter.feed(chunk):
+                    facts = chunk_facts(event)
+                    if facts.error is not None:
+                        if not started:
+                            raise refusal_of_event(facts.error)
+                        self.broken = True
+                    held += await self.passed(event, facts)
+                    # A comment or keep-alive tells nothing about the request yet.
+                    started = started or bool(event_data(event))
+                    if started:
+                        yield bytes(held)
+                        held.clear()
+        held += splitter.rest()
+        if not started and not held:
+            raise UpstreamUnreachableError("The engine ended its stream before the first event.")
+        await self.ended()
+        if held:
+            yield bytes(held)
+
+    async def passed(self, event: bytes, facts: ChunkFacts) -> bytes:
+        """What to send for ``event``."""
+        return event
+
+    async def ended(self) -> None:
+        """The engine has closed its stream."""
+
+
+class TurnRelay(Relay):
+    """Appends the account to the finish chunk.
+
+    The turn is settled before the event that ends it is passed on, because an agent sends its
+    next turn as soon as it has read that event.
+    """
+
+    def __init__(self, turns: TurnService, turn: Turn) -> None:
+        super().__init__()
+        self._turns = turns
+        self._turn = turn
+        self._usage: Mapping[str, Any] | None = None
+        self._ttft_s: float | None = None
+        self._marked = False
+        self.settled = False
+
+    async def passed(self, event: bytes, facts: ChunkFacts) -> bytes:
+        """The event, with the account if it is the finish chunk."""
+        self._usage = facts.usage or self._usage
+        if facts.bears_token and self._ttft_s is None:
+            self._ttft_s = perf_counter() - self._turn.request.arrived
+        if facts.finishes and not self._marked:
+            self._marked = True
+            return append_to_event(event, {OPTIONS_FIELD: await self._account()})
+        if event_data(event) == DONE:
+            await self.ended()
+        return event
+
+    async def ended(self) -> None:
+        """Settle, once; a stream that reported an error leaves the session as it was."""
+        if not self.settled and not self.broken:
+            await self._turns.settle(self._turn, self._usage, ttft_s=self._ttft_s)
+            self.settled = True
+
+    async def _account(self) -> dict[str, Any]:
+        if not self._turn.enveloped:
+            # There is no receipt, and the usage comes behind this chunk.
+            return self._turns.preview(self._turn, self._usage).member
+        account = await self._turns.settle(self._turn, self._usage, ttft_s=self._ttft_s)
+        self.settled = True
+        return account.member

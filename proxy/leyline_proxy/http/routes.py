@@ -1,0 +1,132 @@
+"""All paths of the proxy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import msgspec
+from fastapi import FastAPI, Request
+from leyline_engine.contract import CAPABILITY_PATH
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from ..errors import NotFoundError
+from ..services import Services
+from ..sessions.summary import session_document, session_overview
+from ..settings import DEFAULT_TENANT
+from ..upstream.client import downstream_headers, read
+from .chat import CHAT_PATH, ChatExchange
+from .completions import COMPLETIONS_PATH, CompletionExchange
+from .refusal import refusal_response
+from .status_page import status_page
+
+
+def install_routes(app: FastAPI, services: Services) -> None:
+    """Register every route on ``app``."""
+    _install_openai(app, services)
+    _install_sessions(app, services)
+    _install_operations(app, services)
+
+
+def _install_openai(app: FastAPI, services: Services) -> None:
+    @app.post(CHAT_PATH, tags=["openai"], response_class=ChatExchange)
+    async def chat_completions(request: Request) -> Response:
+        """A chat completion, with edits of the history spliced where the engine can."""
+        return ChatExchange(services, request)
+
+    @app.post(COMPLETIONS_PATH, tags=["openai"], response_class=CompletionExchange)
+    async def completions(request: Request) -> Response:
+        """A bare completion, forwarded."""
+        return CompletionExchange(services, request)
+
+    @app.get("/v1/models", tags=["openai"])
+    async def models(request: Request) -> Response:
+        """The models that the engine serves."""
+        services.tenants.authenticate(request.headers)
+        async with services.upstream.open("GET", "/v1/models", headers=request.headers) as upstream:
+            body = await read(upstream)
+        if upstream.status_code != httpx.codes.OK:
+            return refusal_response(upstream, body, {})
+        return Response(body, headers=downstream_headers(upstream.headers))
+
+
+def _install_sessions(app: FastAPI, services: Services) -> None:
+    @app.get("/v1/leyline/sessions", tags=["leyline"])
+    async def sessions(request: Request) -> JSONResponse:
+        """The tenant's sessions, latest first."""
+        tenant = services.tenants.authenticate(request.headers)
+        found = await services.store.sessions(tenant.name)
+        return JSONResponse({"sessions": [session_overview(item) for item in found]})
+
+    @app.get("/v1/leyline/sessions/{session_id}", tags=["leyline"])
+    async def session(session_id: str, request: Request) -> JSONResponse:
+        """One session: its turns, edits and receipts, without prompt text."""
+        tenant = services.tenants.authenticate(request.headers)
+        found = await services.store.get(tenant.name, session_id)
+        if found is None:
+            raise NotFoundError("No such session; it may have expired.", code="session_not_found")
+        return JSONResponse(session_document(found))
+
+
+def _install_operations(app: FastAPI, services: Services) -> None:
+    @app.get("/healthz", tags=["operations"])
+    async def healthz() -> dict[str, str]:
+        """The process lives."""
+        return {"status": "ok"}
+
+    @app.get("/readyz", tags=["operations"])
+    async def readyz() -> JSONResponse:
+        """200 when the engine answers, 503 else; says whether it splices, or why not."""
+        document = readiness(services)
+        return JSONResponse(document, status_code=200 if document["ready"] else 503)
+
+    @app.get("/metrics", tags=["operations"], response_class=Response)
+    async def metrics() -> Response:
+        """Prometheus metrics."""
+        services.metrics.sessions.set(await services.store.count())
+        return Response(
+            generate_latest(services.metrics.registry),
+            headers={"content-type": CONTENT_TYPE_LATEST},
+        )
+
+    @app.get(CAPABILITY_PATH, tags=["operations"])
+    async def capability() -> JSONResponse:
+        """The engine's capability document; what the proxy itself can't use counts as missing."""
+        status = services.handshake.status
+        if status.capability is None:
+            raise NotFoundError(f"No capability document: {status.obstacle}.", code="no_capability")
+        document = msgspec.to_builtins(status.capability)
+        document |= {"splices": status.splices, "unsupported_reason": status.obstacle}
+        return JSONResponse(document)
+
+    @app.get("/", include_in_schema=False)
+    async def page(request: Request) -> HTMLResponse:
+        """The status page."""
+        visible = services.tenants.open
+        found = await services.store.sessions(DEFAULT_TENANT) if visible else None
+        base_url = f"{request.base_url}v1"
+        return HTMLResponse(
+            status_page(base_url, services.handshake.status, found, await services.store.count())
+        )
+
+
+def readiness(services: Services) -> dict[str, Any]:
+    """What ``/readyz`` says."""
+    status = services.handshake.status
+    return {
+        "ready": status.up,
+        "upstreams": [
+            {
+                "upstream": services.upstream.address,
+                "up": status.up,
+                "problem": status.problem,
+                "engine": status.engine if status.up else None,
+                "models": list(status.models or ()),
+                "splices": status.splices,
+                "obstacle": status.obstacle,
+                "renderer_proven": status.renderer is not None,
+                "renderer_problem": status.renderer_problem,
+            }
+        ],
+    }

@@ -1,0 +1,118 @@
+"""Server-sent events as bytes: split without decoding, changed only by appending a member.
+
+Events keep their exact bytes, terminator included, so that joining them gives the stream back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import orjson
+
+from ..core.wire import add_members
+
+_BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_LONGEST_BOUNDARY = 4
+DONE = b"[DONE]"
+
+
+class EventSplitter:
+    """Cuts a byte stream into whole events, in linear time."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._searched = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The events that ``chunk`` completes, each with its terminator."""
+        self._buffer += chunk
+        events: list[bytes] = []
+        cursor = 0
+        search = max(0, self._searched - _LONGEST_BOUNDARY + 1)
+        while match := _BOUNDARY.search(self._buffer, max(search, cursor)):
+            events.append(bytes(self._buffer[cursor : match.end()]))
+            cursor = match.end()
+        del self._buffer[:cursor]
+        self._searched = len(self._buffer)
+        return events
+
+    def rest(self) -> bytes:
+        """What is left after the last whole event; empties the splitter."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        self._searched = 0
+        return rest
+
+
+def event_data(event: bytes) -> bytes:
+    """The event's data: its ``data`` lines joined; empty for comments and keep-alives."""
+    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line[:5] == b"data:"]
+    return b"\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFacts:
+    """What the proxy needs to know of one completion chunk."""
+
+    bears_token: bool = False
+    """A choice brings more than the opening role."""
+    finishes: bool = False
+    """One of its choices has a ``finish_reason``."""
+    usage: Mapping[str, Any] | None = None
+    error: Mapping[str, Any] | None = None
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: Any = None
+    delta: dict[str, Any] | None = None
+    text: str | None = None
+
+    def bears_token(self) -> bool:
+        delta = self.delta or {}
+        said = self.text or any(value for name, value in delta.items() if name != "role")
+        return bool(said) or self.finish_reason is not None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: dict[str, Any] | None = None
+    error: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Chunk)
+
+
+def chunk_facts(event: bytes) -> ChunkFacts:
+    """Read a chunk; anything that is no JSON completion chunk has no facts."""
+    data = event_data(event)
+    if not data or data == DONE:
+        return ChunkFacts()
+    try:
+        chunk = _decoder.decode(data)
+    except msgspec.DecodeError:
+        return ChunkFacts()
+    error = chunk.error if chunk.error is None or isinstance(chunk.error, dict) else {}
+    choices = chunk.choices or ()
+    return ChunkFacts(
+        bears_token=any(choice.bears_token() for choice in choices),
+        finishes=any(choice.finish_reason is not None for choice in choices),
+        usage=chunk.usage,
+        error=error,
+    )
+
+
+def append_to_event(event: bytes, members: Mapping[str, Any]) -> bytes:
+    """``event`` with ``members`` appended to its JSON object, all other bytes untouched.
+
+    An event whose data isn't one line of JSON is returned as it is.
+    """
+    start = event.find(b"{")
+    end = event.rfind(b"}") + 1
+    if start < 0 or end <= start or b"\n" in event[start:end] or b"\r" in event[start:end]:
+        return event
+    encoded = {name: orjson.dumps(value) for name, value in members.items()}
+    return event[:start] + add_members(event[start:end], encoded) + event[end:]

@@ -1,0 +1,126 @@
+"""What became of a turn: the receipt, the caller's account of it, and what the session keeps."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from leyline_engine.contract import (
+    Outcome,
+    Reason,
+    Receipt,
+    TokenCounts,
+    TurnRecord,
+    token_digest,
+)
+
+from ..core.session import RetainedTurn
+from ..sessions.summary import edit_account, receipt_account
+from .turn import Turn
+
+NO_RECEIPT = "the engine gave no receipt for this request"
+
+
+def tokens_of_usage(usage: Mapping[str, Any] | None) -> TokenCounts:
+    """Token counts as far as an OpenAI ``usage`` object tells; zeros where it doesn't."""
+    if not isinstance(usage, Mapping):
+        return TokenCounts()
+    prompt = _count(usage.get("prompt_tokens"))
+    details = usage.get("prompt_tokens_details")
+    cached = _count(details.get("cached_tokens")) if isinstance(details, Mapping) else 0
+    cached = min(cached, prompt)
+    return TokenCounts(prompt=prompt, prefix=cached, prefilled=prompt - cached)
+
+
+def final_receipt(
+    turn: Turn, record: TurnRecord | None, usage: Mapping[str, Any] | None
+) -> Receipt:
+    """The receipt of a turn from all that is known of it.
+
+    The engine sees only directives; that a turn was edited and sent as an ordinary prefill is
+    known here alone, so the plan speaks where the engine has nothing to report.
+    """
+    plan = turn.planned.plan
+    if record is not None:
+        receipt = record.receipt
+        if receipt.reason is None and plan.planned is not Outcome.UNEDITED:
+            reason = plan.reason or Reason.REPREFILLED
+            return msgspec.structs.replace(
+                receipt, outcome=Outcome.REPREFILLED, reason=reason, detail=_detail(turn, reason)
+            )
+        return receipt
+    receipt = Receipt(
+        message_id=turn.message_id,
+        session=turn.identity.session_id,
+        turn=turn.name,
+        outcome=plan.planned,
+        reason=plan.reason,
+        tokens=tokens_of_usage(usage),
+    )
+    if turn.enveloped:
+        receipt = msgspec.structs.replace(receipt, detail=NO_RECEIPT)
+    if plan.planned is Outcome.SPLICED:
+        # Nobody vouches for the splice, so it is not claimed.
+        return msgspec.structs.replace(
+            receipt, outcome=Outcome.REPREFILLED, reason=Reason.TRANSFORM_FAILED
+        )
+    if plan.planned is Outcome.REPREFILLED and plan.reason is not None and not receipt.detail:
+        return msgspec.structs.replace(receipt, detail=_detail(turn, plan.reason))
+    return receipt
+
+
+def caller_account(turn: Turn, receipt: Receipt) -> dict[str, Any]:
+    """The member ``leyline`` of the response: receipt, edits and policy faults, no text."""
+    return receipt_account(receipt) | {
+        "session": turn.identity.session_id,
+        "turn": turn.name,
+        "turn_index": turn.index,
+        "planned": turn.planned.plan.planned.value,
+        "edits": [edit_account(edit) for edit in turn.planned.plan.edits],
+        "policy_faults": [
+            {"policy": fault.policy, "fault": fault.fault} for fault in turn.planned.prepared.faults
+        ],
+    }
+
+
+def account_headers(receipt: Receipt) -> dict[str, str]:
+    """Response headers of an answer that isn't streamed."""
+    tokens = receipt.tokens
+    return {
+        "x-leyline-outcome": receipt.outcome.value,
+        "x-leyline-cached-tokens": str(tokens.prefix + tokens.spliced),
+        "x-leyline-spliced-tokens": str(tokens.spliced),
+    }
+
+
+def retained_turn(turn: Turn, record: TurnRecord | None, receipt: Receipt) -> RetainedTurn | None:
+    """The turn as a source for later ones, or None where the engine doesn't hold it as one."""
+    rendered = turn.planned.rendered
+    if record is None or not record.finished or rendered is None:
+        return None
+    outputs = tuple(record.output_ids)
+    return RetainedTurn(
+        turn=turn.name,
+        index=turn.index,
+        prepared=turn.planned.prepared,
+        rendered=rendered,
+        output_ids=outputs,
+        lineage=tuple(record.receipt.lineage),
+        receipt=receipt,
+        digest=token_digest(rendered.tokens + array("q", outputs)),
+        model_fingerprint=turn.status.model_fingerprint,
+    )
+
+
+def _detail(turn: Turn, reason: Reason) -> str:
+    if reason is Reason.UNSUPPORTED_RUNTIME:
+        return turn.status.obstacle or "the engine can't splice this request"
+    if turn.status.obstacle:
+        return turn.status.obstacle
+    return "the edit was sent as an ordinary prefill"
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0

@@ -1,0 +1,78 @@
+"""Which session a request belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+from ..core.identity import history_chain, session_key
+from ..core.messages import Message, fingerprint
+from ..core.session import Session
+from ..sessions import SessionStore
+from .request import ChatRequest
+
+SHARED_KEYS = frozenset({"prompt_cache_key", "user"})
+"""Names that several conversations may share; the history tells those apart."""
+
+NAMED = "named"
+"""Store key of sessions that are found by their id alone."""
+
+_PLAIN_ID = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
+_CONTINUES = frozenset({"assistant", "tool", "function"})
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A session's place in the store, and the session itself if there is one."""
+
+    session_id: str
+    key: str
+    chain: tuple[int, ...]
+    """The history to find it by; empty where it is found by its id alone."""
+    session: Session | None
+
+
+async def identify(store: SessionStore, request: ChatRequest) -> Identity:
+    """The session that the request names, else the one whose conversation it continues."""
+    name, where = session_key(request.headers, request.body)
+    if name is not None and where not in SHARED_KEYS:
+        session_id = public_id(name)
+        session = await store.get(request.tenant.name, session_id)
+        return Identity(session_id, NAMED, (), session)
+    chain = tuple(history_chain([fingerprint(message) for message in request.messages]))
+    key = f"{where}:{name}" if name is not None else ""
+    session = await _by_history(store, request, key, chain)
+    session_id = session.id if session else f"s-{uuid4().hex[:20]}"
+    return Identity(session_id, key, chain, session)
+
+
+async def _by_history(
+    store: SessionStore, request: ChatRequest, key: str, chain: Sequence[int]
+) -> Session | None:
+    """A conversation without an answer in it is a new one, whatever it has in common."""
+    if not any(message.get("role") in _CONTINUES for message in request.messages):
+        return None
+    return await store.find(
+        request.tenant.name, key, chain, shortest_partial(request.messages, len(chain))
+    )
+
+
+def shortest_partial(messages: Sequence[Message], count: int) -> int:
+    """How many messages must be the same for an *edited* history to be recognised.
+
+    Two, and the first user message must be among them: it says what the conversation is about.
+    """
+    first_user = next(
+        (index for index, message in enumerate(messages) if message.get("role") == "user"), count
+    )
+    return max(2, first_user + 1)
+
+
+def public_id(name: str) -> str:
+    """A session id fit for a URL and a header: the caller's own name where it is plain."""
+    if _PLAIN_ID.fullmatch(name):
+        return name
+    return "h-" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -1,0 +1,52 @@
+"""The body that goes upstream: the client's bytes, changed only where something must change."""
+
+from __future__ import annotations
+
+import msgspec
+from leyline_engine.contract import EditPayload, edit_envelope
+
+from ..core.prepare import Prepared
+from ..core.synthesis import TurnPlan
+from ..core.wire import RESERVED, add_members, remove_members, replace_messages
+from .request import OPTIONS_FIELD, ChatRequest
+
+_OURS = (*RESERVED, OPTIONS_FIELD)
+
+
+def without_reserved(raw: bytes) -> bytes:
+    """The body without members that only the proxy may set, and without its own options."""
+    return remove_members(raw, _OURS)
+
+
+def edit_payload(
+    request: ChatRequest, session_id: str, name: str, plan: TurnPlan, sink: int
+) -> EditPayload:
+    """What this turn asks of the engine; with no directives it only registers the turn."""
+    return EditPayload(
+        session=session_id,
+        scope=request.tenant.name,
+        turn=name,
+        sources=plan.sources,
+        directives=plan.directives,
+        segments=plan.segments,
+        lineage=plan.lineage,
+        sink=sink,
+        boundary=request.options.boundary,
+    )
+
+
+def outgoing_body(
+    raw: bytes, prepared: Prepared, message_id: str, payload: EditPayload | None
+) -> bytes:
+    """The request for the engine.
+
+    Where no message was changed, it is ``raw`` byte for byte, less reserved members and plus the
+    envelope; else every unchanged message still keeps its bytes.
+    """
+    body = without_reserved(raw)
+    messages = [(sent.client_index, sent.message) for sent in prepared.sent]
+    body = replace_messages(body, messages, prepared.client)
+    if payload is None:
+        return body
+    envelope = edit_envelope(message_id, payload)
+    return add_members(body, {"custom_params": msgspec.json.encode({"kv_hints": envelope})})

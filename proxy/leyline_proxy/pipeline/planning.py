@@ -1,0 +1,189 @@
+"""From messages to a plan: policies, rendering, synthesis. Pure CPU work, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+from leyline_engine.contract import ATTENTION_SINK, Outcome, Reason
+from leyline_policies import Policy
+
+from ..core.diff import diff_messages
+from ..core.options import UndeclaredRules
+from ..core.prepare import Prepared, prepare
+from ..core.rendered import Rendered
+from ..core.session import EditRecord, RetainedTurn, Session
+from ..core.synthesis import TurnPlan, synthesize
+from ..telemetry.logging import frames_of
+from ..telemetry.metrics import Metrics
+from ..upstream.handshake import UpstreamStatus
+from .request import ChatRequest
+
+log = structlog.get_logger("leyline.turn")
+
+LONGEST_TOKEN = 16
+"""Body bytes per token of the context window beyond which a prompt can't possibly fit."""
+
+NOTHING = TurnPlan()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """All that a plan depends on."""
+
+    request: ChatRequest
+    policies: Sequence[Policy]
+    rules: UndeclaredRules
+    session: Session | None
+    status: UpstreamStatus
+
+    @property
+    def turn_index(self) -> int:
+        return self.session.next_index if self.session else 0
+
+    @property
+    def retained(self) -> tuple[RetainedTurn, ...]:
+        return self.session.turns if self.session else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What is sent and what is asked of the engine."""
+
+    prepared: Prepared
+    rendered: Rendered | None
+    plan: TurnPlan
+
+
+def make_plan(given: PlanInput, metrics: Metrics) -> Planned:
+    """Steps 2 to 5 of a turn. Never fails for want of a plan: the turn then goes unspliced."""
+    with metrics.stage("policy"):
+        prepared = prepare(
+            given.request.messages, given.policies, given.request.options.edits, given.turn_index
+        )
+    with metrics.stage("render"):
+        rendered = _render(given, prepared)
+    with metrics.stage("synthesize"):
+        plan = _synthesize(given, prepared, rendered)
+    return Planned(prepared, rendered, decide(plan, given.status))
+
+
+def decide(plan: TurnPlan, status: UpstreamStatus) -> TurnPlan:
+    """Take back what this engine can't do, and say so."""
+    if status.splices or plan.planned is not Outcome.SPLICED:
+        return plan
+    reason = Reason.UNSUPPORTED_RUNTIME if status.splicing_allowed else Reason.REPREFILLED
+    return replace(
+        plan,
+        sources=(),
+        directives=(),
+        segments=(),
+        planned=Outcome.REPREFILLED,
+        reason=reason,
+        reusable_tokens=0,
+    )
+
+
+def edited_by_messages(last: RetainedTurn | None, prepared: Prepared) -> tuple[EditRecord, ...]:
+    """What changed since ``last`` in the part that both have, as far as messages tell.
+
+    The account for a back end whose tokens are unknown: no spans, no counts.
+    """
+    if last is None:
+        return ()
+    steps = diff_messages(last.prepared.messages, prepared.messages).steps
+    records: list[EditRecord] = []
+    for step in steps:
+        if step.old is None or step.kind == "kept":
+            continue
+        before = last.prepared.sent[step.old]
+        index = prepared.sent[step.new].client_index if step.new is not None else None
+        cause, mode = _change(prepared, step.new, before.client_index)
+        records.append(
+            EditRecord(
+                message=index,
+                role=str(before.message.get("role", "")),
+                cause=cause,
+                mode=mode,
+                span=None,
+                replacement_tokens=0,
+            )
+        )
+    return tuple(records)
+
+
+def _change(prepared: Prepared, sent: int | None, client: int | None) -> tuple[str, Any]:
+    if sent is not None and prepared.sent[sent].changes:
+        change = prepared.sent[sent].changes[-1]
+        return change.cause, change.mode.value
+    for dropped in prepared.dropped:
+        if sent is None and dropped.client_index == client:
+            return dropped.change.cause, dropped.change.mode.value
+    return "undeclared", "exact"
+
+
+def _render(given: PlanInput, prepared: Prepared) -> Rendered | None:
+    status, body = given.status, given.request.body
+    if status.renderer is None or status.capability is None:
+        return None
+    if given.request.model != status.capability.model or not _plainly_rendered(body):
+        return None
+    if len(given.request.raw) > status.capability.max_context * LONGEST_TOKEN:
+        return None
+    kwargs = body.get("chat_template_kwargs")
+    try:
+        return status.renderer.render(
+            prepared.messages,
+            body.get("tools") or None,
+            template_kwargs=kwargs if isinstance(kwargs, dict) else {},
+        )
+    except Exception as error:  # a chat template raises what it likes; the engine will say so
+        log.warning("render_failed", error=type(error).__name__)
+        return None
+
+
+def _plainly_rendered(body: Any) -> bool:
+    """False where a field changes the prompt in a way that the renderer doesn't follow."""
+    return not (
+        body.get("continue_final_message")
+        or body.get("chat_template")
+        or body.get("documents")
+        or body.get("add_generation_prompt") is False
+    )
+
+
+def _synthesize(given: PlanInput, prepared: Prepared, rendered: Rendered | None) -> TurnPlan:
+    last = given.retained[-1] if given.retained else None
+    if rendered is None:
+        return _unrendered(edited_by_messages(last, prepared))
+    try:
+        return synthesize(
+            given.retained,
+            prepared,
+            rendered,
+            given.rules,
+            model_fingerprint=given.status.model_fingerprint,
+            sink=sink_of(given.status),
+            boundary=given.request.options.boundary,
+        )
+    except Exception as error:  # a fault in here costs the splice, never the request
+        log.error("synthesis_failed", error=type(error).__name__, frames=frames_of(error))
+        edits = edited_by_messages(last, prepared)
+        return replace(
+            NOTHING, edits=edits, planned=Outcome.REPREFILLED, reason=Reason.TRANSFORM_FAILED
+        )
+
+
+def sink_of(status: UpstreamStatus) -> int:
+    """Leading positions that are always computed anew: the engine's number, if it names one."""
+    return (status.capability.sink if status.capability else 0) or ATTENTION_SINK
+
+
+def _unrendered(edits: tuple[EditRecord, ...]) -> TurnPlan:
+    if not edits:
+        return NOTHING
+    spliceable = any(record.mode == "amortize" for record in edits)
+    reason = Reason.UNSUPPORTED_RUNTIME if spliceable else Reason.REPREFILLED
+    return replace(NOTHING, edits=edits, planned=Outcome.REPREFILLED, reason=reason)

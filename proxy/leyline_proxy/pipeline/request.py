@@ -1,0 +1,123 @@
+"""A chat request as the proxy understands it: checked where it matters, else left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import msgspec
+
+from ..core.messages import Message, MessageError, check_messages
+from ..core.options import OptionError, RequestOptions, parse_options
+from ..errors import BadRequestError
+from ..tenants import Tenant
+
+OPTIONS_FIELD = "leyline"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One checked request."""
+
+    tenant: Tenant
+    headers: Mapping[str, str]
+    """Lower-case names."""
+    raw: bytes
+    body: Mapping[str, Any]
+    messages: tuple[Message, ...]
+    options: RequestOptions
+    model: str
+    stream: bool
+    arrived: float = field(default_factory=perf_counter)
+
+
+def decode_body(raw: bytes) -> dict[str, Any]:
+    """The JSON object in ``raw``.
+
+    Raises:
+        BadRequestError: no JSON, or no object; never quotes the body.
+    """
+    try:
+        body = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        position = str(error) if isinstance(error, msgspec.DecodeError) else type(error).__name__
+        raise BadRequestError(
+            f"The request body is not valid JSON: {position}", code="invalid_json"
+        ) from error
+    if not isinstance(body, dict):
+        raise BadRequestError("The request body must be a JSON object.", code="invalid_json")
+    return body
+
+
+def parse_chat(
+    raw: bytes, headers: Mapping[str, str], tenant: Tenant, *, arrived: float
+) -> ChatRequest:
+    """Check a chat request; fields that the proxy doesn't use are the engine's to judge.
+
+    Raises:
+        BadRequestError: naming the field and what it should be.
+    """
+    body = decode_body(raw)
+    try:
+        messages = tuple(check_messages(body.get("messages")))
+        options = parse_options(body.get(OPTIONS_FIELD))
+    except MessageError as error:
+        raise BadRequestError(str(error), param=error.param) from error
+    except OptionError as error:
+        raise BadRequestError(str(error), param=error.param) from error
+    _check_edits(options, len(messages))
+    _check_tools(body.get("tools"))
+    return ChatRequest(
+        tenant=tenant,
+        headers=headers,
+        raw=raw,
+        body=body,
+        messages=messages,
+        options=options,
+        model=model_of(body),
+        stream=stream_of(body),
+        arrived=arrived,
+    )
+
+
+def model_of(body: Mapping[str, Any]) -> str:
+    """The ``model`` field. Raises BadRequestError when it is missing or no string."""
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise BadRequestError(
+            "model must be the name of a model, as a string; GET /v1/models lists them.",
+            param="model",
+        )
+    return model
+
+
+def stream_of(body: Mapping[str, Any]) -> bool:
+    """The ``stream`` field. Raises BadRequestError when it is no boolean."""
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise BadRequestError("stream must be true or false.", param="stream")
+    return bool(stream)
+
+
+def _check_tools(tools: object) -> None:
+    if tools is None:
+        return
+    if not isinstance(tools, list):
+        raise BadRequestError("tools must be a list of tool definitions.", param="tools")
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, dict):
+            raise BadRequestError(
+                f"tools[{index}] must be an object with type and function.", param=f"tools[{index}]"
+            )
+
+
+def _check_edits(options: RequestOptions, count: int) -> None:
+    for index, edit in enumerate(options.edits):
+        if not 0 <= edit.message < count:
+            raise BadRequestError(
+                f"leyline.edits[{index}].message is {edit.message}, but the request has messages "
+                f"0 to {count - 1}.",
+                param=f"leyline.edits[{index}].message",
+            )

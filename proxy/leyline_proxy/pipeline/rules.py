@@ -1,0 +1,81 @@
+"""Which policies and rules apply to a request: the tenant's, unless the request may choose."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from leyline_policies import Policy, PolicyError, Registry, load_pipeline
+
+from ..core.options import OptionError, UndeclaredRules
+from ..errors import BadRequestError, ForbiddenError
+from .request import OPTIONS_FIELD, ChatRequest
+
+LONGEST_SPEC = 4096
+_CACHED_SPECS = 128
+
+
+class PolicyCatalog:
+    """Loads policy specs of requests; the same text gives the same objects."""
+
+    def __init__(self) -> None:
+        self._registry: Registry | None = None
+        self._loaded: OrderedDict[str, tuple[Policy, ...]] = OrderedDict()
+
+    def load(self, spec: str) -> tuple[Policy, ...]:
+        """The policies of ``spec``.
+
+        Raises:
+            BadRequestError: for a spec that can't be read or names no policy.
+        """
+        if spec in self._loaded:
+            self._loaded.move_to_end(spec)
+            return self._loaded[spec]
+        param = f"{OPTIONS_FIELD}.policy"
+        if len(spec) > LONGEST_SPEC:
+            raise BadRequestError(f"{param} is longer than {LONGEST_SPEC} characters.", param=param)
+        if self._registry is None:
+            self._registry = Registry.discover()
+        try:
+            policies = tuple(load_pipeline(spec, self._registry))
+        except PolicyError as error:
+            raise BadRequestError(f"{param}: {error}", param=param) from error
+        self._loaded[spec] = policies
+        if len(self._loaded) > _CACHED_SPECS:
+            self._loaded.popitem(last=False)
+        return policies
+
+
+def effective_rules(
+    request: ChatRequest, catalog: PolicyCatalog
+) -> tuple[tuple[Policy, ...], UndeclaredRules]:
+    """The policies and the rules for undeclared edits of this request.
+
+    Raises:
+        ForbiddenError: the request chooses, and its tenant may not.
+        BadRequestError: it chooses something that doesn't exist.
+    """
+    options, tenant = request.options, request.tenant
+    for name, chosen in (
+        ("policy", options.policy is not None),
+        ("undeclared", options.undeclared),
+    ):
+        if chosen and not tenant.allow_request_policy:
+            field = f"{OPTIONS_FIELD}.{name}"
+            raise ForbiddenError(
+                f"This tenant's requests may not set {field}; its operator has fixed it.",
+                param=field,
+            )
+    policies = tenant.policies if options.policy is None else catalog.load(options.policy)
+    return policies, _undeclared(request)
+
+
+def _undeclared(request: ChatRequest) -> UndeclaredRules:
+    wanted = request.options.undeclared
+    if not wanted:
+        return request.tenant.undeclared
+    try:
+        own = UndeclaredRules.parse(wanted)
+    except OptionError as error:
+        raise BadRequestError(str(error), param=error.param) from error
+    kept = request.tenant.undeclared.roles - frozenset(wanted)
+    return UndeclaredRules(roles=kept | own.roles)

@@ -1,0 +1,30 @@
+"""A turn under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..upstream.handshake import UpstreamStatus
+from .identify import Identity
+from .planning import Planned
+from .request import ChatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Everything between the plan and the account."""
+
+    request: ChatRequest
+    identity: Identity
+    index: int
+    """Number of the turn in its session, from 0."""
+    name: str
+    """Under which the engine retains its tokens."""
+    message_id: str
+    planned: Planned
+    status: UpstreamStatus
+    """Of the engine when the plan was made."""
+    body: bytes
+    """What goes upstream."""
+    enveloped: bool
+    """Whether the body carries an envelope, so that there is a receipt to ask for."""

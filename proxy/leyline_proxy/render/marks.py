@@ -1,0 +1,123 @@
+"""Finding each message's content in a rendered prompt.
+
+The conversation is rendered a second time with private-use characters around each content. If
+taking them out gives exactly the plain text, they show where the contents went, whatever the
+template did around them. Otherwise the contents are searched for in order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+_FIRST_PRIVATE, _LAST_PRIVATE = 0xE000, 0xF8FF
+
+Render = Callable[[Sequence[Mapping[str, Any]]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class CharSpan:
+    """Characters ``[start, end)`` of the prompt are the content of message ``message``."""
+
+    message: int
+    start: int
+    end: int
+
+
+def content_spans(
+    messages: Sequence[Mapping[str, Any]], plain: str, render: Render
+) -> list[CharSpan]:
+    """Where each content stands in ``plain``; messages that can't be located are left out."""
+    marks = _unused_characters(plain, 3)
+    if marks is not None:
+        marked = render([_marked(message, index, marks) for index, message in enumerate(messages)])
+        pattern = re.compile(f"[{marks[0]}{marks[2]}](\\d+){marks[1]}")
+        if pattern.sub("", marked) == plain:
+            return _read_marks(marked, pattern, marks)
+    return _search(messages, plain)
+
+
+def _unused_characters(text: str, count: int) -> str | None:
+    present = set(text)
+    every = (chr(code) for code in range(_FIRST_PRIVATE, _LAST_PRIVATE + 1))
+    free = list(islice((char for char in every if char not in present), count))
+    return "".join(free) if len(free) == count else None
+
+
+def _marked(message: Mapping[str, Any], index: int, marks: str) -> Mapping[str, Any]:
+    """The message with its text between marks; white space at the ends stays outside."""
+    before, after = f"{marks[0]}{index}{marks[1]}", f"{marks[2]}{index}{marks[1]}"
+    content = message.get("content")
+    if isinstance(content, str) and content.strip():
+        return {**message, "content": _wrap(content, before, after)}
+    if isinstance(content, list):
+        return {**message, "content": _marked_parts(content, before, after)}
+    return message
+
+
+def _wrap(text: str, before: str, after: str) -> str:
+    core = text.strip()
+    start = text.index(core)
+    return f"{text[:start]}{before}{core}{after}{text[start + len(core) :]}"
+
+
+def _marked_parts(parts: Sequence[Any], before: str, after: str) -> list[Any]:
+    """Marks go around all text parts together: before the first and after the last."""
+    texts = [
+        index
+        for index, part in enumerate(parts)
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str) and part["text"].strip()
+    ]
+    marked = list(parts)
+    if len(texts) == 1:
+        only = texts[0]
+        marked[only] = {**parts[only], "text": _wrap(parts[only]["text"], before, after)}
+    elif texts:
+        first, last = texts[0], texts[-1]
+        marked[first] = {**parts[first], "text": before + parts[first]["text"]}
+        marked[last] = {**parts[last], "text": parts[last]["text"] + after}
+    return marked
+
+
+def _read_marks(marked: str, pattern: re.Pattern[str], marks: str) -> list[CharSpan]:
+    opened: dict[int, int] = {}
+    closed: dict[int, int] = {}
+    ambiguous: set[int] = set()
+    removed = 0
+    for found in pattern.finditer(marked):
+        index, position = int(found[1]), found.start() - removed
+        removed += found.end() - found.start()
+        side = opened if found[0][0] == marks[0] else closed
+        if index in side:
+            ambiguous.add(index)
+        side[index] = position
+    spans = [
+        CharSpan(index, start, closed[index])
+        for index, start in opened.items()
+        if index in closed and index not in ambiguous and start < closed[index]
+    ]
+    return _disjoint(sorted(spans, key=lambda span: span.start))
+
+
+def _search(messages: Sequence[Mapping[str, Any]], plain: str) -> list[CharSpan]:
+    spans: list[CharSpan] = []
+    cursor = 0
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        core = content.strip() if isinstance(content, str) else ""
+        start = plain.find(core, cursor) if core else -1
+        if start >= 0:
+            spans.append(CharSpan(index, start, start + len(core)))
+            cursor = start + len(core)
+    return spans
+
+
+def _disjoint(spans: Iterable[CharSpan]) -> list[CharSpan]:
+    result: list[CharSpan] = []
+    for span in spans:
+        if not result or span.start >= result[-1].end:
+            result.append(span)
+    return result

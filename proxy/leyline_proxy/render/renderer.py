@@ -1,0 +1,101 @@
+"""Conversation to token ids and content spans."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+from tokenizers import Tokenizer
+
+from ..core.rendered import MessageSpan, Rendered
+from .marks import content_spans
+from .template import ChatTemplate
+
+
+class RenderError(ValueError):
+    """The chat template refuses the conversation."""
+
+
+class ChatRenderer:
+    """An engine's chat template and tokenizer, run in the proxy.
+
+    Args:
+        chat_template: Jinja source.
+        special_tokens: ``bos_token``, ``eos_token``… as the template sees them.
+        tokenizer_json: the ``tokenizer.json`` document.
+    """
+
+    def __init__(
+        self, chat_template: str, special_tokens: Mapping[str, str], tokenizer_json: str
+    ) -> None:
+        self._template = ChatTemplate(chat_template, special_tokens)
+        self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json)
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+
+    def text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text.
+
+        Raises:
+            RenderError: the template refuses the conversation.
+        """
+        try:
+            return self._template.render(
+                messages,
+                tools,
+                add_generation_prompt=add_generation_prompt,
+                template_kwargs=template_kwargs,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise RenderError(f"the chat template failed: {type(error).__name__}") from error
+
+    def encode(self, text: str) -> array[int]:
+        """Token ids of a text, special tokens recognised, none added."""
+        return array("q", self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Rendered:
+        """Token ids and the span of each message's content.
+
+        A token belongs to the content in which it starts.
+
+        Raises:
+            RenderError: the template refuses the conversation.
+        """
+
+        def render(conversation: Sequence[Mapping[str, Any]]) -> str:
+            return self.text(
+                conversation,
+                tools,
+                add_generation_prompt=add_generation_prompt,
+                template_kwargs=template_kwargs,
+            )
+
+        text = render(messages)
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        starts = [start for start, _ in encoding.offsets]
+        spans = tuple(
+            MessageSpan(
+                span.message, bisect_left(starts, span.start), bisect_left(starts, span.end)
+            )
+            for span in content_spans(messages, text, render)
+        )
+        return Rendered(
+            array("q", encoding.ids), tuple(span for span in spans if span.end > span.start)
+        )

@@ -1,0 +1,152 @@
+"""Replays a trace through the arms and compares them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+from .driver import ChatDriver, Driver
+from .errors import AccountError, ReplayError, RequestRefusedError
+from .results import Arm, ArmRun, ReplayReport, RequestResult
+from .stack import Stack, StackOptions, running_stack
+from .traces import RecordedSession, Trace
+from .unchanged import unchanged_tokens
+
+Progress = Callable[[Arm, int], None]
+"""Told the arm and how many requests are done (or given up) with each step."""
+
+
+def parse_arms(text: str) -> tuple[Arm, ...]:
+    """Arms from a comma-separated list, each once, in the order given.
+
+    Raises:
+        ReplayError: an unknown arm, one that is named twice, or none.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    known = {arm.value for arm in Arm}
+    for name in names:
+        if name not in known:
+            raise ReplayError(f"there is no arm {name!r}; there are {', '.join(sorted(known))}")
+    if not names or len(set(names)) != len(names):
+        raise ReplayError("name each arm once, for example: off,radix,splice")
+    return tuple(Arm(name) for name in names)
+
+
+def replay(
+    trace: Trace, arms: Sequence[Arm], options: StackOptions, progress: Progress
+) -> ReplayReport:
+    """Runs each arm on a fresh stack.
+
+    ``off`` is computed from the prompts of another arm; alone, it takes those of ``radix``.
+
+    Raises:
+        ReplayError: a stack that does not start or fails, or figures that contradict.
+    """
+    to_run = [arm for arm in arms if arm is not Arm.OFF] or [Arm.RADIX]
+    counter = UnchangedCounter()
+    runs: dict[Arm, ArmRun] = {}
+    for arm in to_run:
+        progress(arm, 0)
+        with running_stack(options, splice=arm is Arm.SPLICE) as stack:
+            observe = counter.observer(stack) if not runs else None
+            driver = ChatDriver(stack.base_url)
+            try:
+                runs[arm] = run_sessions(driver, trace.sessions, arm, progress, observe)
+            finally:
+                driver.close()
+        check_same_prompts(runs[to_run[0]], runs[arm])
+    runs[Arm.OFF] = runs[to_run[0]].switched_off()
+    return ReplayReport({arm: runs[arm] for arm in arms}, counter.counts)
+
+
+def run_sessions(
+    driver: Driver,
+    sessions: Sequence[RecordedSession],
+    arm: Arm,
+    progress: Progress,
+    observe: Callable[[RequestResult], None] | None = None,
+) -> ArmRun:
+    """Sends all requests in order; a refused one ends its session and leaves a note.
+
+    Sessions get ids of their own in each run, so that a stack can be replayed to again.
+    """
+    run = uuid4().hex[:8]
+    results: list[RequestResult] = []
+    notes: list[str] = []
+    for number, session in enumerate(sessions):
+        label = f"{run}-{number}-{session.id}"
+        for turn, request in enumerate(session.requests):
+            try:
+                result = driver.send(request, session=_header(label), place=(number, turn))
+            except RequestRefusedError as refusal:
+                left = len(session.requests) - turn
+                notes.append(
+                    f"{arm}: session {session.id} ends before request {turn + 1} "
+                    f"({left} not sent): {refusal}"
+                )
+                progress(arm, left)
+                break
+            results.append(result)
+            if observe is not None:
+                observe(result)
+            progress(arm, 1)
+    return ArmRun(arm, tuple(results), tuple(notes))
+
+
+def check_same_prompts(first: ArmRun, other: ArmRun) -> None:
+    """Two arms are only comparable when they served the same prompts.
+
+    Raises:
+        AccountError: a request is missing in one of them or has another length.
+    """
+    mine = {(result.session, result.turn): result.prompt for result in first.results}
+    theirs = {(result.session, result.turn): result.prompt for result in other.results}
+    differing = sorted(place for place in mine | theirs if mine.get(place) != theirs.get(place))
+    if differing:
+        session, turn = differing[0]
+        raise AccountError(
+            f"request {turn + 1} of session {session + 1} has {mine.get((session, turn))} prompt "
+            f"tokens in arm {first.arm} and {theirs.get((session, turn))} in arm {other.arm}"
+        )
+
+
+@dataclass(slots=True)
+class _Previous:
+    session: int
+    tokens: array[int]
+
+
+class UnchangedCounter:
+    """Counts the unchanged tokens of each request against the one before it."""
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[int, int], int] = {}
+        self._previous: _Previous | None = None
+
+    def observer(self, stack: Stack) -> Callable[[RequestResult], None]:
+        """A function to call after each request, while the stack still knows its prompt."""
+
+        def observe(result: RequestResult) -> None:
+            tokens = stack.last_prompt()
+            if len(tokens) != result.prompt:
+                raise AccountError(
+                    f"request {result.turn + 1} of session {result.session + 1}: the receipt says "
+                    f"{result.prompt} prompt tokens, the engine's tokeniser {len(tokens)}"
+                )
+            self.add(result.session, result.turn, tokens)
+
+        return observe
+
+    def add(self, session: int, turn: int, tokens: array[int]) -> None:
+        """Takes the next prompt; prompts come in order, session by session."""
+        before = self._previous
+        if before is not None and before.session == session:
+            self.counts[session, turn] = unchanged_tokens(before.tokens, tokens)
+        self._previous = _Previous(session, tokens)
+
+
+def _header(label: str) -> str:
+    """A session id that a header may carry."""
+    return "".join(char if char.isascii() and char.isprintable() else "_" for char in label)[:200]

@@ -1,0 +1,167 @@
+"""Sends one recorded request with the OpenAI SDK and reads the account of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from .errors import AccountError, MissingExtraError, RequestRefusedError, StackError
+from .results import RequestResult
+from .traces import TraceRequest
+
+if TYPE_CHECKING:
+    from openai import OpenAI, Stream
+    from openai.types.chat import ChatCompletionChunk
+
+SESSION_HEADER = "x-leyline-session"
+TIMEOUT_S = 900.0
+
+
+class Driver(Protocol):
+    """What a replay needs of a client."""
+
+    def send(self, request: TraceRequest, *, session: str, place: tuple[int, int]) -> RequestResult:
+        """See :meth:`ChatDriver.send`."""
+        ...
+
+
+class ChatDriver:
+    """A streaming chat client of one stack. The model's own answers are thrown away."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str = "replay",
+        model: str | None = None,
+        policy: str | None = None,
+    ) -> None:
+        """Connects to ``base_url`` (with its ``/v1``); without ``model``, the first one served.
+
+        ``policy`` is asked for with each request; None leaves it to the stack.
+
+        Raises:
+            MissingExtraError: the OpenAI SDK is not installed.
+            StackError: nothing answers there, or it serves no model.
+        """
+        self._client = _sdk(base_url, api_key)
+        self._extra_body = {"leyline": {"policy": policy}} if policy else None
+        self.model = model or self._first_model(base_url)
+
+    def send(self, request: TraceRequest, *, session: str, place: tuple[int, int]) -> RequestResult:
+        """Sends one request of a session; ``place`` is its (session, turn) in the trace.
+
+        Raises:
+            RequestRefusedError: refused with a 4xx status.
+            StackError: a failure on the stack's side.
+            AccountError: no receipt, or one that does not add up.
+        """
+        import openai
+
+        started = time.perf_counter()
+        try:
+            stream = self._open(request, session)
+            first, account = _read(stream)
+        except openai.APIStatusError as error:
+            if error.status_code < 500:
+                raise RequestRefusedError(_refusal(error)) from error
+            raise StackError(f"request {_spoken(place)}: {_refusal(error)}") from error
+        except openai.APIError as error:
+            raise StackError(f"request {_spoken(place)}: {error.message}") from error
+        return _result(account, place, (first - started) * 1000)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._client.close()
+
+    def _open(self, request: TraceRequest, session: str) -> Stream[ChatCompletionChunk]:
+        members: dict[str, Any] = {"tools": list(request.tools)} if request.tools else {}
+        stream = self._client.chat.completions.create(
+            model=self.model,
+            messages=cast("Any", list(request.messages)),
+            stream=True,
+            stream_options={"include_usage": True},
+            max_tokens=1,
+            temperature=0,
+            extra_headers={SESSION_HEADER: session},
+            extra_body=self._extra_body,
+            **members,
+        )
+        return cast("Stream[ChatCompletionChunk]", stream)
+
+    def _first_model(self, base_url: str) -> str:
+        import openai
+
+        try:
+            models = list(self._client.models.list())
+        except openai.APIError as error:
+            raise StackError(f"no OpenAI-compatible service at {base_url}: {error}") from error
+        if not models:
+            raise StackError(f"the service at {base_url} lists no model")
+        return models[0].id
+
+
+def _sdk(base_url: str, api_key: str) -> OpenAI:
+    try:
+        import openai
+    except ImportError as error:
+        raise MissingExtraError("openai") from error
+    return openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=TIMEOUT_S)
+
+
+def _read(stream: Stream[ChatCompletionChunk]) -> tuple[float, Mapping[str, Any]]:
+    """The moment of the first token, and the ``leyline`` member of the finish chunk."""
+    first: float | None = None
+    account: Mapping[str, Any] | None = None
+    for chunk in stream:
+        if first is None and _bears_token(chunk):
+            first = time.perf_counter()
+        member = (chunk.model_extra or {}).get("leyline")
+        account = member if isinstance(member, dict) else account
+    if first is None:
+        raise StackError("the stream ended without a token")
+    if account is None:
+        raise AccountError("the stream carries no receipt; is this address a Leyline proxy?")
+    return first, account
+
+
+def _bears_token(chunk: ChatCompletionChunk) -> bool:
+    """Whether the chunk is more than the opening one, which only names the role."""
+    for choice in chunk.choices:
+        delta = choice.delta
+        extra = any((delta.model_extra or {}).values())  # reasoning, under several names
+        if delta.content or delta.tool_calls or extra or choice.finish_reason:
+            return True
+    return False
+
+
+def _result(account: Mapping[str, Any], place: tuple[int, int], ttft_ms: float) -> RequestResult:
+    tokens = account.get("tokens")
+    if not isinstance(tokens, dict):
+        raise AccountError(f"request {_spoken(place)}: the receipt counts no tokens")
+    result = RequestResult(
+        session=place[0],
+        turn=place[1],
+        prompt=int(tokens["prompt"]),
+        cached=int(tokens["prefix"]),
+        spliced=int(tokens["spliced"]),
+        prefilled=int(tokens["prefilled"]),
+        ttft_ms=round(ttft_ms, 3),
+        reason=account.get("reason"),
+    )
+    if result.cached + result.spliced + result.prefilled != result.prompt or not result.prompt:
+        raise AccountError(
+            f"request {_spoken(place)}: {result.cached} cached + {result.spliced} spliced + "
+            f"{result.prefilled} prefilled are not the prompt's {result.prompt} tokens"
+        )
+    return result
+
+
+def _refusal(error: Any) -> str:
+    body = error.body if isinstance(error.body, dict) else {}
+    return f"HTTP {error.status_code}: {body.get('message') or error.message}"
+
+
+def _spoken(place: tuple[int, int]) -> str:
+    return f"{place[1] + 1} of session {place[0] + 1}"

@@ -1,0 +1,136 @@
+"""Pictures of a replay: prompt tokens by turn and by where they came from, a panel per arm."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from .errors import MissingExtraError
+from .results import Arm, ArmRun, summarise
+
+# Okabe and Ito's palette: told apart with every common form of colour blindness.
+COLOURS = {"cached": "#0072B2", "spliced": "#009E73", "prefilled": "#E69F00"}
+LABELS = {
+    "cached": "cached (exact prefix)",
+    "spliced": "spliced (moved in the cache)",
+    "prefilled": "prefilled (computed)",
+}
+TITLES = {
+    Arm.OFF: "No cache",
+    Arm.RADIX: "Prefix cache",
+    Arm.SPLICE: "Leyline",
+}
+INK = "#333333"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTokens:
+    """Tokens of one turn, averaged over the sessions that have it."""
+
+    turn: int
+    cached: float
+    spliced: float
+    prefilled: float
+
+
+def by_turn(run: ArmRun) -> list[TurnTokens]:
+    """The run's turns in order, from 1."""
+    grouped: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for result in run.results:
+        grouped[result.turn].append((result.cached, result.spliced, result.prefilled))
+    turns = []
+    for turn, rows in sorted(grouped.items()):
+        cached, spliced, prefilled = (sum(column) / len(rows) for column in zip(*rows, strict=True))
+        turns.append(TurnTokens(turn + 1, cached, spliced, prefilled))
+    return turns
+
+
+def draw(runs: Mapping[Arm, ArmRun], out: Path, title: str) -> None:
+    """Writes a PNG, SVG or PDF, by the suffix of ``out``.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("matplotlib") from error
+
+    figure = Figure(figsize=(4.2 * len(runs), 4.4), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
+    for panel, (arm, run) in zip(panels, runs.items(), strict=True):
+        _draw_panel(panel, arm, run)
+    panels[0].set_ylabel("prompt tokens", color=INK)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, facecolor="white")
+
+
+def _draw_panel(panel: Any, arm: Arm, run: ArmRun) -> None:
+    turns = by_turn(run)
+    places = [turn.turn for turn in turns]
+    base = [0.0] * len(turns)
+    for kind, colour in COLOURS.items():
+        heights: list[float] = [getattr(turn, kind) for turn in turns]
+        panel.bar(places, heights, bottom=base, width=0.86, color=colour, label=LABELS[kind])
+        base = [low + height for low, height in zip(base, heights, strict=True)]
+    total = summarise(run)
+    subtitle = f"{total.hit_ratio:.1%} of prompt tokens reused"
+    if total.ttft_p50_ms is not None:
+        subtitle += f"\nfirst token after {total.ttft_p50_ms:,.0f} ms (median)"
+    else:
+        subtitle += "\ncomputed, not run"
+    panel.set_title(TITLES[arm], loc="left", fontsize=12, fontweight="bold", color=INK, pad=34)
+    panel.text(0, 1.02, subtitle, transform=panel.transAxes, fontsize=9, color=INK, va="bottom")
+    panel.set_xlim(0.3, max(places, default=1) + 0.7)
+    panel.set_xlabel("turn", color=INK)
+    panel.yaxis.set_major_formatter("{x:,.0f}")
+    panel.grid(axis="y", color="#dddddd", linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.tick_params(colors=INK, labelsize=9)
+
+
+def print_bars(console: Console, runs: Mapping[Arm, ArmRun], *, width: int = 56) -> None:
+    """The same picture for a terminal: a bar per turn, arms one below the other."""
+    drawn = {arm: by_turn(run) for arm, run in runs.items()}
+    longest = max((_length(turn) for turns in drawn.values() for turn in turns), default=0.0)
+    if not longest:
+        return
+    for arm, turns in drawn.items():
+        console.print(Text(f"{arm.value}: prompt tokens by turn", style="bold"))
+        for turn in turns:
+            console.print(_bar(turn, width / longest))
+    legend = Text()
+    for kind, colour in COLOURS.items():
+        legend.append("█ ", style=colour).append(f"{LABELS[kind]}   ")
+    console.print(legend)
+
+
+def _bar(turn: TurnTokens, scale: float) -> Text:
+    line = Text(f"{turn.turn:>4} ")
+    for cells, (kind, colour) in zip(_cells(turn, scale), COLOURS.items(), strict=True):
+        # Shades as well as colours: the bar still reads without any colour.
+        line.append({"cached": "█", "spliced": "▓", "prefilled": "░"}[kind] * cells, style=colour)
+    return line.append(f" {_length(turn):,.0f}", style="dim")
+
+
+def _cells(turn: TurnTokens, scale: float) -> Sequence[int]:
+    """Whole cells whose ends are the rounded running sums, so that the bar's length is right."""
+    first = round(turn.cached * scale)
+    second = round((turn.cached + turn.spliced) * scale)
+    return first, second - first, round(_length(turn) * scale) - second
+
+
+def _length(turn: TurnTokens) -> float:
+    return turn.cached + turn.spliced + turn.prefilled

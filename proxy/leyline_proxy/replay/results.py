@@ -1,0 +1,174 @@
+"""What a replay measures: one record per request, added up per arm."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from .unchanged import SINK
+
+
+class Arm(StrEnum):
+    """A way to serve the same requests."""
+
+    OFF = "off"
+    """No reuse at all: every prompt token is prefilled. Computed, not run."""
+    RADIX = "radix"
+    """Exact prefixes only, as an engine without Leyline does."""
+    SPLICE = "splice"
+    """Edits become directives, and the engine splices its cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestResult:
+    """Where one prompt's tokens came from; ``cached + spliced + prefilled == prompt``."""
+
+    session: int
+    """Index of the session in the trace."""
+    turn: int
+    """Index of the request in its session."""
+    prompt: int
+    cached: int
+    """Exact prefix, tokens."""
+    spliced: int
+    prefilled: int
+    ttft_ms: float | None
+    reason: str | None = None
+    """The receipt's reason; None for a request without an edit."""
+
+    @property
+    def reused_past_sink(self) -> int:
+        """Tokens reused at positions that the sink rule leaves open."""
+        return max(0, self.cached - SINK) + self.spliced
+
+
+@dataclass(frozen=True, slots=True)
+class ArmRun:
+    """All requests of one arm, in the order in which they were sent."""
+
+    arm: Arm
+    results: tuple[RequestResult, ...]
+    notes: tuple[str, ...] = ()
+    """Sessions that ended early, and why."""
+
+    def switched_off(self) -> ArmRun:
+        """The same requests without any reuse."""
+        results = tuple(
+            RequestResult(
+                session=result.session,
+                turn=result.turn,
+                prompt=result.prompt,
+                cached=0,
+                spliced=0,
+                prefilled=result.prompt,
+                ttft_ms=None,
+            )
+            for result in self.results
+        )
+        return ArmRun(Arm.OFF, results)
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSummary:
+    """One arm's totals."""
+
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    spliced_tokens: int
+    prefilled_tokens: int
+    ttft_p50_ms: float | None
+    ttft_p90_ms: float | None
+    outcomes: Mapping[str, int]
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of the prompt tokens that were not prefilled; 0 without a token."""
+        return _share(self.cached_tokens + self.spliced_tokens, self.prompt_tokens) or 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The member of the report under the arm's name."""
+        return {
+            "requests": self.requests,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "spliced_tokens": self.spliced_tokens,
+            "prefilled_tokens": self.prefilled_tokens,
+            "hit_ratio": self.hit_ratio,
+            "ttft_ms": {"p50": self.ttft_p50_ms, "p90": self.ttft_p90_ms},
+            "outcomes": dict(self.outcomes),
+        }
+
+
+UnchangedCounts = Mapping[tuple[int, int], int]
+"""Unchanged tokens by (session, turn), for every request that has one before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """The arms side by side, and how much of what could be reused each one reused."""
+
+    runs: Mapping[Arm, ArmRun]
+    unchanged: UnchangedCounts
+
+    def summary(self, arm: Arm) -> ArmSummary:
+        """The totals of one arm."""
+        return summarise(self.runs[arm])
+
+    @property
+    def unchanged_tokens(self) -> int:
+        """Unchanged tokens of all requests together."""
+        return sum(self.unchanged.values())
+
+    def reuse_of_unchanged(self, arm: Arm) -> float | None:
+        """Share of the unchanged tokens that the arm reused; None when there are none.
+
+        More than a request's own unchanged tokens never counts, so that a prefix shared with an
+        older branch cannot make up for a miss elsewhere.
+        """
+        reused = sum(
+            min(result.reused_past_sink, self.unchanged.get((result.session, result.turn), 0))
+            for result in self.runs[arm].results
+        )
+        return _share(reused, self.unchanged_tokens)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that ``leyline replay --json`` writes."""
+        return {
+            "arms": {arm.value: self.summary(arm).to_json() for arm in self.runs},
+            "unchanged_tokens": self.unchanged_tokens,
+            "reuse_of_unchanged": {arm.value: self.reuse_of_unchanged(arm) for arm in self.runs},
+        }
+
+
+def summarise(run: ArmRun) -> ArmSummary:
+    """Adds up one arm."""
+    times = sorted(result.ttft_ms for result in run.results if result.ttft_ms is not None)
+    reasons = Counter(result.reason for result in run.results if result.reason is not None)
+    return ArmSummary(
+        requests=len(run.results),
+        prompt_tokens=sum(result.prompt for result in run.results),
+        cached_tokens=sum(result.cached for result in run.results),
+        spliced_tokens=sum(result.spliced for result in run.results),
+        prefilled_tokens=sum(result.prefilled for result in run.results),
+        ttft_p50_ms=percentile(times, 0.5),
+        ttft_p90_ms=percentile(times, 0.9),
+        outcomes=dict(sorted(reasons.items())),
+    )
+
+
+def percentile(ordered: Sequence[float], share: float) -> float | None:
+    """Linear interpolation between the closest ranks of an ascending list; None for none."""
+    if not ordered:
+        return None
+    rank = share * (len(ordered) - 1)
+    low = int(rank)
+    high = min(low + 1, len(ordered) - 1)
+    return round(ordered[low] + (ordered[high] - ordered[low]) * (rank - low), 3)
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 6) if whole else None

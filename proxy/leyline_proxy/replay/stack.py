@@ -1,0 +1,217 @@
+"""A whole stack in this process: embedded engine and proxy, served on a free loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from array import array
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..settings import Settings
+from ..upstream.embedded import EngineUnavailable, create_embedded_engine
+from .errors import AccountError, StackError
+
+CHAT_PATH = "/v1/chat/completions"
+START_S = 600.0
+"""Longest wait for a model to load."""
+STOP_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """What the arms of one replay have in common."""
+
+    policy: str | None = None
+    undeclared: Mapping[str, str] = field(default_factory=dict)
+    model: str | None = None
+    pool_tokens: int | None = None
+
+    def settings(self, *, splice: bool) -> Settings:
+        """Settings of the proxy; those of the environment do not reach a measurement."""
+        defaults = {
+            name: member.get_default(call_default_factory=True, validated_data={})
+            for name, member in Settings.model_fields.items()
+        }
+        chosen = {
+            "port": 0,
+            "engine_options": self.engine_options(),
+            "model": self.model,
+            "policy": self.policy,
+            "undeclared": dict(self.undeclared),
+            "splice": splice,
+            "log_level": "warning",
+        }
+        return Settings(**(defaults | chosen))
+
+    def engine_options(self) -> dict[str, Any]:
+        """Keyword arguments of the engine's factory."""
+        options: dict[str, Any] = {"model": self.model}
+        if self.pool_tokens is not None:
+            options["pool_tokens"] = self.pool_tokens
+        return options
+
+
+class PromptTap:
+    """Stands before the engine and keeps the last chat request that reached it.
+
+    What counts as unchanged is a matter of the prompts that are served, after policies, so they
+    are read where the engine reads them.
+    """
+
+    def __init__(self, engine: ASGIApp) -> None:
+        self._engine = engine
+        self.last: bytes | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http" or scope["path"] != CHAT_PATH:
+            await self._engine(scope, receive, send)
+            return
+        body = bytearray()
+
+        async def listen() -> Message:
+            message = await receive()
+            if message["type"] == "http.request":
+                body.extend(message.get("body", b""))
+                if not message.get("more_body", False):
+                    self.last = bytes(body)
+            return message
+
+        await self._engine(scope, listen, send)
+
+    async def tokens(self) -> array[int]:
+        """Token ids of the last prompt, by the engine's own ``/tokenize``.
+
+        Raises:
+            AccountError: no request came through, or the engine does not tokenise it.
+        """
+        if self.last is None:
+            raise AccountError("the proxy sent no chat request to the engine")
+        sent = json.loads(self.last)
+        body = {key: sent[key] for key in ("model", "messages", "tools") if sent.get(key)}
+        transport = httpx.ASGITransport(app=self._engine)
+        async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+            answer = await client.post("/tokenize", json=body)
+        if answer.status_code != httpx.codes.OK:
+            raise AccountError(f"the engine's /tokenize answers {answer.status_code}")
+        return array("q", answer.json()["tokens"])
+
+
+class Stack:
+    """A running stack."""
+
+    def __init__(self, server: uvicorn.Server, thread: threading.Thread, port: int) -> None:
+        self._server = server
+        self._thread = thread
+        self.origin = f"http://127.0.0.1:{port}"
+        self.tap: PromptTap | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def base_url(self) -> str:
+        """The OpenAI base URL."""
+        return f"{self.origin}/v1"
+
+    def attach(self, tap: PromptTap, loop: asyncio.AbstractEventLoop) -> None:
+        """Names the tap and the loop that the engine lives in."""
+        self.tap, self._loop = tap, loop
+
+    def last_prompt(self) -> array[int]:
+        """Token ids of the prompt that was served last. Raises as :meth:`PromptTap.tokens`."""
+        if self.tap is None or self._loop is None:
+            raise StackError("the stack is not running")
+        return asyncio.run_coroutine_threadsafe(self.tap.tokens(), self._loop).result(60)
+
+    def stop(self) -> None:
+        """Ends the server and waits for its thread."""
+        self._server.should_exit = True
+        self._thread.join(STOP_S)
+        if self._thread.is_alive():
+            self._server.force_exit = True
+            self._thread.join(STOP_S)
+
+
+@contextmanager
+def running_stack(options: StackOptions, *, splice: bool) -> Iterator[Stack]:
+    """A fresh stack, ready for requests, and stopped at the end.
+
+    Raises:
+        StackError: the engine cannot be made, or the stack is not ready in time.
+    """
+    try:
+        engine = create_embedded_engine("replay", options.engine_options())
+    except EngineUnavailable as error:
+        raise StackError(str(error)) from error
+    except Exception as error:  # what a model's loading raises is the engine's own
+        raise StackError(f"the engine cannot be made: {error}") from error
+    tap = PromptTap(engine)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(
+        uvicorn.Config(_application(options, tap, splice=splice), lifespan="on", log_config=None)
+    )
+    thread, stack = _start(server, listener, tap)
+    try:
+        _wait_ready(stack, server, thread)
+        yield stack
+    finally:
+        stack.stop()
+        listener.close()
+
+
+def _application(options: StackOptions, tap: PromptTap, *, splice: bool) -> ASGIApp:
+    from leyline_policies import PolicyError
+
+    from ..core.options import OptionError
+    from ..http.app import create_app
+
+    try:
+        return create_app(options.settings(splice=splice), engine_app=tap)
+    except (PolicyError, OptionError, ValueError) as error:
+        raise StackError(str(error)) from error
+
+
+def _start(
+    server: uvicorn.Server, listener: socket.socket, tap: PromptTap
+) -> tuple[threading.Thread, Stack]:
+    loops: list[asyncio.AbstractEventLoop] = []
+    entered = threading.Event()
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        entered.set()
+        await server.serve(sockets=[listener])
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="leyline-replay-stack")
+    thread.start()
+    entered.wait(STOP_S)
+    stack = Stack(server, thread, listener.getsockname()[1])
+    stack.attach(tap, loops[0])
+    return thread, stack
+
+
+def _wait_ready(stack: Stack, server: uvicorn.Server, thread: threading.Thread) -> None:
+    """Waits until ``/readyz`` says yes."""
+    deadline = time.monotonic() + START_S
+    said = "it did not start"
+    with httpx.Client(base_url=stack.origin, timeout=10) as client:
+        while time.monotonic() < deadline:
+            if not thread.is_alive():
+                raise StackError("the stack stopped while it was starting")
+            if server.started:
+                answer = client.get("/readyz")
+                if answer.status_code == httpx.codes.OK:
+                    return
+                said = f"/readyz answers {answer.status_code}"
+            time.sleep(0.05)
+    raise StackError(f"the stack is not ready after {START_S:.0f} s: {said}")

@@ -1,0 +1,149 @@
+"""The result of a replay for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Self
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from .results import Arm, ArmRun, ReplayReport, summarise
+
+MEANING = {
+    Arm.OFF: "no cache (computed)",
+    Arm.RADIX: "exact prefixes only",
+    Arm.SPLICE: "Leyline",
+}
+
+
+class ArmProgress(AbstractContextManager["ArmProgress"]):
+    """One progress bar per arm; call it with an arm and a number of requests done."""
+
+    def __init__(self, console: Console, requests: int) -> None:
+        self._requests = requests
+        self._tasks: dict[Arm, TaskID] = {}
+        self._bars = Progress(
+            TextColumn("{task.description:<7}"),
+            BarColumn(bar_width=40),
+            MofNCompleteColumn(),
+            TextColumn("requests"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def __call__(self, arm: Arm, done: int) -> None:
+        """Moves the bar of ``arm``; 0 shows it."""
+        if arm not in self._tasks:
+            self._tasks[arm] = self._bars.add_task(arm.value, total=self._requests)
+        self._bars.advance(self._tasks[arm], done)
+
+
+def arms_table(runs: Mapping[Arm, ArmRun], title: str) -> Table:
+    """One row per arm: tokens by where they came from, hit ratio, time to the first token."""
+    meanings = "; ".join(f"{arm.value}: {MEANING[arm]}" for arm in runs)
+    table = Table(
+        title=escape(title),
+        title_justify="left",
+        title_style="bold",
+        caption=meanings,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    table.add_column("arm", no_wrap=True)
+    for name in ("requests", "prompt", "cached", "spliced", "prefilled"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("hit\nratio", "TTFT\np50", "TTFT\np90"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for arm, run in runs.items():
+        total = summarise(run)
+        counted = (
+            total.requests,
+            total.prompt_tokens,
+            total.cached_tokens,
+            total.spliced_tokens,
+            total.prefilled_tokens,
+        )
+        table.add_row(
+            arm.value,
+            *(f"{count:,}" for count in counted),
+            f"{total.hit_ratio:.1%}",
+            milliseconds(total.ttft_p50_ms),
+            milliseconds(total.ttft_p90_ms),
+        )
+    return table
+
+
+def print_report(console: Console, report: ReplayReport, title: str) -> None:
+    """The table, then reuse of the unchanged tokens, outcomes and notes."""
+    console.print(arms_table(report.runs, title))
+    for arm, run in report.runs.items():
+        ratio = report.reuse_of_unchanged(arm)
+        outcomes = summarise(run).outcomes
+        told = ", ".join(f"{reason} {count}" for reason, count in outcomes.items())
+        share = "nothing was unchanged" if ratio is None else f"{ratio:.4f} reused"
+        console.print(
+            f"{arm.value:<7} {share} of {report.unchanged_tokens:,} unchanged tokens"
+            + (f"; edited requests: {told}" if told else ""),
+            highlight=False,
+        )
+    print_notes(console, report.runs)
+
+
+def print_notes(console: Console, runs: Mapping[Arm, ArmRun]) -> None:
+    """Sessions that ended early."""
+    for run in runs.values():
+        for note in run.notes:
+            console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+
+
+def comparison(runs: Mapping[Arm, ArmRun]) -> str:
+    """One sentence on what splicing changed; empty without both real arms."""
+    if Arm.RADIX not in runs or Arm.SPLICE not in runs:
+        return ""
+    before, after = summarise(runs[Arm.RADIX]), summarise(runs[Arm.SPLICE])
+    text = (
+        f"The same requests, the same edits: Leyline reused {after.hit_ratio:.1%} of the prompt "
+        f"tokens, a prefix cache {before.hit_ratio:.1%}"
+    )
+    if before.ttft_p50_ms and after.ttft_p50_ms:
+        text += (
+            f"; the median first token came after {milliseconds(after.ttft_p50_ms)} instead of "
+            f"{milliseconds(before.ttft_p50_ms)}"
+        )
+    return text + "."
+
+
+def milliseconds(value: float | None) -> str:
+    """A duration for a table cell."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f} ms" if value < 1000 else f"{value / 1000:,.2f} s"

@@ -1,0 +1,84 @@
+"""Everything one application instance holds, made once from its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import httpx
+from starlette.types import ASGIApp
+
+from .sessions import MemorySessionStore, SessionStore
+from .settings import Settings
+from .telemetry.metrics import Metrics
+from .tenants import TenantDirectory, build_directory
+from .turns import TurnService
+from .upstream.asgi_transport import ASGIStreamTransport
+from .upstream.client import UpstreamClient
+from .upstream.embedded import EMBEDDED_BASE_URL
+from .upstream.handshake import Handshake
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts that routes use."""
+
+    settings: Settings
+    tenants: TenantDirectory
+    store: SessionStore
+    metrics: Metrics
+    upstream: UpstreamClient
+    handshake: Handshake
+    turns: TurnService
+
+
+def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
+    """Wire the parts together; nothing is connected or started yet.
+
+    Raises:
+        ValueError: neither ``settings.upstream`` nor an engine application is given; and whatever
+            :func:`~leyline_proxy.tenants.build_directory` raises.
+    """
+    metrics = Metrics()
+    metrics.build_info.labels(version("leyline-kv")).set(1)
+    tenants = build_directory(settings)
+    upstream = UpstreamClient(_http_client(settings, engine_app), api_key=_secret(settings))
+    handshake = Handshake(
+        upstream,
+        metrics,
+        splice=settings.splice,
+        interval_s=settings.handshake_interval_s,
+        retry_s=settings.handshake_retry_s,
+    )
+    store = MemorySessionStore(max_sessions=settings.max_sessions, ttl_s=settings.session_ttl_s)
+    turns = TurnService(
+        store=store,
+        upstream=upstream,
+        handshake=handshake,
+        metrics=metrics,
+        retained_turns=settings.retained_turns,
+    )
+    return Services(settings, tenants, store, metrics, upstream, handshake, turns)
+
+
+def _http_client(settings: Settings, engine_app: ASGIApp | None) -> httpx.AsyncClient:
+    if engine_app is None and settings.upstream is None:
+        raise ValueError("set upstream to the engine's URL, or pass an embedded engine")
+    timeout = httpx.Timeout(
+        settings.read_timeout_s,
+        connect=settings.connect_timeout_s,
+        pool=settings.connect_timeout_s,
+    )
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+    if engine_app is not None:
+        return httpx.AsyncClient(
+            base_url=EMBEDDED_BASE_URL, transport=ASGIStreamTransport(engine_app), timeout=timeout
+        )
+    return httpx.AsyncClient(
+        base_url=settings.upstream or "", timeout=timeout, limits=limits, follow_redirects=False
+    )
+
+
+def _secret(settings: Settings) -> str | None:
+    key = settings.upstream_api_key
+    return key.get_secret_value() if key is not None else None

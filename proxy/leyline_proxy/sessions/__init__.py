@@ -1,0 +1,6 @@
+"""Where sessions are kept between turns."""
+
+from .memory import MemorySessionStore
+from .store import SessionChange, SessionStore
+
+__all__ = ["MemorySessionStore", "SessionChange", "SessionStore"]

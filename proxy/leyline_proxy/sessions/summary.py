@@ -1,0 +1,91 @@
+"""Sessions as documents for people and tools: numbers and names, never prompt text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from leyline_engine.contract import Receipt
+
+from ..core.session import EditRecord, Session, TurnSummary
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTotals:
+    """Sums over the turns that the session's history still holds."""
+
+    turns: int
+    prompt_tokens: int
+    cached_tokens: int
+    """Prefix hits and spliced tokens."""
+    spliced_tokens: int
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Share of prompt tokens that were not prefilled; None without any."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
+
+
+def session_totals(session: Session) -> SessionTotals:
+    """The session's sums."""
+    tokens = [turn.receipt.tokens for turn in session.history if turn.receipt is not None]
+    return SessionTotals(
+        turns=session.next_index,
+        prompt_tokens=sum(item.prompt for item in tokens),
+        cached_tokens=sum(item.prefix + item.spliced for item in tokens),
+        spliced_tokens=sum(item.spliced for item in tokens),
+    )
+
+
+def receipt_account(receipt: Receipt) -> dict[str, Any]:
+    """A receipt for callers; lineages are names inside the engine and of no use to them."""
+    account: dict[str, Any] = msgspec.to_builtins(receipt)
+    del account["lineage"]
+    return account
+
+
+def edit_account(edit: EditRecord) -> dict[str, Any]:
+    """One edit for callers."""
+    return {
+        "message": edit.message,
+        "role": edit.role,
+        "cause": edit.cause,
+        "mode": edit.mode,
+        "span": edit.span,
+        "replacement_tokens": edit.replacement_tokens,
+    }
+
+
+def session_overview(session: Session) -> dict[str, Any]:
+    """One line of the list of sessions."""
+    totals = session_totals(session)
+    return {
+        "id": session.id,
+        "turns": totals.turns,
+        "updated": session.updated,
+        "prompt_tokens": totals.prompt_tokens,
+        "cached_tokens": totals.cached_tokens,
+        "spliced_tokens": totals.spliced_tokens,
+        "hit_ratio": totals.hit_ratio,
+    }
+
+
+def session_document(session: Session) -> dict[str, Any]:
+    """A whole session: its turns, oldest first, and which of them are retained as sources."""
+    return {
+        **session_overview(session),
+        "retained": [turn.turn for turn in session.turns],
+        "history": [_turn_document(turn) for turn in session.history],
+    }
+
+
+def _turn_document(turn: TurnSummary) -> dict[str, Any]:
+    return {
+        "index": turn.index,
+        "turn": turn.turn,
+        "created": turn.created,
+        "planned": turn.planned.value,
+        "edits": [edit_account(edit) for edit in turn.edits],
+        "receipt": receipt_account(turn.receipt) if turn.receipt is not None else None,
+    }

@@ -1,0 +1,187 @@
+"""Configuration: flags over ``LEYLINE_*`` environment variables over a YAML file over defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
+
+MIB = 1024 * 1024
+DEFAULT_TENANT = "default"
+
+
+class TenantSettings(BaseModel):
+    """What one tenant has of its own; what is unset comes from the proxy-wide settings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    api_keys: tuple[SecretStr, ...] = ()
+    policy: str | None = None
+    undeclared: dict[str, str] | None = None
+    allow_request_policy: bool | None = None
+
+
+class Settings(BaseSettings):
+    """Everything an operator can set. Nested values in the environment are JSON."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="LEYLINE_", env_ignore_empty=True, extra="forbid", frozen=True
+    )
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8790
+    """0 lets the system choose a free port."""
+
+    upstream: str | None = None
+    """Base URL of the engine, such as ``http://127.0.0.1:30000``; None runs one in this process."""
+    upstream_api_key: SecretStr | None = None
+    engine: str = "replay"
+    """Name of the embedded engine, from the entry-point group ``leyline.engines``."""
+    engine_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the embedded engine."""
+    model: str | None = None
+    """Model of the embedded engine: a folder or a hub id; None makes a tiny one."""
+
+    policy: str | None = None
+    undeclared: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
+    """Role to mode, for edits that nobody declared: ``tool=amortize``."""
+    allow_request_policy: bool = True
+    splice: bool = True
+    """False keeps everything but the splice: edits become ordinary re-prefills."""
+
+    retained_turns: Annotated[int, Field(ge=1, le=64)] = 4
+    session_ttl_s: Annotated[float, Field(gt=0)] = 3600.0
+    max_sessions: Annotated[int, Field(ge=1)] = 1000
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 32 * MIB
+
+    connect_timeout_s: Annotated[float, Field(gt=0)] = 5.0
+    read_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Longest silence of the engine, before the first token and between two."""
+    handshake_interval_s: Annotated[float, Field(gt=0)] = 10.0
+    handshake_retry_s: Annotated[float, Field(gt=0)] = 1.0
+
+    api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    """``tenant:key`` pairs. With none at all, everybody is the tenant ``default``."""
+    api_keys_file: Path | None = None
+    """A file of ``tenant:key`` lines; ``#`` starts a comment."""
+    tenants: dict[str, TenantSettings] = Field(default_factory=dict)
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "console"] = "json"
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _split_keys(cls, value: object) -> object:
+        return _words(value) if isinstance(value, str) else value
+
+    @field_validator("undeclared", mode="before")
+    @classmethod
+    def _split_rules(cls, value: object) -> object:
+        items = _words(value) if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)):
+            return items
+        rules: dict[str, str] = {}
+        for item in items:
+            role, sign, mode = str(item).partition("=")
+            if not sign:
+                raise ValueError(f"{item!r} is not ROLE=MODE, for example tool=amortize")
+            rules[role.strip()] = mode.strip()
+        return rules
+
+    @field_validator("upstream")
+    @classmethod
+    def _check_upstream(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if not value.startswith(("http://", "https://")):
+            raise ValueError("must start with http:// or https://")
+        # Clients of OpenAI write the version into the base URL; the proxy adds it itself.
+        return value.rstrip("/").removesuffix("/v1")
+
+    @model_validator(mode="after")
+    def _check_key_pairs(self) -> Settings:
+        for secret in self.api_keys:
+            split_key_pair(secret.get_secret_value())
+        return self
+
+    def secrets(self) -> dict[str, tuple[str, ...]]:
+        """API keys by tenant, from all three places.
+
+        Raises:
+            ValueError: for an unreadable key file or a line that is no ``tenant:key``.
+        """
+        found: dict[str, list[str]] = {}
+        pairs = [secret.get_secret_value() for secret in self.api_keys]
+        if self.api_keys_file is not None:
+            pairs += _key_lines(self.api_keys_file)
+        for tenant, key in map(split_key_pair, pairs):
+            found.setdefault(tenant, []).append(key)
+        for tenant, own in self.tenants.items():
+            for secret in own.api_keys:
+                found.setdefault(tenant, []).append(secret.get_secret_value())
+        return {tenant: tuple(keys) for tenant, keys in found.items()}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags first, then the environment, then the YAML file."""
+        yaml = YamlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, file_secret_settings, yaml
+
+
+def load_settings(config: Path | None = None, **flags: Any) -> Settings:
+    """Settings from all sources; flags that are None count as not given.
+
+    Raises:
+        pydantic.ValidationError: for a wrong or unknown setting; names it.
+        FileNotFoundError: when ``config`` doesn't exist.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    if config is None:
+        return Settings(**given)
+    if not config.is_file():
+        raise FileNotFoundError(f"no configuration file at {config}")
+
+    class FromFile(Settings):
+        model_config = SettingsConfigDict(yaml_file=config)
+
+    return FromFile(**given)
+
+
+def split_key_pair(pair: str) -> tuple[str, str]:
+    """Tenant and key of ``tenant:key``.
+
+    Raises:
+        ValueError: when either is missing; doesn't quote the pair.
+    """
+    tenant, _, key = pair.strip().partition(":")
+    if not tenant or not key:
+        raise ValueError("an API key must be written as tenant:key")
+    return tenant, key
+
+
+def _key_lines(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ValueError(f"api_keys_file {path} can't be read: {error.strerror}") from error
+    stripped = (line.strip() for line in lines)
+    return [line for line in stripped if line and not line.startswith("#")]
+
+
+def _words(value: str) -> list[str]:
+    return [word.strip() for word in value.split(",") if word.strip()]

@@ -1,0 +1,65 @@
+"""Structured logs on stderr."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+
+import structlog
+
+
+def frames_of(error: BaseException) -> list[str]:
+    """Where ``error`` came from: file, line and function, innermost last.
+
+    The message of a foreign exception may quote prompt text, so logs hold its frames only.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+
+
+class StderrHandler(logging.Handler):
+    """Writes to whatever ``sys.stderr`` is at that moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        print(self.format(record), file=sys.stderr)
+
+
+def configure_logging(level: str, style: str) -> None:
+    """Send structlog and the standard library's logs to stderr, as JSON lines or for a console.
+
+    Called by commands only: a library that hosts the application keeps its own logging.
+    """
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    processors: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer()
+        if style == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    structlog.configure(
+        processors=[*processors, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    handler = StderrHandler()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=processors,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    for old in [item for item in root.handlers if isinstance(item, StderrHandler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(threshold)
+    # One line per upstream request would repeat the proxy's own turn line.
+    for noisy in ("httpx", "httpcore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,0 +1,135 @@
+"""Prometheus metrics, one registry per application."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+from leyline_engine.contract import TokenCounts
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_STAGE_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+_TURN_BUCKETS = ((1, "1"), (4, "2-4"), (9, "5-9"), (19, "10-19"), (39, "20-39"))
+_LAST_TURN_BUCKET = "40+"
+
+
+def turn_bucket(index: int) -> str:
+    """The label of turn ``index`` (0-based): few values, so that boards stay cheap."""
+    number = index + 1
+    return next((label for last, label in _TURN_BUCKETS if number <= last), _LAST_TURN_BUCKET)
+
+
+class Metrics:
+    """Every metric of the proxy. Labels hold configured or engine-given names only."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self._define_requests()
+        self._define_turns()
+        self._define_state()
+
+    def _define_requests(self) -> None:
+        self.requests = Counter(
+            "leyline_requests",
+            "Requests by HTTP status, or 'disconnected'.",
+            ("tenant", "model", "route", "status"),
+            registry=self.registry,
+        )
+        self.request_seconds = Histogram(
+            "leyline_request_seconds",
+            "Time from a request's arrival to the end of its response.",
+            ("tenant", "model", "route"),
+            buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.ttft_seconds = Histogram(
+            "leyline_ttft_seconds",
+            "Time from a chat request's arrival to its first token; whole answers when not "
+            "streamed.",
+            ("tenant", "model", "outcome"),
+            buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.stage_seconds = Histogram(
+            "leyline_stage_seconds",
+            "Time that the proxy itself spends on a chat turn, by stage.",
+            ("stage",),
+            buckets=_STAGE_BUCKETS,
+            registry=self.registry,
+        )
+
+    def _define_turns(self) -> None:
+        self.turns = Counter(
+            "leyline_turns",
+            "Chat turns by what became of their edits.",
+            ("tenant", "model", "outcome", "reason"),
+            registry=self.registry,
+        )
+        self.prompt_tokens = Counter(
+            "leyline_prompt_tokens",
+            "Prompt tokens by where their KV came from.",
+            ("tenant", "model", "source", "turn"),
+            registry=self.registry,
+        )
+        self.freed_tokens = Counter(
+            "leyline_freed_tokens",
+            "KV slots given back to the pool by edits.",
+            ("tenant", "model"),
+            registry=self.registry,
+        )
+        self.edits = Counter(
+            "leyline_edits",
+            "Edits by cause, mode and the reason in the receipt.",
+            ("tenant", "cause", "mode", "outcome"),
+            registry=self.registry,
+        )
+        self.policy_faults = Counter(
+            "leyline_policy_faults",
+            "Policies that were skipped for one turn.",
+            ("policy", "fault"),
+            registry=self.registry,
+        )
+        self.receipts_missing = Counter(
+            "leyline_receipts_missing",
+            "Turns whose engine gave no receipt.",
+            ("model",),
+            registry=self.registry,
+        )
+
+    def _define_state(self) -> None:
+        self.sessions = Gauge("leyline_sessions", "Sessions in the store.", registry=self.registry)
+        self.engine_splices = Gauge(
+            "leyline_engine_splices",
+            "1 when turns of this model are spliced, 0 when they can't be.",
+            ("model", "engine"),
+            registry=self.registry,
+        )
+        self.upstream_up = Gauge(
+            "leyline_upstream_up", "1 when the engine answers.", registry=self.registry
+        )
+        self.build_info = Gauge(
+            "leyline_build_info", "Always 1.", ("version",), registry=self.registry
+        )
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Measure one stage of a chat turn."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            self.stage_seconds.labels(stage=name).observe(perf_counter() - started)
+
+    def count_tokens(self, tenant: str, model: str, tokens: TokenCounts, turn: int) -> None:
+        """Add one turn's prompt tokens and freed slots."""
+        bucket = turn_bucket(turn)
+        for source, count in (
+            ("cached", tokens.prefix),
+            ("spliced", tokens.spliced),
+            ("prefilled", tokens.prefilled),
+        ):
+            self.prompt_tokens.labels(tenant, model, source, bucket).inc(count)
+        if tokens.freed:
+            self.freed_tokens.labels(tenant, model).inc(tokens.freed)

@@ -1,0 +1,228 @@
+"""One chat turn, from the request's bytes to the session's next state.
+
+identify → policies → diff and render → synthesise → (forward, by the HTTP layer) → account.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+from uuid import uuid4
+
+import anyio.to_thread
+import structlog
+from leyline_engine.contract import Receipt, TurnRecord
+
+from .core.session import Session, TurnSummary
+from .errors import NotFoundError, ProxyError, closest
+from .pipeline.accounting import caller_account, final_receipt, retained_turn
+from .pipeline.identify import identify
+from .pipeline.outgoing import edit_payload, outgoing_body
+from .pipeline.planning import PlanInput, make_plan, sink_of
+from .pipeline.request import ChatRequest
+from .pipeline.rules import PolicyCatalog, effective_rules
+from .pipeline.turn import Turn
+from .sessions import SessionStore
+from .telemetry.metrics import Metrics
+from .upstream.client import UpstreamClient
+from .upstream.handshake import Handshake
+
+log = structlog.get_logger("leyline.turn")
+
+INLINE_BYTES = 32 * 1024
+"""Bodies up to this size are planned on the event loop; a thread would cost more."""
+
+_RECORD_WAITS_S = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2)
+"""Pauses before each question for a record that the engine may still be writing."""
+
+_LIST_AGE_S = 1.0
+"""Unknown models make the list be read anew, but not more often than this."""
+
+UNKNOWN_MODEL = "unknown"
+"""Metric label of models that the engine doesn't list: labels are never the caller's text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A settled turn."""
+
+    receipt: Receipt
+    member: dict[str, Any]
+    """For the response's ``leyline`` member."""
+
+
+class TurnService:
+    """Begins and settles turns."""
+
+    def __init__(
+        self,
+        *,
+        store: SessionStore,
+        upstream: UpstreamClient,
+        handshake: Handshake,
+        metrics: Metrics,
+        retained_turns: int,
+    ) -> None:
+        self._store = store
+        self._upstream = upstream
+        self._handshake = handshake
+        self._metrics = metrics
+        self._retained_turns = retained_turns
+        self._catalog = PolicyCatalog()
+
+    async def begin(self, request: ChatRequest) -> Turn:
+        """Steps 1 to 5: what to send, and what to ask of the engine.
+
+        Raises:
+            NotFoundError: the engine doesn't serve the model.
+            BadRequestError, ForbiddenError: the request's ``leyline`` options.
+        """
+        await self.check_model(request.model)
+        policies, rules = effective_rules(request, self._catalog)
+        with self._metrics.stage("identify"):
+            identity = await identify(self._store, request)
+        status = self._handshake.status
+        given = PlanInput(request, policies, rules, identity.session, status)
+        if len(request.raw) <= INLINE_BYTES:
+            planned = make_plan(given, self._metrics)
+        else:
+            planned = await anyio.to_thread.run_sync(make_plan, given, self._metrics)
+        index = given.turn_index
+        name, message_id = f"t{index}-{uuid4().hex[:12]}", f"m-{uuid4().hex}"
+        payload = None
+        if status.capability is not None:
+            sink = sink_of(status)
+            payload = edit_payload(request, identity.session_id, name, planned.plan, sink)
+        return Turn(
+            request=request,
+            identity=identity,
+            index=index,
+            name=name,
+            message_id=message_id,
+            planned=planned,
+            status=status,
+            body=outgoing_body(request.raw, planned.prepared, message_id, payload),
+            enveloped=payload is not None,
+        )
+
+    async def check_model(self, model: str) -> None:
+        """Refuse a model that is not on the engine's list, after a second look at the list.
+
+        Raises:
+            NotFoundError: names the closest models.
+        """
+        if self._handshake.status.serves(model):
+            return
+        status = await self._handshake.refresh_if_older(_LIST_AGE_S)
+        if not status.serves(model):
+            hint = closest(model, status.models or ())
+            raise NotFoundError(
+                f"The model {model[:200]!r} is not served here. {hint}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def model_label(self, model: str | None) -> str:
+        """``model`` as a metric label."""
+        known = self._handshake.status.models or ()
+        return model if model is not None and model in known else UNKNOWN_MODEL
+
+    def preview(self, turn: Turn, usage: Mapping[str, Any] | None) -> Account:
+        """The account of a turn that isn't settled yet."""
+        return _account(turn, final_receipt(turn, None, usage))
+
+    async def settle(
+        self, turn: Turn, usage: Mapping[str, Any] | None, *, ttft_s: float | None
+    ) -> Account:
+        """Step 7 for a turn that the engine has answered in full."""
+        record = await self._record(turn) if turn.enveloped else None
+        with self._metrics.stage("account"):
+            receipt = final_receipt(turn, record, usage)
+            await self._retain(turn, record, receipt)
+            self._count(turn, receipt, ttft_s)
+        if turn.enveloped and record is None:
+            self._metrics.receipts_missing.labels(self.model_label(turn.request.model)).inc()
+        log.info(
+            "turn",
+            tenant=turn.request.tenant.name,
+            session=turn.identity.session_id,
+            turn=turn.index,
+            outcome=receipt.outcome.value,
+            reason=receipt.reason.value if receipt.reason else None,
+            prompt_tokens=receipt.tokens.prompt,
+            cached_tokens=receipt.tokens.prefix,
+            spliced_tokens=receipt.tokens.spliced,
+            edits=len(turn.planned.plan.edits),
+            faults=len(turn.planned.prepared.faults),
+            ms=round((perf_counter() - turn.request.arrived) * 1000, 1),
+        )
+        return _account(turn, receipt)
+
+    async def _record(self, turn: Turn) -> TurnRecord | None:
+        """The engine's record, complete if that comes in time; None if there is none."""
+        record: TurnRecord | None = None
+        for pause in _RECORD_WAITS_S:
+            await asyncio.sleep(pause)
+            try:
+                record = await self._upstream.record(turn.message_id) or record
+            except ProxyError:
+                self._handshake.report_failure()
+                return record
+            if record is not None and record.finished:
+                break
+        return record
+
+    async def _retain(self, turn: Turn, record: TurnRecord | None, receipt: Receipt) -> None:
+        source = retained_turn(turn, record, receipt)
+        now = time.time()
+
+        def change(session: Session | None) -> Session:
+            # The session may have moved on since the plan was made: another request of it ran
+            # at the same time. Both are kept, under consecutive numbers.
+            current = session or Session(
+                id=turn.identity.session_id,
+                tenant=turn.request.tenant.name,
+                key=turn.identity.key,
+                turns=(),
+                history=(),
+                next_index=0,
+                updated=now,
+            )
+            index = current.next_index
+            kept = replace(source, index=index) if source is not None else None
+            summary = TurnSummary(
+                index=index,
+                turn=turn.name,
+                created=now,
+                edits=turn.planned.plan.edits,
+                receipt=receipt,
+                planned=turn.planned.plan.planned,
+                reason=turn.planned.plan.reason,
+            )
+            return current.retain(kept, summary, keep=self._retained_turns, now=now)
+
+        await self._store.update(
+            turn.request.tenant.name, turn.identity.session_id, change, turn.identity.chain
+        )
+
+    def _count(self, turn: Turn, receipt: Receipt, ttft_s: float | None) -> None:
+        metrics, tenant = self._metrics, turn.request.tenant.name
+        model = self.model_label(turn.request.model)
+        reason = receipt.reason.value if receipt.reason else "none"
+        metrics.turns.labels(tenant, model, receipt.outcome.value, reason).inc()
+        metrics.count_tokens(tenant, model, receipt.tokens, turn.index)
+        for edit in turn.planned.plan.edits:
+            cause = edit.cause.partition(":")[0]
+            metrics.edits.labels(tenant, cause, edit.mode, reason).inc()
+        for fault in turn.planned.prepared.faults:
+            metrics.policy_faults.labels(fault.policy, fault.fault).inc()
+        if ttft_s is not None:
+            metrics.ttft_seconds.labels(tenant, model, receipt.outcome.value).observe(ttft_s)
+
+
+def _account(turn: Turn, receipt: Receipt) -> Account:
+    return Account(receipt, caller_account(turn, receipt))

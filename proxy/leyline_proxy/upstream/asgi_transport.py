@@ -1,0 +1,168 @@
+"""An httpx transport that runs an ASGI application in this process.
+
+httpx's own ``ASGITransport`` collects the whole body before it returns; this one streams, with
+back pressure, and tells the application when the client has closed its response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, MutableMapping
+from typing import Any
+
+import httpx
+from starlette.types import ASGIApp, Message
+
+_QUEUED_CHUNKS = 16
+_CLOSE_GRACE_S = 5.0
+
+
+class ASGIStreamTransport(httpx.AsyncBaseTransport):
+    """Runs ``app`` once per request. Its lifespan is the owner's business.
+
+    The timeouts ``read`` and ``pool`` of httpx don't apply to a function call in the same
+    process, except ``read``: it bounds the wait for the response's start and for each chunk.
+    """
+
+    def __init__(self, app: ASGIApp, *, client: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        self._app = app
+        self._client = client
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Start the application and return once it has sent its status line.
+
+        Raises:
+            httpx.RemoteProtocolError: when the application ends or fails before that.
+            httpx.ReadTimeout: when it takes longer than the request's read timeout.
+        """
+        body = b"".join([chunk async for chunk in _stream(request)])
+        timeout = request.extensions.get("timeout", {}).get("read")
+        exchange = _Exchange(self._app, self._scope(request), body, timeout)
+        try:
+            start = await exchange.next_message()
+        except BaseException:
+            await exchange.close()
+            raise
+        if start is None or start["type"] != "http.response.start":
+            await exchange.close()
+            raise httpx.RemoteProtocolError("the application sent no response", request=request)
+        return httpx.Response(
+            start["status"], headers=start.get("headers", []), stream=_Body(exchange, request)
+        )
+
+    def _scope(self, request: httpx.Request) -> dict[str, Any]:
+        return {
+            "type": "http",
+            # From 2.4 on, frameworks stop watching for a disconnect while they produce a stream.
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": request.method,
+            "scheme": request.url.scheme,
+            "path": request.url.path,
+            "raw_path": request.url.raw_path.split(b"?")[0],
+            "query_string": request.url.query,
+            "root_path": "",
+            "headers": [(name.lower(), value) for name, value in request.headers.raw],
+            "server": (request.url.host, request.url.port or 80),
+            "client": self._client,
+            "state": {},
+        }
+
+
+class _Exchange:
+    """One run of the application: its task, the messages it sent, and the disconnect signal."""
+
+    def __init__(
+        self, app: ASGIApp, scope: dict[str, Any], body: bytes, timeout: float | None
+    ) -> None:
+        self._body: bytes | None = body
+        self._timeout = timeout
+        self._disconnect = asyncio.Event()
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue(_QUEUED_CHUNKS)
+        self._failure: BaseException | None = None
+        self._task = asyncio.create_task(self._run(app, scope))
+
+    async def _run(self, app: ASGIApp, scope: MutableMapping[str, Any]) -> None:
+        try:
+            await app(scope, self._receive, self._send)
+        except Exception as error:
+            self._failure = error
+        finally:
+            # Unblocks the reader; on a cancelled run nobody reads any more.
+            if not self._disconnect.is_set():
+                await self._messages.put(None)
+
+    async def _receive(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._disconnect.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if self._disconnect.is_set():
+            raise OSError("the client has closed the response")
+        put = asyncio.ensure_future(self._messages.put(message))
+        gone = asyncio.ensure_future(self._disconnect.wait())
+        try:
+            await asyncio.wait((put, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not put.done():
+                raise OSError("the client has closed the response")
+        finally:
+            put.cancel()
+            gone.cancel()
+
+    async def next_message(self) -> Message | None:
+        """The next message, or None when the application has ended.
+
+        Raises:
+            httpx.ReadTimeout: nothing came within the read timeout.
+            httpx.RemoteProtocolError: the application failed.
+        """
+        try:
+            async with asyncio.timeout(self._timeout):
+                message = await self._messages.get()
+        except TimeoutError as error:
+            raise httpx.ReadTimeout("the application sent nothing in time") from error
+        if message is None and self._failure is not None:
+            kind = type(self._failure).__name__
+            raise httpx.RemoteProtocolError(f"the application failed with {kind}")
+        return message
+
+    async def close(self) -> None:
+        """Tell the application that the client is gone and wait for it to end."""
+        self._disconnect.set()
+        _, running = await asyncio.wait((self._task,), timeout=_CLOSE_GRACE_S)
+        for task in running:
+            task.cancel()
+            await asyncio.wait((task,))
+
+
+class _Body(httpx.AsyncByteStream):
+    def __init__(self, exchange: _Exchange, request: httpx.Request) -> None:
+        self._exchange = exchange
+        self._request = request
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            message = await self._exchange.next_message()
+            if message is None:
+                raise httpx.RemoteProtocolError(
+                    "the application ended inside its response", request=self._request
+                )
+            if message["type"] != "http.response.body":
+                continue
+            if chunk := message.get("body", b""):
+                yield chunk
+            if not message.get("more_body", False):
+                return
+
+    async def aclose(self) -> None:
+        await self._exchange.close()
+
+
+async def _stream(request: httpx.Request) -> AsyncIterator[bytes]:
+    stream = request.stream
+    assert isinstance(stream, httpx.AsyncByteStream)  # noqa: S101 - httpx's own invariant
+    async for chunk in stream:
+        yield chunk

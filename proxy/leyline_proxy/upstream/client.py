@@ -1,0 +1,230 @@
+"""HTTP to the engine: what is sent, what is never sent, and whose fault a failure is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+from leyline_engine.contract import (
+    CAPABILITY_PATH,
+    RECEIPT_PATH,
+    RENDERER_PATH,
+    Capability,
+    TurnRecord,
+)
+
+from ..errors import UpstreamTimeoutError, UpstreamUnreachableError
+
+T = TypeVar("T")
+
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "trailers",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_NOT_UPSTREAM = HOP_BY_HOP | {
+    "host",
+    "content-length",
+    "content-encoding",
+    "accept-encoding",
+    "expect",
+    "authorization",
+    "api-key",
+    "x-api-key",
+    "cookie",
+    "forwarded",
+}
+_NOT_DOWNSTREAM = HOP_BY_HOP | {
+    "content-length",
+    "content-encoding",
+    "date",
+    "server",
+    "set-cookie",
+}
+
+
+class RendererDocument(msgspec.Struct, frozen=True):
+    """What the engine tells about its own rendering."""
+
+    chat_template: str
+    special_tokens: dict[str, str]
+    tokenizer_json: str
+
+
+def upstream_headers(client: Mapping[str, str], api_key: str | None) -> dict[str, str]:
+    """The headers that go upstream: the client's, less hop-by-hop ones and its credentials."""
+    connection = {item.strip().lower() for item in client.get("connection", "").split(",")}
+    headers = {
+        name.lower(): value
+        for name, value in client.items()
+        if name.lower() not in _NOT_UPSTREAM
+        and name.lower() not in connection
+        and not name.lower().startswith(("x-leyline-", "x-forwarded-"))
+    }
+    # Compressed bytes could not be passed through and have a member appended.
+    headers["accept-encoding"] = "identity"
+    if api_key is not None:
+        headers["authorization"] = f"Bearer {api_key}"
+    return headers
+
+
+def downstream_headers(upstream: httpx.Headers) -> dict[str, str]:
+    """The upstream's response headers that a client may see."""
+    connection = {item.strip().lower() for item in upstream.get("connection", "").split(",")}
+    return {
+        name.lower(): value
+        for name, value in upstream.items()
+        if name.lower() not in _NOT_DOWNSTREAM
+        and name.lower() not in connection
+        and not name.lower().startswith("x-leyline-")
+    }
+
+
+class UpstreamClient:
+    """One engine. All methods raise the errors of :mod:`leyline_proxy.errors` only."""
+
+    def __init__(
+        self, client: httpx.AsyncClient, *, api_key: str | None, small_timeout_s: float = 10.0
+    ) -> None:
+        """``small_timeout_s`` bounds the small documents, apart from completions."""
+        self._client = client
+        self._api_key = api_key
+        self._small_timeout_s = small_timeout_s
+
+    @property
+    def address(self) -> str:
+        """Where the engine is, without credentials."""
+        return str(self._client.base_url.copy_with(userinfo=b"")).rstrip("/")
+
+    @asynccontextmanager
+    async def open(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str],
+        content: bytes = b"",
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[httpx.Response]:
+        """A response whose body has not been read; closed on exit.
+
+        ``timeout_s`` replaces all of the client's own timeouts.
+
+        Raises:
+            UpstreamUnreachableError: no connection, or it broke.
+            UpstreamTimeoutError: the engine was too slow.
+        """
+        with _faults():
+            request = self._client.build_request(
+                method,
+                path,
+                headers=upstream_headers(headers, self._api_key),
+                content=content,
+                timeout=self._client.timeout if timeout_s is None else timeout_s,
+            )
+            response = await self._client.send(request, stream=True)
+        try:
+            yield response
+        finally:
+            await response.aclose()
+
+    async def get(self, path: str) -> httpx.Response:
+        """A small document, read whole. Raises as :meth:`open`."""
+        async with self.open("GET", path, headers={}, timeout_s=self._small_timeout_s) as response:
+            await read(response)
+            return response
+
+    async def models(self) -> tuple[str, ...] | None:
+        """The ids the engine serves, or None when it doesn't say."""
+        response = await self.get("/v1/models")
+        if response.status_code != httpx.codes.OK:
+            return None
+        try:
+            return tuple(str(item["id"]) for item in response.json()["data"])
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    async def capability(self) -> Capability | None:
+        """The engine's capability document, or None when it isn't a Leyline engine."""
+        return _document(await self.get(CAPABILITY_PATH), Capability)
+
+    async def renderer(self) -> RendererDocument | None:
+        """The engine's chat template and tokenizer, or None when it doesn't give them."""
+        return _document(await self.get(RENDERER_PATH), RendererDocument)
+
+    async def tokenize(self, body: Mapping[str, Any]) -> list[int] | None:
+        """The engine's own token ids of ``body`` (messages and tools), or None on a refusal."""
+        async with self.open(
+            "POST",
+            "/tokenize",
+            headers={"content-type": "application/json"},
+            content=msgspec.json.encode(body),
+            timeout_s=self._small_timeout_s,
+        ) as response:
+            await read(response)
+        if response.status_code != httpx.codes.OK:
+            return None
+        try:
+            return msgspec.convert(response.json()["tokens"], list[int])
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    async def record(self, message_id: str) -> TurnRecord | None:
+        """The record of a request, or None when the engine has none."""
+        return _document(await self.get(RECEIPT_PATH.format(message_id=message_id)), TurnRecord)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+
+async def read(response: httpx.Response) -> bytes:
+    """The whole body of an open response. Raises as :meth:`UpstreamClient.open`."""
+    with _faults():
+        return await response.aread()
+
+
+async def chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """The body's bytes as they arrive. Raises as :meth:`UpstreamClient.open`."""
+    with _faults():
+        async for chunk in response.aiter_raw():
+            yield chunk
+
+
+class _faults:  # noqa: N801 - a context manager used like a function
+    """Turns httpx's errors into the proxy's."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.PoolTimeout):
+            if isinstance(error, httpx.ConnectTimeout):
+                raise UpstreamUnreachableError("The engine can't be reached in time.") from error
+            raise UpstreamTimeoutError("The engine didn't answer in time.") from error
+        if isinstance(error, httpx.TransportError):
+            reason = type(error).__name__
+            raise UpstreamUnreachableError(f"The engine can't be reached ({reason}).") from error
+        if isinstance(error, httpx.StreamError):
+            raise UpstreamUnreachableError("The engine broke off its answer.") from error
+
+
+def _document(response: httpx.Response, kind: type[T]) -> T | None:
+    if response.status_code != httpx.codes.OK:
+        return None
+    try:
+        return msgspec.json.decode(response.content, type=kind)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,43 @@
+"""Engines that run inside the proxy's process, found by entry point and never by import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, cast
+
+from starlette.applications import Starlette
+
+from ..errors import closest
+
+ENGINE_GROUP = "leyline.engines"
+EMBEDDED_BASE_URL = "http://engine.embedded"
+
+
+class EngineUnavailable(Exception):  # noqa: N818 - an operator's mistake, told at start-up
+    """The embedded engine can't be made; the message says what to do."""
+
+
+def create_embedded_engine(name: str, options: Mapping[str, Any]) -> Starlette:
+    """The engine application that entry point ``name`` makes of ``options``.
+
+    Raises:
+        EngineUnavailable: an unknown name, missing packages or a wrong option.
+    """
+    known: dict[str, EntryPoint] = {point.name: point for point in entry_points(group=ENGINE_GROUP)}
+    if name not in known:
+        raise EngineUnavailable(f"There is no engine {name!r}. {closest(name, known)}")
+    try:
+        factory = cast("Callable[..., Starlette]", known[name].load())
+    except ModuleNotFoundError as error:
+        raise EngineUnavailable(
+            f"The engine {name!r} needs the package {error.name!r}. "
+            "Install it with: pip install 'leyline-kv[engine]', or give --upstream URL."
+        ) from error
+    try:
+        return factory(**options)
+    except TypeError as error:
+        raise EngineUnavailable(f"The engine {name!r} refuses its options: {error}") from error
+    except Exception as error:  # an engine's own errors can't be imported here
+        kind = type(error).__name__
+        raise EngineUnavailable(f"The engine {name!r} can't start ({kind}): {error}") from error

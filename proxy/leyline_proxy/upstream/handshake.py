@@ -1,0 +1,176 @@
+"""What the proxy knows of its engine, kept up to date in the background.
+
+An engine whose plugin failed to load looks healthy, so whether it splices is asked, not assumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from time import monotonic
+
+import structlog
+from leyline_engine.contract import Capability
+
+from ..errors import ProxyError
+from ..render import ChatRenderer
+from ..telemetry.metrics import Metrics
+from .client import UpstreamClient
+from .proof import RendererUnproven, proven_renderer
+
+log = structlog.get_logger("leyline.handshake")
+
+PLAIN_ENGINE = "plain"
+"""Engine label of a back end without a capability document."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamStatus:
+    """One finding about the engine; replaced as a whole by the next one."""
+
+    up: bool = False
+    problem: str = "not asked yet"
+    """Why it is not up."""
+    models: tuple[str, ...] | None = None
+    """Ids it serves; None when it doesn't say."""
+    capability: Capability | None = None
+    renderer: ChatRenderer | None = None
+    renderer_problem: str = "not asked yet"
+    """Why there is no renderer; empty when it is proven."""
+    splicing_allowed: bool = True
+
+    @property
+    def splices(self) -> bool:
+        """Whether edits are sent as directives."""
+        return not self.obstacle
+
+    @property
+    def obstacle(self) -> str:
+        """Why edits are not spliced; empty when they are."""
+        if not self.up:
+            return f"the engine is down: {self.problem}"
+        if self.capability is None:
+            return "the engine has no Leyline capability document"
+        if not self.capability.splices:
+            return self.capability.unsupported_reason or "the engine says that it can't splice"
+        if self.renderer is None:
+            return self.renderer_problem
+        return "" if self.splicing_allowed else "splicing is switched off (splice: false)"
+
+    @property
+    def engine(self) -> str:
+        """The engine's name for labels."""
+        return self.capability.engine if self.capability else PLAIN_ENGINE
+
+    @property
+    def model_fingerprint(self) -> str:
+        """The identity of model and weights; empty where unknown."""
+        return self.capability.model_fingerprint if self.capability else ""
+
+    def serves(self, model: str) -> bool:
+        """Whether ``model`` (or the base of ``base:adapter``) is on the engine's list."""
+        base = model.partition(":")[0]
+        return self.models is None or model in self.models or base in self.models
+
+
+class Handshake:
+    """Asks the engine what it is, again and again; ``status`` is the latest answer."""
+
+    def __init__(
+        self,
+        client: UpstreamClient,
+        metrics: Metrics,
+        *,
+        splice: bool,
+        interval_s: float,
+        retry_s: float,
+    ) -> None:
+        self._client = client
+        self._metrics = metrics
+        self._interval_s = interval_s
+        self._retry_s = retry_s
+        self._wake = asyncio.Event()
+        self._asking = asyncio.Lock()
+        self._splice = splice
+        self._asked_at = float("-inf")
+        self.status = UpstreamStatus(splicing_allowed=splice)
+
+    async def refresh(self) -> UpstreamStatus:
+        """Ask now. Never raises for what the engine does; the status says it."""
+        async with self._asking:
+            before, self._asked_at = self.status, monotonic()
+            try:
+                self.status = await self._ask(before)
+            except ProxyError as error:
+                # What was proven stays at hand: the same engine may be back in a moment.
+                self.status = replace(before, up=False, problem=error.message)
+            self._publish(before)
+            return self.status
+
+    async def refresh_if_older(self, age_s: float) -> UpstreamStatus:
+        """The status, asked anew when the last question is longer ago than ``age_s``."""
+        if monotonic() - self._asked_at > age_s:
+            return await self.refresh()
+        return self.status
+
+    async def run(self) -> None:
+        """Keep asking until cancelled: often while the engine is down, seldom while it is up."""
+        while True:
+            await self.refresh()
+            pause = self._interval_s if self.status.up else self._retry_s
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+            # A burst of failing requests must not become a burst of questions.
+            await asyncio.sleep(min(self._retry_s, 0.2))
+
+    def report_failure(self) -> None:
+        """A request couldn't reach the engine: ask again soon."""
+        self._wake.set()
+
+    async def _ask(self, before: UpstreamStatus) -> UpstreamStatus:
+        models = await self._client.models()
+        capability = await self._client.capability()
+        if capability is None:
+            return UpstreamStatus(
+                up=True,
+                problem="",
+                models=models,
+                renderer_problem="not needed",
+                splicing_allowed=self._splice,
+            )
+        known = before.renderer is not None and before.capability == capability
+        renderer, problem = before.renderer, ""
+        if not known:
+            try:
+                renderer = await proven_renderer(self._client, capability.model)
+            except RendererUnproven as finding:
+                renderer, problem = None, str(finding)
+        return UpstreamStatus(
+            up=True,
+            problem="",
+            models=models,
+            capability=capability,
+            renderer=renderer,
+            renderer_problem=problem,
+            splicing_allowed=self._splice,
+        )
+
+    def _publish(self, before: UpstreamStatus) -> None:
+        status = self.status
+        self._metrics.upstream_up.set(status.up)
+        self._metrics.engine_splices.clear()
+        for model in status.models or ():
+            self._metrics.engine_splices.labels(model, status.engine).set(status.splices)
+        if (before.up, before.obstacle) != (status.up, status.obstacle):
+            emit = log.info if status.up else log.warning
+            emit(
+                "engine_status",
+                up=status.up,
+                engine=status.engine if status.up else None,
+                splices=status.splices,
+                obstacle=status.obstacle or None,
+            )

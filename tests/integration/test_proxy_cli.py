@@ -1,0 +1,117 @@
+"""The command: help that teaches, errors with exit codes, and a real start and stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from leyline_proxy.cli import build_app
+from support.fake_engine import CAPABILITY, FakeEngine
+from support.stack import serving
+from typer.testing import CliRunner
+
+LEYLINE = str(Path(sys.executable).parent / "leyline")
+
+
+@pytest.fixture(autouse=True)
+def _keep_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands configure the process's logging, which here is pytest's."""
+    monkeypatch.setattr("leyline_proxy.telemetry.logging.configure_logging", lambda *_: None)
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """Exit code and output of ``leyline``."""
+    result = CliRunner().invoke(build_app(), list(arguments))
+    return result.exit_code, result.output
+
+
+def test_help_teaches_by_example() -> None:
+    """Each command's help shows a line to copy."""
+    assert "leyline serve" in run("--help")[1]
+    assert "truncate_older_than" in run("serve", "--help")[1]
+    assert "doctor http" in run("doctor", "--help")[1]
+    assert run("--version")[1].strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--policy", "truncate_older"), "truncate_older_than"),
+        (("--undeclared", "tool"), "ROLE=MODE"),
+        (("--undeclared", "wizard=amortize"), "wizard"),
+        (("--port", "99999"), "port"),
+        (("--upstream", "gpu1:30000"), "http://"),
+        (("--engine", "replai"), "replay"),
+        (("--engine-option", "no"), "NAME=VALUE"),
+        (("--api-key", "hunter2"), "tenant:key"),
+        (("--config", "/nowhere.yaml"), "nowhere"),
+    ],
+)
+def test_wrong_settings_exit_with_2(arguments: tuple[str, ...], words: str) -> None:
+    """What an operator got wrong is told in a line, with the closest names, and exits with 2."""
+    code, output = run("serve", *arguments)
+    assert code == 2
+    assert words in output
+    assert "hunter2" not in output
+    assert "Traceback" not in output
+
+
+def test_doctor_tells_who_splices() -> None:
+    """Exit code 0 and a table for an engine that splices; 1 and a reason for all others."""
+    engine = FakeEngine()
+    with serving(engine) as origin:
+        code, output = run("doctor", origin)
+        assert (code, "This engine splices" in output) == (0, True)
+        code, output = run("doctor", f"{origin}/v1", "--json")
+        assert (code, json.loads(output)["engine"]) == (0, "fake")
+        engine.capability = type(CAPABILITY)(
+            **{
+                name: getattr(CAPABILITY, name)
+                for name in ("engine", "engine_version", "model", "model_fingerprint")
+            },
+            architecture="None",
+            vocab_size=1,
+            max_context=1,
+            splices=False,
+            unsupported_reason="its KV is FP8",
+        )
+        code, output = run("doctor", origin)
+        assert (code, "its KV is FP8" in output) == (1, True)
+        engine.capability = None
+        code, output = run("doctor", origin)
+        assert (code, "without the Leyline plugin" in output) == (1, True)
+    code, output = run("doctor", "http://127.0.0.1:9", "--json")
+    assert (code, json.loads(output)["splices"]) == (1, False)
+
+
+def test_serve_prints_where_it_is_and_stops(tmp_path: Path) -> None:
+    """With port 0 a free one is taken and printed; SIGTERM ends it cleanly."""
+    command = [LEYLINE, "serve", "--port", "0", "--engine-option", f"cache_dir={tmp_path}"]
+    log = (tmp_path / "log").open("w")
+    with log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+        try:
+            assert process.stdout is not None
+            lines: list[str] = []
+            deadline = time.monotonic() + 120
+            while not lines or "status page" not in lines[-1]:
+                assert time.monotonic() < deadline
+                line = process.stdout.readline()
+                assert line, (tmp_path / "log").read_text()
+                lines.append(line)
+            shown = dict(line.split(maxsplit=1) for line in lines[1:5])
+            assert shown["splices"].strip() == "yes"
+            url = shown["base_url"].strip()
+            assert httpx.get(f"{url}/models").status_code == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+    for line in (tmp_path / "log").read_text().splitlines():
+        if line.startswith("{"):
+            json.loads(line)

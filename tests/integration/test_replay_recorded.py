@@ -1,0 +1,46 @@
+"""Real recorded sessions with an edited history, where the recordings are at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from leyline_proxy.replay.arms import replay
+from leyline_proxy.replay.results import Arm, ReplayReport
+from leyline_proxy.replay.stack import StackOptions
+from leyline_proxy.replay.traces import read_trace
+
+TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
+CASES = [
+    ("edited_lastn5-sweagent.jsonl.gz", ("tool", "user"), 26),
+    ("edited_window20-openhands.jsonl.gz", ("tool", "assistant", "user"), 14),
+    ("edited_mask10-mini.jsonl.gz", ("tool",), 30),
+]
+
+pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason="the recordings are not here")
+
+
+def run(name: str, roles: tuple[str, ...], limit: int | None) -> ReplayReport:
+    """Radix and splice on the first ``limit`` requests of a recording."""
+    options = StackOptions(policy="keep_all", undeclared=dict.fromkeys(roles, "amortize"))
+    trace = read_trace(TRACES / name).first(limit)
+    return replay(trace, (Arm.RADIX, Arm.SPLICE), options, lambda arm, done: None)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "roles", "limit"), CASES)
+def test_splice_reuses_what_is_unchanged(name: str, roles: tuple[str, ...], limit: int) -> None:
+    """With the harness's roles mapped, at least 99 % of the unchanged tokens are reused."""
+    report = run(name, roles, limit)
+    ratio = report.reuse_of_unchanged(Arm.SPLICE)
+    assert ratio is not None and ratio >= 0.99
+    assert not report.runs[Arm.SPLICE].notes
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "roles", "limit"), CASES)
+def test_nothing_is_spliced_unasked(name: str, roles: tuple[str, ...], limit: int) -> None:
+    """Without the option, splice equals radix on every request."""
+    report = run(name, (), limit)
+    radix, splice = report.runs[Arm.RADIX].results, report.runs[Arm.SPLICE].results
+    assert [(r.cached, r.spliced) for r in radix] == [(s.cached, s.spliced) for s in splice]

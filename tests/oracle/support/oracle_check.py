@@ -1,0 +1,107 @@
+"""Playing one case on both sides, and measuring how far apart they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from leyline_engine.contract import Outcome, Receipt
+from oracle_cases import Case
+from oracle_engine import Conversation, edited_prompt, start_engine, tamper
+from oracle_models import OracleModel
+from oracle_reference import SINK, Fresh, Keep, LongWay, Piece, amortized_pieces, long_way_round
+
+BOUND = 1e-4
+"""Largest |Δlogit| allowed, as a share of the largest |logit|."""
+CONTROL_FACTOR = 100
+"""How many times the bound a wrong splice must be off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One turn on both sides."""
+
+    error: float
+    """Largest |Δlogit| over prompt end and forced tokens, each as a share of its max |logit|."""
+    receipt: Receipt
+    expected_prefix: int
+    expected_spliced: int
+    prompt: int
+
+
+def relative_error(got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    """Largest |Δ| over pairs of logit vectors, each relative to its largest |logit|."""
+    return max(
+        float((a - b).abs().max() / b.abs().max()) for a, b in zip(got, expected, strict=True)
+    )
+
+
+def play(subject: OracleModel, case: Case, tampering: str = "") -> list[Compared]:
+    """Run a case through the engine and the long way round, turn by turn."""
+    engine = start_engine(subject, case.chunk_tokens)
+    if tampering:
+        tamper(engine, tampering, subject)
+    conversation = Conversation(engine)
+    opened = conversation.open(case.opening, case.opening_answer.fed, case.opening_answer.unfed)
+    truth = long_way_round(
+        subject, [Fresh(case.opening)], case.opening_answer.fed, case.opening_answer.unfed
+    )
+    results = [
+        Compared(
+            relative_error(opened.logits, truth.logits), opened.receipt, 0, 0, len(case.opening)
+        )
+    ]
+    for turn in case.turns:
+        source = truth.turn
+        ran = conversation.edit(
+            turn.edits, turn.tail, turn.answer.fed, turn.answer.unfed, boundary=turn.boundary
+        )
+        pieces = without_boundary(amortized_pieces(source, turn.edits, turn.tail), turn.boundary)
+        truth = long_way_round(subject, pieces, turn.answer.fed, turn.answer.unfed)
+        prompt = len(edited_prompt(source.tokens, turn.edits, turn.tail))
+        first = turn.edits[0][0]
+        results.append(
+            Compared(
+                relative_error(ran.logits, truth.logits),
+                ran.receipt,
+                min(first, source.computed, prompt - 1),
+                spliced_by_contract(truth, first),
+                prompt,
+            )
+        )
+    return results
+
+
+def without_boundary(pieces: Sequence[Piece], boundary: int) -> list[Piece]:
+    """The first ``boundary`` tokens of every kept piece behind an edit are computed anew."""
+    result: list[Piece] = []
+    at = 0
+    for piece in pieces:
+        match piece:
+            case Keep(turn, start, end) if at > 0:
+                cut = min(boundary, end - start)
+                result += [Fresh(turn.tokens[start : start + cut]), Keep(turn, start + cut, end)]
+                at += end - start
+            case Keep(_, start, end):
+                result.append(piece)
+                at += end - start
+            case Fresh(tokens):
+                result.append(piece)
+                at += len(tokens)
+    return result
+
+
+def spliced_by_contract(truth: LongWay, first_edit: int) -> int:
+    """Kept positions behind the first edit, none below the sink."""
+    return sum(position >= max(first_edit, SINK) for position in truth.reused)
+
+
+def check_receipt(compared: Compared) -> None:
+    """The receipt counts what the contract says, and counts every token once."""
+    tokens = compared.receipt.tokens
+    assert tokens.prompt == compared.prompt
+    assert tokens.prefix + tokens.spliced + tokens.prefilled == tokens.prompt
+    assert (tokens.prefix, tokens.spliced) == (compared.expected_prefix, compared.expected_spliced)
+    if compared.expected_spliced:
+        assert compared.receipt.outcome is Outcome.SPLICED, compared.receipt.detail

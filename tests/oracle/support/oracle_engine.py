@@ -1,0 +1,266 @@
+"""Driving the replay engine through its public interface, and tampering with it from outside."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from leyline_engine.contract import (
+    CopySegment,
+    Directive,
+    EditPayload,
+    LineageRun,
+    LiteralSegment,
+    Mode,
+    Receipt,
+    Segment,
+    SourceRef,
+    lower_directives,
+    token_digest,
+)
+from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
+from leyline_engine.replay.loader import LoadedModel
+from oracle_models import OracleModel
+
+Edit = tuple[int, int, tuple[int, ...]]
+"""(start, end, replacement) in the source's coordinates."""
+
+POOL_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One turn as the engine ran it."""
+
+    turn: str
+    tokens: tuple[int, ...]
+    """Prompt and generated tokens, the unfed one included."""
+    logits: tuple[torch.Tensor, ...]
+    """Of the last prompt token, then of each forced token."""
+    receipt: Receipt
+
+
+def start_engine(subject: OracleModel, chunk_tokens: int = 128) -> ReplayEngine:
+    """A fresh engine over a model."""
+    no_tokenizer: Any = None
+    loaded = LoadedModel(
+        name=subject.name, model=subject.model, tokenizer=no_tokenizer, fingerprint="f", path=""
+    )
+    return ReplayEngine(loaded, pool_tokens=POOL_TOKENS, chunk_tokens=chunk_tokens)
+
+
+def run_request(
+    engine: ReplayEngine,
+    prompt: Sequence[int],
+    forced: Sequence[int] = (),
+    unfed: int | None = None,
+    payload: EditPayload | None = None,
+) -> Ran:
+    """Run one request to its end, feeding ``forced`` tokens whatever the model would say."""
+    name = payload.turn if payload is not None else "plain"
+    sequence = engine.admit(GenerationRequest(name, array("q", prompt), payload))
+    logits = None
+    while logits is None:
+        logits = sequence.prefill_step()
+    answers = [logits, *(sequence.decode_step(token) for token in forced)]
+    record = sequence.finish(unfed)
+    engine.check_integrity()
+    return Ran(name, (*prompt, *record.output_ids), tuple(answers), record.receipt)
+
+
+def lineage_before(runs: Sequence[LineageRun], position: int) -> tuple[LineageRun, ...]:
+    """The part of a source's lineage map that a prompt shares up to ``position``."""
+    return tuple(run for run in runs if run.start < position)
+
+
+def edited_prompt(source: Sequence[int], edits: Sequence[Edit], tail: Sequence[int]) -> list[int]:
+    """The tokens that edits make of a source, and a tail."""
+    prompt: list[int] = []
+    at = 0
+    for start, end, replacement in edits:
+        prompt += [*source[at:start], *replacement]
+        at = end
+    return [*prompt, *source[at:], *tail]
+
+
+def widen_boundary(segments: Sequence[Segment], boundary: int) -> tuple[Segment, ...]:
+    """The first ``boundary`` tokens of every copy behind an edit become literals."""
+    widened: list[Segment] = []
+    for segment in segments:
+        match segment:
+            case CopySegment(source, start, end, dest) if dest > 0:
+                cut = min(boundary, end - start)
+                if cut:
+                    widened.append(LiteralSegment(dest, cut))
+                if start + cut < end:
+                    widened.append(CopySegment(source, start + cut, end, dest + cut))
+            case _:
+                widened.append(segment)
+    return tuple(widened)
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One session against an engine, turn after turn."""
+
+    engine: ReplayEngine
+    session: str = "s"
+    scope: str = "tenant"
+    turns: list[Ran] = field(default_factory=list)
+
+    def open(self, prompt: Sequence[int], forced: Sequence[int], unfed: int | None = None) -> Ran:
+        """A turn that nothing was edited in; the lineage of the last turn is carried on."""
+        runs = self.turns[-1].receipt.lineage if self.turns else ()
+        payload = EditPayload(
+            session=self.session, scope=self.scope, turn=self._name(), lineage=runs
+        )
+        return self._run(prompt, forced, unfed, payload)
+
+    def edit(
+        self,
+        edits: Sequence[Edit],
+        tail: Sequence[int],
+        forced: Sequence[int],
+        unfed: int | None = None,
+        *,
+        modes: Sequence[Mode] = (),
+        boundary: int = 0,
+    ) -> Ran:
+        """The last turn, edited; every edit amortizes unless ``modes`` says otherwise."""
+        source = self.turns[-1]
+        directives = tuple(
+            Directive(start, end, new, mode)
+            for (start, end, new), mode in zip(
+                edits, modes or [Mode.AMORTIZE] * len(edits), strict=True
+            )
+        )
+        prompt = edited_prompt(source.tokens, edits, tail)
+        segments = lower_directives(directives, len(source.tokens), len(prompt))
+        payload = EditPayload(
+            session=self.session,
+            scope=self.scope,
+            turn=self._name(),
+            sources=(source_ref(source),),
+            directives=directives,
+            segments=widen_boundary(segments, boundary) if boundary else segments,
+            lineage=lineage_before(source.receipt.lineage, edits[0][0]),
+            boundary=boundary,
+        )
+        return self._run(prompt, forced, unfed, payload)
+
+    def compose(
+        self,
+        sources: Sequence[Ran],
+        segments: Sequence[Segment],
+        prompt: Sequence[int],
+        forced: Sequence[int],
+    ) -> Ran:
+        """A prompt put together from several earlier turns, the first of which gives its start."""
+        payload = EditPayload(
+            session=self.session,
+            scope=self.scope,
+            turn=self._name(),
+            sources=tuple(source_ref(source) for source in sources),
+            segments=tuple(segments),
+            lineage=sources[0].receipt.lineage,
+        )
+        return self._run(prompt, forced, None, payload)
+
+    def _name(self) -> str:
+        return f"turn-{len(self.turns)}"
+
+    def _run(
+        self,
+        prompt: Sequence[int],
+        forced: Sequence[int],
+        unfed: int | None,
+        payload: EditPayload,
+    ) -> Ran:
+        ran = run_request(self.engine, prompt, forced, unfed, payload)
+        self.turns.append(ran)
+        return ran
+
+
+def source_ref(source: Ran) -> SourceRef:
+    """How a payload names a turn that the engine retains."""
+    return SourceRef(source.turn, len(source.tokens), token_digest(source.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class TamperedRotary:
+    """Stands in for the engine's rotary and moves keys wrongly."""
+
+    move: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+    def rotate(
+        self, keys: torch.Tensor, computed_at: torch.Tensor, needed_at: torch.Tensor
+    ) -> torch.Tensor:
+        """As the engine calls it: keys ``[T, heads, d]``, positions ``[T]``."""
+        return self.move(keys, computed_at, needed_at)
+
+
+def tamper(engine: ReplayEngine, how: str, subject: OracleModel) -> None:
+    """Make an engine's splices wrong in one named way; see ``TAMPERINGS``."""
+    stand_in: Any = TamperedRotary(TAMPERINGS[how](engine.cache.pool.rotary, subject))
+    engine.cache.pool.rotary = stand_in
+
+
+def _turn(
+    keys: torch.Tensor, angles: torch.Tensor, *, interleaved: bool, scale: float = 1.0
+) -> torch.Tensor:
+    """A rotation of the tests' own, so that wrong ones don't depend on the right one."""
+    cos, sin = angles.cos()[:, None] * scale, angles.sin()[:, None] * scale
+    if interleaved:
+        first, second = keys[..., 0::2], keys[..., 1::2]
+        pairs = (first * cos - second * sin, second * cos + first * sin)
+        return torch.stack(pairs, dim=-1).flatten(-2)
+    first, second = keys.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def _mover(
+    rotary: Any,
+    *,
+    interleaved: bool | None = None,
+    inv_freq: torch.Tensor | None = None,
+    off_by: int = 0,
+    scale: float = 1.0,
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    right = rotary.pairing == "interleaved"
+    pairing = right if interleaved is None else interleaved
+    frequencies = rotary.inv_freq if inv_freq is None else inv_freq
+
+    def move(
+        keys: torch.Tensor, computed_at: torch.Tensor, needed_at: torch.Tensor
+    ) -> torch.Tensor:
+        delta = (needed_at - computed_at + off_by).float()[:, None]
+        return _turn(keys, delta * frequencies, interleaved=pairing, scale=scale)
+
+    return move
+
+
+def _default_base(rotary: Any, theta: float) -> torch.Tensor:
+    width = 2 * len(rotary.inv_freq)
+    return 1.0 / theta ** (torch.arange(0, width, 2).float() / width)
+
+
+TAMPERINGS: dict[str, Callable[[Any, OracleModel], Callable[..., torch.Tensor]]] = {
+    "none": lambda rotary, _: _mover(rotary),
+    "no_rotation": lambda *_: lambda keys, *_positions: keys,
+    "wrong_pairing": lambda rotary, _: _mover(rotary, interleaved=rotary.pairing != "interleaved"),
+    "wrong_base": lambda rotary, _: _mover(rotary, inv_freq=_default_base(rotary, 500_000.0)),
+    "wrong_sign": lambda rotary, _: _mover(rotary, inv_freq=-rotary.inv_freq),
+    "off_by_one": lambda rotary, _: _mover(rotary, off_by=1),
+    "scaling_ignored": lambda rotary, _: _mover(rotary, inv_freq=_default_base(rotary, 10_000.0)),
+    "scaled_twice": lambda rotary, subject: _mover(
+        rotary, scale=float(subject.model.base_model.rotary_emb.attention_scaling)
+    ),
+}
+"""Ways to get a splice wrong. ``none`` is right, and shows that tampering as such changes nothing.
+
+``scaling_ignored`` differs from the truth only for models with scaled frequencies, and
+``scaled_twice`` only where the attention factor isn't 1.
+"""

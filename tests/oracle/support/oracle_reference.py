@@ -1,0 +1,296 @@
+"""The amortize contract computed the long way round, with plain transformers only.
+
+Hooks on the attention modules record, for every token that the model computes, what doesn't
+depend on position: the key before rotation, and the value (MLA: the shared rotary key before
+rotation, and the latent). The cache of an edited prompt is then put together piece by piece:
+
+* a kept token's parts as they were, its key turned to the *target* position by the model's own
+  rotary module and function, from scratch, scaling and all;
+* every other token run through the plain model upon the cache so far.
+
+Nothing of this uses the product: no rotation by a difference, no plan, no pool, no tree.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from oracle_models import OracleModel
+from transformers import DynamicCache
+
+SINK = 32
+"""Positions below this are computed anew, says the contract; a literal on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """The position-free parts of a run token sequence; per layer ``[T, heads, dim]``."""
+
+    tokens: tuple[int, ...]
+    keys: tuple[torch.Tensor, ...]
+    """Before rotation. ``T`` may be one less than the tokens: the last was never fed."""
+    others: tuple[torch.Tensor, ...]
+    """Values, or MLA latents."""
+
+    @property
+    def computed(self) -> int:
+        """How many leading tokens have KV."""
+        return int(self.keys[0].shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Tokens ``[start, end)`` of an earlier turn stand here, as they were."""
+
+    turn: Remembered
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Tokens that no earlier turn supplies."""
+
+    tokens: tuple[int, ...]
+
+
+Piece = Keep | Fresh
+
+
+@dataclass(frozen=True, slots=True)
+class LongWay:
+    """What the contract says of one turn."""
+
+    logits: tuple[torch.Tensor, ...]
+    """fp32 ``[vocab]`` of the last prompt token, then of each forced token."""
+    reused: tuple[int, ...]
+    """Prompt positions whose parts come from an earlier turn."""
+    turn: Remembered
+
+
+def amortized_pieces(
+    source: Remembered, edits: Sequence[tuple[int, int, tuple[int, ...]]], tail: Sequence[int]
+) -> list[Piece]:
+    """The pieces that ``(start, end, replacement)`` edits of one source leave, and a tail."""
+    pieces: list[Piece] = []
+    at = 0
+    for start, end, replacement in edits:
+        pieces += [Keep(source, at, start), Fresh(tuple(replacement))]
+        at = end
+    return [*pieces, Keep(source, at, len(source.tokens)), Fresh(tuple(tail))]
+
+
+def long_way_round(
+    subject: OracleModel, pieces: Sequence[Piece], forced: Sequence[int], unfed: int | None = None
+) -> LongWay:
+    """Compute a prompt made of ``pieces``, then ``forced`` tokens one by one.
+
+    Args:
+        subject: the model.
+        pieces: what the prompt consists of, in order; at least one token.
+        forced: generated tokens, each fed to the model.
+        unfed: a last generated token that belongs to the turn but is never fed.
+    """
+    parts = _Parts(subject)
+    prompt: list[tuple[int, Remembered | None, int]] = []
+    for piece in pieces:
+        match piece:
+            case Keep(turn, start, end):
+                prompt += [(turn.tokens[i], turn, i) for i in range(start, end)]
+            case Fresh(tokens):
+                prompt += [(token, None, 0) for token in tokens]
+    last = len(prompt) - 1
+    reused = [
+        position
+        for position, (_, turn, index) in enumerate(prompt)
+        if turn is not None and SINK <= position < last and index < turn.computed
+    ]
+    logits = _lay_out(parts, prompt, set(reused))
+    answers = [logits, *(parts.compute([token]) for token in forced)]
+    generated = (*forced, *(() if unfed is None else (unfed,)))
+    whole = (*(token for token, _, _ in prompt), *generated)
+    return LongWay(tuple(answers), tuple(reused), parts.remember(whole))
+
+
+def _lay_out(
+    parts: _Parts, prompt: Sequence[tuple[int, Remembered | None, int]], reused: set[int]
+) -> torch.Tensor:
+    """Fill the cache left to right; the logits of the last position, which is computed."""
+    logits: torch.Tensor | None = None
+    start = 0
+    while start < len(prompt):
+        end = start + 1
+        turn = prompt[start][1]
+        keep = start in reused
+        while (
+            end < len(prompt)
+            and (end in reused) == keep
+            and not (keep and prompt[end][1:] != (turn, prompt[start][2] + end - start))
+        ):
+            end += 1
+        if keep and turn is not None:
+            parts.place(turn, prompt[start][2], end - start)
+        else:
+            logits = parts.compute([token for token, _, _ in prompt[start:end]])
+        start = end
+    if logits is None:
+        raise ValueError("an empty prompt has no logits")
+    return logits
+
+
+class _Parts:
+    """A growing transformers cache, and the position-free parts of what lies in it."""
+
+    def __init__(self, subject: OracleModel) -> None:
+        self._model: Any = subject.model
+        self._layers = [layer.self_attn for layer in self._model.model.layers]
+        self._family = _family(subject)
+        self._cache = DynamicCache(config=subject.config)
+        self._keys: list[list[torch.Tensor]] = [[] for _ in self._layers]
+        self._others: list[list[torch.Tensor]] = [[] for _ in self._layers]
+
+    def compute(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Run the plain model over the next tokens; fp32 logits ``[vocab]`` of the last."""
+        start = self._cache.get_seq_length()
+        with torch.inference_mode(), self._recorded():
+            output = self._model(
+                input_ids=torch.tensor([list(tokens)]),
+                position_ids=torch.arange(start, start + len(tokens))[None],
+                past_key_values=self._cache,
+                use_cache=True,
+            )
+        logits: torch.Tensor = output.logits[0, -1].float().clone()
+        return logits
+
+    def place(self, turn: Remembered, start: int, count: int) -> None:
+        """Put ``count`` tokens of an earlier turn at the next positions."""
+        at = self._cache.get_seq_length()
+        positions = torch.arange(at, at + count)[None]
+        with torch.inference_mode():
+            for index, attention in enumerate(self._layers):
+                key = turn.keys[index][start : start + count]
+                other = turn.others[index][start : start + count]
+                angles = self._model.model.rotary_emb(key[None], positions)
+                turned = self._family.rotate(attention, key.transpose(0, 1)[None], angles)
+                pair = self._family.order(turned, other.transpose(0, 1)[None])
+                self._cache.update(*pair, index)
+                self._keys[index].append(key)
+                self._others[index].append(other)
+
+    def remember(self, tokens: Sequence[int]) -> Remembered:
+        """What a later turn may keep of this one."""
+        return Remembered(
+            tuple(tokens),
+            tuple(torch.cat(chunks) for chunks in self._keys),
+            tuple(torch.cat(chunks) for chunks in self._others),
+        )
+
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        handles = []
+        for index, attention in enumerate(self._layers):
+            for (module, read), kept in zip(
+                self._family.taps(attention), (self._keys[index], self._others[index]), strict=True
+            ):
+                handles.append(module.register_forward_hook(_recorder(read, kept)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _recorder(
+    read: Callable[[torch.Tensor], torch.Tensor], kept: list[torch.Tensor]
+) -> Callable[..., None]:
+    def record(_module: object, _inputs: object, output: torch.Tensor) -> None:
+        kept.append(read(output).detach().clone())
+
+    return record
+
+
+Tap = tuple[torch.nn.Module, Callable[[torch.Tensor], torch.Tensor]]
+"""A module, and how to read ``[T, heads, dim]`` from its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """Where an architecture's attention has its position-free parts, and how it rotates."""
+
+    taps: Callable[[Any], tuple[Tap, Tap]]
+    """Of an attention module: the key before rotation, and the value or latent."""
+    rotate: Callable[[Any, torch.Tensor, Any], torch.Tensor]
+    """The attention module, a key ``[1, heads, T, dim]`` and the rotary module's output."""
+    order: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    """(key, other) in the order in which the attention hands them to its cache."""
+
+
+def _modeling(attention: Any) -> Any:
+    """The architecture's own module of functions."""
+    return sys.modules[type(attention).__module__]
+
+
+def _gqa_taps(attention: Any) -> tuple[Tap, Tap]:
+    def heads(output: torch.Tensor) -> torch.Tensor:
+        return output[0].reshape(output.shape[1], -1, attention.head_dim)
+
+    return (getattr(attention, "k_norm", attention.k_proj), heads), (attention.v_proj, heads)
+
+
+def _mla_taps(attention: Any) -> tuple[Tap, Tap]:
+    rank = attention.kv_lora_rank
+    return (
+        (attention.kv_a_proj_with_mqa, lambda output: output[0, :, None, rank:]),
+        (attention.kv_a_layernorm, lambda output: output[0, :, None, :]),
+    )
+
+
+def _rotate_whole(attention: Any, key: torch.Tensor, angles: Any) -> torch.Tensor:
+    rotated: torch.Tensor = _modeling(attention).apply_rotary_pos_emb(key, key, *angles)[1]
+    return rotated
+
+
+def _rotate_first_dims(attention: Any, key: torch.Tensor, angles: Any) -> torch.Tensor:
+    width = attention.rotary_ndims
+    turned = _rotate_whole(attention, key[..., :width], angles)
+    return torch.cat((turned, key[..., width:]), dim=-1)
+
+
+def _rotate_complex(attention: Any, key: torch.Tensor, angles: Any) -> torch.Tensor:
+    rotated: torch.Tensor = _modeling(attention).apply_rotary_emb(key, key, angles)[1]
+    return rotated
+
+
+def _rotate_v3(attention: Any, key: torch.Tensor, angles: Any) -> torch.Tensor:
+    if not attention.config.rope_interleave:
+        return _rotate_whole(attention, key, angles)
+    functions = _modeling(attention)
+    rotated: torch.Tensor = functions.apply_rotary_pos_emb_interleave(key, key, *angles)[1]
+    return rotated
+
+
+def _as_is(key: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return key, other
+
+
+def _latent_first(key: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return other, key
+
+
+_FAMILIES = {
+    "llama": _Family(_gqa_taps, _rotate_whole, _as_is),
+    "qwen3": _Family(_gqa_taps, _rotate_whole, _as_is),
+    "glm": _Family(_gqa_taps, _rotate_whole, _as_is),
+    "stablelm": _Family(_gqa_taps, _rotate_first_dims, _as_is),
+    "deepseek_v2": _Family(_mla_taps, _rotate_complex, _latent_first),
+    "deepseek_v3": _Family(_mla_taps, _rotate_v3, _latent_first),
+}
+
+
+def _family(subject: OracleModel) -> _Family:
+    return _FAMILIES[subject.config.model_type]

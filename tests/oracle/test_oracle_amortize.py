@@ -1,0 +1,171 @@
+"""The engine's splices against the amortize contract computed the long way round."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from leyline_engine.contract import CopySegment, LiteralSegment, Mode, Outcome
+from oracle_cases import draw_case, draw_tokens, single_edit_case
+from oracle_check import BOUND, check_receipt, play, relative_error, spliced_by_contract
+from oracle_engine import Conversation, Edit, start_engine
+from oracle_models import MODEL_NAMES, OracleModel
+from oracle_reference import Fresh, Keep, Piece, amortized_pieces, long_way_round
+
+Models = Callable[[str], OracleModel]
+
+FORCED = (1, 2, 3, 4)
+CASES_PER_MODEL = 8
+NIGHTLY_BLOCKS = 10
+NIGHTLY_BLOCK = 100
+
+
+def check_case(subject: OracleModel, seed: int) -> int:
+    """Play one random conversation, check every turn, and count the spliced tokens."""
+    opened, *edited = play(subject, draw_case(seed))
+    assert opened.error <= BOUND
+    for compared in edited:
+        check_receipt(compared)
+        assert compared.error <= BOUND, f"seed {seed}: {compared.error:.1e}"
+    return sum(compared.receipt.tokens.spliced for compared in edited)
+
+
+@pytest.mark.parametrize("seed", range(CASES_PER_MODEL))
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_random_edits_give_the_contracts_logits(name: str, seed: int, oracle_model: Models) -> None:
+    """Random edits over one to three turns agree in logits and in every token count."""
+    spliced = check_case(oracle_model(name), 1000 * MODEL_NAMES.index(name) + seed)
+    assert spliced > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("block", range(NIGHTLY_BLOCKS))
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_many_random_edits_give_the_contracts_logits(
+    name: str, block: int, oracle_model: Models
+) -> None:
+    """The same over thousands of conversations; with these sizes 11,000 of them."""
+    first = 1_000_000 + NIGHTLY_BLOCK * (block + NIGHTLY_BLOCKS * MODEL_NAMES.index(name))
+    subject = oracle_model(name)
+    assert sum(check_case(subject, seed) for seed in range(first, first + NIGHTLY_BLOCK)) > 0
+
+
+@pytest.mark.parametrize("delta", [-180, -64, -1, 0, 1, 64, 180])
+@pytest.mark.parametrize("name", ["qwen3", "deepseek-v2-yarn"])
+def test_one_edit_moves_its_suffix_either_way(name: str, delta: int, oracle_model: Models) -> None:
+    """A single edit splices all that lies behind it, whichever way and however far it moves."""
+    _, edited = play(oracle_model(name), single_edit_case(5, delta))
+    check_receipt(edited)
+    # 304 tokens of the source have KV, and the last of the prompt lies in the tail.
+    behind = 304 - 60 - (10 if delta == 0 else max(0, -delta))
+    assert edited.receipt.tokens.spliced == behind
+    assert edited.error <= BOUND
+
+
+@pytest.mark.parametrize(
+    ("edits", "spliced"),
+    [
+        ([(0, 20, ())], 304 - 20 - 32),
+        ([(0, 0, (1, 2, 3))], 304 - 29),
+        ([(10, 100, ())], 304 - 100 - 22),
+        ([(2, 3, (7,)), (40, 50, (7,))], 304 - 50 + 8),
+    ],
+)
+@pytest.mark.parametrize("name", ["stablelm-partial", "deepseek-v3"])
+def test_positions_below_the_sink_are_computed_anew(
+    name: str, edits: list[Edit], spliced: int, oracle_model: Models
+) -> None:
+    """Edits near the start: kept tokens that land below 32 are prefilled, the rest spliced."""
+    rng = random.Random(50)
+    subject = oracle_model(name)
+    conversation = Conversation(start_engine(subject))
+    opening = (500, 501, 502, *draw_tokens(rng, 297))
+    conversation.open(opening, FORCED, 9)
+    ran = conversation.edit(edits, (8, 8), FORCED)
+    source = long_way_round(subject, [Fresh(opening)], FORCED, 9).turn
+    truth = long_way_round(subject, amortized_pieces(source, edits, (8, 8)), FORCED)
+    assert ran.receipt.tokens.prefix == edits[0][0]
+    assert ran.receipt.tokens.spliced == spliced
+    assert relative_error(ran.logits, truth.logits) <= BOUND
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek-v3-yarn"])
+def test_a_long_chain_of_edits_stays_within_the_bound(name: str, oracle_model: Models) -> None:
+    """Twenty edits of twenty edited turns, each splicing what the last one spliced."""
+    rng = random.Random(20)
+    subject = oracle_model(name)
+    conversation = Conversation(start_engine(subject))
+    opening = draw_tokens(rng, 240)
+    conversation.open(opening, (1, 2), 3)
+    truth = long_way_round(subject, [Fresh(opening)], (1, 2), 3)
+    for _ in range(20):
+        edit = (40, 40 + rng.choice([3, 11]), draw_tokens(rng, rng.choice([1, 13])))
+        source, tail = truth.turn, draw_tokens(rng, 4)
+        ran = conversation.edit([edit], tail, (1, 2), 3)
+        truth = long_way_round(subject, amortized_pieces(source, [edit], tail), (1, 2), 3)
+        assert ran.receipt.tokens.spliced == spliced_by_contract(truth, 40) > 100
+        assert relative_error(ran.logits, truth.logits) <= BOUND
+
+
+@pytest.mark.parametrize("name", ["stablelm-partial", "glm-partial-interleaved", "deepseek-v3"])
+def test_a_prompt_draws_on_several_earlier_turns(name: str, oracle_model: Models) -> None:
+    """Pieces of two unrelated turns, one of them spliced itself, make one prompt."""
+    rng = random.Random(30)
+    subject = oracle_model(name)
+    conversation = Conversation(start_engine(subject, chunk_tokens=64))
+    one, two = draw_tokens(rng, 200), draw_tokens(rng, 220)
+    edit, new, tail = (50, 90, ()), draw_tokens(rng, 10), draw_tokens(rng, 3)
+    ran_one = conversation.open(one, ())
+    conversation.open(two, ())
+    ran_two = conversation.edit([edit], tail, ())
+    first = long_way_round(subject, [Fresh(one)], ()).turn
+    second = long_way_round(subject, [Fresh(two)], ()).turn
+    second = long_way_round(subject, amortized_pieces(second, [edit], tail), ()).turn
+
+    ran = conversation.compose(
+        [ran_one, ran_two],
+        [
+            CopySegment(0, 0, 150, 0),
+            LiteralSegment(150, 10),
+            CopySegment(1, 40, 140, 160),
+            CopySegment(0, 170, 200, 260),
+            LiteralSegment(290, 3),
+        ],
+        [*one[:150], *new, *second.tokens[40:140], *one[170:200], *tail],
+        (1, 2),
+    )
+    pieces: list[Piece] = [
+        Keep(first, 0, 150),
+        Fresh(new),
+        Keep(second, 40, 140),
+        Keep(first, 170, 200),
+        Fresh(tail),
+    ]
+    truth = long_way_round(subject, pieces, (1, 2))
+    assert ran.receipt.outcome is Outcome.SPLICED
+    assert (ran.receipt.tokens.prefix, ran.receipt.tokens.spliced) == (150, 130)
+    assert relative_error(ran.logits, truth.logits) <= BOUND
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek-v2"])
+def test_an_edit_before_a_forgotten_span_is_still_spliced(name: str, oracle_model: Models) -> None:
+    """Mixed modes: kept tokens are reused up to the forgotten span, and none behind it."""
+    rng = random.Random(40)
+    subject = oracle_model(name)
+    conversation = Conversation(start_engine(subject))
+    opening, new, tail = draw_tokens(rng, 260), draw_tokens(rng, 6), draw_tokens(rng, 3)
+    conversation.open(opening, (1, 2))
+    ran = conversation.edit(
+        [(60, 90, ()), (200, 210, new)], tail, (3, 4), modes=[Mode.AMORTIZE, Mode.FORGET]
+    )
+    source = long_way_round(subject, [Fresh(opening)], (1, 2)).turn
+    behind = source.tokens[210:]
+    pieces: list[Piece] = [
+        Keep(source, 0, 60),
+        Keep(source, 90, 200),
+        Fresh((*new, *behind, *tail)),
+    ]
+    truth = long_way_round(subject, pieces, (3, 4))
+    assert (ran.receipt.tokens.prefix, ran.receipt.tokens.spliced) == (60, 110)
+    assert relative_error(ran.logits, truth.logits) <= BOUND

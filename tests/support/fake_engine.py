@@ -1,0 +1,188 @@
+"""A scripted upstream for tests of the protocol: it remembers what it got, and says what it's told.
+
+It knows nothing of tokens; what is spliced is tested with the real engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from leyline_engine.contract import Capability, Receipt, TokenCounts, TurnRecord
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+MODEL = "fake-model"
+
+CAPABILITY = Capability(
+    engine="fake",
+    engine_version="1",
+    model=MODEL,
+    model_fingerprint="f" * 16,
+    architecture="None",
+    vocab_size=256,
+    max_context=100_000,
+    splices=True,
+    actions=("leyline.edit@1.0",),
+)
+
+
+@dataclass
+class Answer:
+    """One scripted answer; ``chunks`` are sent as they are, each after ``pause_s``."""
+
+    chunks: Sequence[bytes] = ()
+    status: int = 200
+    content_type: str = "application/json"
+    pause_s: float = 0.0
+    headers: dict[str, str] = field(default_factory=dict)
+    breaks: bool = False
+    """Fail after the last chunk."""
+    hangs: bool = False
+    """Send nothing more after the last chunk, until the client goes."""
+
+
+def chat_json(text: str = "Hello.", **members: Any) -> Answer:
+    """A whole chat completion."""
+    document = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": MODEL,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": text},
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12},
+        **members,
+    }
+    return Answer([json.dumps(document).encode()])
+
+
+def chunk(delta: dict[str, Any], finish: str | None = None, **members: Any) -> bytes:
+    """One event of a chat stream."""
+    document = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": MODEL,
+        "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
+        **members,
+    }
+    return b"data: " + json.dumps(document).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def chat_stream(*parts: str, **options: Any) -> Answer:
+    """A streamed chat completion."""
+    opening = chunk({"role": "assistant", "content": ""})
+    events = [opening, *(chunk({"content": part}) for part in parts), chunk({}, "stop"), DONE]
+    return Answer(events, content_type="text/event-stream", **options)
+
+
+class FakeEngine:
+    """An ASGI application with the paths of an engine."""
+
+    def __init__(self, *, capability: Capability | None = CAPABILITY) -> None:
+        self.capability = capability
+        self.models = [MODEL]
+        self.answers: list[Answer] = []
+        self.bodies: list[bytes] = []
+        self.headers: list[dict[str, str]] = []
+        self.disconnects = 0
+        self.gives_receipts = True
+        self.receipt: Callable[[str], Receipt] = lambda message_id: Receipt(
+            message_id=message_id, tokens=TokenCounts(prompt=10, prefix=4, prefilled=6)
+        )
+        self.known_messages: list[str] = []
+
+    @property
+    def sent(self) -> dict[str, Any]:
+        """The last completion request, decoded."""
+        document: dict[str, Any] = json.loads(self.bodies[-1])
+        return document
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            raise NotImplementedError(scope["type"])
+        path = scope["path"]
+        if path in ("/v1/chat/completions", "/v1/completions"):
+            await self._complete(Request(scope, receive), receive, send)
+        elif path == "/v1/models":
+            data = [{"id": name, "object": "model"} for name in self.models]
+            await _json(send, {"object": "list", "data": data})
+        elif path == "/leyline/capability" and self.capability is not None:
+            await _json(send, msgspec.to_builtins(self.capability))
+        elif path.startswith("/leyline/receipts/") and self.gives_receipts:
+            await self._record(path.rpartition("/")[2], send)
+        else:
+            await _json(send, {"error": {"message": "no"}}, 404)
+
+    async def _record(self, message_id: str, send: Send) -> None:
+        if message_id not in self.known_messages:
+            await _json(send, {}, 404)
+            return
+        record = TurnRecord(receipt=self.receipt(message_id), finished=True, output_ids=(1, 2))
+        await _json(send, msgspec.to_builtins(record))
+
+    async def _complete(self, request: Request, receive: Receive, send: Send) -> None:
+        self.bodies.append(await request.body())
+        self.headers.append(dict(request.headers))
+        hints = (self.sent.get("custom_params") or {}).get("kv_hints")
+        if hints:
+            self.known_messages.append(hints["message_id"])
+        streamed = bool(self.sent.get("stream"))
+        default = chat_stream("Hel", "lo.") if streamed else chat_json()
+        answer = self.answers.pop(0) if self.answers else default
+        await self._answer(answer, receive, send)
+
+    async def _answer(self, answer: Answer, receive: Receive, send: Send) -> None:
+        gone = asyncio.ensure_future(_wait_gone(receive))
+        work = asyncio.ensure_future(self._send(answer, send))
+        try:
+            await asyncio.wait((gone, work), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            else:
+                self.disconnects += 1
+        finally:
+            for task in (gone, work):
+                task.cancel()
+            await asyncio.gather(gone, work, return_exceptions=True)
+
+    async def _send(self, answer: Answer, send: Send) -> None:
+        headers = {"content-type": answer.content_type, **answer.headers}
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        if answer.hangs and not answer.chunks:
+            await asyncio.Event().wait()
+        await send({"type": "http.response.start", "status": answer.status, "headers": raw})
+        for part in answer.chunks:
+            await asyncio.sleep(answer.pause_s)
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        if answer.breaks:
+            raise ConnectionError("scripted")
+        if answer.hangs:
+            await asyncio.Event().wait()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _wait_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _json(send: Send, document: Any, status: int = 200) -> None:
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    body = json.dumps(document).encode()
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,69 @@
+"""Bodies are changed without touching the bytes that stay."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from leyline_proxy.core.wire import WireError, add_members, remove_members, replace_messages
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+OBJECTS = st.dictionaries(st.text(max_size=4), JSON, max_size=5)
+
+
+def _encode(value: Any, indent: int | None) -> bytes:
+    return json.dumps(value, indent=indent, ensure_ascii=indent is None).encode()
+
+
+@given(OBJECTS, st.sampled_from([None, 2]))
+def test_adding_then_removing_gives_the_same_bytes(
+    body: dict[str, Any], indent: int | None
+) -> None:
+    """An appended member leaves no trace once it is removed."""
+    raw = _encode(body, indent)
+    added = add_members(raw, {"\x00new": b"[1]"})
+    assert json.loads(added) == {**body, "\x00new": [1]}
+    assert json.loads(remove_members(added, ["\x00new"])) == body
+    assert remove_members(raw, ["\x00new"]) == raw
+
+
+@given(OBJECTS, st.data(), st.sampled_from([None, 2]))
+def test_removal_keeps_the_other_members_bytes(
+    body: dict[str, Any], data: st.DataObject, indent: int | None
+) -> None:
+    """Exactly the named members go; each other value stays byte for byte."""
+    names = data.draw(st.lists(st.sampled_from(sorted(body)), unique=True)) if body else []
+    left = remove_members(_encode(body, indent), names)
+    assert json.loads(left) == {key: value for key, value in body.items() if key not in names}
+
+
+def test_a_reserved_name_given_twice_goes_twice() -> None:
+    """A client can't smuggle a member past the removal by repeating it or escaping its name."""
+    body = b'{"a": 1.0, "priority": 1, "b":"\\u00e9" , "\\u0070riority" : {"x":"}"}}'
+    assert remove_members(body, ["priority"]) == b'{"a": 1.0, "b":"\\u00e9"}'
+
+
+def test_unchanged_messages_keep_their_bytes() -> None:
+    """Only the changed message is encoded anew; an unchanged list leaves the body alone."""
+    first, second = b'{"role": "user","content":"\\u00e9"}', b'{"role":"user","content":"b"}'
+    body = b'{"messages":[' + first + b", " + second + b'],"t":1.0}'
+    client = json.loads(body)["messages"]
+    assert replace_messages(body, list(enumerate(client)), client) is body
+    sent = [(0, client[0]), (1, {"role": "user", "content": "c"})]
+    changed = replace_messages(body, sent, client)
+    assert first in changed and changed.endswith(b',"t":1.0}')
+    assert json.loads(changed)["messages"][1]["content"] == "c"
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"3", b'{"a":'])
+def test_what_is_no_object_is_refused(body: bytes) -> None:
+    """Bytes of another shape raise instead of growing members."""
+    with pytest.raises(WireError):
+        remove_members(body, ["a"])

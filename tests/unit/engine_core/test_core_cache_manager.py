@@ -1,0 +1,330 @@
+"""What is published, shared and forgotten, and that the integrity check sees damage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from core_kit import (
+    SCOPE,
+    VOCAB,
+    admit,
+    edit,
+    ids,
+    make_engine,
+    prefill,
+    random_tokens,
+    reference,
+    register,
+    run,
+    same_logits,
+)
+from leyline_engine.contract import Directive, EditPayload, LineageRun, Mode, Outcome, Reason
+from leyline_engine.lineage import fold_keys
+from leyline_engine.replay.cache_manager import IntegrityError
+from leyline_engine.replay.engine import PoolExhaustedError, ReplayEngine
+
+SOURCE = random_tokens(100, 3)
+FORGET = Directive(60, 70, (), Mode.FORGET)
+AMORTIZE = Directive(40, 45)
+
+
+def cached(
+    engine: ReplayEngine, tokens: list[int], lineage: tuple[LineageRun, ...] = ()
+) -> np.ndarray:
+    """Slots of what is cached of a sequence."""
+    return engine.cache.match(fold_keys(tokens, lineage)).slots
+
+
+def blank(engine: ReplayEngine, slots: np.ndarray) -> bool:
+    """Whether nothing is left in these slots, in any layer or tensor."""
+    index = torch.from_numpy(slots)
+    pool = engine.cache.pool
+    stored = [t[index] for pair in pool._tensors for t in pair]
+    stored += [tensor[index] for tensor in pool._as_computed]
+    return not any(bool(tensor.any()) for tensor in stored)
+
+
+@pytest.mark.parametrize("kind", ["gqa", "mla"])
+def test_splice_moves_values_and_keys(kind: str) -> None:
+    """Behind an amortized cut the values are those of the source, the keys turned by δ."""
+    engine = make_engine(kind)
+    run(engine, SOURCE, register("t1"))
+    source = cached(engine, SOURCE)
+    prompt, payload = edit(SOURCE, [AMORTIZE], tail=[9, 8])
+    _, record = run(engine, prompt, payload)
+    assert record.receipt.outcome is Outcome.SPLICED
+    assert record.receipt.tokens.spliced == 55
+    assert record.receipt.lineage[0].start == 40
+    spliced = cached(engine, prompt, record.receipt.lineage)
+    assert len(spliced) == len(prompt)
+    assert spliced[:40].tolist() == source[:40].tolist()
+    layout = engine.cache.pool.layout
+    for layer in range(layout.layers):
+        old = engine.cache.pool.read(layer, source[45:])
+        new = engine.cache.pool.read(layer, spliced[40:95])
+        assert torch.equal(old[1 - layout.rotary_tensor], new[1 - layout.rotary_tensor])
+        turned = engine.cache.pool.rotary.rotate(
+            old[layout.rotary_tensor], torch.arange(45, 100), torch.arange(40, 95)
+        )
+        assert torch.allclose(turned, new[layout.rotary_tensor], atol=1e-6)
+
+
+def test_spliced_kv_is_private() -> None:
+    """The next turn finds it by lineage; the same tokens without it get a clean answer."""
+    engine = make_engine()
+    run(engine, SOURCE, register("t1"))
+    prompt, payload = edit(SOURCE, [AMORTIZE], tail=[9, 8])
+    answer, record = run(engine, prompt, payload)
+    assert not same_logits(answer, reference(prompt))
+    longer = [*prompt, 4]
+    follow = EditPayload(session="s", scope=SCOPE, turn="t3", lineage=record.receipt.lineage)
+    _, mine = run(engine, longer, follow)
+    assert mine.receipt.tokens.prefix == len(prompt)
+    clean, theirs = run(engine, longer, register("t1", session="z"))
+    assert theirs.receipt.tokens.prefix == 40
+    assert theirs.receipt.lineage == ()
+    assert same_logits(clean, reference(longer))
+
+
+def test_two_edits_with_equal_tokens_share_nothing() -> None:
+    """The same text left behind by two different cut spans: equal prompts, two lineages."""
+    head, rest = random_tokens(40, 4), random_tokens(40, 5)
+    sources = [[*head, *span, *rest] for span in ([7, 7, 7], [8, 9])]
+    engine = make_engine()
+    found = []
+    for number, source in enumerate(sources):
+        run(engine, source, register(f"t{number}"))
+        cut = Directive(40, len(source) - 40)
+        prompt, payload = edit(source, [cut], tail=[3], source_turn=f"t{number}", turn=f"u{number}")
+        answer, record = run(engine, prompt, payload)
+        assert record.receipt.outcome is Outcome.SPLICED
+        found.append((prompt, answer, record.receipt.lineage))
+    (prompt, answer, lineage), (same, other_answer, other) = found
+    assert prompt == same
+    assert lineage[-1].lineage != other[-1].lineage
+    assert not same_logits(answer, other_answer)
+    slots = [set(cached(engine, prompt, runs)[40:].tolist()) for runs in (lineage, other)]
+    assert len(slots[0]) == len(slots[1]) == 41
+    assert not slots[0] & slots[1]
+
+
+def test_edits_that_leave_the_same_kv_share_it() -> None:
+    """Cutting either of two equal spans leaves the same prefix and the same copies."""
+    source = [*random_tokens(40, 4), 7, 7, 7, 7, *random_tokens(40, 5)]
+    engine = make_engine()
+    run(engine, source, register("t1"))
+    first, one = edit(source, [Directive(40, 42)], tail=[9])
+    second, two = edit(source, [Directive(42, 44)], tail=[9])
+    assert first == second
+    answer, _ = run(engine, first, one)
+    again, _ = run(engine, second, two)
+    assert same_logits(answer, again)
+
+
+def test_equal_requests_side_by_side_publish_once() -> None:
+    """The second of two equal prompts gives its duplicate slots back and stays right."""
+    engine = make_engine()
+    one, two = admit(engine, SOURCE, register("a")), admit(engine, SOURCE, register("b"))
+    for sequence in (one, two):
+        assert same_logits(prefill(sequence), reference(SOURCE))
+        engine.check_integrity()
+    assert engine.stats().cached == 100
+    assert engine.stats().in_flight == 0
+    assert same_logits(two.decode_step(5), reference([*SOURCE, 5]))
+    two.finish()
+    one.abort()
+    engine.check_integrity()
+    assert engine.stats().cached == 101
+
+
+def test_forget_overwrites_and_frees() -> None:
+    """What only this session held behind the span is zero before anyone gets it again."""
+    engine = make_engine()
+    run(engine, SOURCE, register("t1"), decode=3)
+    slots = cached(engine, SOURCE)[60:]
+    prompt, payload = edit([*SOURCE], [FORGET], tail=[9])
+    sequence = admit(engine, prompt, payload)
+    assert blank(engine, np.setdiff1d(slots, sequence.owned))
+    answer = prefill(sequence)
+    assert same_logits(answer, reference(prompt))
+    # The digest is that of the prompt alone, so the edit is refused; the forget is not.
+    assert sequence.receipt.reason is Reason.TOKEN_MISMATCH
+    assert sequence.receipt.tokens.freed == 43
+    sequence.finish()
+    engine.check_integrity()
+    assert len(cached(engine, SOURCE)) == 60
+
+
+def test_forget_reaches_spliced_descendants() -> None:
+    """A lineage that an earlier amortize made goes too, though the span is cut there already."""
+    engine = make_engine()
+    run(engine, SOURCE, register("t1"))
+    cut = Directive(60, 70)
+    prompt, payload = edit(SOURCE, [cut], tail=[9, 8])
+    _, record = run(engine, prompt, payload)
+    assert record.receipt.tokens.spliced
+    again, redact = edit(SOURCE, [FORGET], tail=[9, 8, 7], turn="t3")
+    answer, gone = run(engine, again, redact)
+    assert same_logits(answer, reference(again))
+    assert gone.receipt.tokens.freed == 40 + 32
+    assert len(cached(engine, prompt, record.receipt.lineage)) <= 60
+    assert len(cached(engine, SOURCE)) == 60
+
+
+def test_forget_leaves_what_others_sent_themselves() -> None:
+    """Nodes that another session shares stay for it, and are counted."""
+    engine = make_engine()
+    run(engine, SOURCE, register("t1"))
+    run(engine, SOURCE[:80], register("t1", session="z"))
+    prompt, payload = edit(SOURCE, [FORGET], tail=[9])
+    _, record = run(engine, prompt, payload)
+    assert "20 shared_retained" in record.receipt.detail
+    assert record.receipt.tokens.freed == 20
+    assert len(cached(engine, SOURCE)) == 80
+
+
+def test_forget_waits_for_running_requests() -> None:
+    """Held slots are unmatchable at once and overwritten when their holder ends."""
+    engine = make_engine()
+    run(engine, SOURCE, register("t1"))
+    holder = admit(engine, [*SOURCE, 5], register("t1", session="z"))
+    prompt, payload = edit(SOURCE, [FORGET], tail=[9])
+    slots = cached(engine, SOURCE)[60:]
+    _, record = run(engine, prompt, payload)
+    assert "40 pending" in record.receipt.detail
+    assert engine.stats().doomed == 40
+    assert len(cached(engine, SOURCE)) == 60
+    assert not blank(engine, slots)
+    prefill(holder)
+    holder.finish()
+    engine.check_integrity()
+    assert engine.stats().doomed == 0
+    assert len(cached(engine, SOURCE)) == 60
+    assert blank(engine, slots)
+
+
+def test_a_running_turn_of_the_session_is_not_kept() -> None:
+    """What a turn computed beside a forget is no source for later ones and isn't matchable."""
+    engine = make_engine()
+    run(engine, SOURCE, register("t1"))
+    beside = [*SOURCE, 1, 2, 3]
+    running = admit(engine, beside, register("t2"))
+    prompt, payload = edit(SOURCE, [FORGET], tail=[9], turn="t3")
+    run(engine, prompt, payload)
+    prefill(running)
+    running.finish()
+    engine.check_integrity()
+    assert [turn.turn for turn in engine.cache.registry.turns((SCOPE, "s"))] == ["t3"]
+    assert len(cached(engine, beside)) == 60
+
+
+def test_flush_spares_what_runs() -> None:
+    """A running request's prefix survives a flush; afterwards everything goes."""
+    engine = make_engine()
+    run(engine, SOURCE, register("t1"))
+    sequence = admit(engine, [*SOURCE, 5], register("t2"))
+    run(engine, SOURCE[::-1], register("t1", session="z"))
+    engine.flush()
+    engine.check_integrity()
+    assert engine.stats().cached == 100
+    assert same_logits(prefill(sequence), reference([*SOURCE, 5]))
+    sequence.abort()
+    engine.flush()
+    assert engine.stats().free == engine.stats().capacity
+
+
+def test_evicted_source_is_named() -> None:
+    """A source whose slots are gone is a reason, not an error."""
+    engine = make_engine(pool=260)
+    run(engine, SOURCE, register("t1"))
+    run(engine, random_tokens(250, 9))
+    prompt, payload = edit(SOURCE, [AMORTIZE], tail=[9])
+    answer, record = run(engine, prompt, payload)
+    assert record.receipt.reason is Reason.SOURCE_EVICTED
+    assert same_logits(answer, reference(prompt))
+
+
+def test_exhausted_pool_says_so() -> None:
+    """Running requests fill the pool: the next is told to wait, and fits when they end."""
+    engine = make_engine(pool=150)
+    first = admit(engine, SOURCE)
+    with pytest.raises(PoolExhaustedError):
+        admit(engine, SOURCE[::-1])
+    engine.check_integrity()
+    first.abort()
+    admit(engine, SOURCE[::-1]).abort()
+    engine.check_integrity()
+
+
+def _leak(engine: ReplayEngine) -> None:
+    engine.cache._allocator.allocate(1)
+
+
+def _own_twice(engine: ReplayEngine) -> None:
+    node = next(iter(engine.cache.tree.nodes()))
+    node.slots = node.slots.copy()
+    node.slots[0] = engine.cache._allocator.free_slots()[0]
+
+
+def _free_what_is_cached(engine: ReplayEngine) -> None:
+    engine.cache._allocator.release(next(iter(engine.cache.tree.nodes())).slots[:1])
+
+
+def _one_slot_short(engine: ReplayEngine) -> None:
+    node = next(iter(engine.cache.tree.nodes()))
+    engine.cache._allocator.release(node.slots[-1:])
+    node.slots = node.slots[:-1]
+
+
+def _empty_node(engine: ReplayEngine) -> None:
+    node = next(iter(engine.cache.tree.nodes()))
+    engine.cache._allocator.release(node.slots)
+    node.slots, node.keys = node.slots[:0], ids([])
+
+
+def _stray_lock(engine: ReplayEngine) -> None:
+    engine.cache.tree.lock(next(iter(engine.cache.tree.nodes())))
+
+
+def _wrong_first_key(engine: ReplayEngine) -> None:
+    children = engine.cache.tree.nodes()
+    node = next(child for child in children if child.children)
+    key, child = node.children.popitem()
+    node.children[key + VOCAB] = child
+
+
+def _wrong_parent(engine: ReplayEngine) -> None:
+    node = next(child for child in engine.cache.tree.nodes() if child.children)
+    next(iter(node.children.values())).parent = engine.cache.tree.root
+
+
+def _lost_child(engine: ReplayEngine) -> None:
+    engine.cache.tree.root.children.popitem()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _leak,
+        _own_twice,
+        _free_what_is_cached,
+        _one_slot_short,
+        _empty_node,
+        _stray_lock,
+        _wrong_first_key,
+        _wrong_parent,
+        _lost_child,
+    ],
+)
+def test_integrity_check_sees_damage(damage: Callable[[ReplayEngine], None]) -> None:
+    """Leaked, doubly owned or misfiled slots and stray locks are found."""
+    engine = make_engine()
+    run(engine, SOURCE, register("t1"))
+    run(engine, [*SOURCE[:50], 5, 6], register("t2"))
+    engine.check_integrity()
+    damage(engine)
+    with pytest.raises(IntegrityError):
+        engine.check_integrity()

@@ -1,0 +1,153 @@
+"""The in-memory store: bounds, expiry, and finding a conversation by its history."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from leyline_proxy.core.session import Session
+from leyline_proxy.sessions import MemorySessionStore, SessionChange
+
+
+class Clock:
+    """A clock that tests move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def new_session(session_id: str, tenant: str = "t", key: str = "") -> SessionChange:
+    """A change that makes the session, or counts one more turn."""
+
+    def change(session: Session | None) -> Session:
+        if session is not None:
+            return replace(session, next_index=session.next_index + 1)
+        return Session(session_id, tenant, key, (), (), 0, 0.0)
+
+    return change
+
+
+def store(**options: float) -> MemorySessionStore:
+    """A store of ten sessions that never expire, unless said otherwise."""
+    given = {"max_sessions": 10, "ttl_s": 1e9, **options}
+    return MemorySessionStore(
+        max_sessions=int(given["max_sessions"]),
+        ttl_s=given["ttl_s"],
+        clock=given.get("clock", Clock()),  # type: ignore[arg-type]
+    )
+
+
+async def test_the_oldest_go_first() -> None:
+    """Beyond the bound the least recently updated session is dropped, with its index."""
+    kept = store(max_sessions=2)
+    await kept.update("t", "a", new_session("a"), [1])
+    await kept.update("t", "b", new_session("b"), [2])
+    await kept.update("t", "a", new_session("a"), [1])
+    await kept.update("t", "c", new_session("c"), [3])
+    assert [session.id for session in await kept.sessions("t")] == ["c", "a"]
+    assert await kept.get("t", "b") is None
+    assert await kept.find("t", "", [2], 2) is None
+    assert await kept.count() == 2
+
+
+async def test_sessions_expire() -> None:
+    """A session that wasn't used for its time to live is gone, and an update renews it."""
+    clock = Clock()
+    kept = MemorySessionStore(max_sessions=10, ttl_s=10, clock=clock)
+    await kept.update("t", "a", new_session("a"), [1])
+    await kept.update("t", "b", new_session("b"), [2])
+    clock.now = 8
+    await kept.update("t", "a", new_session("a"), [1])
+    clock.now = 15
+    assert await kept.get("t", "b") is None
+    assert await kept.get("t", "a") is not None
+    clock.now = 30
+    assert await kept.count() == 0
+
+
+async def test_tenants_never_meet() -> None:
+    """Neither ids nor histories cross from one tenant to another."""
+    kept = store()
+    await kept.update("red", "a", new_session("a", "red"), [1, 2])
+    assert await kept.get("blue", "a") is None
+    assert await kept.find("blue", "", [1, 2], 2) is None
+    assert await kept.sessions("blue") == ()
+
+
+async def test_an_extended_history_is_found() -> None:
+    """The session whose whole history is a prefix counts, also one of a single message."""
+    kept = store()
+    await kept.update("t", "a", new_session("a"), [1])
+    found = await kept.find("t", "", [1, 2, 3], 2)
+    assert found is not None
+    assert found.id == "a"
+
+
+async def test_an_edited_history_needs_enough_in_common() -> None:
+    """A history that differs behind the first two messages is found, before them it isn't."""
+    kept = store()
+    await kept.update("t", "a", new_session("a"), [1, 2, 3, 4])
+    found = await kept.find("t", "", [1, 2, 30, 40], 2)
+    assert found is not None
+    assert found.id == "a"
+    assert await kept.find("t", "", [1, 20, 30], 2) is None
+
+
+async def test_the_longest_common_history_wins() -> None:
+    """Of several branches the one that shares most is continued."""
+    kept = store()
+    await kept.update("t", "a", new_session("a"), [1, 2, 3])
+    await kept.update("t", "b", new_session("b"), [1, 2, 4])
+    found = await kept.find("t", "", [1, 2, 3, 5], 2)
+    assert found is not None
+    assert found.id == "a"
+
+
+async def test_keys_keep_conversations_apart() -> None:
+    """The same history under another key is another session."""
+    kept = store()
+    await kept.update("t", "a", new_session("a", key="user:x"), [1, 2])
+    assert await kept.find("t", "user:y", [1, 2], 2) is None
+    assert await kept.find("t", "user:x", [1, 2], 2) is not None
+
+
+async def test_a_failed_change_leaves_the_session() -> None:
+    """A session is never lost to an update that raises."""
+    kept = store()
+    await kept.update("t", "a", new_session("a"), [1, 2])
+
+    def fails(_: Session | None) -> Session:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        await kept.update("t", "a", fails, [9])
+    assert await kept.get("t", "a") is not None
+    assert await kept.find("t", "", [1, 2], 2) is not None
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcde"), st.lists(st.integers(0, 3), max_size=4)), max_size=30
+    )
+)
+async def test_the_index_never_outlives_its_sessions(updates: list[tuple[str, list[int]]]) -> None:
+    """After any updates, what is found is in the store, and its history shares the prefix."""
+    kept = store(max_sessions=3)
+    chains: dict[str, list[int]] = {}
+    for name, chain in updates:
+        unique = [
+            sum(10**place * (value + 1) for place, value in enumerate(chain[: end + 1]))
+            for end in range(len(chain))
+        ]
+        await kept.update("t", name, new_session(name), unique)
+        chains[name] = unique
+    for chain in chains.values():
+        found = await kept.find("t", "", chain, 1)
+        if found is not None:
+            assert await kept.get("t", found.id) is not None
+            assert chains[found.id][0] == chain[0]

@@ -1,0 +1,111 @@
+"""Who may import whom: the import-linter contracts hold, and they would notice if they didn't."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = {
+    "leyline_proxy": REPOSITORY / "proxy" / "leyline_proxy",
+    "leyline_policies": REPOSITORY / "policies" / "leyline_policies",
+    "leyline_engine": REPOSITORY / "engine_patch" / "leyline_engine",
+}
+
+# Imports every module of a package while some distributions can't be imported, as if the extra
+# that brings them had not been installed.
+IMPORT_WITHOUT = """
+import importlib, pkgutil, sys
+
+package, *absent = sys.argv[1:]
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"{name} is not installed", name=name)
+
+sys.meta_path.insert(0, Absent())
+root = importlib.import_module(package)
+for module in pkgutil.walk_packages(root.__path__, package + "."):
+    if not module.name.endswith(".__main__"):
+        importlib.import_module(module.name)
+"""
+
+
+def _lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run import-linter on the packages below ``folder`` under the project's contracts."""
+    return subprocess.run(
+        [
+            str(Path(sys.executable).with_name("lint-imports")),
+            "--no-cache",
+            "--config",
+            str(REPOSITORY / "pyproject.toml"),
+        ],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A copy of the three packages that a test may spoil."""
+    for name, path in PACKAGES.items():
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(path, tmp_path / name, ignore=ignore)
+    return tmp_path
+
+
+def test_contracts_hold() -> None:
+    """Every contract in pyproject.toml is kept by the code as it stands."""
+    result = _lint(REPOSITORY)
+    assert result.returncode == 0, result.stdout
+    assert "0 broken" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "statement", "contract"),
+    [
+        ("leyline_proxy/core/__init__.py", "import httpx", "core does no I/O"),
+        ("leyline_proxy/__init__.py", "import leyline_engine.plan", "only its contract"),
+        ("leyline_policies/__init__.py", "import leyline_engine", "Policies know neither"),
+        ("leyline_engine/__init__.py", "import leyline_proxy", "never imports the proxy"),
+        ("leyline_engine/contract/__init__.py", "import torch", "pure Python"),
+    ],
+    ids=["core", "proxy", "policies", "engine", "contract"],
+)
+def test_violations_are_caught(sources: Path, module: str, statement: str, contract: str) -> None:
+    """One forbidden import breaks the contract that forbids it."""
+    path = sources / module
+    path.write_text(f"{path.read_text()}\n{statement}\n")
+    result = _lint(sources)
+    assert result.returncode == 1, result.stdout
+    broken = [line for line in result.stdout.splitlines() if line.endswith("BROKEN")]
+    assert any(contract in line for line in broken), result.stdout
+
+
+@pytest.mark.parametrize(
+    ("package", "absent"),
+    [
+        ("leyline_proxy", ["torch", "transformers", "safetensors", "numpy", "openai"]),
+        ("leyline_engine", ["fastapi", "httpx", "redis", "rapidfuzz", "pydantic_settings"]),
+        ("leyline_policies", ["torch", "transformers", "fastapi", "starlette", "httpx", "redis"]),
+    ],
+    ids=["proxy", "engine", "policies"],
+)
+def test_packages_load_without_each_others_extras(package: str, absent: list[str]) -> None:
+    """Each package imports with nothing installed but its own extra."""
+    result = subprocess.run(
+        [sys.executable, "-c", IMPORT_WITHOUT, package, *absent],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
