@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Make .venv with the project and everything it needs. Does nothing when that already stands.
 #   PYTHON       interpreter to use (default: the first of python3, python3.11 … that is >= 3.11)
-#   TORCH_INDEX  extra package index for PyTorch; "none" for no extra index. Without it, a machine
-#                without an NVIDIA GPU gets the CPU build, when its index can be reached.
+#   TORCH_INDEX  extra package index for PyTorch, such as the one of its CPU builds; the default
+#                Linux build brings some gigabytes of CUDA libraries along.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=deploy/lib.sh
@@ -10,7 +10,6 @@ source deploy/lib.sh
 
 VENV=.venv
 STAMP=$VENV/.leyline-setup
-CPU_INDEX=https://download.pytorch.org/whl/cpu
 RECENT='import sys; sys.exit(sys.version_info < (3, 11))'
 
 find_python() {
@@ -45,21 +44,9 @@ require_venv_module() {
         "then run make again"
 }
 
-# Prints pip options for the PyTorch build that fits this machine.
+# Prints pip options for the PyTorch build that was asked for.
 torch_options() {
-    case ${TORCH_INDEX-} in
-        none) return ;;
-        ?*) printf -- '--extra-index-url\n%s\n' "$TORCH_INDEX"; return ;;
-    esac
-    command -v nvidia-smi >/dev/null && return
-    # The default Linux build brings some gigabytes of CUDA libraries along.
-    if timeout 10 "$VENV/bin/python" - "$CPU_INDEX/torch/" <<'PY' 2>/dev/null
-import sys, urllib.request
-urllib.request.urlopen(urllib.request.Request(sys.argv[1], method="HEAD"), timeout=8)
-PY
-    then
-        printf -- '--extra-index-url\n%s\n' "$CPU_INDEX"
-    fi
+    [ -z "${TORCH_INDEX-}" ] || printf -- '--extra-index-url\n%s\n' "$TORCH_INDEX"
 }
 
 fingerprint() {

@@ -21,10 +21,16 @@ MAX_TOKEN = (1 << TOKEN_BITS) - 1
 _LINEAGE_BITS = 63 - TOKEN_BITS
 
 
-def lineage_bits(lineage: str) -> int:
-    """The key prefix of a lineage, in ``[1, 2**39)``."""
-    digest = blake2b(lineage.encode(), digest_size=8).digest()
+def lineage_bits(lineage: str, scope: str) -> int:
+    """The key prefix of a lineage within a tenant scope, in ``[1, 2**39)``."""
+    digest = blake2b(_framed(scope) + _framed(lineage), digest_size=8).digest()
     return (int.from_bytes(digest, "big") % ((1 << _LINEAGE_BITS) - 1)) + 1
+
+
+def _framed(part: str) -> bytes:
+    """A part with its length, so that no two sequences of parts look alike."""
+    data = part.encode("utf-8", "surrogatepass")
+    return len(data).to_bytes(4, "big") + data
 
 
 def derive_lineage(
@@ -44,23 +50,25 @@ def derive_lineage(
         32 hex digits. Equal tokens reached by different edits get different names.
     """
     state = blake2b(digest_size=16)
-    for part in (parent, scope):
-        state.update(len(part).to_bytes(4, "big") + part.encode())
+    state.update(_framed(parent) + _framed(scope))
     for digest, runs in sources:
-        state.update(f"s{digest};".encode())
+        state.update(_framed(f"source {digest}"))
         for run in runs:
-            state.update(f"r{run.start}:{run.lineage};".encode())
+            state.update(_framed(f"run {run.start} {run.lineage}"))
     for copy in copies:
-        state.update(f"c{copy.source},{copy.start},{copy.end},{copy.dest};".encode())
+        state.update(_framed(f"copy {copy.source} {copy.start} {copy.end} {copy.dest}"))
     return state.hexdigest()
 
 
-def fold_keys(tokens: Iterable[int], runs: Sequence[LineageRun]) -> array[int]:
+def fold_keys(
+    tokens: Iterable[int], runs: Sequence[LineageRun] = (), scope: str = ""
+) -> array[int]:
     """Radix keys of a token sequence under a lineage map.
 
     Args:
         tokens: token ids in ``[0, 2**24)``.
         runs: sorted by start; each holds up to the next.
+        scope: tenant scope; a lineage's name finds nothing outside of it.
 
     Returns:
         int64 keys of the same length; before the first run they are the ids themselves.
@@ -73,7 +81,7 @@ def fold_keys(tokens: Iterable[int], runs: Sequence[LineageRun]) -> array[int]:
         raise ValueError(f"token ids must lie in [0, {MAX_TOKEN}]")
     for index, run in enumerate(runs):
         end = runs[index + 1].start if index + 1 < len(runs) else len(keys)
-        prefix = lineage_bits(run.lineage) << TOKEN_BITS
+        prefix = lineage_bits(run.lineage, scope) << TOKEN_BITS
         keys[run.start : end] = array("q", [prefix | key for key in keys[run.start : end]])
     return keys
 

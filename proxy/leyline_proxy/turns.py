@@ -192,6 +192,8 @@ class TurnService:
                 next_index=0,
                 updated=now,
             )
+            if record is not None and turn.planned.plan.forgets:
+                current = current.forget_sources()
             index = current.next_index
             kept = replace(source, index=index) if source is not None else None
             summary = TurnSummary(

@@ -39,7 +39,9 @@ class EditPayload(msgspec.Struct, frozen=True, kw_only=True):
     """What one turn asks of the engine. With no directives it only registers the turn.
 
     ``segments`` cover the new prompt in order; the engine checks each copy against its own
-    record of the source and against the prompt, and applies all of them or none.
+    record of the source and against the prompt, and applies all of them or none. Without
+    segments, the directives of a single source are lowered by the engine. Tokens that a
+    boundary recompute leaves out of the copies are literals.
     """
 
     session: Identifier
@@ -53,8 +55,7 @@ class EditPayload(msgspec.Struct, frozen=True, kw_only=True):
     lineage: tuple[LineageRun, ...] = ()
     """The lineage map of the conversation so far; empty where nothing was ever spliced."""
     sink: Annotated[int, msgspec.Meta(ge=0)] = ATTENTION_SINK
-    boundary: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
-    """Tokens behind each edit to compute anew (boundary recompute)."""
+    """Destinations below this are prefilled; the engine never goes below its own sink."""
 
 
 class Action(msgspec.Struct, frozen=True):

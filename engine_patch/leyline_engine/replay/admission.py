@@ -13,16 +13,25 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..contract import (
+    ATTENTION_SINK,
     DirectiveResult,
     EditPayload,
     LineageRun,
+    Mode,
     Outcome,
     Reason,
 )
 from ..lineage import derive_lineage, fold_keys, runs_before
 from ..plan import Plan, plan_turn
 from .cache_manager import CacheManager, ForgetResult, PoolExhaustedError
-from .edits import EditRefusedError, ResolvedEdit, carries_edit, forgets, resolve_edit
+from .edits import (
+    EditRefusedError,
+    ResolvedEdit,
+    carries_edit,
+    check_lineage,
+    forgets,
+    resolve_edit,
+)
 from .pool import Slots
 from .radix import Match, Node
 
@@ -64,44 +73,63 @@ class Admitter:
         Raises:
             PoolExhaustedError: no room for the prompt now; nothing was taken.
         """
-        plain_keys = fold_keys(prompt, ())
+        plain_keys = fold_keys(prompt)
         edit: ResolvedEdit | None = None
         refusal: EditRefusedError | None = None
-        if payload is not None and carries_edit(payload):
+        if payload is not None:
             try:
-                edit = self._resolve(payload, prompt)
+                check_lineage(payload.lineage)
+                edit = self._resolve(payload, prompt) if carries_edit(payload) else None
             except EditRefusedError as error:
                 refusal = error
         # What a forgotten span's readers left may not serve as prefix, nor what was refused.
         trusted = payload is not None and refusal is None and not forgets(payload)
-        usable_lineage = payload.lineage if payload is not None and trusted else ()
+        lineage = payload.lineage if payload is not None and trusted else ()
+        scope = payload.scope if payload is not None else ""
         try:
-            admission = self._place(prompt, plain_keys, usable_lineage, edit)
+            admission = self._place(prompt, self._match_prefix(plain_keys, lineage, scope), edit)
         except PoolExhaustedError:
-            raise
+            if edit is None:
+                raise
+            refusal = EditRefusedError(
+                Reason.SOURCE_EVICTED, "no slots for the copies beside their locked sources"
+            )
+            admission = self._place(prompt, self._match_prefix(plain_keys, lineage, scope), None)
         except Exception:
             if edit is None:
                 raise
             log.exception("splice failed; the request runs as an ordinary prefill")
             refusal = EditRefusedError(Reason.TRANSFORM_FAILED, "the splice failed in the engine")
-            admission = self._place(prompt, plain_keys, (), None)
+            admission = self._place(prompt, self._match_prefix(plain_keys, (), ""), None)
         forgot = None
         if payload is not None and forgets(payload):
             # After the copies: they may draw on positions before the forgotten span.
-            forgot = self._cache.forget((payload.scope, payload.session), plain_keys)
+            forgot = self._forget(payload, plain_keys, admission)
         return self._judge(admission, payload, edit, refusal, forgot)
+
+    def _forget(
+        self, payload: EditPayload, plain_keys: array[int], admission: Admission
+    ) -> ForgetResult:
+        try:
+            return self._cache.forget((payload.scope, payload.session), plain_keys)
+        except BaseException:
+            self._cache.release(admission.held[admission.plan.prefix :])
+            self._cache.unlock(admission.node)
+            raise
 
     def _resolve(self, payload: EditPayload, prompt: array[int]) -> ResolvedEdit:
         if not self._splices:
             raise EditRefusedError(Reason.UNSUPPORTED_RUNTIME, "this engine doesn't splice")
         return resolve_edit(payload, prompt, self._cache.registry)
 
-    def _match_prefix(self, plain_keys: array[int], lineage: tuple[LineageRun, ...]) -> _Prefix:
+    def _match_prefix(
+        self, plain_keys: array[int], lineage: tuple[LineageRun, ...], scope: str
+    ) -> _Prefix:
         """The longest cached prefix; exact KV is preferred to spliced KV of equal length."""
         limit = len(plain_keys) - 1
         best = _Prefix(self._cache.match(plain_keys, limit), ())
         if lineage:
-            match = self._cache.match(fold_keys(plain_keys, lineage), limit)
+            match = self._cache.match(fold_keys(plain_keys, lineage, scope), limit)
             if match.length > best.match.length:
                 best = _Prefix(match, runs_before(lineage, match.length))
         return best
@@ -109,18 +137,13 @@ class Admitter:
     def _place(
         self,
         prompt: array[int],
-        plain_keys: array[int],
-        lineage: tuple[LineageRun, ...],
+        prefix: _Prefix,
         edit: ResolvedEdit | None,
     ) -> Admission:
-        prefix = self._match_prefix(plain_keys, lineage)
         self._cache.lock(prefix.match.node)
         try:
             if edit is not None:
-                try:
-                    return self._splice(prompt, prefix, edit)
-                except PoolExhaustedError:
-                    log.info("no slots beside the locked sources; running without the splice")
+                return self._splice(prompt, prefix, edit)
             plan = plan_turn(len(prompt), prefix.match.length, (), (), sink=0)
             slots = self._cache.allocate(plan.length - plan.prefix)
             return Admission(plan, _join(prefix, slots), prefix.match.node, prefix.lineage)
@@ -140,7 +163,7 @@ class Admitter:
                 prefix.match.length,
                 edit.copies,
                 [source.length for source in sources],
-                sink=edit.payload.sink,
+                sink=max(edit.payload.sink, ATTENTION_SINK),
             )
             slots = self._cache.allocate(plan.length - plan.prefix)
             for copy in plan.copies:
@@ -166,7 +189,7 @@ class Admitter:
         forgot: ForgetResult | None,
     ) -> Admission:
         """Name the outcome of the request's edit."""
-        if payload is None or not carries_edit(payload):
+        if payload is None or not (carries_edit(payload) or refusal):
             return admission
         detail = refusal.detail if refusal else ""
         if refusal is not None:
@@ -185,7 +208,7 @@ class Admitter:
                 f"{forgot.shared_retained} shared_retained, {forgot.pending} pending"
             )
         results = tuple(
-            DirectiveResult(index, directive.mode, reason)
+            DirectiveResult(index, directive.mode, _directive_reason(directive.mode, reason))
             for index, directive in enumerate(payload.directives)
         )
         return replace(
@@ -196,6 +219,11 @@ class Admitter:
             directives=results,
             forgot=forgot,
         )
+
+
+def _directive_reason(mode: Mode, reason: Reason) -> Reason:
+    """A forget is obeyed by prefilling, also where the turn's other edits were spliced."""
+    return Reason.REPREFILLED if (mode, reason) == (Mode.FORGET, Reason.SPLICED) else reason
 
 
 def _join(prefix: _Prefix, slots: Slots) -> Slots:

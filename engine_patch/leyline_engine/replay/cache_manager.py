@@ -8,13 +8,14 @@ Conservation, checked when idle and after every test::
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from .pool import KVPool, SlotAllocator, Slots
-from .radix import Match, Node, RadixTree, common_prefix
+from .radix import EMPTY_SLOTS, SHARED, Match, Node, RadixTree
 from .sources import SessionKey, SourceRegistry
 
 _EVICTION_BATCH = 64
@@ -50,13 +51,6 @@ class ForgetResult:
     pending: int = 0
     """Unmatchable now; overwritten when the running request that holds them ends."""
 
-    def __add__(self, other: ForgetResult) -> ForgetResult:
-        return ForgetResult(
-            self.freed + other.freed,
-            self.shared_retained + other.shared_retained,
-            self.pending + other.pending,
-        )
-
 
 class CacheManager:
     """Owns every slot that no running request owns."""
@@ -67,6 +61,7 @@ class CacheManager:
         self.tree = RadixTree()
         self.peak_used = 0
         self._allocator = SlotAllocator(capacity)
+        self._unerased = EMPTY_SLOTS
 
     @property
     def capacity(self) -> int:
@@ -80,7 +75,7 @@ class CacheManager:
 
     def unlock(self, node: Node) -> None:
         """Undo one lock; what was doomed and is now free is overwritten."""
-        self._erase(self.tree.unlock(node))
+        self.erase(self.tree.unlock(node))
 
     def allocate(self, count: int) -> Slots:
         """Slots for a running request, evicting what is least recently used if need be.
@@ -89,7 +84,7 @@ class CacheManager:
             PoolExhaustedError: with nothing taken.
         """
         missing = count - self._allocator.free_count
-        if missing > 0:
+        if 0 < missing <= self.tree.evictable_count():
             self._allocator.release(self.tree.evict(max(missing, _EVICTION_BATCH)))
         slots = self._allocator.allocate(count)
         if slots is None:
@@ -101,7 +96,25 @@ class CacheManager:
         """Take back a running request's own slots."""
         self._allocator.release(slots)
 
-    def publish(self, keys: array[int], held: Slots, owned_from: int, node: Node) -> Match:
+    def erase(self, slots: Slots) -> None:
+        """Take back slots whose content must not outlive them: overwritten, then freed.
+
+        Slots that could not be overwritten stay out of use, and are tried again the next time.
+        """
+        self._unerased = np.concatenate([self._unerased, slots])
+        if len(self._unerased):
+            self.pool.erase(self._unerased)
+            self._allocator.release(self._unerased)
+            self._unerased = EMPTY_SLOTS
+
+    def publish(
+        self,
+        keys: array[int],
+        held: Slots,
+        owned_from: int,
+        node: Node,
+        session: SessionKey | None,
+    ) -> Match:
         """Hand a request's slots to the tree and move its lock along.
 
         ::
@@ -113,11 +126,12 @@ class CacheManager:
             keys: keys of the whole sequence.
             held: one slot per key; those from ``owned_from`` on belong to the request.
             node: the node that the request holds locked.
+            session: whose request it is; None for one that no session claims.
 
         Returns:
             The sequence as the tree has it now, locked in place of ``node``.
         """
-        present, _ = self.tree.insert(keys, held)
+        present, _ = self.tree.insert(keys, held, session)
         if present > owned_from:
             self._allocator.release(held[owned_from:present])
         match = self.tree.match(keys)
@@ -126,39 +140,26 @@ class CacheManager:
         return match
 
     def forget(self, session: SessionKey, prompt_keys: array[int]) -> ForgetResult:
-        """Erase whatever a session's retained turns hold behind their divergence from a prompt.
+        """Erase whatever a session published that isn't a prefix of its new prompt.
 
         The forgotten span stands in no place of the new prompt where an exact key could still
         match, so everything behind the divergence may have read it, and nothing before it has.
+        What other sessions published as well stays theirs.
         """
-        others = [turn.keys() for turn in self.registry.others(session)]
-        total = ForgetResult()
-        for turn in self.registry.turns(session):
-            keys = turn.keys()
-            total += self._forget_path(keys, common_prefix(keys, prompt_keys), others)
+        spared = set(self.tree.path(self.tree.match(prompt_keys).node))
+        freed = shared = pending = 0
+        for node in list(self.tree.nodes()):
+            if session not in node.owners or node in spared or node.detached:
+                continue
+            if len(node.owners) > 1:
+                node.owners.discard(session)
+                shared += len(node.slots)
+                continue
+            released, held = self.tree.detach(node)
+            self.erase(released)
+            freed, pending = freed + len(released), pending + held
         self.registry.drop_session(session)
-        return total
-
-    def _forget_path(
-        self, keys: array[int], cut: int, others: Iterable[array[int]]
-    ) -> ForgetResult:
-        shared_end = max([cut, *(common_prefix(keys, other) for other in others)])
-        cached = self.tree.match(keys).length
-        shared = max(0, min(shared_end, cached) - cut)
-        boundary = self.tree.match(keys, shared_end)
-        if boundary.length < shared_end or shared_end >= len(keys):
-            return ForgetResult(shared_retained=shared)
-        child = boundary.node.children.get(keys[shared_end])
-        if child is None:
-            return ForgetResult(shared_retained=shared)
-        released, pending = self.tree.detach(child)
-        self._erase(released)
-        return ForgetResult(len(released), shared, pending)
-
-    def _erase(self, slots: Slots) -> None:
-        if len(slots):
-            self.pool.erase(slots)
-            self._allocator.release(slots)
+        return ForgetResult(freed, shared, pending)
 
     def flush(self) -> None:
         """Drop every cached sequence and retained turn that no running request holds."""
@@ -166,34 +167,49 @@ class CacheManager:
         self._allocator.release(self.tree.evict(self.capacity))
 
     def stats(self, in_flight: int) -> PoolStats:
-        doomed = sum(len(node.slots) for node in self.tree.doomed())
+        doomed = sum(len(node.slots) for node in self.tree.doomed()) + len(self._unerased)
         return PoolStats(
             self.capacity, self._allocator.free_count, self.tree.cached_count(), doomed, in_flight
         )
 
-    def check_integrity(self, in_flight: Iterable[Slots], locks: int) -> None:
+    def check_integrity(self, in_flight: Iterable[Slots], held: Iterable[Node]) -> None:
         """Check conservation, single ownership, node shape and lock counts.
 
         Args:
             in_flight: slots owned by each running request.
-            locks: locks that running requests hold.
+            held: the node that each running request has locked.
 
         Raises:
             IntegrityError: saying what doesn't add up.
         """
-        owned = [self._allocator.free_slots(), *in_flight]
+        owned = [self._allocator.free_slots(), self._unerased, *in_flight]
         for node in (*self.tree.nodes(), *self.tree.doomed()):
             if not len(node.keys) == len(node.slots) > 0:
                 raise IntegrityError("a radix node has not exactly one slot per key")
             owned.append(node.slots)
-        for node in self.tree.nodes():
-            for first_key, child in node.children.items():
-                if child.keys[0] != first_key or child.parent is not node:
-                    raise IntegrityError("a radix child isn't reachable under its first key")
         every = np.concatenate(owned)
         if len(every) != self.capacity or len(np.unique(every)) != self.capacity:
             raise IntegrityError(
                 f"{len(every)} slot claims, {len(np.unique(every))} distinct, {self.capacity} slots"
             )
-        if self.tree.root.locks != locks:
-            raise IntegrityError(f"{self.tree.root.locks} locks held, {locks} expected")
+        self._check_nodes()
+        self._check_locks(held)
+
+    def _check_nodes(self) -> None:
+        for node in (self.tree.root, *self.tree.nodes()):
+            if node.detached:
+                raise IntegrityError("a detached radix node is still in the tree")
+            for first_key, child in node.children.items():
+                if child.keys[0] != first_key or child.parent is not node:
+                    raise IntegrityError("a radix child isn't reachable under its first key")
+                known = node is self.tree.root or SHARED in node.owners
+                if not (known or child.owners <= node.owners):
+                    raise IntegrityError("a radix node has an owner that its parent lacks")
+
+    def _check_locks(self, held: Iterable[Node]) -> None:
+        expected: Counter[Node] = Counter()
+        for node in held:
+            expected.update([*self.tree.path(node), self.tree.root])
+        for node in (self.tree.root, *self.tree.nodes(), *self.tree.doomed()):
+            if node.locks != expected[node]:
+                raise IntegrityError(f"a radix node has {node.locks} locks, not {expected[node]}")

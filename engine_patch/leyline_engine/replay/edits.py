@@ -16,6 +16,7 @@ from ..contract import (
     Reason,
     Segment,
     check_directives,
+    lower_directives,
 )
 from ..plan import clip_copies, forget_limit
 from .radix import common_prefix
@@ -63,8 +64,8 @@ def resolve_edit(
         _resolve_source(payload, index, registry) for index in range(len(payload.sources))
     )
     _check_directives(payload.directives, sources)
-    _check_lineage(payload.lineage)
-    copies = _check_segments(payload.segments, sources, prompt)
+    copies = _check_segments(_segments(payload, sources, prompt), sources, prompt)
+    _check_agreement(payload.directives, copies)
     return ResolvedEdit(payload, sources, clip_copies(copies, _limits(payload, sources)))
 
 
@@ -113,10 +114,35 @@ def _check_directives(directives: Sequence[Directive], sources: Sequence[SourceT
             raise EditRefusedError(Reason.INVALID_DIRECTIVE, str(error)) from error
 
 
-def _check_lineage(runs: Sequence[LineageRun]) -> None:
+def check_lineage(runs: Sequence[LineageRun]) -> None:
+    """Refuse a lineage map that isn't sorted.
+
+    Raises:
+        EditRefusedError: with the reason for the receipt.
+    """
     starts = [run.start for run in runs]
     if starts != sorted(set(starts)):
         raise EditRefusedError(Reason.INVALID_EDIT, "lineage runs must be sorted by start")
+
+
+def _segments(
+    payload: EditPayload, sources: Sequence[SourceTurn], prompt: array[int]
+) -> tuple[Segment, ...]:
+    """The payload's segments, or its directives lowered where it brings none."""
+    if payload.segments or len(sources) != 1:
+        return payload.segments
+    return lower_directives(payload.directives, len(sources[0].tokens), len(prompt))
+
+
+def _check_agreement(directives: Sequence[Directive], copies: Sequence[CopySegment]) -> None:
+    """No copy may bring back what a directive takes out of the same source."""
+    for index, directive in enumerate(directives):
+        for copy in copies:
+            overlap = min(copy.end, directive.end) - max(copy.start, directive.start)
+            if copy.source == directive.source and overlap > 0:
+                raise EditRefusedError(
+                    Reason.INVALID_EDIT, f"a segment copies what directive {index} removes"
+                )
 
 
 def _check_segments(

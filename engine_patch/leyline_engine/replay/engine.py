@@ -112,7 +112,12 @@ class ReplayEngine:
             )
         started = time.perf_counter_ns()
         admission = self._admitter.admit(request.tokens, request.payload)
-        sequence = self._start(request, admission, started)
+        try:
+            sequence = self._start(request, admission, started)
+        except BaseException:
+            self.cache.release(admission.held[admission.plan.prefix :])
+            self.cache.unlock(admission.node)
+            raise
         if admission.forgot is not None:
             for running in self._running:
                 if running.session == sequence.session:
@@ -160,6 +165,7 @@ class ReplayEngine:
             owned_from=plan.prefix,
             node=admission.node,
             pending=deque(self._chunks(plan.prefills)),
+            computed=plan.prefix,
             on_end=self._running.discard,
         )
 
@@ -194,7 +200,10 @@ class ReplayEngine:
         Raises:
             IntegrityError: saying what doesn't add up.
         """
-        self.cache.check_integrity([s.owned for s in self._running], len(self._running))
+        self.cache.check_integrity(
+            [sequence.owned for sequence in self._running],
+            [sequence.node for sequence in self._running],
+        )
 
     def flush(self) -> None:
         """Forget all cached sequences and retained turns that no running request holds."""

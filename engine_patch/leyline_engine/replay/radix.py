@@ -1,4 +1,4 @@
-"""The radix tree over int64 keys. A node owns one slot per key.
+"""The radix tree over int64 keys. A node holds one slot per key, and knows who published it.
 
 ::
 
@@ -13,12 +13,18 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from .pool import Slots
+
+SHARED = None
+"""The owner of nodes that no session claims, or that too many do."""
+
+MAX_OWNERS = 64
+"""Owners noted per node; a prefix that more sessions sent is simply shared."""
 
 EMPTY_SLOTS: Slots = np.empty(0, dtype=np.int64)
 
@@ -43,6 +49,7 @@ class Node:
         "keys",
         "last_access",
         "locks",
+        "owners",
         "parent",
         "serial",
         "slots",
@@ -54,6 +61,8 @@ class Node:
         self.slots = slots
         self.serial = serial
         self.children: dict[int, Node] = {}
+        self.owners: set[Hashable] = set()
+        """Who published this run of keys; an owner of a node owns its ancestors too."""
         self.locks = 0
         self.last_access = 0
         self.detached = False
@@ -122,13 +131,14 @@ class RadixTree:
         assert parent is not None and 0 < at < len(node.keys)  # noqa: S101 - caller's contract
         head = self._new_node(parent, node.keys[:at], node.slots[:at])
         head.locks, head.last_access = node.locks, node.last_access
+        head.owners = set(node.owners)
         head.children[node.keys[at]] = node
         parent.children[head.keys[0]] = head
         node.parent, node.keys, node.slots = head, node.keys[at:], node.slots[at:]
         return head
 
-    def insert(self, keys: array[int], slots: Slots) -> tuple[int, Node]:
-        """Make ``keys`` cached with ``slots``, one per key.
+    def insert(self, keys: array[int], slots: Slots, owner: Hashable) -> tuple[int, Node]:
+        """Make ``keys`` cached with ``slots``, one per key, as published by ``owner``.
 
         Returns:
             How many leading keys were there already (their old slots stay; the caller still
@@ -140,7 +150,23 @@ class RadixTree:
             child = self._new_node(node, keys[match.length :], slots[match.length :].copy())
             node.children[child.keys[0]] = child
             node = child
+        for ancestor in self.path(node):
+            if SHARED not in ancestor.owners:
+                ancestor.owners.add(owner)
+                if len(ancestor.owners) > MAX_OWNERS:
+                    ancestor.owners = {SHARED}
         return match.length, node
+
+    def path(self, node: Node) -> Iterator[Node]:
+        """``node`` and its ancestors up to the root, which is left out."""
+        current: Node | None = node
+        while current is not None and current is not self.root:
+            yield current
+            current = current.parent
+
+    def evictable_count(self) -> int:
+        """Slots that eviction could free: an unlocked node has no locked descendant."""
+        return sum(len(node.slots) for node in self.nodes() if node.locks == 0)
 
     def lock(self, node: Node) -> None:
         """Protect the path to ``node`` from eviction."""

@@ -7,6 +7,7 @@ measured on the loaded code, not assumed from a configuration key.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -25,7 +26,7 @@ _RELATIVE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16:
 
 
 class UnsupportedModelError(Exception):
-    """Splicing isn't proven for this model; it is served without, and says so."""
+    """The model's cache is of no form that the pool could hold; it can't be served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,9 @@ def _refusal(config: Any, dtype: torch.dtype) -> str:
         return f"rotary type {rope_type!r}"
     if "mrope_section" in rope:
         return "multimodal rotary (M-RoPE)"
-    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
+    kinds = getattr(config, "layer_types", None)
+    windowed = kinds is None and getattr(config, "sliding_window", None) is not None
+    if windowed or any(kind != "full_attention" for kind in kinds or ()):
         return "layers that are not full attention (sliding window or hybrid)"
     if getattr(config, "index_topk", None):
         return "sparse attention with an index key"
@@ -85,14 +88,12 @@ def read_model_facts(model: PreTrainedModel) -> ModelFacts:
     at_zero = _probe(model, 1, 0)
     at_p = _probe(model, 1, _PROBE_POSITION)
     layout = _layout(at_zero, at_p, 2 * int(inv_freq.numel()), model.dtype)
-    facts = {
-        pairing: _explains(layout, Rotary(inv_freq, pairing), at_zero[0], at_p[0])
-        for pairing in Pairing
-    }
-    proven = [pairing for pairing, holds in facts.items() if holds]
     unsupported = _refusal(model.config, model.dtype)
-    if not unsupported and len(proven) != 1:
-        unsupported = "the probe could not tell how keys are rotated"
+    proven: list[Pairing] = []
+    if not unsupported:
+        proven = [p for p in Pairing if _explains(layout, Rotary(inv_freq, p), at_zero, at_p)]
+        if len(proven) != 1:
+            unsupported = "no one rotation explains how the keys of every layer turn"
     rotary = Rotary(inv_freq, proven[0] if proven else Pairing.HALF_SPLIT)
     rope = getattr(model.config, "rope_parameters", None) or {}
     digest = blake2b(inv_freq.cpu().numpy().tobytes(), digest_size=8).hexdigest()
@@ -121,6 +122,8 @@ def _layout(
     turning = [index for index, dims in enumerate(moved) if bool(dims.any())]
     if len(turning) != 1:
         raise UnsupportedModelError("not exactly one of the cached tensors turns with position")
+    if any([t.shape for t in pair] != [t.shape for t in at_zero[0]] for pair in at_zero):
+        raise UnsupportedModelError("the layers cache tensors of different shapes")
     tensor = turning[0]
     width = at_zero[0][tensor].shape[-1]
     dims = torch.nonzero(moved[tensor]).flatten()
@@ -142,17 +145,22 @@ def _layout(
 def _explains(
     layout: KVLayout,
     rotary: Rotary,
-    at_zero: tuple[torch.Tensor, torch.Tensor],
-    at_p: tuple[torch.Tensor, torch.Tensor],
+    at_zero: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    at_p: Sequence[tuple[torch.Tensor, torch.Tensor]],
 ) -> bool:
+    """Whether rotating the keys of position 0 gives those of the probe position, in all layers.
+
+    One token attends to itself only, so what a layer computes doesn't depend on the position.
+    """
     band = slice(layout.rotary_start, layout.rotary_start + layout.rotary_dim)
-    before = at_zero[layout.rotary_tensor][:, band]
-    after = at_p[layout.rotary_tensor][:, band].float()
-    rotated = rotary.rotate(
-        before[None],
-        torch.tensor([0], device=before.device),
-        torch.tensor([_PROBE_POSITION], device=before.device),
-    )[0].float()
-    return bool(
-        (rotated - after).abs().max() <= _RELATIVE_TOLERANCE[layout.dtype] * after.abs().max()
-    )
+    for before, after in zip(at_zero, at_p, strict=True):
+        key, wanted = (pair[layout.rotary_tensor][:, band] for pair in (before, after))
+        rotated = rotary.rotate(
+            key[None],
+            torch.tensor([0], device=key.device),
+            torch.tensor([_PROBE_POSITION], device=key.device),
+        )[0]
+        error = (rotated.float() - wanted.float()).abs().max()
+        if error > _RELATIVE_TOLERANCE[layout.dtype] * wanted.float().abs().max():
+            return False
+    return True

@@ -46,18 +46,22 @@ class Sequence:
     node: Node
     """The locked node at which the tree's part of the sequence ends."""
     pending: deque[Prefill]
+    computed: int
+    """Leading positions whose KV is complete; those a prompt lacks come with its last chunk."""
     on_end: Callable[[Sequence], None]
     publishable: bool = True
     """False once a forget of the same session made what this request read unfit to keep."""
     fed: array[int] = field(default_factory=lambda: array("q"))
     """Generated tokens that were fed back, so that their KV exists."""
-    computed: int = 0
-    """Positions whose KV is in the pool."""
     ended: bool = False
 
     @property
     def output_ids(self) -> list[int]:
         return self.fed.tolist()
+
+    @property
+    def _scope(self) -> str:
+        return self.session[0] if self.session is not None else ""
 
     @property
     def owned(self) -> Slots:
@@ -103,11 +107,13 @@ class Sequence:
 
     def _publish(self) -> None:
         """Make the computed positions visible to other requests."""
-        if not self.publishable or self._reads_doomed():
+        if not self.publishable or self._reads_doomed() or self.computed <= self.owned_from:
             return
         tokens = self.prompt + self.fed
-        keys = fold_keys(tokens[: self.computed], self.lineage)
-        match = self.cache.publish(keys, self.held[: self.computed], self.owned_from, self.node)
+        keys = fold_keys(tokens[: self.computed], self.lineage, self._scope)
+        match = self.cache.publish(
+            keys, self.held[: self.computed], self.owned_from, self.node, self.session
+        )
         self.held = np.concatenate([match.slots, self.held[self.computed :]])
         self.owned_from, self.node = self.computed, match.node
 
@@ -126,25 +132,34 @@ class Sequence:
             last_token: a sampled token that was never fed back; it belongs to the turn, though
                 no KV exists for it.
         """
+        self._check_running()
         self._publish()
         output = self.fed + (array("q", [last_token]) if last_token is not None else array("q"))
         if self.session is not None and self.publishable and self.receipt.turn:
             tokens = self.prompt + output
-            source = SourceTurn(self.receipt.turn, tokens, token_digest(tokens), self.lineage)
+            source = SourceTurn(
+                self.receipt.turn, tokens, token_digest(tokens), self.lineage, self._scope
+            )
             self.cache.registry.retain(self.session, source)
         self._end()
         return TurnRecord(receipt=self.receipt, finished=True, output_ids=tuple(output))
 
     def abort(self) -> TurnRecord:
         """Give up: unpublished slots go back, the turn is no source for later ones."""
+        self._check_running()
         self._end()
         return TurnRecord(receipt=self.receipt, finished=True, output_ids=tuple(self.fed))
 
-    def _end(self) -> None:
+    def _check_running(self) -> None:
         if self.ended:
             raise RuntimeError("a sequence ends once")
+
+    def _end(self) -> None:
         self.ended = True
-        self.cache.release(self.owned)
+        if self.publishable:
+            self.cache.release(self.owned)
+        else:
+            self.cache.erase(self.owned)
         self.held = self.held[: self.owned_from]
         self.cache.unlock(self.node)
         self.on_end(self)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..contract import LineageRun
@@ -22,10 +21,11 @@ class SourceTurn:
     tokens: array[int]
     digest: str
     lineage: tuple[LineageRun, ...]
+    scope: str
 
     def keys(self) -> array[int]:
         """Radix keys of the turn's tokens."""
-        return fold_keys(self.tokens, self.lineage)
+        return fold_keys(self.tokens, self.lineage, self.scope)
 
 
 class SourceRegistry:
@@ -52,15 +52,6 @@ class SourceRegistry:
             turns.popitem(last=False)
         while len(self._sessions) > self._max_sessions:
             self._sessions.popitem(last=False)
-
-    def turns(self, session: SessionKey) -> tuple[SourceTurn, ...]:
-        return tuple(self._sessions.get(session, {}).values())
-
-    def others(self, session: SessionKey) -> Iterator[SourceTurn]:
-        """Every retained turn of every other session."""
-        for key, turns in self._sessions.items():
-            if key != session:
-                yield from turns.values()
 
     def drop_session(self, session: SessionKey) -> None:
         self._sessions.pop(session, None)

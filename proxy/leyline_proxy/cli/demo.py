@@ -36,11 +36,12 @@ def demo(
     ] = Path("out/demo.png"),
     bars: Annotated[bool, typer.Option("--bars", help="Draw the turns here as well.")] = False,
 ) -> None:
-    """Replay a recorded agent session with the OpenAI SDK and show where its tokens came from.
+    """Replay a recorded agent session and show where its prompt tokens came from.
 
-    A coding agent repairs a small library: 41 turns, failed calls and retries included. A policy
-    shortens old tool output and drops failed calls before each turn, which an ordinary prefix
-    cache pays for with a new prefill. Each arm is a server of its own (leyline serve).
+    A coding agent repairs a small library: 41 turns, failed calls and retries
+    included. Before each turn a policy shortens old tool output and drops failed
+    calls, which an ordinary prefix cache pays for with a new prefill. Each arm is
+    a server of its own (leyline serve), driven by the OpenAI SDK.
     """
     from rich.console import Console
 

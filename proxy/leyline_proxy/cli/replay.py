@@ -56,8 +56,9 @@ def replay(
 ) -> None:
     """Replay recorded agent sessions and count where every prompt token came from.
 
-    Each arm gets a fresh stack in this process, which the OpenAI SDK drives. The recorded answers
-    are fed back and the model's own are thrown away, so every arm serves the same requests.
+    Each arm gets a fresh stack in this process, driven by the OpenAI SDK. The
+    recorded answers are fed back and the model's own thrown away, so every arm
+    serves the same requests.
     """
     from rich.console import Console
 

@@ -34,27 +34,46 @@ def strictest(causes: tuple[Cause, ...]) -> EditMode:
 
 
 class CauseFinder:
-    """Explains hunks between a source's messages and this turn's."""
+    """Explains hunks between a source's messages and this turn's.
+
+    Args:
+        source: the retained turn's messages.
+        turn: this turn's.
+        sent: alignment of what was sent then with what is sent now.
+        client: alignment of the caller's own lists, which tells the caller's edits from others'.
+        rules: what undeclared edits may be.
+        same_context: whether tool definitions and template options are the source's.
+    """
 
     def __init__(
-        self, source: Prepared, turn: Prepared, messages: MessageDiff, rules: UndeclaredRules
+        self,
+        source: Prepared,
+        turn: Prepared,
+        sent: MessageDiff,
+        client: MessageDiff,
+        rules: UndeclaredRules,
+        *,
+        same_context: bool = True,
     ) -> None:
         self._source = source
         self._turn = turn
         self._rules = rules
-        self._new_of = {s.old: s.new for s in messages.steps if s.kind == "replaced"}
-        self._old_of = {s.new: s.old for s in messages.steps if s.kind == "replaced"}
-        self._dropped = {
-            turn.client_fingerprint(item.client_index): item.change for item in turn.dropped
+        self._same_context = same_context
+        self._new_of = {s.old: s.new for s in sent.steps if s.kind == "replaced"}
+        self._old_of = {new: old for old, new in self._new_of.items()}
+        self._client_kept = {
+            s.old: s.new
+            for s in client.steps
+            if s.kind == "kept" and s.old is not None and s.new is not None
         }
-        self._dropped_before = {
-            source.client_fingerprint(item.client_index): item.change for item in source.dropped
-        }
+        self._client_came_from = {new: old for old, new in self._client_kept.items()}
+        self._dropped = {item.client_index: item.change for item in turn.dropped}
+        self._dropped_before = {item.client_index: item.change for item in source.dropped}
 
     def explain(self, hunk: Hunk) -> tuple[Cause, ...]:
         """The changes behind a hunk, each once."""
         found = dict.fromkeys(self._causes(hunk))
-        return tuple(found) or (self._undeclared("template", "template", None),)
+        return tuple(found) or (self._template(),)
 
     def _causes(self, hunk: Hunk) -> Iterator[Cause]:
         for old in hunk.old_messages:
@@ -66,26 +85,25 @@ class CauseFinder:
         for new in hunk.new_messages:
             if self._old_of.get(new) is None:
                 yield self._inserted(self._turn.sent[new])
+        if not self._same_context:
+            yield self._template()
 
     def _replaced(self, old: SentMessage, new: SentMessage) -> Iterator[Cause]:
         role = str(new.message.get("role"))
-        before = self._source.client_fingerprint(old.client_index)
-        after = self._turn.client_fingerprint(new.client_index)
-        declared = any(change.cause == "declared" for change in new.changes)
-        if before != after and not declared:
+        before = -1 if old.client_index is None else old.client_index
+        callers_own = self._client_kept.get(before) != new.client_index
+        if callers_own and not any(change.callers_own for change in new.changes):
             yield self._undeclared("undeclared", role, new.client_index)
         # A change that is gone again (a policy switched off) is as much its edit as a new one.
-        changes = new.changes or (old.changes if before == after else ())
+        changes = new.changes or (() if callers_own else old.changes)
         for change in changes:
             yield self._caused(change, role, new.client_index)
-        if before == after and not changes:
-            yield self._undeclared("template", "template", None)
 
     def _removed(self, old: SentMessage) -> Cause:
         role = str(old.message.get("role"))
         if old.client_index is None:
-            return self._made_by_policy(old, role)
-        change = self._dropped.get(self._source.client_fingerprint(old.client_index))
+            return self._caused(old.changes[-1], role, None)
+        change = self._dropped.get(self._client_kept.get(old.client_index, -1))
         if change is not None:
             return self._caused(change, role, None)
         return self._undeclared("undeclared", role, None)
@@ -93,14 +111,34 @@ class CauseFinder:
     def _inserted(self, new: SentMessage) -> Cause:
         role = str(new.message.get("role"))
         if new.client_index is None:
-            return self._made_by_policy(new, role)
-        change = self._dropped_before.get(self._turn.client_fingerprint(new.client_index))
+            return self._caused(new.changes[-1], role, None)
+        change = self._dropped_before.get(self._client_came_from.get(new.client_index, -1))
         if change is not None:
             return self._caused(change, role, new.client_index)
         return self._undeclared("undeclared", role, new.client_index)
 
-    def _made_by_policy(self, sent: SentMessage, role: str) -> Cause:
-        return self._caused(sent.changes[-1], role, None)
+    def newly_forgotten(self, sent: MessageDiff, answer: int | None) -> tuple[Cause, ...]:
+        """Forget changes that this turn makes and the source didn't have yet.
+
+        They bind even where no token of the source differs: an earlier edit may have taken the
+        span out while what read it stayed, or the model may have written it itself.
+
+        Args:
+            sent: alignment of the sent lists.
+            answer: index of the message that carries the source's generated answer, if any.
+        """
+        found: list[Cause] = []
+        for step in sent.steps:
+            if step.new is None or (step.old is None and step.new != answer):
+                continue
+            entry = self._turn.sent[step.new]
+            before = self._source.sent[step.old].changes if step.old is not None else ()
+            found.extend(
+                self._caused(change, str(entry.message.get("role")), entry.client_index)
+                for change in entry.changes
+                if change.mode is Mode.FORGET and change not in before
+            )
+        return tuple(dict.fromkeys(found))
 
     def _caused(self, change: Change, role: str, message: int | None) -> Cause:
         mode: EditMode = "forget" if change.mode is Mode.FORGET else "amortize"
@@ -109,3 +147,9 @@ class CauseFinder:
     def _undeclared(self, cause: str, role: str, message: int | None) -> Cause:
         mode: EditMode = "amortize" if self._rules.amortizes(role) else "exact"
         return Cause(cause, mode, role, message)
+
+    def _template(self) -> Cause:
+        """Nobody's messages differ: the template did it, or other tools or options."""
+        if not self._same_context:
+            return Cause("tools", "exact", "tools", None)
+        return self._undeclared("template", "template", None)

@@ -29,6 +29,8 @@ class Change:
     cause: str
     """``policy:NAME`` or ``declared``."""
     mode: Mode
+    callers_own: bool = False
+    """The caller declares that its own change of the message is meant; nothing was rewritten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,9 @@ def _apply_declared(stage: _Stage, declared: Sequence[DeclaredEdit]) -> _Stage:
         return stage.fault(DECLARED, "bad_message")
     for index, entry in enumerate(stage.sent):
         edits = by_message.get(index, [])
-        changes = tuple(dict.fromkeys(Change(DECLARED, edit.mode) for edit in edits))
+        changes = tuple(
+            dict.fromkeys(Change(DECLARED, edit.mode, not edit.rewrites) for edit in edits)
+        )
         if any(edit.drop for edit in edits):
             mode = Mode.FORGET if any(c.mode is Mode.FORGET for c in changes) else Mode.AMORTIZE
             dropped.append(DroppedMessage(index, Change(DECLARED, mode)))

@@ -20,12 +20,15 @@ from leyline_engine.contract import (
 )
 
 from .causes import Cause, CauseFinder, strictest
-from .diff import diff_messages
+from .diff import MessageDiff, diff_messages
 from .options import UndeclaredRules
 from .prepare import Prepared
 from .rendered import Rendered
 from .session import EditMode, EditRecord, RetainedTurn
 from .token_diff import Hunk, Kept, SourceView, TokenDiff, diff_tokens
+
+MIN_SPLICED = 32
+"""Fewer tokens behind the edits are prefilled: not worth a private lineage for what follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,11 @@ class TurnPlan:
     planned: Outcome = Outcome.UNEDITED
     reason: Reason | None = None
     reusable_tokens: int = 0
+
+    @property
+    def forgets(self) -> bool:
+        """Whether the engine is told to forget something of this session."""
+        return any(directive.mode is Mode.FORGET for directive in self.directives)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +97,27 @@ def synthesize(
         A plan whose segments reproduce the prompt; without directives where nothing was edited,
         or where no edit leaves anything to copy.
     """
-    best: _Candidate | None = None
-    for turn in reversed(turns):
-        if turn.model_fingerprint != model_fingerprint:
-            continue
-        candidate = _consider(turn, prepared, rendered, rules, boundary)
-        if best is None or candidate.reusable > best.reusable:
-            best = candidate
-        if not candidate.edits:
-            break  # the turn goes on where this one ended; no older one can do better
-    if best is None:
+    usable = [turn for turn in turns if turn.model_fingerprint == model_fingerprint]
+    # A forget binds wherever the span may be held, not only in the turn that is drawn on.
+    thorough = _demands_forgetting(prepared)
+    candidates: list[_Candidate] = []
+    for index in range(len(usable) - 1, -1, -1):
+        candidate = _consider(usable[index], prepared, rendered, rules, boundary)
+        candidates.append(candidate)
+        longest_left = max((len(turn.tokens) for turn in usable[:index]), default=0)
+        if not (candidate.edits or thorough) and candidate.reusable >= longest_left:
+            break  # the turn goes on where this one ended; no older one can offer more
+    if not candidates:
         return TurnPlan()
-    return _plan(best, rendered.tokens, sink)
+    best = max(candidates, key=lambda candidate: candidate.reusable)  # the newest of equals
+    others = [other for other in candidates if other is not best and other.forgets]
+    return _plan(best, others, rendered.tokens, sink)
+
+
+def _demands_forgetting(prepared: Prepared) -> bool:
+    changes = [change for entry in prepared.sent for change in entry.changes]
+    changes += [entry.change for entry in prepared.dropped]
+    return any(change.mode is Mode.FORGET for change in changes)
 
 
 def _consider(
@@ -110,16 +127,30 @@ def _consider(
     rules: UndeclaredRules,
     boundary: int,
 ) -> _Candidate:
-    messages = diff_messages(
-        turn.prepared.messages,
+    before = turn.prepared
+    sent = diff_messages(
+        before.messages,
         prepared.messages,
-        old_fingerprints=turn.prepared.sent_fingerprints,
+        old_fingerprints=before.sent_fingerprints,
         new_fingerprints=prepared.sent_fingerprints,
     )
+    client = diff_messages(
+        before.client,
+        prepared.client,
+        old_fingerprints=before.client_fingerprints,
+        new_fingerprints=prepared.client_fingerprints,
+    )
     view = SourceView(turn.tokens, turn.rendered.spans, len(turn.rendered.tokens))
-    diff = diff_tokens(view, rendered, messages)
-    finder = CauseFinder(turn.prepared, prepared, messages, rules)
-    edits = tuple(_edits(diff, finder))
+    diff = diff_tokens(view, rendered, sent)
+    finder = CauseFinder(
+        before,
+        prepared,
+        sent,
+        client,
+        rules,
+        same_context=turn.rendered.context == rendered.context,
+    )
+    edits = tuple(_edits(diff, finder, sent, turn, prepared))
     copies = _usable(diff, edits, turn, boundary)
     return _Candidate(
         turn,
@@ -131,18 +162,61 @@ def _consider(
     )
 
 
-def _edits(diff: TokenDiff, finder: CauseFinder) -> list[_Edit]:
-    """Explained hunks; the last one is a new turn's tail unless it demands forgetting."""
+def _edits(
+    diff: TokenDiff,
+    finder: CauseFinder,
+    sent: MessageDiff,
+    turn: RetainedTurn,
+    prepared: Prepared,
+) -> list[_Edit]:
+    """Explained hunks in order; what lies in the tail counts only where it demands forgetting."""
     edits: list[_Edit] = []
     for hunk in diff.hunks:
         behind = hunk.new_start < diff.tail
-        if not behind and not hunk.old_messages:
-            continue
-        causes = finder.explain(hunk)
+        causes = finder.explain(hunk) if behind or hunk.old_messages else ()
         mode = strictest(causes)
         if behind or mode == "forget":
             edits.append(_Edit(hunk, causes, mode, behind))
+    if any(edit.mode == "forget" for edit in edits):
+        return edits
+    answer = len(turn.prepared.sent) if turn.output_ids else None
+    forgotten = finder.newly_forgotten(sent, answer)
+    if forgotten and _may_hold(forgotten, diff, turn, prepared, answer):
+        edits.append(_forget_unseen(forgotten, diff, turn))
+        edits.sort(key=lambda edit: (edit.hunk.new_start, edit.hunk.start))
     return edits
+
+
+def _may_hold(
+    forgotten: Sequence[Cause],
+    diff: TokenDiff,
+    turn: RetainedTurn,
+    prepared: Prepared,
+    answer: int | None,
+) -> bool:
+    """Whether the engine may hold what is to be forgotten, though no hunk shows it.
+
+    It does where an earlier edit took it out of the turn, and where the model wrote it.
+    """
+    known = len(turn.prepared.client)
+    if any(cause.message is not None and cause.message < known for cause in forgotten):
+        return True
+    written = answer is not None and answer < len(prepared.sent)
+    return written and diff.tail < len(turn.tokens)
+
+
+def _forget_unseen(causes: tuple[Cause, ...], diff: TokenDiff, turn: RetainedTurn) -> _Edit:
+    """A forget without a hunk: from the first spliced position, or from where the turn diverges."""
+    spliced = min((run.start for run in turn.lineage), default=len(turn.tokens))
+    ends = [run for run in diff.kept if run.dest_end == diff.tail]
+    start = min(spliced, ends[0].end if ends else 0)
+    for run in diff.kept:
+        if run.start <= start <= run.end:
+            at = run.dest + start - run.start
+            break
+    else:
+        at = diff.tail
+    return _Edit(Hunk(start, max(start, len(turn.tokens)), at, at), causes, "forget", False)
 
 
 def _usable(
@@ -166,29 +240,39 @@ def _usable(
     return tuple(usable)
 
 
-def _plan(chosen: _Candidate, prompt: array[int], sink: int) -> TurnPlan:
+def _plan(
+    chosen: _Candidate, others: Sequence[_Candidate], prompt: array[int], sink: int
+) -> TurnPlan:
+    """The plan for the chosen source; ``others`` are turns that hold something to forget."""
     turn = chosen.turn
-    if not chosen.edits:
+    forgets = chosen.forgets or bool(others)
+    edits = tuple(_records([*chosen.edits, *(edit for other in others for edit in other.edits)]))
+    if not edits:
         lineage = _lineage_before(turn, chosen.diff.tail)
         return TurnPlan(lineage=lineage, reusable_tokens=chosen.reusable)
-    first = min(edit.hunk.new_start for edit in chosen.edits)
-    lineage = () if chosen.forgets else _lineage_before(turn, first)
-    edits = tuple(_records(chosen.edits))
+    first = min((edit.hunk.new_start for edit in chosen.edits), default=len(prompt))
+    lineage = () if forgets else _lineage_before(turn, first)
     moved = [run for run in chosen.copies if run.dest >= first and run.dest_end > sink]
-    if not moved and not chosen.forgets:
+    worth_it = sum(run.dest_end - max(run.dest, sink) for run in moved) >= MIN_SPLICED
+    if not worth_it and not forgets:
         return TurnPlan(
             lineage=lineage,
             edits=edits,
             planned=Outcome.REPREFILLED,
-            reason=Reason.REPREFILLED,
+            reason=Reason.NOT_WORTH_IT if moved else Reason.REPREFILLED,
             reusable_tokens=chosen.reusable,
         )
     segments = _segments(chosen.copies, len(prompt))
     if not _reproduces(segments, turn.tokens, prompt):
         return TurnPlan(edits=edits, planned=Outcome.REPREFILLED, reason=Reason.TOKEN_MISMATCH)
+    held = [chosen, *others]
     return TurnPlan(
-        sources=(SourceRef(turn.turn, len(turn.tokens), turn.digest),),
-        directives=_directives(chosen, prompt),
+        sources=tuple(SourceRef(c.turn.turn, len(c.turn.tokens), c.turn.digest) for c in held),
+        directives=tuple(
+            directive
+            for index, candidate in enumerate(held)
+            for directive in _directives(candidate, index, prompt, forget_only=index > 0)
+        ),
         segments=segments,
         lineage=lineage,
         edits=edits,
@@ -202,22 +286,22 @@ def _lineage_before(turn: RetainedTurn, position: int) -> tuple[LineageRun, ...]
     return tuple(run for run in turn.lineage if run.start < position)
 
 
-def _directives(chosen: _Candidate, prompt: array[int]) -> tuple[Directive, ...]:
+def _directives(
+    candidate: _Candidate, source: int, prompt: array[int], *, forget_only: bool
+) -> list[Directive]:
     """Amortized edits before the first exact one, and every edit that demands forgetting."""
     directives: list[Directive] = []
-    exact = False
-    for edit in chosen.edits:
+    amortizing = not forget_only
+    for edit in candidate.edits:
         hunk = edit.hunk
-        if edit.mode == "forget":
+        amortizing = amortizing and edit.mode == "amortize"
+        if edit.mode == "forget" or amortizing:
             # Of a tail only the old tokens are meant; what follows is the new turn.
             end = hunk.new_end if edit.behind else hunk.new_start
             replacement = tuple(prompt[hunk.new_start : end])
-            directives.append(Directive(hunk.start, hunk.end, replacement, Mode.FORGET))
-        elif edit.mode == "amortize" and not exact:
-            replacement = tuple(prompt[hunk.new_start : hunk.new_end])
-            directives.append(Directive(hunk.start, hunk.end, replacement, Mode.AMORTIZE))
-        exact = exact or edit.mode != "amortize"
-    return tuple(directives)
+            mode = Mode(edit.mode)
+            directives.append(Directive(hunk.start, hunk.end, replacement, mode, source))
+    return directives
 
 
 def _segments(copies: Sequence[Kept], length: int) -> tuple[Segment, ...]:

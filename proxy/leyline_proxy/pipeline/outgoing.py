@@ -31,7 +31,6 @@ def edit_payload(
         segments=plan.segments,
         lineage=plan.lineage,
         sink=sink,
-        boundary=request.options.boundary,
     )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
+import msgspec
+import xxhash
 from tokenizers import Tokenizer
 
 from ..core.rendered import MessageSpan, Rendered
@@ -96,6 +98,9 @@ class ChatRenderer:
             )
             for span in content_spans(messages, text, render)
         )
+        context = msgspec.json.encode([tools, template_kwargs or {}], order="deterministic")
         return Rendered(
-            array("q", encoding.ids), tuple(span for span in spans if span.end > span.start)
+            array("q", encoding.ids),
+            tuple(span for span in spans if span.end > span.start),
+            xxhash.xxh3_64_hexdigest(context),
         )

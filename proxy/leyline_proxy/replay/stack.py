@@ -15,9 +15,13 @@ from typing import Any
 
 import httpx
 import uvicorn
+from leyline_policies import PolicyError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..core.options import OptionError
+from ..http.app import create_app
 from ..settings import Settings
+from ..tenants import build_directory
 from ..upstream.embedded import EngineUnavailable, create_embedded_engine
 from .errors import AccountError, StackError
 
@@ -148,37 +152,36 @@ def running_stack(options: StackOptions, *, splice: bool) -> Iterator[Stack]:
     Raises:
         StackError: the engine cannot be made, or the stack is not ready in time.
     """
+    settings = options.settings(splice=splice)
+    _check_policies(settings)  # before the engine, which may take long to load
+    tap = PromptTap(_engine(options))
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(settings, engine_app=tap), lifespan="on", log_config=None)
+    )
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.bind(("127.0.0.1", 0))
+        thread, stack = _start(server, listener, tap)
+        try:
+            _wait_ready(stack, server, thread)
+            yield stack
+        finally:
+            stack.stop()
+
+
+def _check_policies(settings: Settings) -> None:
     try:
-        engine = create_embedded_engine("replay", options.engine_options())
+        build_directory(settings)
+    except (PolicyError, OptionError, ValueError) as error:
+        raise StackError(str(error)) from error
+
+
+def _engine(options: StackOptions) -> ASGIApp:
+    try:
+        return create_embedded_engine("replay", options.engine_options())
     except EngineUnavailable as error:
         raise StackError(str(error)) from error
     except Exception as error:  # what a model's loading raises is the engine's own
         raise StackError(f"the engine cannot be made: {error}") from error
-    tap = PromptTap(engine)
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(
-        uvicorn.Config(_application(options, tap, splice=splice), lifespan="on", log_config=None)
-    )
-    thread, stack = _start(server, listener, tap)
-    try:
-        _wait_ready(stack, server, thread)
-        yield stack
-    finally:
-        stack.stop()
-        listener.close()
-
-
-def _application(options: StackOptions, tap: PromptTap, *, splice: bool) -> ASGIApp:
-    from leyline_policies import PolicyError
-
-    from ..core.options import OptionError
-    from ..http.app import create_app
-
-    try:
-        return create_app(options.settings(splice=splice), engine_app=tap)
-    except (PolicyError, OptionError, ValueError) as error:
-        raise StackError(str(error)) from error
 
 
 def _start(

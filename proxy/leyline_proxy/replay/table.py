@@ -94,7 +94,7 @@ def arms_table(runs: Mapping[Arm, ArmRun], title: str) -> Table:
         )
         table.add_row(
             arm.value,
-            *(f"{count:,}" for count in counted),
+            *(tokens(count) for count in counted),
             f"{total.hit_ratio:.1%}",
             milliseconds(total.ttft_p50_ms),
             milliseconds(total.ttft_p90_ms),
@@ -140,6 +140,11 @@ def comparison(runs: Mapping[Arm, ArmRun]) -> str:
             f"{milliseconds(before.ttft_p50_ms)}"
         )
     return text + "."
+
+
+def tokens(count: int) -> str:
+    """A number for a table cell; millions are shortened, so that a row fits 80 columns."""
+    return f"{count:,}" if count < 1_000_000 else f"{count / 1_000_000:,.2f} M"
 
 
 def milliseconds(value: float | None) -> str:

@@ -119,7 +119,7 @@ def test_declared_edits_rewrite_drop_or_only_declare() -> None:
     ]
     prepared = prepare(client, [], edits, 0)
     assert [text_of(m) for m in prepared.messages] == ["x", "ab-ef", "z"]
-    assert prepared.sent[2].changes == (Change("declared", Mode.FORGET),)
+    assert prepared.sent[2].changes == (Change("declared", Mode.FORGET, callers_own=True),)
     assert [d.client_index for d in prepared.dropped] == [2]
 
 

@@ -108,7 +108,14 @@ CASES: dict[str, tuple[EditPayload, Reason]] = {
         but(lineage=(LineageRun(60, "a"), LineageRun(60, "b"))),
         Reason.INVALID_EDIT,
     ),
-    "directives that say nothing": (but(segments=()), Reason.NOTHING_TO_REUSE),
+    "source and prompt unrelated": (
+        but(segments=(), directives=(Directive(1, 2),)),
+        Reason.TOKEN_MISMATCH,
+    ),
+    "copy of what a directive removes": (
+        but(directives=(Directive(40, 51),)),
+        Reason.INVALID_EDIT,
+    ),
     "sink beyond the prompt": (but(sink=10**9), Reason.NOTHING_TO_REUSE),
 }
 
@@ -136,6 +143,14 @@ def test_the_good_payload_is_spliced() -> None:
     run(engine, SOURCE, register("t1"))
     _, record = run(engine, PROMPT, GOOD)
     assert record.receipt.reason is Reason.SPLICED
+    assert record.receipt.tokens.spliced == 40
+
+
+def test_directives_alone_are_lowered_by_the_engine() -> None:
+    """Without segments the directives of one source say it all."""
+    engine = make_engine()
+    run(engine, SOURCE, register("t1"))
+    _, record = run(engine, PROMPT, but(segments=()))
     assert record.receipt.tokens.spliced == 40
 
 

@@ -35,7 +35,7 @@ def cached(
     engine: ReplayEngine, tokens: list[int], lineage: tuple[LineageRun, ...] = ()
 ) -> np.ndarray:
     """Slots of what is cached of a sequence."""
-    return engine.cache.match(fold_keys(tokens, lineage)).slots
+    return engine.cache.match(fold_keys(tokens, lineage, SCOPE)).slots
 
 
 def blank(engine: ReplayEngine, slots: np.ndarray) -> bool:
@@ -87,6 +87,17 @@ def test_spliced_kv_is_private() -> None:
     assert theirs.receipt.tokens.prefix == 40
     assert theirs.receipt.lineage == ()
     assert same_logits(clean, reference(longer))
+
+
+def test_lineage_of_another_scope_is_not_served() -> None:
+    """Naming another tenant's lineage finds the exact prefix only."""
+    engine = make_engine()
+    run(engine, SOURCE, register("t1"))
+    prompt, payload = edit(SOURCE, [AMORTIZE], tail=[1, 2])
+    _, record = run(engine, prompt, payload)
+    stolen = EditPayload(session="s", scope="other", turn="x", lineage=record.receipt.lineage)
+    _, taken = run(engine, [*prompt, 3], stolen)
+    assert taken.receipt.tokens.prefix == 40
 
 
 def test_two_edits_with_equal_tokens_share_nothing() -> None:

@@ -89,7 +89,6 @@ def test_envelope_errors_name_the_field(break_it: Any, field: str) -> None:
         (lambda p: p["segments"][1].pop("length"), "length"),
         (lambda p: p["lineage"][0].update(start=-1), r"lineage\[0\].start"),
         (lambda p: p.update(sink=-1), "sink"),
-        (lambda p: p.update(boundary=5000), "boundary"),
     ],
 )
 def test_payload_errors_name_the_field(break_it: Any, field: str) -> None:

@@ -152,6 +152,14 @@ def test_no_room_beside_the_source() -> None:
     assert same_logits(logits, reference(PROMPT))
 
 
+def test_want_of_room_is_said() -> None:
+    """A splice that found its source but no slots says what was wanting."""
+    engine = prepared(pool=170)
+    receipt = admit(engine, PROMPT, PAYLOAD).receipt
+    assert receipt.reason is Reason.SOURCE_EVICTED
+    assert "slots" in receipt.detail
+
+
 def test_decode_without_room() -> None:
     """A decode step without a free slot raises and takes nothing; finishing still works."""
     engine = make_engine(pool=128)

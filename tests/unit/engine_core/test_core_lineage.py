@@ -30,11 +30,11 @@ def test_keys_fit_a_signed_word_and_unfold(
     tokens: list[int], lineage: tuple[LineageRun, ...]
 ) -> None:
     """Keys are never negative, stay below 2**63, and hold token and lineage apart."""
-    keys = fold_keys(tokens, lineage)
+    keys = fold_keys(tokens, lineage, "t")
     assert len(keys) == len(tokens)
     for position, (key, token) in enumerate(zip(keys, tokens, strict=True)):
         governing = [run for run in lineage if run.start <= position]
-        expected = lineage_bits(governing[-1].lineage) if governing else 0
+        expected = lineage_bits(governing[-1].lineage, "t") if governing else 0
         assert 0 <= key < 2**63
         assert (key >> 24, key & MAX_TOKEN) == (expected, token)
 
@@ -42,7 +42,7 @@ def test_keys_fit_a_signed_word_and_unfold(
 @given(st.text(min_size=1).filter(lambda text: text.isascii()))
 def test_lineage_bits_are_never_the_exact_ones(name: str) -> None:
     """No lineage folds to zero, which is what exact keys carry."""
-    assert 1 <= lineage_bits(name) < 2**39
+    assert 1 <= lineage_bits(name, "t") < 2**39
 
 
 @pytest.mark.parametrize("token", [-1, MAX_TOKEN + 1])
@@ -98,3 +98,16 @@ def test_runs_before_govern_the_same_keys(lineage: tuple[LineageRun, ...], posit
     cut = runs_before(lineage, position)
     assert fold_keys(tokens, lineage)[:position] == fold_keys(tokens, cut)[:position]
     assert first_spliced(lineage, 60) == (lineage[0].start if lineage else 60)
+
+
+def test_a_lineage_is_bound_to_its_scope() -> None:
+    """The same name in another tenant's scope, or split otherwise, folds to other keys."""
+    bits = {
+        lineage_bits("l", "t"),
+        lineage_bits("l", "u"),
+        lineage_bits("tl", ""),
+        lineage_bits("", "tl"),
+    }
+    assert len(bits) == 4
+    runs_ = (LineageRun(1, "l"),)
+    assert fold_keys([5, 5], runs_, "t")[0] == fold_keys([5, 5], runs_, "u")[0] == 5

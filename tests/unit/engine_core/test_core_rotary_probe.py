@@ -121,16 +121,15 @@ def test_misread_rotary_is_noticed() -> None:
     rotary = model.base_model.rotary_emb
     right = rotary.inv_freq.clone()
 
-    class Lying(type(rotary)):  # type: ignore[misc]
-        """Turns keys by other frequencies than it shows."""
+    base: Any = type(rotary)
 
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            shown: torch.Tensor = self.inv_freq
-            self.inv_freq = right * 1.5
-            try:
-                return super().forward(*args, **kwargs)
-            finally:
-                self.inv_freq = shown
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        shown = self.inv_freq
+        self.inv_freq = right * 1.5
+        try:
+            return base.forward(self, *args, **kwargs)
+        finally:
+            self.inv_freq = shown
 
-    rotary.__class__ = Lying
+    rotary.__class__ = type("Lying", (base,), {"forward": forward})
     assert "could not tell" in read_model_facts(model).unsupported

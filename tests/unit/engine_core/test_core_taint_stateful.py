@@ -6,7 +6,7 @@ flag along a sequence, a copy carries it over, an erase clears it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from core_kit import SCOPE, ids, make_engine, prefill, random_tokens
@@ -26,6 +26,7 @@ from leyline_engine.contract import (
 from leyline_engine.lineage import MAX_TOKEN
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
 from leyline_engine.replay.radix import Node
+from leyline_engine.replay.sequence import Forward
 
 SECRET = 200
 STEM = [token for token in random_tokens(60, 11) if token != SECRET]
@@ -53,7 +54,7 @@ class TaintMachine(RuleBasedStateMachine):
             erase(slots)
             self.tainted[slots] = False
 
-        pool.copy, pool.erase = copying, erasing  # type: ignore[method-assign]
+        pool.copy, pool.erase = copying, erasing  # type: ignore[assignment,method-assign]
 
     def _run(self, tokens: list[int], payload: EditPayload, decode: int) -> None:
         sequence = self.engine.admit(
@@ -68,11 +69,12 @@ class TaintMachine(RuleBasedStateMachine):
                 self.tainted[sequence.held[begin + offset]] = seen
             return forward(fed, begin, cache)
 
-        sequence.forward = tracking
+        sequence.forward = cast(Forward, tracking)
         logits = prefill(sequence)
         fed = []
         for _ in range(decode):
-            fed.append(int(logits.argmax()))
+            best, second = logits.topk(2).indices.tolist()
+            fed.append(second if best == SECRET else best)
             logits = sequence.decode_step(fed[-1])
         if not sequence.lineage:
             influenced = bool(self.tainted[sequence.held].any())
@@ -170,4 +172,4 @@ class TaintMachine(RuleBasedStateMachine):
 
 
 TestTaint = TaintMachine.TestCase
-TestTaint.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestTaint.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
