@@ -36,7 +36,7 @@ serve: setup ## proxy and embedded engine on http://127.0.0.1:8790
 	@exec $(BIN)/leyline serve $(ARGS)
 
 demo: setup ## replay a recorded agent session and compare the cache with and without splicing
-	@exec $(BIN)/leyline demo $(ARGS)
+	@exec $(BIN)/leyline demo --plot out/demo.png $(ARGS)
 
 test: tools lint ## what CI runs: lint, types, import contracts, tests
 	@echo "── pytest"

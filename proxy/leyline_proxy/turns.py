@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import anyio.to_thread
 import structlog
+
 from leyline_engine.contract import Receipt, TurnRecord
 
 from .core.session import Session, TurnSummary

@@ -8,8 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from leyline_policies import function_policy
 from support.stack import embedded_stack
+
+from leyline_policies import function_policy
 
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "Hi."}

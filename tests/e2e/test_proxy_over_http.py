@@ -5,11 +5,12 @@ from __future__ import annotations
 import httpx
 import openai
 import pytest
+from support.stack import serving
+from test_openai_sdk import POLICY, ask, conversation, wait_for
+
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine
-from support.stack import serving
-from test_openai_sdk import POLICY, ask, conversation, wait_for
 
 
 def test_an_engine_behind_a_url(tmp_path_factory: pytest.TempPathFactory) -> None:

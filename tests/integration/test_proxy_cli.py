@@ -11,10 +11,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from leyline_proxy.cli import build_app
 from support.fake_engine import CAPABILITY, FakeEngine
 from support.stack import serving
 from typer.testing import CliRunner
+
+from leyline_proxy.cli import build_app
 
 LEYLINE = str(Path(sys.executable).parent / "leyline")
 

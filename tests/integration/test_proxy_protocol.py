@@ -11,10 +11,6 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from leyline_proxy.http.app import create_app
-from leyline_proxy.settings import Settings
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.lifespan import lifespan_of
 from support.fake_engine import (
     CAPABILITY,
     DONE,
@@ -25,6 +21,11 @@ from support.fake_engine import (
     chat_stream,
     chunk,
 )
+
+from leyline_proxy.http.app import create_app
+from leyline_proxy.settings import Settings
+from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
+from leyline_proxy.upstream.lifespan import lifespan_of
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi."}]

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
 from leyline_proxy.cli.main import build_app
 from leyline_proxy.replay.arms import replay
 from leyline_proxy.replay.errors import StackError
 from leyline_proxy.replay.results import Arm, ReplayReport
 from leyline_proxy.replay.stack import StackOptions
 from leyline_proxy.replay.traces import Message, RecordedSession, Trace, TraceRequest
-from typer.testing import CliRunner
 
 BOTH = (Arm.RADIX, Arm.SPLICE)
 OLD = "(older output removed)"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from typer.testing import CliRunner
+
 from leyline_proxy.cli.main import build_app
 from leyline_proxy.demo import DEFAULT_POLICY
 from leyline_proxy.demo.run import run_against, shipped_trace
 from leyline_proxy.replay.results import Arm, summarise
 from leyline_proxy.replay.stack import StackOptions, running_stack
-from typer.testing import CliRunner
 
 
 def test_demo_runs_both_arms(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from leyline_proxy.replay.arms import replay
 from leyline_proxy.replay.results import Arm, ReplayReport
 from leyline_proxy.replay.stack import StackOptions
@@ -27,7 +28,6 @@ def run(name: str, roles: tuple[str, ...], limit: int | None) -> ReplayReport:
     return replay(trace, (Arm.RADIX, Arm.SPLICE), options, lambda arm, done: None)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "roles", "limit"), CASES)
 def test_splice_reuses_what_is_unchanged(name: str, roles: tuple[str, ...], limit: int) -> None:
     """With the harness's roles mapped, at least 99 % of the unchanged tokens are reused."""
@@ -38,8 +38,10 @@ def test_splice_reuses_what_is_unchanged(name: str, roles: tuple[str, ...], limi
     assert not report.runs[Arm.SPLICE].notes
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(("name", "roles", "limit"), CASES)
+@pytest.mark.parametrize(
+    ("name", "roles", "limit"),
+    [CASES[0], *(pytest.param(*case, marks=pytest.mark.nightly) for case in CASES[1:])],
+)
 def test_nothing_is_spliced_unasked(name: str, roles: tuple[str, ...], limit: int) -> None:
     """Without the option, splice equals radix on every request."""
     report = run(name, (), limit)

@@ -6,12 +6,13 @@ import random
 from collections.abc import Callable
 
 import pytest
-from leyline_engine.contract import CopySegment, LiteralSegment, Mode, Outcome
 from oracle_cases import draw_case, draw_tokens, single_edit_case
 from oracle_check import BOUND, check_receipt, play, relative_error, spliced_by_contract
 from oracle_engine import Conversation, Edit, start_engine
 from oracle_models import MODEL_NAMES, OracleModel
 from oracle_reference import Fresh, Keep, Piece, amortized_pieces, long_way_round
+
+from leyline_engine.contract import CopySegment, LiteralSegment, Mode, Outcome
 
 Models = Callable[[str], OracleModel]
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from leyline_engine.contract import Mode, Outcome
 from oracle_cases import draw_tokens
 from oracle_check import BOUND, CONTROL_FACTOR, relative_error
 from oracle_engine import Conversation, Ran, edited_prompt, run_request, start_engine
 from oracle_models import MODEL_NAMES, OracleModel
 from oracle_reference import Fresh, Remembered, amortized_pieces, long_way_round
+
+from leyline_engine.contract import Mode, Outcome
 
 Models = Callable[[str], OracleModel]
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from leyline_engine.contract import ATTENTION_SINK
 from oracle_cases import draw_case, draw_tokens
 from oracle_check import BOUND, CONTROL_FACTOR, relative_error
 from oracle_engine import edited_prompt
 from oracle_models import MODEL_NAMES, OracleModel, build_model
 from oracle_reference import SINK, Fresh, Keep, amortized_pieces, long_way_round
+
+from leyline_engine.contract import ATTENTION_SINK
 
 Models = Callable[[str], OracleModel]
 

@@ -14,12 +14,13 @@ import httpx
 import pytest
 import torch
 import uvicorn
+from msgspec import to_builtins
+from starlette.applications import Starlette
+
 from leyline_engine.contract import (
     EditPayload,
     edit_envelope,
 )
-from msgspec import to_builtins
-from starlette.applications import Starlette
 
 POOL = 16_384
 MESSAGES = [

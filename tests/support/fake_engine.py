@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from leyline_engine.contract import Capability, Receipt, TokenCounts, TurnRecord
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
+
+from leyline_engine.contract import Capability, Receipt, TokenCounts, TurnRecord
 
 MODEL = "fake-model"
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import httpx
 import uvicorn
+from starlette.types import ASGIApp
+
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine
-from starlette.types import ASGIApp
 
 START_S = 120.0
 

@@ -8,8 +8,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from leyline_proxy.telemetry.metrics import Metrics
 from support import boards
+
+from leyline_proxy.telemetry.metrics import Metrics
 
 SUFFIXES = {
     "counter": ("_total",),

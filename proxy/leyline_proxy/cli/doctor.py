@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 import typer
-from leyline_engine.contract import CAPABILITY_PATH, Capability
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from leyline_engine.contract import CAPABILITY_PATH, Capability
 
 NOT_SPLICING = 1
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import msgspec
+
 from leyline_engine.contract import Mode
 
 from .diff import diff_messages

@@ -118,10 +118,7 @@ def test_too_many_fields_name_the_row(tmp_path):
 """
 
 LOOK_AROUND = (
-    Turn(
-        "I'll start with an overview of the repository.",
-        (bash("ls -lA . stockroom tests"),),
-    ),
+    Turn("I'll start with an overview of the repository.", (bash("ls -lA . stockroom tests"),)),
     Turn("The README should say what each module is for.", (bash("cat README.md"),)),
     Turn(
         "Now the tests. I assume the usual layout with unit tests in a folder of their own.",
@@ -165,10 +162,7 @@ MONEY = (
         "It is `weight`, and the line is indented by eight blanks.",
         (edit("stockroom/money.py", ALLOCATE_OLD, ALLOCATE_FIRST),),
     ),
-    Turn(
-        "Now the tests for money.",
-        (bash("python -m pytest -q tests/test_money.py"),),
-    ),
+    Turn("Now the tests for money.", (bash("python -m pytest -q tests/test_money.py"),)),
     Turn(
         "Two of three pass now. The remaining case is instructive: a part with weight zero must "
         "stay at zero, so the extra cents may only go to parts that have a weight.",

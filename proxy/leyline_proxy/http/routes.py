@@ -7,9 +7,10 @@ from typing import Any
 import httpx
 import msgspec
 from fastapi import FastAPI, Request
-from leyline_engine.contract import CAPABILITY_PATH
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from leyline_engine.contract import CAPABILITY_PATH
 
 from ..errors import NotFoundError
 from ..services import Services

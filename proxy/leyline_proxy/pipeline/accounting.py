@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+
 from leyline_engine.contract import (
     Outcome,
     Reason,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+
 from leyline_engine.contract import EditPayload, edit_envelope
 
 from ..core.prepare import Prepared

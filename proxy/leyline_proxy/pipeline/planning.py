@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
+
 from leyline_engine.contract import ATTENTION_SINK, Outcome, Reason
 from leyline_policies import Policy
 

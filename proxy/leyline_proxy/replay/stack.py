@@ -15,8 +15,9 @@ from typing import Any
 
 import httpx
 import uvicorn
-from leyline_policies import PolicyError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from leyline_policies import PolicyError
 
 from ..core.options import OptionError
 from ..http.app import create_app

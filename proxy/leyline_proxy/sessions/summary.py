@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+
 from leyline_engine.contract import Receipt
 
 from ..core.session import EditRecord, Session, TurnSummary

@@ -40,7 +40,11 @@ def configure_logging(level: str, style: str) -> None:
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if style == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(),
+            # Rich tracebacks show local variables, which may hold prompts.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
     )
     structlog.configure(
         processors=[*processors, renderer],

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from leyline_engine.contract import TokenCounts
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from leyline_engine.contract import TokenCounts
 
 _LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _STAGE_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import httpx
 import msgspec
+
 from leyline_engine.contract import (
     CAPABILITY_PATH,
     RECEIPT_PATH,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 import structlog
+
 from leyline_engine.contract import Capability
 
 from ..errors import ProxyError

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from starlette.applications import Starlette
+from support.engine_http import POOL, check_clean
+
 from leyline_engine.replay.factory import serve_model
 from leyline_engine.replay.http.app import ServingOptions
 from leyline_engine.replay.loader import LoadedModel, load_model
-from starlette.applications import Starlette
-from support.engine_http import POOL, check_clean
 
 
 @pytest.fixture(scope="module")

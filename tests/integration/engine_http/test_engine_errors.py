@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from leyline_engine.replay.factory import serve_model
-from leyline_engine.replay.http.app import ServingOptions
-from leyline_engine.replay.loader import LoadedModel
 from starlette.applications import Starlette
 from support.engine_http import (
     POOL,
@@ -15,6 +12,10 @@ from support.engine_http import (
     client_of,
     record_of,
 )
+
+from leyline_engine.replay.factory import serve_model
+from leyline_engine.replay.http.app import ServingOptions
+from leyline_engine.replay.loader import LoadedModel
 
 
 @pytest.mark.parametrize(

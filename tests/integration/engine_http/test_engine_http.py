@@ -6,14 +6,6 @@ import json
 
 import pytest
 import torch
-from leyline_engine.contract import (
-    CopySegment,
-    Directive,
-    LiteralSegment,
-    SourceRef,
-    token_digest,
-)
-from leyline_engine.replay.loader import LoadedModel
 from starlette.applications import Starlette
 from support.engine_http import (
     MESSAGES,
@@ -25,6 +17,15 @@ from support.engine_http import (
     script_answer,
     sse,
 )
+
+from leyline_engine.contract import (
+    CopySegment,
+    Directive,
+    LiteralSegment,
+    SourceRef,
+    token_digest,
+)
+from leyline_engine.replay.loader import LoadedModel
 
 
 async def test_greedy_tokens_equal_generate(app: Starlette, loaded: LoadedModel) -> None:

@@ -11,9 +11,6 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from leyline_engine.replay.factory import create_engine_app, serve_model
-from leyline_engine.replay.loader import LoadedModel
-from leyline_engine.replay.service import ServiceLimits
 from starlette.applications import Starlette
 from support.engine_http import (
     MESSAGES,
@@ -26,6 +23,10 @@ from support.engine_http import (
     served,
     wait_for,
 )
+
+from leyline_engine.replay.factory import create_engine_app, serve_model
+from leyline_engine.replay.loader import LoadedModel
+from leyline_engine.replay.service import ServiceLimits
 
 
 async def test_stream_arrives_piece_by_piece(app: Starlette) -> None:

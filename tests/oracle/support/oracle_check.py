@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from leyline_engine.contract import Outcome, Receipt
 from oracle_cases import Case
 from oracle_engine import Conversation, edited_prompt, start_engine, tamper
 from oracle_models import OracleModel
 from oracle_reference import SINK, Fresh, Keep, LongWay, Piece, amortized_pieces, long_way_round
+
+from leyline_engine.contract import Outcome, Receipt
 
 BOUND = 1e-4
 """Largest |Δlogit| allowed, as a share of the largest |logit|."""

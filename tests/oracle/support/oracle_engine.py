@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from oracle_models import OracleModel
+
 from leyline_engine.contract import (
     CopySegment,
     Directive,
@@ -23,7 +25,6 @@ from leyline_engine.contract import (
 )
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
 from leyline_engine.replay.loader import LoadedModel
-from oracle_models import OracleModel
 
 Edit = tuple[int, int, tuple[int, ...]]
 """(start, end, replacement) in the source's coordinates."""
@@ -147,7 +148,6 @@ class Conversation:
             directives=directives,
             segments=widen_boundary(segments, boundary) if boundary else segments,
             lineage=lineage_before(source.receipt.lineage, edits[0][0]),
-            boundary=boundary,
         )
         return self._run(prompt, forced, unfed, payload)
 

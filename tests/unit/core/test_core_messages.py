@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from leyline_proxy.core.identity import history_chain, session_key
 from leyline_proxy.core.messages import MessageError, check_messages, fingerprint
 from leyline_proxy.core.options import OptionError, UndeclaredRules, parse_options

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from leyline_engine.contract import Mode
 from leyline_proxy.core.diff import apply_chars, apply_diff, diff_messages
 from leyline_proxy.core.messages import Message, fingerprint, text_of

@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from leyline_engine.contract import (
     CopySegment,
     LineageRun,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from leyline_proxy.core.wire import WireError, add_members, remove_members, replace_messages
 
 JSON = st.recursive(

@@ -9,6 +9,8 @@ from functools import cache
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, DeepseekV2Config, LlamaConfig
+
 from leyline_engine.contract import (
     Directive,
     EditPayload,
@@ -23,7 +25,6 @@ from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
 from leyline_engine.replay.loader import LoadedModel
 from leyline_engine.replay.radix import Node
 from leyline_engine.replay.sequence import Sequence as Running
-from transformers import AutoModelForCausalLM, DeepseekV2Config, LlamaConfig
 
 VOCAB = 256
 SCOPE = "tenant"

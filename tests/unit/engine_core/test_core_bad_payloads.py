@@ -19,6 +19,7 @@ from core_kit import (
     same_logits,
     snapshot,
 )
+
 from leyline_engine.contract import (
     CopySegment,
     Directive,

@@ -21,6 +21,7 @@ from core_kit import (
     run,
     same_logits,
 )
+
 from leyline_engine.contract import Directive, EditPayload, LineageRun, Mode, Outcome, Reason
 from leyline_engine.lineage import fold_keys
 from leyline_engine.replay.cache_manager import IntegrityError

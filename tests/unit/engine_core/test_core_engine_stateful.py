@@ -9,6 +9,7 @@ from core_kit import SCOPE, ids, make_engine, random_tokens, reference, same_log
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from leyline_engine.contract import (
     Directive,
     EditPayload,

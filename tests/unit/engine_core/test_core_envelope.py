@@ -12,6 +12,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+
 from leyline_engine.contract import (
     CopySegment,
     Directive,

@@ -18,6 +18,7 @@ from core_kit import (
     same_logits,
     snapshot,
 )
+
 from leyline_engine.contract import Directive, Outcome, Reason, Receipt
 from leyline_engine.replay import admission
 from leyline_engine.replay.cache_manager import PoolExhaustedError

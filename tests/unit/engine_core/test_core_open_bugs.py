@@ -25,11 +25,12 @@ from core_kit import (
     run,
     snapshot,
 )
+from transformers import LlamaConfig, MistralConfig, SmolLM3Config
+
 from leyline_engine.contract import Directive, EditPayload, LineageRun, Mode, Reason
 from leyline_engine.replay.cache_manager import IntegrityError
 from leyline_engine.replay.engine import PoolExhaustedError, ReplayEngine
 from leyline_engine.replay.rotary_probe import read_model_facts
-from transformers import LlamaConfig, MistralConfig, SmolLM3Config
 
 SOURCE = random_tokens(100, 3)
 AMORTIZE = Directive(40, 45)

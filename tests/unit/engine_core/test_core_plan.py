@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from leyline_engine.contract import CopySegment, Directive, LineageRun, Mode
 from leyline_engine.plan import clip_copies, forget_limit, plan_turn
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from leyline_engine.replay.pool import KVLayout, KVPool, SlotAllocator
 from leyline_engine.rotation import Pairing, Rotary
 

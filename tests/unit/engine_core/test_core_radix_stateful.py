@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from leyline_engine.replay.radix import Match, RadixTree, common_prefix
 
 KEYS = st.lists(st.integers(0, 2), min_size=1, max_size=10).map(tuple)

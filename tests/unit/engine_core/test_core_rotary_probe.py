@@ -7,12 +7,6 @@ from typing import Any
 import pytest
 import torch
 from core_kit import BASE, MLA, make_model
-from leyline_engine.replay.rotary_probe import (
-    SUPPORTED_DTYPES,
-    UnsupportedModelError,
-    read_model_facts,
-)
-from leyline_engine.rotation import Pairing
 from transformers import (
     CohereConfig,
     DeepseekV2Config,
@@ -23,6 +17,13 @@ from transformers import (
     LlamaConfig,
     Qwen2Config,
 )
+
+from leyline_engine.replay.rotary_probe import (
+    SUPPORTED_DTYPES,
+    UnsupportedModelError,
+    read_model_facts,
+)
+from leyline_engine.rotation import Pairing
 
 YARN = {
     "rope_type": "yarn",

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from leyline_engine.rotation import Pairing, Rotary
 
 HEADS = 3

@@ -15,6 +15,7 @@ from core_kit import (
     run,
     same_logits,
 )
+
 from leyline_engine.contract import (
     CopySegment,
     Directive,

@@ -13,6 +13,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engine_http import wait_for
+
 from leyline_engine.contract import EditPayload, Receipt, TurnRecord
 from leyline_engine.replay.engine import (
     GenerationRequest,
@@ -29,7 +31,6 @@ from leyline_engine.replay.service import (
     EngineStoppedError,
     ServiceLimits,
 )
-from support.engine_http import wait_for
 
 
 class FakeSequence:

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from leyline_engine.replay.detokenizer import IncrementalDetokenizer
 from leyline_engine.replay.stops import StopMatcher
 from leyline_engine.replay.tool_calls import ToolCallParser, parse_tool_call

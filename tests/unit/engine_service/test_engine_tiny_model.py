@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from leyline_engine.replay.loader import ModelLoadError, load_model
 from leyline_engine.replay.tiny import (
     TinyKind,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from leyline_policies import Message
 from leyline_policies.builtin import DropFailedCalls
 from leyline_policies.failures import is_failure, is_failure_text

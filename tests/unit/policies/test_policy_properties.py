@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from leyline_policies import Message, Policy, load_pipeline, pair_calls, text_of
 
 SPECS = (

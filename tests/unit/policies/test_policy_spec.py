@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from leyline_policies import Message, Policy, Registry, SpecError, load_pipeline
 from leyline_policies.builtin import DropFailedCalls, KeepAll, Redact, TruncateOlderThan
 from leyline_policies.grammar import Step, Value, parse_steps

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+
 from leyline_policies import Message
 from leyline_policies.builtin import Redact
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from leyline_policies import Message
 from leyline_policies.builtin import TruncateOlderThan
 

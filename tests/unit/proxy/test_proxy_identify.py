@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+
 from leyline_proxy.core.session import Session
 from leyline_proxy.pipeline.identify import Identity, identify, public_id, shortest_partial
 from leyline_proxy.pipeline.request import parse_chat

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from leyline_proxy.core.session import Session
 from leyline_proxy.sessions import MemorySessionStore, SessionChange
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from leyline_proxy.settings import Settings, load_settings, split_key_pair
 from pydantic import ValidationError
+
+from leyline_proxy.settings import Settings, load_settings, split_key_pair
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from leyline_proxy.http.sse import (
     ChunkFacts,
     EventSplitter,

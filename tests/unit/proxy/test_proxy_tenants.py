@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from leyline_policies import UnknownPolicyError
 from leyline_proxy.core.options import OptionError
 from leyline_proxy.errors import UnauthorizedError

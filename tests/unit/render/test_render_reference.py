@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from leyline_proxy.core.messages import text_of
-from leyline_proxy.render import ChatRenderer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from leyline_proxy.core.messages import text_of
+from leyline_proxy.render import ChatRenderer
 
 SENTENCES = ["def read(path):\n    return open(path).read()\n", "The quick fox: a, b and c.", "é…"]
 SESSIONS = ("sessions_tau_bench", "sessions_openhands_codeact", "sessions_swe_agent")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from leyline_proxy.demo.record import SESSION_ID, play, record, recorded_with, save, write_repo
 from leyline_proxy.demo.script import TURNS, Turn, bash, edit, read
 from leyline_proxy.demo.tools import TOOLS, Workshop, normalise

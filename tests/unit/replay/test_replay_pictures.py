@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+
 from leyline_proxy.replay.errors import MissingExtraError
 from leyline_proxy.replay.plot import by_turn, draw, print_bars
 from leyline_proxy.replay.results import Arm, ArmRun, ReplayReport, RequestResult
 from leyline_proxy.replay.table import ArmProgress, comparison, print_report
-from rich.console import Console
 
 
 def made_up_runs(turns: int = 12) -> dict[Arm, ArmRun]:

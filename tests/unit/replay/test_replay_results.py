@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 
 import pytest
+
 from leyline_proxy.replay.arms import (
     UnchangedCounter,
     check_same_prompts,
