@@ -21,8 +21,10 @@ from leyline_engine.contract import (
     lower_directives,
     token_digest,
 )
+from leyline_engine.lineage import fold_keys
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
 from leyline_engine.replay.loader import LoadedModel
+from leyline_engine.replay.pool import Slots
 from leyline_engine.replay.radix import Node
 from leyline_engine.replay.sequence import Sequence as Running
 
@@ -175,25 +177,46 @@ def edit(
 
 
 def snapshot(engine: ReplayEngine) -> object:
-    """Tree, allocator, locks and registry, the same however nodes are split."""
+    """Tree with locks and owners, allocator and registry, the same however nodes are split."""
     cache_ = engine.cache
-    paths: set[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = set()
+    paths: set[tuple[tuple[object, ...], ...]] = set()
 
-    def walk(
-        node: Node, keys: tuple[int, ...], slots: tuple[int, ...], locks: tuple[int, ...]
-    ) -> None:
-        keys += tuple(node.keys)
-        slots += tuple(node.slots.tolist())
-        locks += (node.locks,) * len(node.keys)
+    def walk(node: Node, path: tuple[tuple[object, ...], ...]) -> None:
+        held = (node.locks, frozenset(node.owners))
+        path += tuple(
+            (key, slot, *held)
+            for key, slot in zip(node.keys, node.slots.tolist(), strict=True)
+        )
         if not node.children:
-            paths.add((keys, slots, locks))
+            paths.add(path)
         for child in node.children.values():
-            walk(child, keys, slots, locks)
+            walk(child, path)
 
-    walk(cache_.tree.root, (), (), ())
+    walk(cache_.tree.root, ())
     free = frozenset(cache_._allocator.free_slots().tolist())
     turns = {key: tuple(value.items()) for key, value in cache_.registry._sessions.items()}
     return paths, free, cache_.tree.root.locks, len(cache_.tree.doomed()), repr(turns)
+
+
+def cached(
+    engine: ReplayEngine, tokens: Sequence[int], lineage: tuple[LineageRun, ...] = ()
+) -> Slots:
+    """Slots of what is cached of a sequence."""
+    return engine.cache.match(fold_keys(tokens, lineage, SCOPE)).slots
+
+
+def blank(engine: ReplayEngine, slots: Slots) -> bool:
+    """Whether nothing is left in these slots, in any layer or tensor."""
+    index = torch.from_numpy(slots)
+    pool = engine.cache.pool
+    stored = [t[index] for pair in pool._tensors for t in pair]
+    stored += [tensor[index] for tensor in pool._as_computed]
+    return not any(bool(tensor.any()) for tensor in stored)
+
+
+def retained(engine: ReplayEngine, session: str = "s") -> list[str]:
+    """Names of the turns that the engine keeps as sources for a session."""
+    return list(engine.cache.registry._sessions.get((SCOPE, session), {}))
 
 
 def fail_at(original: Callable[..., Any], call: int, error: BaseException) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from core_kit import (
     random_tokens,
     reference,
     register,
+    retained,
     run,
     same_logits,
     snapshot,
@@ -198,7 +199,7 @@ def test_forget_is_obeyed_even_when_its_edit_is_refused(
     assert engine.cache.match(exact_keys(SOURCE)).length == shared
     assert len(slots) == 50
     assert same_logits(logits, reference(prompt))
-    assert [t.turn for t in engine.cache.registry.turns((SCOPE, "s"))] == ["t2"]
+    assert retained(engine) == ["t2"]
 
 
 def exact_keys(tokens: list[int]) -> array[int]:
@@ -206,6 +207,25 @@ def exact_keys(tokens: list[int]) -> array[int]:
     from leyline_engine.lineage import fold_keys
 
     return fold_keys(tokens, ())
+
+
+def test_unsorted_lineage_without_an_edit() -> None:
+    """A malformed lineage map is refused by name whether or not the turn was edited."""
+    engine = make_engine()
+    run(engine, SOURCE, register("t1"))
+    runs = (LineageRun(50, "a"), LineageRun(20, "b"))
+    payload = EditPayload(session="s", scope=SCOPE, turn="t2", lineage=runs)
+    _, record = run(engine, [*SOURCE, 1], payload)
+    assert record.receipt.reason is Reason.INVALID_EDIT
+
+
+def test_lineage_name_that_is_no_text() -> None:
+    """A lone surrogate, which JSON can carry, doesn't fail the request."""
+    engine = make_engine()
+    payload = EditPayload(session="s", scope=SCOPE, turn="t1", lineage=(LineageRun(50, "\ud800"),))
+    logits, record = run(engine, SOURCE, payload)
+    assert record.receipt.lineage == ()
+    assert same_logits(logits, reference(SOURCE))
 
 
 def test_repeated_payload_field_sources() -> None:

@@ -1,16 +1,16 @@
-"""What is published, shared and forgotten, and that the integrity check sees damage."""
+"""What is published, shared and evicted, and that the integrity check sees damage."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from core_kit import (
     SCOPE,
     VOCAB,
     admit,
+    cached,
     edit,
     ids,
     make_engine,
@@ -20,32 +20,15 @@ from core_kit import (
     register,
     run,
     same_logits,
+    snapshot,
 )
 
-from leyline_engine.contract import Directive, EditPayload, LineageRun, Mode, Outcome, Reason
-from leyline_engine.lineage import fold_keys
+from leyline_engine.contract import Directive, EditPayload, Outcome, Reason
 from leyline_engine.replay.cache_manager import IntegrityError
 from leyline_engine.replay.engine import PoolExhaustedError, ReplayEngine
 
 SOURCE = random_tokens(100, 3)
-FORGET = Directive(60, 70, (), Mode.FORGET)
 AMORTIZE = Directive(40, 45)
-
-
-def cached(
-    engine: ReplayEngine, tokens: list[int], lineage: tuple[LineageRun, ...] = ()
-) -> np.ndarray:
-    """Slots of what is cached of a sequence."""
-    return engine.cache.match(fold_keys(tokens, lineage, SCOPE)).slots
-
-
-def blank(engine: ReplayEngine, slots: np.ndarray) -> bool:
-    """Whether nothing is left in these slots, in any layer or tensor."""
-    index = torch.from_numpy(slots)
-    pool = engine.cache.pool
-    stored = [t[index] for pair in pool._tensors for t in pair]
-    stored += [tensor[index] for tensor in pool._as_computed]
-    return not any(bool(tensor.any()) for tensor in stored)
 
 
 @pytest.mark.parametrize("kind", ["gqa", "mla"])
@@ -152,87 +135,6 @@ def test_equal_requests_side_by_side_publish_once() -> None:
     assert engine.stats().cached == 101
 
 
-def test_forget_overwrites_and_frees() -> None:
-    """What only this session held behind the span is zero before anyone gets it again."""
-    engine = make_engine()
-    run(engine, SOURCE, register("t1"), decode=3)
-    slots = cached(engine, SOURCE)[60:]
-    prompt, payload = edit([*SOURCE], [FORGET], tail=[9])
-    sequence = admit(engine, prompt, payload)
-    assert blank(engine, np.setdiff1d(slots, sequence.owned))
-    answer = prefill(sequence)
-    assert same_logits(answer, reference(prompt))
-    # The digest is that of the prompt alone, so the edit is refused; the forget is not.
-    assert sequence.receipt.reason is Reason.TOKEN_MISMATCH
-    assert sequence.receipt.tokens.freed == 43
-    sequence.finish()
-    engine.check_integrity()
-    assert len(cached(engine, SOURCE)) == 60
-
-
-def test_forget_reaches_spliced_descendants() -> None:
-    """A lineage that an earlier amortize made goes too, though the span is cut there already."""
-    engine = make_engine()
-    run(engine, SOURCE, register("t1"))
-    cut = Directive(60, 70)
-    prompt, payload = edit(SOURCE, [cut], tail=[9, 8])
-    _, record = run(engine, prompt, payload)
-    assert record.receipt.tokens.spliced
-    again, redact = edit(SOURCE, [FORGET], tail=[9, 8, 7], turn="t3")
-    answer, gone = run(engine, again, redact)
-    assert same_logits(answer, reference(again))
-    assert gone.receipt.tokens.freed == 40 + 32
-    assert len(cached(engine, prompt, record.receipt.lineage)) <= 60
-    assert len(cached(engine, SOURCE)) == 60
-
-
-def test_forget_leaves_what_others_sent_themselves() -> None:
-    """Nodes that another session shares stay for it, and are counted."""
-    engine = make_engine()
-    run(engine, SOURCE, register("t1"))
-    run(engine, SOURCE[:80], register("t1", session="z"))
-    prompt, payload = edit(SOURCE, [FORGET], tail=[9])
-    _, record = run(engine, prompt, payload)
-    assert "20 shared_retained" in record.receipt.detail
-    assert record.receipt.tokens.freed == 20
-    assert len(cached(engine, SOURCE)) == 80
-
-
-def test_forget_waits_for_running_requests() -> None:
-    """Held slots are unmatchable at once and overwritten when their holder ends."""
-    engine = make_engine()
-    run(engine, SOURCE, register("t1"))
-    holder = admit(engine, [*SOURCE, 5], register("t1", session="z"))
-    prompt, payload = edit(SOURCE, [FORGET], tail=[9])
-    slots = cached(engine, SOURCE)[60:]
-    _, record = run(engine, prompt, payload)
-    assert "40 pending" in record.receipt.detail
-    assert engine.stats().doomed == 40
-    assert len(cached(engine, SOURCE)) == 60
-    assert not blank(engine, slots)
-    prefill(holder)
-    holder.finish()
-    engine.check_integrity()
-    assert engine.stats().doomed == 0
-    assert len(cached(engine, SOURCE)) == 60
-    assert blank(engine, slots)
-
-
-def test_a_running_turn_of_the_session_is_not_kept() -> None:
-    """What a turn computed beside a forget is no source for later ones and isn't matchable."""
-    engine = make_engine()
-    run(engine, SOURCE, register("t1"))
-    beside = [*SOURCE, 1, 2, 3]
-    running = admit(engine, beside, register("t2"))
-    prompt, payload = edit(SOURCE, [FORGET], tail=[9], turn="t3")
-    run(engine, prompt, payload)
-    prefill(running)
-    running.finish()
-    engine.check_integrity()
-    assert [turn.turn for turn in engine.cache.registry.turns((SCOPE, "s"))] == ["t3"]
-    assert len(cached(engine, beside)) == 60
-
-
 def test_flush_spares_what_runs() -> None:
     """A running request's prefix survives a flush; afterwards everything goes."""
     engine = make_engine()
@@ -271,6 +173,18 @@ def test_exhausted_pool_says_so() -> None:
     engine.check_integrity()
 
 
+def test_a_request_that_cannot_fit_evicts_nothing() -> None:
+    """A waiting request is tried again and again; it must not empty the cache each time."""
+    engine = make_engine()
+    run(engine, SOURCE, register("t1"))
+    running = admit(engine, random_tokens(300, 8))
+    before = snapshot(engine)
+    with pytest.raises(PoolExhaustedError):
+        admit(engine, random_tokens(400, 9))
+    assert snapshot(engine) == before
+    running.abort()
+
+
 def _leak(engine: ReplayEngine) -> None:
     engine.cache._allocator.allocate(1)
 
@@ -301,6 +215,19 @@ def _stray_lock(engine: ReplayEngine) -> None:
     engine.cache.tree.lock(next(iter(engine.cache.tree.nodes())))
 
 
+def _stray_lock_on_one_node(engine: ReplayEngine) -> None:
+    next(iter(engine.cache.tree.nodes())).locks += 1
+
+
+def _detached_in_the_tree(engine: ReplayEngine) -> None:
+    next(iter(engine.cache.tree.nodes())).detached = True
+
+
+def _owner_of_a_child_only(engine: ReplayEngine) -> None:
+    node = next(child for child in engine.cache.tree.nodes() if child.children)
+    node.owners.clear()
+
+
 def _wrong_first_key(engine: ReplayEngine) -> None:
     children = engine.cache.tree.nodes()
     node = next(child for child in children if child.children)
@@ -326,13 +253,16 @@ def _lost_child(engine: ReplayEngine) -> None:
         _one_slot_short,
         _empty_node,
         _stray_lock,
+        _stray_lock_on_one_node,
+        _detached_in_the_tree,
+        _owner_of_a_child_only,
         _wrong_first_key,
         _wrong_parent,
         _lost_child,
     ],
 )
 def test_integrity_check_sees_damage(damage: Callable[[ReplayEngine], None]) -> None:
-    """Leaked, doubly owned or misfiled slots and stray locks are found."""
+    """Leaked, doubly owned or misfiled slots, stray locks and lost owners are found."""
     engine = make_engine()
     run(engine, SOURCE, register("t1"))
     run(engine, [*SOURCE[:50], 5, 6], register("t2"))

@@ -19,7 +19,7 @@ from core_kit import (
     snapshot,
 )
 
-from leyline_engine.contract import Directive, Outcome, Reason, Receipt
+from leyline_engine.contract import Directive, EditPayload, Outcome, Reason, Receipt
 from leyline_engine.replay import admission
 from leyline_engine.replay.cache_manager import PoolExhaustedError
 from leyline_engine.replay.engine import PromptTooLongError, ReplayEngine
@@ -142,6 +142,51 @@ def test_pool_write_fails_in_decode() -> None:
     sequence.finish(int(logits.argmax()))
     engine.check_integrity()
     assert engine.stats().in_flight == 0
+
+
+@pytest.mark.parametrize("call", [1, 2])
+@pytest.mark.parametrize("payload", [None, PAYLOAD], ids=["prefix only", "splice"])
+def test_working_cache_that_cannot_be_filled(payload: EditPayload | None, call: int) -> None:
+    """A start that fails behind admission gives back the slots, the prefix and the copies."""
+    engine = prepared()
+    before = snapshot(engine)
+    pool = engine.cache.pool
+    read = pool.read
+    pool.read = fail_at(read, call, MemoryError("x"))  # type: ignore[method-assign]
+    with pytest.raises(MemoryError):
+        admit(engine, PROMPT, payload)
+    assert snapshot(engine) == before
+    engine.check_integrity()
+    assert engine.stats().in_flight == 0
+    pool.read = read  # type: ignore[method-assign]
+    logits, _ = run(engine, PROMPT)
+    assert same_logits(logits, reference(PROMPT))
+
+
+def test_finish_before_the_prompt_is_done() -> None:
+    """Ending early publishes nothing and keeps the accounts right."""
+    engine = prepared()
+    cached_before = engine.stats().cached
+    running = admit(engine, [*SOURCE, *SOURCE], register("t2"))
+    running.prefill_step()
+    running.finish()
+    engine.check_integrity()
+    assert engine.stats().cached == cached_before
+    assert engine.stats().in_flight == 0
+
+
+def test_second_ending_changes_nothing() -> None:
+    """Ending twice is an error that leaves the cache alone."""
+    engine = make_engine()
+    sequence = admit(engine, SOURCE, register("t1"))
+    sequence.decode_step(int(prefill(sequence).argmax()))
+    sequence.abort()
+    before = snapshot(engine)
+    for ending in (sequence.finish, sequence.abort):
+        with pytest.raises(RuntimeError, match="ends once"):
+            ending()
+    assert snapshot(engine) == before
+    engine.check_integrity()
 
 
 def test_no_room_beside_the_source() -> None:

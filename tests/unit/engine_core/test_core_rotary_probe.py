@@ -15,7 +15,9 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
+    MistralConfig,
     Qwen2Config,
+    SmolLM3Config,
 )
 
 from leyline_engine.replay.rotary_probe import (
@@ -109,6 +111,28 @@ def test_sliding_layers_are_refused() -> None:
     assert "sliding" in read_model_facts(make_model(config)).unsupported
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            SmolLM3Config(**BASE, num_key_value_heads=1, no_rope_layer_interval=2),
+            "every layer",
+        ),
+        (MistralConfig(**BASE, num_key_value_heads=1, sliding_window=16), "sliding"),
+    ],
+    ids=["layers-without-rotary", "sliding-window-without-layer-types"],
+)
+def test_models_outside_the_allow_list(config: Any, said: str) -> None:
+    """Layers that don't turn, and windows, switch splicing off."""
+    assert said in read_model_facts(make_model(config)).unsupported
+
+
+def test_dtype_outside_the_list_is_refused() -> None:
+    """fp64 KV is refused by name rather than failing the start."""
+    model = make_model(LlamaConfig(**BASE, num_key_value_heads=1)).to(torch.float64)
+    assert "float64" in read_model_facts(model).unsupported
+
+
 def test_model_without_rotary_is_refused() -> None:
     """Learned positions can't be moved."""
     model = make_model(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2))
@@ -133,4 +157,4 @@ def test_misread_rotary_is_noticed() -> None:
             self.inv_freq = shown
 
     rotary.__class__ = type("Lying", (base,), {"forward": forward})
-    assert "could not tell" in read_model_facts(model).unsupported
+    assert "no one rotation" in read_model_facts(model).unsupported
