@@ -50,7 +50,11 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         interval_s=settings.handshake_interval_s,
         retry_s=settings.handshake_retry_s,
     )
-    store = MemorySessionStore(max_sessions=settings.max_sessions, ttl_s=settings.session_ttl_s)
+    store = MemorySessionStore(
+        max_sessions=settings.max_sessions,
+        max_bytes=settings.max_session_bytes,
+        ttl_s=settings.session_ttl_s,
+    )
     turns = TurnService(
         store=store,
         upstream=upstream,

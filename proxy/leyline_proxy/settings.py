@@ -60,6 +60,8 @@ class Settings(BaseSettings):
     retained_turns: Annotated[int, Field(ge=1, le=64)] = 4
     session_ttl_s: Annotated[float, Field(gt=0)] = 3600.0
     max_sessions: Annotated[int, Field(ge=1)] = 1000
+    max_session_bytes: Annotated[int, Field(ge=MIB)] = 1024 * MIB
+    """Of all sessions together; beyond it the least recently used ones go."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 32 * MIB
 
     connect_timeout_s: Annotated[float, Field(gt=0)] = 5.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import xxhash
@@ -59,3 +60,46 @@ def history_chain(fingerprints: Sequence[int]) -> list[int]:
         state.update(value.to_bytes(8, "little"))
         chain.append(state.intdigest())
     return chain
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryMatch:
+    """A stored conversation that shares its beginning with a request's messages."""
+
+    session: str
+    length: int
+    """Messages in common."""
+    whole: bool
+    """Whether that is all the stored conversation has: the request continues it."""
+
+
+def shortest_partial(roles: Sequence[str]) -> int:
+    """How many messages must be the same for an *edited* history to be recognised.
+
+    The task and the first answer to it: conversations that merely open alike are not one.
+    """
+    user = next((index for index, role in enumerate(roles) if role == "user"), len(roles))
+    answers = (index for index in range(user, len(roles)) if roles[index] == "assistant")
+    return next(answers, len(roles)) + 1
+
+
+def choose_session(matches: Sequence[HistoryMatch], roles: Sequence[str]) -> str | None:
+    """The conversation that a message list goes on with, or None where that is not certain.
+
+    A conversation that the list continues is preferred to one that it shares more with only by
+    an answer: models answer like questions alike. Of several edited ones none is taken.
+
+    Args:
+        matches: per conversation its longest match; partial ones from :func:`shortest_partial` on.
+        roles: of the request's messages.
+    """
+    wholes = [match for match in matches if match.whole]
+    parts = [match for match in matches if not match.whole]
+    whole = max(wholes, key=lambda match: match.length, default=None)
+    longest = max((match.length for match in parts), default=0)
+    rivals = [match for match in parts if match.length == longest]
+    if whole is not None:
+        beyond = roles[whole.length : longest]
+        if len(rivals) != 1 or all(role == "assistant" for role in beyond):
+            return whole.session
+    return rivals[0].session if len(rivals) == 1 else None

@@ -34,6 +34,8 @@ class RetainedTurn:
     digest: str
     """:func:`leyline_engine.contract.token_digest` over :attr:`tokens`."""
     model_fingerprint: str
+    weight: int = 0
+    """Bytes that the turn takes in memory, roughly."""
 
     @cached_property
     def tokens(self) -> array[int]:
@@ -49,7 +51,7 @@ class EditRecord:
     """Index into the client's messages; None where the message is gone or none is concerned."""
     role: str
     cause: str
-    """``policy:NAME``, ``declared``, ``undeclared`` or ``template``."""
+    """``policy:NAME``, ``declared``, ``undeclared``, ``template`` or ``tools``."""
     mode: EditMode
     span: tuple[int, int] | None
     """Tokens of the source, half open; None where tokens are unknown."""
@@ -82,6 +84,11 @@ class Session:
     history: tuple[TurnSummary, ...]
     next_index: int
     updated: float
+
+    @property
+    def weight(self) -> int:
+        """Bytes that the retained turns take, roughly."""
+        return sum(turn.weight for turn in self.turns)
 
     def retain(
         self, turn: RetainedTurn | None, summary: TurnSummary, *, keep: int, now: float

@@ -21,6 +21,12 @@ from ..core.session import RetainedTurn
 from ..sessions.summary import edit_account, receipt_account
 from .turn import Turn
 
+_TOKEN_BYTES = 16
+"""Ids and spans of a token."""
+
+_TEXT_BYTES = 3
+"""Decoded messages, as the client sent them and as they went out, per byte of the body."""
+
 NO_RECEIPT = "the engine gave no receipt for this request"
 
 
@@ -112,6 +118,8 @@ def retained_turn(turn: Turn, record: TurnRecord | None, receipt: Receipt) -> Re
         receipt=receipt,
         digest=token_digest(rendered.tokens + array("q", outputs)),
         model_fingerprint=turn.status.model_fingerprint,
+        weight=_TOKEN_BYTES * (len(rendered.tokens) + len(outputs))
+        + _TEXT_BYTES * len(turn.request.raw),
     )
 
 

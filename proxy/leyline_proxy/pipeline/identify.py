@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
-from ..core.identity import history_chain, session_key
-from ..core.messages import Message, fingerprint
+from ..core.identity import choose_session, history_chain, session_key, shortest_partial
+from ..core.messages import fingerprint
 from ..core.session import Session
 from ..sessions import SessionStore
 from .request import ChatRequest
@@ -55,20 +55,11 @@ async def _by_history(
     """A conversation without an answer in it is a new one, whatever it has in common."""
     if not any(message.get("role") in _CONTINUES for message in request.messages):
         return None
-    return await store.find(
-        request.tenant.name, key, chain, shortest_partial(request.messages, len(chain))
-    )
-
-
-def shortest_partial(messages: Sequence[Message], count: int) -> int:
-    """How many messages must be the same for an *edited* history to be recognised.
-
-    Two, and the first user message must be among them: it says what the conversation is about.
-    """
-    first_user = next(
-        (index for index, message in enumerate(messages) if message.get("role") == "user"), count
-    )
-    return max(2, first_user + 1)
+    roles = [str(message.get("role")) for message in request.messages]
+    tenant = request.tenant.name
+    matches = await store.matches(tenant, key, chain, shortest_partial(roles))
+    chosen = choose_session(matches, roles)
+    return await store.get(tenant, chosen) if chosen is not None else None
 
 
 def public_id(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Sessions in this process: bounded in number, least recently used out first, and by age."""
+"""Sessions in this process: bounded in number, bytes and age, least recently used out first."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..core.identity import HistoryMatch
 from ..core.session import Session
 from .store import SessionChange
+
+_MAX_PARTIAL = 16
+"""Partial matches looked at; more than one of the same length is ambiguous anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +37,12 @@ class MemorySessionStore:
         *,
         max_sessions: int,
         ttl_s: float,
+        max_bytes: int = 1 << 30,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_sessions = max_sessions
+        self._max_bytes = max_bytes
+        self._bytes = 0
         self._ttl_s = ttl_s
         self._clock = clock
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
@@ -46,20 +53,26 @@ class MemorySessionStore:
         entry = self._entries.get((tenant, session_id))
         return entry.session if entry else None
 
-    async def find(
+    async def matches(
         self, tenant: str, key: str, chain: Sequence[int], shortest_partial: int
-    ) -> Session | None:
+    ) -> Sequence[HistoryMatch]:
         self._expire()
+        found: dict[str, HistoryMatch] = {}
         for length in range(len(chain), 0, -1):
             identities = self._by_prefix.get((tenant, key, chain[length - 1]), {})
-            entries = [
-                entry
-                for entry in map(self._entries.__getitem__, identities)
-                if length >= shortest_partial or len(entry.chain) == length
-            ]
-            if entries:
-                return max(entries, key=lambda entry: entry.touched).session
-        return None
+            entries = [self._entries[identity] for identity in identities]
+            wholes = [entry for entry in entries if len(entry.chain) == length]
+            if length >= shortest_partial:
+                for entry in entries:
+                    if len(entry.chain) > length and len(found) < _MAX_PARTIAL:
+                        found.setdefault(
+                            entry.session.id, HistoryMatch(entry.session.id, length, whole=False)
+                        )
+            if wholes:
+                latest = max(wholes, key=lambda entry: entry.touched).session.id
+                found[latest] = HistoryMatch(latest, length, whole=True)
+                break
+        return tuple(found.values())
 
     async def update(
         self,
@@ -99,7 +112,11 @@ class MemorySessionStore:
         tenant, key = entry.session.tenant, entry.session.key
         for value in entry.chain:
             self._by_prefix[tenant, key, value][entry.identity] = None
-        while len(self._entries) > self._max_sessions:
+        self._bytes += entry.session.weight
+        # The session just inserted stays, whatever its weight: the turn is being served.
+        while len(self._entries) > self._max_sessions or (
+            self._bytes > self._max_bytes and len(self._entries) > 1
+        ):
             self._drop_oldest()
 
     def _expire(self) -> None:
@@ -113,6 +130,7 @@ class MemorySessionStore:
         self._unindex(entry)
 
     def _unindex(self, entry: _Entry) -> None:
+        self._bytes -= entry.session.weight
         tenant, key = entry.session.tenant, entry.session.key
         for value in entry.chain:
             holders = self._by_prefix.get((tenant, key, value))

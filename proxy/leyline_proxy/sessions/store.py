@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from ..core.identity import HistoryMatch
 from ..core.session import Session
 
 SessionChange = Callable[[Session | None], Session]
@@ -18,14 +19,15 @@ class SessionStore(Protocol):
         """The session, or None when it never was or has expired."""
         ...
 
-    async def find(
+    async def matches(
         self, tenant: str, key: str, chain: Sequence[int], shortest_partial: int
-    ) -> Session | None:
-        """The session under ``key`` whose history this one extends or edits.
+    ) -> Sequence[HistoryMatch]:
+        """Sessions under ``key`` whose history this one extends or edits.
 
         ``chain[i]`` is the hash of messages 0..i. A stored history that is wholly a prefix of
-        this one counts from any length; one that is shared in part only counts when the common
-        prefix has at least ``shortest_partial`` messages. The longest wins, then the latest.
+        this one counts from any length, and ends the search: the longest, and of equals the
+        latest. One that is shared in part only counts when the common prefix has at least
+        ``shortest_partial`` messages.
         """
         ...
 

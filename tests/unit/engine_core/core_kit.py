@@ -184,8 +184,7 @@ def snapshot(engine: ReplayEngine) -> object:
     def walk(node: Node, path: tuple[tuple[object, ...], ...]) -> None:
         held = (node.locks, frozenset(node.owners))
         path += tuple(
-            (key, slot, *held)
-            for key, slot in zip(node.keys, node.slots.tolist(), strict=True)
+            (key, slot, *held) for key, slot in zip(node.keys, node.slots.tolist(), strict=True)
         )
         if not node.children:
             paths.add(path)

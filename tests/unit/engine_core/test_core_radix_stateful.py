@@ -5,11 +5,13 @@ from __future__ import annotations
 from array import array
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from leyline_engine.replay.radix import Match, RadixTree, common_prefix
+from leyline_engine.replay import radix
+from leyline_engine.replay.radix import SHARED, Match, Node, RadixTree, common_prefix
 
 KEYS = st.lists(st.integers(0, 2), min_size=1, max_size=10).map(tuple)
 Prefix = tuple[int, ...]
@@ -22,10 +24,20 @@ class RadixMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.tree = RadixTree()
         self.cached: dict[Prefix, int] = {}
+        self.owners: dict[Prefix, set[str | None]] = {}
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(radix, "MAX_OWNERS", 2)
         self.held: list[tuple[Prefix, dict[Prefix, int], Match]] = []
         self.doomed: set[int] = set()
         self.next_slot = 0
         self.returned: set[int] = set()
+
+    def _claim(self, prefix: Prefix, owner: str | None) -> None:
+        owners = self.owners[prefix]
+        if SHARED not in owners:
+            owners.add(owner)
+            if len(owners) > 2:
+                self.owners[prefix] = {SHARED}
 
     def _found(self, keys: Prefix) -> int:
         length = 0
@@ -44,15 +56,18 @@ class RadixMachine(RuleBasedStateMachine):
         self.returned |= set(values)
         return set(values)
 
-    @rule(keys=KEYS)
-    def insert(self, keys: Prefix) -> None:
+    @rule(keys=KEYS, owner=st.sampled_from([SHARED, "a", "b", "c", "d"]))
+    def insert(self, keys: Prefix, owner: str | None) -> None:
         slots = np.arange(self.next_slot, self.next_slot + len(keys), dtype=np.int64)
-        present, node = self.tree.insert(array("q", keys), slots)
+        present, node = self.tree.insert(array("q", keys), slots, owner)
         assert present == self._found(keys)
         assert not node.children or present == len(keys)
         self.returned |= set(slots[:present].tolist())
         for position in range(present, len(keys)):
             self.cached[keys[: position + 1]] = int(slots[position])
+            self.owners[keys[: position + 1]] = set()
+        for position in range(len(keys)):
+            self._claim(keys[: position + 1], owner)
         self.next_slot += len(keys)
 
     @rule(keys=KEYS, limit=st.none() | st.integers(0, 12))
@@ -91,7 +106,7 @@ class RadixMachine(RuleBasedStateMachine):
         assert len(gone) == len(released)
         assert not any(locked.get(prefix) == before[prefix] for prefix in gone)
         for prefix in gone:
-            del self.cached[prefix]
+            del self.cached[prefix], self.owners[prefix]
         assert all(prefix[:-1] in self.cached for prefix in self.cached if len(prefix) > 1)
         evictable = [p for p, slot in before.items() if locked.get(p) != slot]
         assert len(released) >= min(count, len(evictable))
@@ -111,7 +126,7 @@ class RadixMachine(RuleBasedStateMachine):
         assert pending == len(under) - len(back)
         self.doomed |= set(under.values()) - back
         for prefix in under:
-            del self.cached[prefix]
+            del self.cached[prefix], self.owners[prefix]
 
     @invariant()
     def conserves(self) -> None:
@@ -127,6 +142,21 @@ class RadixMachine(RuleBasedStateMachine):
         assert self.tree.root.locks == len(self.held)
 
     @invariant()
+    def every_key_has_its_owners(self) -> None:
+        if not hasattr(self, "tree"):
+            return
+        assert self.owners.keys() == self.cached.keys()
+
+        def walk(node: Node, path: Prefix) -> None:
+            for key in node.keys:
+                path += (key,)
+                assert node.owners == self.owners[path]
+            for child in node.children.values():
+                walk(child, path)
+
+        walk(self.tree.root, ())
+
+    @invariant()
     def locks_add_up(self) -> None:
         if not hasattr(self, "tree"):
             return
@@ -134,6 +164,10 @@ class RadixMachine(RuleBasedStateMachine):
             assert node.locks >= sum(child.locks for child in node.children.values())
             assert not node.detached
             assert len(node.keys) == len(node.slots) > 0
+
+    def teardown(self) -> None:
+        if hasattr(self, "patch"):
+            self.patch.undo()
 
 
 TestRadix = RadixMachine.TestCase
@@ -144,7 +178,7 @@ def test_least_recently_used_goes_first() -> None:
     """Eviction follows the order of use, not that of insertion."""
     tree = RadixTree()
     for first in (1, 2, 3):
-        tree.insert(array("q", [first, 9]), np.array([first * 2, first * 2 + 1]))
+        tree.insert(array("q", [first, 9]), np.array([first * 2, first * 2 + 1]), "a")
     tree.match(array("q", [1, 9]))
     assert sorted(tree.evict(1).tolist()) == [4, 5]
     assert sorted(tree.evict(2).tolist()) == [6, 7]
@@ -160,7 +194,7 @@ def test_common_prefix_with_offset() -> None:
 def test_split_below_a_held_node_keeps_its_lock() -> None:
     """A node that splits after it was locked is unlocked as a whole."""
     tree = RadixTree()
-    _, node = tree.insert(array("q", [1, 2, 3, 4]), np.arange(4))
+    _, node = tree.insert(array("q", [1, 2, 3, 4]), np.arange(4), "a")
     tree.lock(node)
     tree.match(array("q", [1, 2, 9]))
     assert tree.evict(10).tolist() == []

@@ -27,7 +27,7 @@ from leyline_engine.contract import (
 from leyline_engine.lineage import MAX_TOKEN
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
 from leyline_engine.replay.radix import Node
-from leyline_engine.replay.sequence import Forward
+from leyline_engine.replay.sequence import Forward, Sequence
 
 SECRET = 200
 STEM = [token for token in random_tokens(60, 11) if token != SECRET]
@@ -44,6 +44,8 @@ class TaintMachine(RuleBasedStateMachine):
         self.tainted = np.zeros(2500, dtype=bool)
         self.turns: list[tuple[str, list[int], tuple[LineageRun, ...]]] = []
         self.count = 0
+        self.running: list[tuple[Sequence, list[int]]] = []
+        self.forgotten = True
         pool = self.engine.cache.pool
         copy, erase = pool.copy, pool.erase
 
@@ -57,10 +59,13 @@ class TaintMachine(RuleBasedStateMachine):
 
         pool.copy, pool.erase = copying, erasing  # type: ignore[assignment,method-assign]
 
-    def _run(self, tokens: list[int], payload: EditPayload, decode: int) -> None:
+    def _admit(self, tokens: list[int], payload: EditPayload) -> Sequence:
+        """Admit a request, and have its forwards spread the flags."""
         sequence = self.engine.admit(
             GenerationRequest(payload.turn, ids(tokens), payload, max_new_tokens=4)
         )
+        if SECRET in tokens:
+            self.forgotten = False
         forward = sequence.forward
 
         def tracking(fed: list[int], begin: int, cache: Any) -> Any:
@@ -71,6 +76,12 @@ class TaintMachine(RuleBasedStateMachine):
             return forward(fed, begin, cache)
 
         sequence.forward = cast(Forward, tracking)
+        return sequence
+
+    def _run(self, tokens: list[int], payload: EditPayload, decode: int) -> None:
+        self._complete(self._admit(tokens, payload), tokens, decode)
+
+    def _complete(self, sequence: Sequence, tokens: list[int], decode: int) -> None:
         logits = prefill(sequence)
         fed = []
         for _ in range(decode):
@@ -80,16 +91,15 @@ class TaintMachine(RuleBasedStateMachine):
         if not sequence.lineage:
             influenced = bool(self.tainted[sequence.held].any())
             assert influenced == (SECRET in [*tokens, *fed])
-        record = sequence.finish()
-        if payload.session == "s":
-            kept = (payload.turn, [*tokens, *fed], record.receipt.lineage)
+        receipt = sequence.finish().receipt
+        if receipt.session == "s" and receipt.turn:
+            kept = (receipt.turn, [*tokens, *fed], receipt.lineage)
             self.turns = [*self.turns, kept][-MAX_TURNS:]
 
     def _payload(self, session: str, lineage: tuple[LineageRun, ...] = ()) -> EditPayload:
         self.count += 1
         return EditPayload(session=session, scope=SCOPE, turn=f"t{self.count}", lineage=lineage)
 
-    @precondition(lambda self: len(self.turns) < MAX_TURNS)
     @rule(cut=st.integers(30, 60), before=PIECES, secret=st.booleans(), after=PIECES)
     def fresh(self, cut: int, before: list[int], secret: bool, after: list[int]) -> None:
         tokens = [*STEM[:cut], *before, *([SECRET] if secret else []), *after, 5]
@@ -99,12 +109,39 @@ class TaintMachine(RuleBasedStateMachine):
     def neighbour(self, cut: int, after: list[int]) -> None:
         self._run([*STEM[:cut], *after, 5], self._payload("z"), decode=0)
 
-    @precondition(lambda self: 0 < len(self.turns) < MAX_TURNS)
+    @precondition(lambda self: self.turns)
     @rule(which=st.integers(0, 7), tail=PIECES, known=st.booleans())
     def extend(self, which: int, tail: list[int], known: bool) -> None:
         _, tokens, lineage = self.turns[which % len(self.turns)]
         payload = self._payload("s", lineage if known else ())
         self._run([*tokens[:110], *tail, 6], payload, decode=1)
+
+    @precondition(lambda self: len(self.running) < 3)
+    @rule(cut=st.integers(30, 60), before=PIECES, after=PIECES, steps=st.integers(0, 9))
+    def leave_running(self, cut: int, before: list[int], after: list[int], steps: int) -> None:
+        tokens = [*STEM[:cut], *before, SECRET, *after, 5]
+        self._begin(tokens, self._payload("s"), steps)
+
+    @precondition(lambda self: self.turns and len(self.running) < 3)
+    @rule(which=st.integers(0, 7), tail=PIECES, steps=st.integers(0, 9))
+    def leave_extension_running(self, which: int, tail: list[int], steps: int) -> None:
+        _, tokens, lineage = self.turns[which % len(self.turns)]
+        self._begin([*tokens[:110], *tail, 6], self._payload("s", lineage), steps)
+
+    def _begin(self, tokens: list[int], payload: EditPayload, steps: int) -> None:
+        sequence = self._admit(tokens, payload)
+        for _ in range(min(steps, len(sequence.pending))):
+            sequence.prefill_step()
+        self.running.append((sequence, tokens))
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 2), complete=st.booleans())
+    def end_running(self, which: int, complete: bool) -> None:
+        sequence, tokens = self.running.pop(which % len(self.running))
+        if complete and sequence.pending:
+            self._complete(sequence, tokens, decode=1)
+        else:
+            sequence.abort()
 
     def _edit(self, which: int, directives: list[Directive], tail: list[int], known: bool) -> None:
         name, tokens, lineage = self.turns[which]
@@ -123,7 +160,7 @@ class TaintMachine(RuleBasedStateMachine):
             self.turns = []
         self._run(prompt, payload, decode=1)
 
-    @precondition(lambda self: 0 < len(self.turns) < MAX_TURNS)
+    @precondition(lambda self: self.turns)
     @rule(data=st.data(), which=st.integers(0, 7), tail=PIECES, known=st.booleans())
     def amortize(self, data: st.DataObject, which: int, tail: list[int], known: bool) -> None:
         which %= len(self.turns)
@@ -150,8 +187,16 @@ class TaintMachine(RuleBasedStateMachine):
         if earlier + 2 <= first:
             directives.insert(0, Directive(earlier, earlier + 2))
         self._edit(which, directives, tail, known=True)
-        assert not any(self.tainted[node.slots].any() for node in self.engine.cache.tree.nodes())
-        assert not self.engine.cache.tree.doomed()
+        self.forgotten = True
+        if not self.running:
+            assert not self.engine.cache.tree.doomed()
+
+    @invariant()
+    def what_is_forgotten_stays_forgotten(self) -> None:
+        """After a forget no node remembers the secret, spliced ones included, till it's resent."""
+        if hasattr(self, "engine") and self.forgotten:
+            nodes = self.engine.cache.tree.nodes()
+            assert not any(self.tainted[node.slots].any() for node in nodes)
 
     @invariant()
     def exact_keys_hold_exact_kv(self) -> None:
@@ -173,4 +218,4 @@ class TaintMachine(RuleBasedStateMachine):
 
 
 TestTaint = TaintMachine.TestCase
-TestTaint.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+TestTaint.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)

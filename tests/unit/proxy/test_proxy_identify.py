@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from leyline_proxy.core.session import Session
-from leyline_proxy.pipeline.identify import Identity, identify, public_id, shortest_partial
+from leyline_proxy.pipeline.identify import Identity, identify, public_id
 from leyline_proxy.pipeline.request import parse_chat
 from leyline_proxy.sessions import MemorySessionStore
 from leyline_proxy.settings import Settings
@@ -53,11 +53,24 @@ async def test_a_named_session_is_that_session(store: MemorySessionStore) -> Non
 
 
 async def test_a_conversation_is_continued_and_edited(store: MemorySessionStore) -> None:
-    """Longer histories continue it, edited ones too as long as the task is the same."""
+    """Longer histories continue it, edited ones too where task and first answer are the same."""
     first = await seen(store, [SYSTEM, TASK])
     second = await seen(store, [SYSTEM, TASK, ANSWER, AGAIN])
-    edited = await seen(store, [SYSTEM, TASK, {**ANSWER, "content": "…"}, AGAIN])
+    edited = await seen(store, [SYSTEM, TASK, ANSWER, {**AGAIN, "content": "…"}, ANSWER])
     assert first.session_id == second.session_id == edited.session_id
+
+
+async def test_conversations_that_open_alike_stay_apart(store: MemorySessionStore) -> None:
+    """Two users with one opening and, by chance, one first answer each go on with their own."""
+    first = await seen(store, [SYSTEM, TASK])
+    second = await seen(store, [SYSTEM, TASK])
+    assert first.session_id != second.session_id
+    mine = {"role": "user", "content": "mine"}
+    ahead = await seen(store, [SYSTEM, TASK, ANSWER, AGAIN])
+    behind = await seen(store, [SYSTEM, TASK, ANSWER, mine])
+    assert {ahead.session_id, behind.session_id} == {first.session_id, second.session_id}
+    stranger = await seen(store, [SYSTEM, TASK, {**ANSWER, "content": "Other."}, AGAIN])
+    assert stranger.session_id not in {first.session_id, second.session_id}
 
 
 async def test_a_new_conversation_is_a_new_session(store: MemorySessionStore) -> None:
@@ -84,9 +97,3 @@ def test_public_ids_are_plain() -> None:
     assert public_id("run-7:a.b@c_d") == "run-7:a.b@c_d"
     assert public_id("a/b") == public_id("a/b") != public_id("a b")
     assert "/" not in public_id("a/b")
-
-
-def test_the_first_user_message_must_be_shared() -> None:
-    """An edited history is recognised by two messages at least, the task among them."""
-    assert shortest_partial([SYSTEM, SYSTEM, TASK], 3) == 3
-    assert shortest_partial([TASK, ANSWER], 2) == 2

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_proxy.core.session import Session
+from leyline_proxy.core.identity import HistoryMatch
+from leyline_proxy.core.prepare import prepare
+from leyline_proxy.core.rendered import Rendered
+from leyline_proxy.core.session import RetainedTurn, Session
 from leyline_proxy.sessions import MemorySessionStore, SessionChange
 
 
@@ -52,8 +56,23 @@ async def test_the_oldest_go_first() -> None:
     await kept.update("t", "c", new_session("c"), [3])
     assert [session.id for session in await kept.sessions("t")] == ["c", "a"]
     assert await kept.get("t", "b") is None
-    assert await kept.find("t", "", [2], 2) is None
+    assert await kept.matches("t", "", [2], 2) == ()
     assert await kept.count() == 2
+
+
+async def test_heavy_sessions_push_out_old_ones() -> None:
+    """Beyond the byte budget the least recently updated go, never the one in use."""
+    prepared = prepare([{"role": "user", "content": "x"}], [], [], 0)
+    turn = RetainedTurn("t", 0, prepared, Rendered(array("q"), ()), (), (), None, "", "m", 60)
+
+    def heavy(name: str) -> SessionChange:
+        return lambda _: Session(name, "t", "", (turn,), (), 0, 0.0)
+
+    kept = MemorySessionStore(max_sessions=10, ttl_s=1e9, max_bytes=100)
+    for name in ("a", "b", "b", "c"):
+        await kept.update("t", name, heavy(name), [1])
+        assert await kept.get("t", name) is not None
+        assert await kept.count() == 1
 
 
 async def test_sessions_expire() -> None:
@@ -76,7 +95,7 @@ async def test_tenants_never_meet() -> None:
     kept = store()
     await kept.update("red", "a", new_session("a", "red"), [1, 2])
     assert await kept.get("blue", "a") is None
-    assert await kept.find("blue", "", [1, 2], 2) is None
+    assert await kept.matches("blue", "", [1, 2], 2) == ()
     assert await kept.sessions("blue") == ()
 
 
@@ -84,37 +103,34 @@ async def test_an_extended_history_is_found() -> None:
     """The session whose whole history is a prefix counts, also one of a single message."""
     kept = store()
     await kept.update("t", "a", new_session("a"), [1])
-    found = await kept.find("t", "", [1, 2, 3], 2)
-    assert found is not None
-    assert found.id == "a"
+    found = await kept.matches("t", "", [1, 2, 3], 2)
+    assert found == (HistoryMatch("a", 1, whole=True),)
 
 
 async def test_an_edited_history_needs_enough_in_common() -> None:
     """A history that differs behind the first two messages is found, before them it isn't."""
     kept = store()
     await kept.update("t", "a", new_session("a"), [1, 2, 3, 4])
-    found = await kept.find("t", "", [1, 2, 30, 40], 2)
-    assert found is not None
-    assert found.id == "a"
-    assert await kept.find("t", "", [1, 20, 30], 2) is None
+    found = await kept.matches("t", "", [1, 2, 30, 40], 2)
+    assert found == (HistoryMatch("a", 2, whole=False),)
+    assert await kept.matches("t", "", [1, 20, 30], 2) == ()
 
 
 async def test_the_longest_common_history_wins() -> None:
-    """Of several branches the one that shares most is continued."""
+    """Of several branches the one that is continued ends the search."""
     kept = store()
     await kept.update("t", "a", new_session("a"), [1, 2, 3])
     await kept.update("t", "b", new_session("b"), [1, 2, 4])
-    found = await kept.find("t", "", [1, 2, 3, 5], 2)
-    assert found is not None
-    assert found.id == "a"
+    found = await kept.matches("t", "", [1, 2, 3, 5], 2)
+    assert found[0] == HistoryMatch("a", 3, whole=True)
 
 
 async def test_keys_keep_conversations_apart() -> None:
     """The same history under another key is another session."""
     kept = store()
     await kept.update("t", "a", new_session("a", key="user:x"), [1, 2])
-    assert await kept.find("t", "user:y", [1, 2], 2) is None
-    assert await kept.find("t", "user:x", [1, 2], 2) is not None
+    assert await kept.matches("t", "user:y", [1, 2], 2) == ()
+    assert await kept.matches("t", "user:x", [1, 2], 2) != ()
 
 
 async def test_a_failed_change_leaves_the_session() -> None:
@@ -128,7 +144,7 @@ async def test_a_failed_change_leaves_the_session() -> None:
     with pytest.raises(RuntimeError):
         await kept.update("t", "a", fails, [9])
     assert await kept.get("t", "a") is not None
-    assert await kept.find("t", "", [1, 2], 2) is not None
+    assert await kept.matches("t", "", [1, 2], 2) != ()
 
 
 @given(
@@ -148,7 +164,7 @@ async def test_the_index_never_outlives_its_sessions(updates: list[tuple[str, li
         await kept.update("t", name, new_session(name), unique)
         chains[name] = unique
     for chain in chains.values():
-        found = await kept.find("t", "", chain, 1)
-        if found is not None:
-            assert await kept.get("t", found.id) is not None
-            assert chains[found.id][0] == chain[0]
+        for match in await kept.matches("t", "", chain, 1):
+            assert await kept.get("t", match.session) is not None
+            assert chains[match.session][: match.length] == chain[: match.length]
+            assert match.whole == (len(chains[match.session]) == match.length)

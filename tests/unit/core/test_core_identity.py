@@ -1,0 +1,79 @@
+"""Choosing the conversation that a message list goes on with."""
+
+from __future__ import annotations
+
+import pytest
+
+from leyline_proxy.core.identity import (
+    HistoryMatch,
+    choose_session,
+    history_chain,
+    session_key,
+    shortest_partial,
+)
+
+ROLES = ("system", "user", "assistant", "tool", "assistant", "tool")
+
+
+def whole(session: str, length: int) -> HistoryMatch:
+    """A conversation that the list continues."""
+    return HistoryMatch(session, length, whole=True)
+
+
+def part(session: str, length: int) -> HistoryMatch:
+    """A conversation that the list shares a beginning with."""
+    return HistoryMatch(session, length, whole=False)
+
+
+@pytest.mark.parametrize(
+    ("matches", "chosen"),
+    [
+        ([], None),
+        ([whole("a", 2)], "a"),
+        ([part("a", 3)], "a"),
+        ([part("a", 3), part("b", 3)], None),
+        ([part("a", 5), part("b", 3)], "a"),
+        ([part("a", 3), whole("b", 2)], "b"),
+        ([part("a", 4), whole("b", 2)], "a"),
+        ([part("a", 4), part("c", 4), whole("b", 2)], "b"),
+    ],
+    ids=[
+        "nothing in common",
+        "continued",
+        "edited",
+        "two that could be meant",
+        "the one that shares more",
+        "shares only an equal answer",
+        "shares what the client said after the answer",
+        "ambiguous edit, certain continuation",
+    ],
+)
+def test_the_right_session_or_none(matches: list[HistoryMatch], chosen: str | None) -> None:
+    """A continuation is certain; an edited history counts when only one can be meant."""
+    assert choose_session(matches, ROLES) == chosen
+
+
+def test_an_edited_history_shares_task_and_first_answer() -> None:
+    """Opening alike is not enough."""
+    assert shortest_partial(ROLES) == 3
+    assert shortest_partial(("assistant", "user", "assistant")) == 3
+    assert shortest_partial(("system", "user")) == 3
+
+
+def test_equal_beginnings_have_equal_chains() -> None:
+    """The chain differs from the first message that differs."""
+    first, second = history_chain([1, 2, 3]), history_chain([1, 2, 4])
+    assert first[:2] == second[:2]
+    assert first[2] != second[2]
+    assert history_chain([2, 1])[1] != first[1]
+
+
+def test_the_callers_own_session_id_comes_first() -> None:
+    """Headers come before body fields, ours before those of harnesses."""
+    headers = {"x-leyline-session": "ours", "session_id": "theirs"}
+    body = {"prompt_cache_key": "key", "metadata": {"session_id": "meta"}, "user": "me"}
+    assert session_key(headers, body) == ("ours", "x-leyline-session")
+    assert session_key({"session_id": "theirs"}, body) == ("theirs", "session_id")
+    assert session_key({}, body) == ("key", "prompt_cache_key")
+    assert session_key({}, {"metadata": {"session_id": "meta"}, "user": "me"})[0] == "meta"
+    assert session_key({}, {"metadata": "no object", "user": 7})[0] is None
