@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
 import msgspec
 import xxhash
-from tokenizers import Tokenizer
 
 from ..core.rendered import MessageSpan, Rendered
 from .marks import content_spans
 from .template import ChatTemplate
+from .tokens import PieceTokenizer
 
 
 class RenderError(ValueError):
@@ -34,9 +33,7 @@ class ChatRenderer:
         self, chat_template: str, special_tokens: Mapping[str, str], tokenizer_json: str
     ) -> None:
         self._template = ChatTemplate(chat_template, special_tokens)
-        self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json)
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        self._tokenizer = PieceTokenizer(tokenizer_json)
 
     def text(
         self,
@@ -63,7 +60,7 @@ class ChatRenderer:
 
     def encode(self, text: str) -> array[int]:
         """Token ids of a text, special tokens recognised, none added."""
-        return array("q", self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._tokenizer.encode(text).ids
 
     def render(
         self,
@@ -90,17 +87,14 @@ class ChatRenderer:
             )
 
         text = render(messages)
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        starts = [start for start, _ in encoding.offsets]
-        spans = tuple(
-            MessageSpan(
-                span.message, bisect_left(starts, span.start), bisect_left(starts, span.end)
-            )
+        encoded = self._tokenizer.encode(text)
+        spans = (
+            MessageSpan(span.message, encoded.token_at(span.start), encoded.token_at(span.end))
             for span in content_spans(messages, text, render)
         )
         context = msgspec.json.encode([tools, template_kwargs or {}], order="deterministic")
         return Rendered(
-            array("q", encoding.ids),
+            encoded.ids,
             tuple(span for span in spans if span.end > span.start),
             xxhash.xxh3_64_hexdigest(context),
         )

@@ -1,0 +1,95 @@
+"""Tokenising by pieces: equal to tokenising the whole, and bounded."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from leyline_proxy.render.tokens import PieceTokenizer
+
+SPECIALS = ["<|im_start|>", "<|im_end|>", "<|im|>", "<tool_call>"]
+SENTENCES = [
+    "the quick brown fox",
+    "def f(x):\n    return x + 1\n",
+    "naïve café 漢字 🙂",
+    "  a  b ",
+]
+
+
+@cache
+def tokenizer_json(**flags: bool) -> str:
+    """A small byte-level BPE tokenizer with special tokens, some a beginning of others."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES * 20, trainer)
+    tokenizer.add_special_tokens([AddedToken(name, **flags) for name in SPECIALS])
+    return str(tokenizer.to_str())
+
+
+texts = st.lists(
+    st.one_of(
+        st.sampled_from(SPECIALS + SENTENCES + ["<|im_", "|>", "\n", ""]), st.text(max_size=8)
+    )
+).map("".join)
+
+
+@given(texts, texts)
+def test_pieces_give_the_tokens_of_the_whole(first: str, second: str) -> None:
+    """Ids, and the token at every character, are the plain tokenizer's, also from memory."""
+    pieces = PieceTokenizer(tokenizer_json())
+    plain = Tokenizer.from_str(tokenizer_json())
+    assert pieces.remembers
+    for text in (first, first + second, second, first):
+        encoded = pieces.encode(text)
+        expected = plain.encode(text, add_special_tokens=False)
+        assert encoded.ids.tolist() == expected.ids
+        starts = [start for start, _ in expected.offsets]
+        for char in range(len(text) + 1):
+            wanted = next((i for i, start in enumerate(starts) if start >= char), len(starts))
+            assert encoded.token_at(char) == wanted
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+def test_tokenizers_whose_pieces_depend_on_each_other(flag: str) -> None:
+    """Where special tokens look at their neighbours, the text is tokenised as a whole."""
+    document = tokenizer_json(**{flag: True})
+    pieces = PieceTokenizer(document)
+    plain = Tokenizer.from_str(document)
+    assert not pieces.remembers
+    text = "a <|im_end|> b<|im_start|>\n c"
+    assert pieces.encode(text).ids.tolist() == plain.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}},
+        {"normalizer": {"type": "Prepend", "prepend": "_"}},
+    ],
+    ids=["prefix space", "prepend"],
+)
+def test_steps_that_know_the_beginning(change: dict[str, object]) -> None:
+    """A step that treats the beginning of a text differently forbids pieces."""
+    document = json.loads(tokenizer_json()) | change
+    assert not PieceTokenizer(json.dumps(document)).remembers
+
+
+def test_memory_is_bounded() -> None:
+    """Beyond the bound the least recently used pieces go, and the tokens stay right."""
+    pieces = PieceTokenizer(tokenizer_json(), max_remembered_chars=100)
+    plain = Tokenizer.from_str(tokenizer_json())
+    for number in range(200):
+        text = f"<|im_start|>piece number {number}<|im_end|>"
+        assert pieces.encode(text).ids.tolist() == plain.encode(text).ids
+    assert pieces.remembered_chars <= 100
