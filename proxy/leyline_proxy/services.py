@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 import httpx
+from pydantic import SecretStr
 from starlette.types import ASGIApp
 
 from .sessions import MemorySessionStore, SessionStore
@@ -42,7 +43,9 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
     metrics = Metrics()
     metrics.build_info.labels(version("leyline-kv")).set(1)
     tenants = build_directory(settings)
-    upstream = UpstreamClient(_http_client(settings, engine_app), api_key=_secret(settings))
+    upstream = UpstreamClient(
+        _http_client(settings, engine_app), api_key=_secret(settings.upstream_api_key)
+    )
     handshake = Handshake(
         upstream,
         metrics,
@@ -61,6 +64,7 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         handshake=handshake,
         metrics=metrics,
         retained_turns=settings.retained_turns,
+        hints_secret=_secret(settings.hints_secret),
     )
     return Services(settings, tenants, store, metrics, upstream, handshake, turns)
 
@@ -83,6 +87,5 @@ def _http_client(settings: Settings, engine_app: ASGIApp | None) -> httpx.AsyncC
     )
 
 
-def _secret(settings: Settings) -> str | None:
-    key = settings.upstream_api_key
+def _secret(key: SecretStr | None) -> str | None:
     return key.get_secret_value() if key is not None else None

@@ -43,6 +43,8 @@ class Settings(BaseSettings):
     upstream: str | None = None
     """Base URL of the engine, such as ``http://127.0.0.1:30000``; None runs one in this process."""
     upstream_api_key: SecretStr | None = None
+    hints_secret: SecretStr | None = None
+    """Shared with the engine: envelopes are signed with it, so that it acts on no one else's."""
     engine: str = "replay"
     """Name of the embedded engine, from the entry-point group ``leyline.engines``."""
     engine_options: dict[str, Any] = Field(default_factory=dict)

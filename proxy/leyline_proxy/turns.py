@@ -16,7 +16,7 @@ from uuid import uuid4
 import anyio.to_thread
 import structlog
 
-from leyline_engine.contract import Receipt, TurnRecord
+from leyline_engine.contract import Receipt, TurnRecord, edit_envelope, sign_envelope
 
 from .core.session import Session, TurnSummary
 from .errors import NotFoundError, ProxyError, closest
@@ -67,12 +67,14 @@ class TurnService:
         handshake: Handshake,
         metrics: Metrics,
         retained_turns: int,
+        hints_secret: str | None = None,
     ) -> None:
         self._store = store
         self._upstream = upstream
         self._handshake = handshake
         self._metrics = metrics
         self._retained_turns = retained_turns
+        self._hints_secret = hints_secret
         self._catalog = PolicyCatalog()
 
     async def begin(self, request: ChatRequest) -> Turn:
@@ -94,10 +96,13 @@ class TurnService:
             planned = await anyio.to_thread.run_sync(make_plan, given, self._metrics)
         index = given.turn_index
         name, message_id = f"t{index}-{uuid4().hex[:12]}", f"m-{uuid4().hex}"
-        payload = None
+        envelope = None
         if status.capability is not None:
             sink = sink_of(status)
             payload = edit_payload(request, identity.session_id, name, planned.plan, sink)
+            envelope = edit_envelope(message_id, payload)
+            if self._hints_secret is not None:
+                envelope = sign_envelope(envelope, self._hints_secret)
         return Turn(
             request=request,
             identity=identity,
@@ -106,8 +111,8 @@ class TurnService:
             message_id=message_id,
             planned=planned,
             status=status,
-            body=outgoing_body(request.raw, planned.prepared, message_id, payload),
-            enveloped=payload is not None,
+            body=outgoing_body(request.raw, planned.prepared, envelope),
+            enveloped=envelope is not None,
         )
 
     async def check_model(self, model: str) -> None:

@@ -33,6 +33,7 @@ from .envelope import (
     split_actions,
 )
 from .receipt import DirectiveResult, Receipt, TokenCounts, TurnRecord
+from .signing import is_signed, sign_envelope
 from .vocabulary import (
     ACTION_VERSION,
     ATTENTION_SINK,
@@ -81,8 +82,10 @@ __all__ = [
     "apply_directives",
     "check_directives",
     "edit_envelope",
+    "is_signed",
     "lower_directives",
     "parse_envelope",
+    "sign_envelope",
     "split_actions",
     "token_array",
     "token_digest",

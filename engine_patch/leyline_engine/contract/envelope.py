@@ -73,6 +73,8 @@ class Envelope(msgspec.Struct, frozen=True):
     protocol_version: str
     message_id: Identifier
     actions: Annotated[tuple[Action, ...], msgspec.Meta(max_length=MAX_ACTIONS)] = ()
+    signature: str = ""
+    """See :mod:`.signing`; empty where proxy and engine share no secret."""
 
 
 class SkippedAction(msgspec.Struct, frozen=True):

@@ -30,6 +30,7 @@ def create_engine_app(
     max_waiting: int = 64,
     default_max_tokens: int = 1024,
     api_secret: str | None = None,
+    hints_secret: str | None = None,
 ) -> Starlette:
     """Load a model and return the application that serves it; the engine runs from here on.
 
@@ -45,6 +46,7 @@ def create_engine_app(
         max_waiting: requests that may wait; more are refused with 503.
         default_max_tokens: limit of chat answers that name none.
         api_secret: bearer token to ask for; None asks for nothing.
+        hints_secret: what the proxy signs envelopes with; None takes them unsigned.
 
     Raises:
         ModelLoadError: the model can't be loaded.
@@ -59,7 +61,11 @@ def create_engine_app(
         chunk_tokens=chunk_tokens,
         splicing=splicing,
         limits=ServiceLimits(max_running=max_running, max_waiting=max_waiting),
-        options=ServingOptions(default_max_tokens=default_max_tokens, api_secret=api_secret),
+        options=ServingOptions(
+            default_max_tokens=default_max_tokens,
+            api_secret=api_secret,
+            hints_secret=hints_secret,
+        ),
     )
 
 

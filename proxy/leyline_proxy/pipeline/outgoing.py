@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from leyline_engine.contract import EditPayload, edit_envelope
+from leyline_engine.contract import EditPayload, Envelope
 
 from ..core.prepare import Prepared
 from ..core.synthesis import TurnPlan
@@ -35,9 +35,7 @@ def edit_payload(
     )
 
 
-def outgoing_body(
-    raw: bytes, prepared: Prepared, message_id: str, payload: EditPayload | None
-) -> bytes:
+def outgoing_body(raw: bytes, prepared: Prepared, envelope: Envelope | None) -> bytes:
     """The request for the engine.
 
     Where no message was changed, it is ``raw`` byte for byte, less reserved members and plus the
@@ -46,7 +44,6 @@ def outgoing_body(
     body = without_reserved(raw)
     messages = [(sent.client_index, sent.message) for sent in prepared.sent]
     body = replace_messages(body, messages, prepared.client)
-    if payload is None:
+    if envelope is None:
         return body
-    envelope = edit_envelope(message_id, payload)
     return add_members(body, {"custom_params": msgspec.json.encode({"kv_hints": envelope})})

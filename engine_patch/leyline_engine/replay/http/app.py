@@ -53,6 +53,7 @@ class ServingOptions:
     """Answers of requests that set no limit; the context may bound them sooner."""
     max_body_bytes: int = 64 << 20
     api_secret: str | None = None
+    hints_secret: str | None = None
     """When set, every path but ``/health`` wants it as bearer token."""
 
 
@@ -158,7 +159,7 @@ class EngineEndpoints:
         top_logprobs: int | None,
         request_id: str,
     ) -> JobSpec:
-        hints: Hints = read_hints(body.custom_params)
+        hints: Hints = read_hints(body.custom_params, self._options.hints_secret)
         if limit is None:
             room = self._service.max_context - len(prompt)
             limit = max(1, min(self._options.default_max_tokens, room))

@@ -9,6 +9,7 @@ from ...contract import (
     EnvelopeError,
     Reason,
     SkippedAction,
+    is_signed,
     parse_envelope,
     split_actions,
 )
@@ -25,18 +26,24 @@ class Hints:
     detail: str = ""
 
 
-def read_hints(custom_params: object) -> Hints:
-    """Decode ``custom_params.kv_hints``; what is wrong with it goes into the result."""
+def read_hints(custom_params: object, secret: str | None = None) -> Hints:
+    """Decode ``custom_params.kv_hints``; what is wrong with it goes into the result.
+
+    Args:
+        secret: what the proxy signs envelopes with; None takes them unsigned.
+    """
     match custom_params:
         case {"kv_hints": raw} if raw is not None:
-            return _decode(raw)
+            return _decode(raw, secret)
         case _:
             return Hints()
 
 
-def _decode(raw: object) -> Hints:
+def _decode(raw: object, secret: str | None) -> Hints:
     try:
         envelope = parse_envelope(raw)
+        if secret is not None and not is_signed(envelope, secret):
+            raise EnvelopeError("kv_hints: the signature is not the proxy's")
         payload, skipped = split_actions(envelope)
     except EnvelopeError as error:
         detail = str(error)
