@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import uvicorn
 from starlette.types import ASGIApp
+from support.engine_http import check_clean
 
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
@@ -51,3 +52,4 @@ def embedded_stack(engine_options: dict[str, Any], **settings: Any) -> Iterator[
         ready = httpx.get(f"{origin}/readyz", timeout=10).json()
         assert ready["upstreams"][0]["splices"], ready
         yield origin
+    check_clean(engine)

@@ -174,8 +174,9 @@ class Answer:
 
     def _event(self, text: str) -> TextEvent | None:
         # Tokens travel with the first text that is sent after them; those of a stop string,
-        # whose text is never sent, stay behind.
-        if not text:
+        # whose text is never sent, stay behind. At the length limit no text may follow.
+        closing = self.finish is FinishReason.LENGTH and self._unsent
+        if not (text or closing):
             return self._first_event()
         self._announced = True
         tokens, self._unsent = tuple(self._unsent), []

@@ -140,6 +140,15 @@ async def test_end_token_ends_the_answer(app: Starlette, loaded: LoadedModel) ->
     assert (await record_of(app, "end"))["output_ids"] == [end]
 
 
+async def test_logprobs_of_tokens_without_text(app: Starlette) -> None:
+    """Special tokens yield no text, but each sampled token has its log-probability."""
+    bias = {"2": 100}
+    response = await chat(app, max_tokens=4, ignore_eos=True, logprobs=True, logit_bias=bias)
+    answer = response.json()
+    assert answer["usage"]["completion_tokens"] == 4
+    assert len(answer["choices"][0]["logprobs"]["content"]) == 4
+
+
 async def test_logprobs(app: Starlette) -> None:
     """Log probabilities come with each token, in both endpoints' shapes."""
     response = await chat(app, max_tokens=6, ignore_eos=True, logprobs=True, top_logprobs=3)
