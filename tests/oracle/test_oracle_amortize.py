@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from oracle_cases import draw_case, draw_tokens, single_edit_case
@@ -17,7 +18,7 @@ from leyline_engine.contract import CopySegment, LiteralSegment, Mode, Outcome
 Models = Callable[[str], OracleModel]
 
 FORCED = (1, 2, 3, 4)
-CASES_PER_MODEL = 8
+CASES_PER_MODEL = 4
 NIGHTLY_BLOCKS = 10
 NIGHTLY_BLOCK = 100
 
@@ -61,6 +62,21 @@ def test_one_edit_moves_its_suffix_either_way(name: str, delta: int, oracle_mode
     # 304 tokens of the source have KV, and the last of the prompt lies in the tail.
     behind = 304 - 60 - (10 if delta == 0 else max(0, -delta))
     assert edited.receipt.tokens.spliced == behind
+    assert edited.error <= BOUND
+
+
+@pytest.mark.parametrize("boundary", [1, 16])
+@pytest.mark.parametrize("name", ["stablelm-partial", "deepseek-v3-yarn"])
+def test_literals_behind_an_edit_are_a_boundary(
+    name: str, boundary: int, oracle_model: Models
+) -> None:
+    """Kept tokens that the segments call literals are computed anew, those behind them spliced."""
+    case = single_edit_case(5, -64)
+    (turn,) = case.turns
+    case = replace(case, turns=(replace(turn, boundary=boundary),))
+    _, edited = play(oracle_model(name), case)
+    check_receipt(edited)
+    assert edited.receipt.tokens.spliced == 304 - 60 - 64 - boundary
     assert edited.error <= BOUND
 
 

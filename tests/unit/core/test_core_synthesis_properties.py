@@ -1,0 +1,351 @@
+"""What a plan may copy, judged by a second opinion on who changed what.
+
+The conversations name each message's author in the text itself, so the judge needs no diff: it
+knows which characters a policy changed and which the caller did.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leyline_engine.contract import (
+    CopySegment,
+    LineageRun,
+    Mode,
+    Outcome,
+    check_directives,
+    token_digest,
+)
+from leyline_proxy.core.messages import Message
+from leyline_proxy.core.options import UndeclaredRules
+from leyline_proxy.core.prepare import DeclaredEdit, Prepared, prepare
+from leyline_proxy.core.rendered import MessageSpan, Rendered
+from leyline_proxy.core.session import RetainedTurn
+from leyline_proxy.core.synthesis import TurnPlan, synthesize
+
+ROLES = ("user", "assistant", "system", "tool")
+ANYTHING = UndeclaredRules.parse(dict.fromkeys((*ROLES, "template"), "amortize"))
+NOTHING = UndeclaredRules()
+HIDDEN = "SECRET"
+
+
+def render(messages: list[Message]) -> Rendered:
+    """One token per character, role marks that no content holds."""
+    text, spans = "", []
+    for index, message in enumerate(messages):
+        text += f"<{message['role']}>"
+        content = message["content"] or ""
+        if content:
+            spans.append(MessageSpan(index, len(text), len(text) + len(content)))
+        calls = "".join(f"{{{call['id']}}}" for call in message.get("tool_calls") or [])
+        text += f"{content}{calls}</>"
+    return Rendered(array("q", map(ord, text + "<assistant>")), tuple(spans))
+
+
+def retained(
+    prepared: Prepared, name: str = "t0", output: str = "", lineage: tuple[LineageRun, ...] = ()
+) -> RetainedTurn:
+    """A turn as the session keeps it."""
+    rendered, outputs = render(prepared.messages), tuple(map(ord, output))
+    digest = token_digest([*rendered.tokens, *outputs])
+    return RetainedTurn(name, 0, prepared, rendered, outputs, lineage, None, digest, "m")
+
+
+def plan_of(
+    sources: list[RetainedTurn], prepared: Prepared, rules: UndeclaredRules = NOTHING
+) -> TurnPlan:
+    """The plan against some retained turns."""
+    return synthesize(
+        sources, prepared, render(prepared.messages), rules, model_fingerprint="m", sink=0
+    )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A policy that puts one text for another in messages of some roles, or drops a message."""
+
+    old: str
+    new: str
+    mode: str = "amortize"
+    drops: bool = False
+    name: str = "rule"
+
+    def transform(self, messages: list[Message], turn_idx: int) -> list[Message]:
+        """Rewrite."""
+        if self.drops:
+            return [m for m in messages if self.old not in (m["content"] or "")]
+        return [
+            {**m, "content": (m["content"] or "").replace(self.old, self.new)} for m in messages
+        ]
+
+
+@st.composite
+def numbered(draw: st.DrawFn) -> list[Message]:
+    """Messages whose text says which they are, so that no two can be taken for each other."""
+    return [
+        {
+            "role": draw(st.sampled_from(["user", "assistant", "system"])),
+            "content": f"m{index:02d} begins; "
+            + f"word{index} " * draw(st.integers(2, 9))
+            + "; end",
+        }
+        for index in range(draw(st.integers(2, 7)))
+    ]
+
+
+@st.composite
+def callers_edits(draw: st.DrawFn, count: int) -> dict[int, str]:
+    """What the caller does to some messages: drop, change, or put one before it."""
+    touched = draw(st.sets(st.integers(0, count - 1), max_size=3))
+    return {index: draw(st.sampled_from(["drop", "change", "insert"])) for index in touched}
+
+
+def apply_callers(messages: list[Message], edits: dict[int, str]) -> list[Message]:
+    """The caller's next list."""
+    result: list[Message] = []
+    for index, message in enumerate(messages):
+        kind = edits.get(index)
+        if kind == "insert":
+            result.append({"role": "user", "content": f"new before {index} ; a note of the caller"})
+        if kind == "change":
+            result.append({**message, "content": message["content"].replace("begins", "BEGAN")})
+        elif kind != "drop":
+            result.append(message)
+    return [*result, {"role": "user", "content": "and the next question of the caller"}]
+
+
+def first_change(old: Rendered, new: Rendered) -> int:
+    """Where two prompts differ first, by looking at every token."""
+    pairs = zip(old.tokens, new.tokens, strict=False)
+    return next(
+        (at for at, (a, b) in enumerate(pairs) if a != b), min(len(old.tokens), len(new.tokens))
+    )
+
+
+def copies(plan: TurnPlan) -> list[CopySegment]:
+    """The plan's copies."""
+    return [segment for segment in plan.segments if isinstance(segment, CopySegment)]
+
+
+@given(numbered().flatmap(lambda ms: st.tuples(st.just(ms), callers_edits(len(ms)))), st.data())
+def test_nothing_behind_a_callers_own_edit_is_copied(
+    pair: tuple[list[Message], dict[int, str]], data: st.DataObject
+) -> None:
+    """A policy may be amortised before the first undeclared change, never behind it."""
+    messages, edits = pair
+    target = data.draw(st.integers(0, len(messages) - 1))
+    rule = Rule(f"word{target} ", "")
+    source = retained(prepare(messages, [], [], 0))
+    prepared = prepare(apply_callers(messages, edits), [rule], [], 1)
+    plan = plan_of([source], prepared)
+    # The judge: as the caller's edits alone would render, over a source that the rule had edited.
+    before = render(rule.transform(messages, 0))
+    limit = first_change(before, render(prepared.messages))
+    assert all(segment.dest_end <= limit for segment in copies(plan))
+    if edits and min(edits) <= target and edits.get(target) != "insert":
+        assert plan.planned is not Outcome.SPLICED
+
+
+@given(
+    numbered().flatmap(lambda ms: st.tuples(st.just(ms), callers_edits(len(ms)))),
+    st.sampled_from([NOTHING, ANYTHING]),
+    st.sampled_from(["amortize", "forget"]),
+    st.integers(0, 40),
+    st.data(),
+)
+def test_plans_are_sound(
+    pair: tuple[list[Message], dict[int, str]],
+    rules: UndeclaredRules,
+    mode: str,
+    boundary: int,
+    data: st.DataObject,
+) -> None:
+    """Segments cover the prompt, copies are equal and out of a forget's reach, directives fit."""
+    messages, edits = pair
+    target = data.draw(st.integers(0, len(messages) - 1))
+    spliced = data.draw(st.none() | st.integers(0, 300))
+    runs = () if spliced is None else (LineageRun(spliced, "l"),)
+    source = retained(prepare(messages, [], [], 0), output="said", lineage=runs)
+    prepared = prepare(apply_callers(messages, edits), [Rule(f"word{target} ", "", mode)], [], 1)
+    prompt = render(prepared.messages)
+    plan = synthesize(
+        [source], prepared, prompt, rules, model_fingerprint="m", sink=0, boundary=boundary
+    )
+    cursor = 0
+    for segment in plan.segments:
+        assert segment.dest == cursor < segment.dest_end
+        cursor = segment.dest_end
+        if isinstance(segment, CopySegment):
+            kept = source.tokens[segment.start : segment.end]
+            assert kept == prompt.tokens[segment.dest : cursor]
+    assert cursor in (0, len(prompt.tokens))
+    check_directives(plan.directives, len(source.tokens))
+    secret = "".join(map(chr, source.tokens)).find(f"word{target} ")
+    if mode == "forget" and not edits:
+        assert plan.forgets
+    if plan.forgets and "insert" not in edits.values():
+        assert all(segment.end <= secret for segment in copies(plan))
+        assert not runs or all(segment.end <= runs[0].start for segment in copies(plan))
+        assert plan.lineage == ()
+
+
+def agent(*results: str) -> list[Message]:
+    """A conversation with tool results."""
+    messages: list[Message] = [
+        {"role": "system", "content": "a system prompt that is longer than the sink"},
+        {"role": "user", "content": "the task that is to be done"},
+    ]
+    for turn, text in enumerate(results):
+        call = {"id": f"c{turn}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        messages += [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"c{turn}", "content": text},
+        ]
+    return [*messages, {"role": "user", "content": "and what comes behind all that is this"}]
+
+
+BEHIND = "and a long text behind it all that nobody ever changed"
+LEAK = f"it is {HIDDEN} that is told"
+CUT = Rule(LEAK, "[cut]", name="cut")
+REDACT = Rule(HIDDEN, "[gone]", "forget", name="redact")
+
+
+def hidden(messages: list[Message]) -> RetainedTurn:
+    """A turn whose prompt is clean and whose KV has read the secret."""
+    prepared = prepare(messages, [CUT], [], 1)
+    return retained(prepared, "t1", lineage=(LineageRun(90, "l"),))
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [
+        [Rule(HIDDEN, "[gone]", "forget"), Rule("it is [gone] that is told", "[cut]")],
+        pytest.param(
+            [CUT, REDACT],
+            marks=pytest.mark.xfail(strict=True, reason="redaction sees only what is left"),
+        ),
+        pytest.param(
+            [REDACT, Rule("[gone]", "", drops=True)],
+            marks=pytest.mark.xfail(strict=True, reason="a drop loses earlier changes"),
+        ),
+    ],
+    ids=["redact-cut", "cut-redact", "redact-drop"],
+)
+def test_a_forget_in_a_pipeline_binds(policies: list[Any]) -> None:
+    """Whatever other policies do to the message before or after, the turn forgets."""
+    messages = [m for m in agent("fine") if "tool_calls" not in m and m["role"] != "tool"]
+    messages.insert(2, {"role": "assistant", "content": LEAK})
+    for source in (retained(prepare(messages, [], [], 0)), hidden(messages)):
+        plan = plan_of([source], prepare(messages, policies, [], 2))
+        assert plan.forgets
+        assert plan.lineage == ()
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        0,
+        1,
+        pytest.param(
+            9, marks=pytest.mark.xfail(strict=True, reason="indices of two lists are compared")
+        ),
+    ],
+)
+def test_insertions_in_front_hide_no_forget(front: int) -> None:
+    """A newly redacted message binds wherever it stands in the caller's new list."""
+    messages = agent(LEAK, "fine")
+    redact = [Rule(HIDDEN, "[gone]", "forget"), Rule("it is [gone] that is told", "[cut]")]
+    notes = [{"role": "user", "content": f"note {number}"} for number in range(front)]
+    moved = [messages[0], *notes, *messages[1:]]
+    plan = plan_of([hidden(messages)], prepare(moved, redact, [], 2), ANYTHING)
+    assert plan.forgets
+
+
+@pytest.mark.xfail(strict=True, reason="messages pair by role alone, and the forget goes astray")
+def test_a_forget_is_not_anchored_at_a_neighbour() -> None:
+    """A window that drops two messages and adds a note copies no reader of the secret between."""
+    texts = ["the task of long ago", LEAK, "said after the secret was read", BEHIND]
+    roles = ["assistant", "user", "user", "user"]
+    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+    note = {"role": "user", "content": "a note on what was dropped"}
+    source = retained(prepare(messages, [], [], 0))
+    plan = plan_of([source], prepare([note, messages[1], messages[3]], [REDACT], [], 1), ANYTHING)
+    secret = "".join(map(chr, source.tokens)).find(HIDDEN)
+    assert all(segment.end <= secret for segment in copies(plan))
+
+
+@pytest.mark.xfail(strict=True, reason="a redacted message that pairs with none demands nothing")
+def test_a_forget_binds_beside_an_insertion() -> None:
+    """A note of the same role before the redacted message doesn't take its place."""
+    messages = [{"role": "user", "content": LEAK}, {"role": "user", "content": "and so on"}]
+    note = {"role": "user", "content": "a note that comes first"}
+    source = retained(prepare(messages, [], [], 0))
+    assert plan_of([source], prepare([note, *messages], [REDACT], [], 1)).forgets
+
+
+@pytest.mark.xfail(strict=True, reason="a source that begins with the whole prompt has no hunks")
+def test_dropping_the_last_messages_forgets_them() -> None:
+    """A forget binds also where the new prompt is a beginning of the old one."""
+    messages = agent(LEAK)[:-1]
+    edits = [DeclaredEdit(message=index, drop=True, mode=Mode.FORGET) for index in (2, 3)]
+    prepared = prepare(messages, [], edits, 1)
+    assert not prepared.faults
+    assert plan_of([retained(prepare(messages, [], [], 0))], prepared).forgets
+
+
+@pytest.mark.xfail(strict=True, reason="dropped messages are in no comparison of the sent lists")
+def test_what_is_dropped_already_can_be_forgotten() -> None:
+    """A call that a policy dropped turns ago may be declared forgotten."""
+    messages = agent(LEAK, "fine")
+
+    class Drop:
+        name, mode = "drop", "amortize"
+
+        def transform(self, given: list[Message], turn_idx: int) -> list[Message]:
+            return [*given[:2], *given[4:]] if len(given) == len(messages) else given
+
+    source = retained(prepare(messages, [Drop()], [], 1), lineage=(LineageRun(90, "l"),))
+    edits = [DeclaredEdit(message=index, drop=True, mode=Mode.FORGET) for index in (2, 3)]
+    plan = plan_of([source], prepare(messages, [Drop()], edits, 2))
+    assert plan.forgets
+
+
+@pytest.mark.xfail(strict=True, reason="the answer is sought at its place before the drops")
+def test_a_redacted_answer_is_forgotten_behind_a_drop() -> None:
+    """What the model wrote is forgotten also when this turn sends fewer messages before it."""
+    messages = agent("fine")
+    source = retained(prepare(messages, [], [], 0), output=f"{LEAK}</>")
+    answered = [
+        *messages,
+        {"role": "assistant", "content": LEAK},
+        {"role": "user", "content": "so"},
+    ]
+    shorter = Rule("the task", "", drops=False)
+    assert plan_of([source], prepare(answered, [shorter, REDACT], [], 1)).forgets
+
+    class Drop:
+        name, mode = "drop", "amortize"
+
+        def transform(self, given: list[Message], turn_idx: int) -> list[Message]:
+            return [*given[:2], *given[4:]]
+
+    assert plan_of([source], prepare(answered, [Drop(), REDACT], [], 1)).forgets
+
+
+def test_every_retained_turn_that_holds_the_secret_is_named() -> None:
+    """A forget reaches a branch of turns ago, not only the turn that is drawn on."""
+    messages = agent(LEAK, "fine")
+    branch = agent(LEAK, "another way", "and on")
+    sources = [
+        replace(retained(prepare(list_, [], [], 0)), turn=f"t{index}")
+        for index, list_ in enumerate((messages, branch, messages[:4]))
+    ]
+    plan = plan_of(sources, prepare(messages, [REDACT], [], 3))
+    forgotten = {plan.sources[d.source].turn for d in plan.directives if d.mode is Mode.FORGET}
+    assert forgotten == {"t0", "t1", "t2"}
