@@ -86,6 +86,11 @@ def fold_keys(
     return keys
 
 
+def exact_length(keys: array[int]) -> int:
+    """How many leading keys are plain token ids: KV that depends on visible tokens alone."""
+    return next((index for index, key in enumerate(keys) if key > MAX_TOKEN), len(keys))
+
+
 def runs_before(runs: Sequence[LineageRun], position: int) -> tuple[LineageRun, ...]:
     """The part of a lineage map that governs positions below ``position``."""
     return tuple(run for run in runs if run.start < position)

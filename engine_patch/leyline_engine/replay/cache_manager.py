@@ -7,6 +7,7 @@ Conservation, checked when idle and after every test::
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections import Counter
 from collections.abc import Iterable
@@ -14,9 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..lineage import exact_length
 from .pool import KVPool, SlotAllocator, Slots
 from .radix import EMPTY_SLOTS, SHARED, Match, Node, RadixTree
 from .sources import SessionKey, SourceRegistry
+
+log = logging.getLogger(__name__)
 
 _EVICTION_BATCH = 64
 
@@ -99,13 +103,22 @@ class CacheManager:
     def erase(self, slots: Slots) -> None:
         """Take back slots whose content must not outlive them: overwritten, then freed.
 
-        Slots that could not be overwritten stay out of use, and are tried again the next time.
+        Slots that can't be overwritten stay out of use, and are tried again the next time.
         """
+        error = self._erase(slots)
+        if error is not None:
+            log.error("slots could not be overwritten: %s; they stay out of use", error)
+
+    def _erase(self, slots: Slots) -> Exception | None:
         self._unerased = np.concatenate([self._unerased, slots])
         if len(self._unerased):
-            self.pool.erase(self._unerased)
+            try:
+                self.pool.erase(self._unerased)
+            except Exception as error:
+                return error
             self._allocator.release(self._unerased)
             self._unerased = EMPTY_SLOTS
+        return None
 
     def publish(
         self,
@@ -144,20 +157,30 @@ class CacheManager:
 
         The forgotten span stands in no place of the new prompt where an exact key could still
         match, so everything behind the divergence may have read it, and nothing before it has.
-        What other sessions published as well stays theirs.
+        What other sessions sent as well stays theirs, but no spliced KV does: another session
+        that goes on with a lineage never sent the span that the lineage remembers.
+
+        Raises:
+            Exception: the pool's own, when slots can't be overwritten; they are out of use then.
         """
         spared = set(self.tree.path(self.tree.match(prompt_keys).node))
         freed = shared = pending = 0
+        failure: Exception | None = None
         for node in list(self.tree.nodes()):
             if session not in node.owners or node in spared or node.detached:
                 continue
+            doomed: Node | None = node
             if len(node.owners) > 1:
-                node.owners.discard(session)
-                shared += len(node.slots)
-                continue
-            released, held = self.tree.detach(node)
-            self.erase(released)
-            freed, pending = freed + len(released), pending + held
+                exact, doomed = self.tree.split(node, exact_length(node.keys))
+                if exact is not None:
+                    exact.owners.discard(session)
+                    shared += len(exact.slots)
+            if doomed is not None:
+                released, held = self.tree.detach(doomed)
+                failure = self._erase(released) or failure
+                freed, pending = freed + len(released), pending + held
+        if failure is not None:
+            raise failure
         self.registry.drop_session(session)
         return ForgetResult(freed, shared, pending)
 

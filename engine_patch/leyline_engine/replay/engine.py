@@ -25,6 +25,7 @@ from ..contract import (
 from ..plan import Prefill
 from .admission import Admission, Admitter
 from .cache_manager import CacheManager, PoolExhaustedError, PoolStats
+from .edits import forgets
 from .loader import LoadedModel
 from .pool import KVPool
 from .rotary_probe import read_model_facts
@@ -111,6 +112,8 @@ class ReplayEngine:
                 f"the context holds {self.max_context}"
             )
         started = time.perf_counter_ns()
+        if forgets(request.payload):
+            self._withhold(request.payload)
         admission = self._admitter.admit(request.tokens, request.payload)
         try:
             sequence = self._start(request, admission, started)
@@ -118,12 +121,14 @@ class ReplayEngine:
             self.cache.release(admission.held[admission.plan.prefix :])
             self.cache.unlock(admission.node)
             raise
-        if admission.forgot is not None:
-            for running in self._running:
-                if running.session == sequence.session:
-                    running.withhold()
         self._running.add(sequence)
         return sequence
+
+    def _withhold(self, payload: EditPayload | None) -> None:
+        """What the session's running requests compute may have read what is being forgotten."""
+        for running in self._running:
+            if payload is not None and running.session == (payload.scope, payload.session):
+                running.withhold()
 
     def _start(self, request: GenerationRequest, admission: Admission, started: int) -> Sequence:
         plan = admission.plan

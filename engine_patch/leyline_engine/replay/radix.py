@@ -125,6 +125,14 @@ class RadixTree:
             node = child
         return Match(length, node, np.concatenate(found) if found else EMPTY_SLOTS)
 
+    def split(self, node: Node, at: int) -> tuple[Node | None, Node | None]:
+        """``node`` as its first ``at`` keys and the rest; one is None where the other is all."""
+        if at == 0:
+            return None, node
+        if at == len(node.keys):
+            return node, None
+        return self._split(node, at), node
+
     def _split(self, node: Node, at: int) -> Node:
         """Split ``node`` into ``[0, at)`` (returned) and the rest, its only child."""
         parent = node.parent

@@ -37,7 +37,6 @@ from leyline_engine.contract import (
     token_digest,
 )
 from leyline_engine.lineage import fold_keys
-from leyline_engine.replay.cache_manager import IntegrityError
 from leyline_engine.replay.engine import ReplayEngine
 from leyline_engine.replay.radix import MAX_OWNERS, SHARED
 
@@ -226,7 +225,6 @@ def test_a_start_that_fails_behind_a_forget_undoes_admission() -> None:
     assert blank(engine, slots)
 
 
-@pytest.mark.xfail(strict=True, reason="a sharer by lineage keeps KV that remembers the span")
 def test_forget_reaches_what_another_session_drew_from_its_lineage() -> None:
     """A session that never sent the span has no claim to KV that remembers it."""
     engine = make_engine()
@@ -242,7 +240,6 @@ def test_forget_reaches_what_another_session_drew_from_its_lineage() -> None:
     assert len(cached(engine, prompt, lineage)) <= 60
 
 
-@pytest.mark.xfail(strict=True, reason="running turns are withheld only when the start succeeds")
 def test_a_start_that_fails_behind_a_forget_withholds_what_runs() -> None:
     """Once a forget has been done, what ran beside it isn't published, start or no start."""
     engine = make_engine()
@@ -311,10 +308,6 @@ def failed_forget(engine: ReplayEngine, session: str = "s") -> BreakableErase:
     return erase
 
 
-STILL_FAILING = "unlock and the ending raise between two steps of the accounts"
-
-
-@pytest.mark.xfail(strict=True, raises=IntegrityError, reason=STILL_FAILING)
 @pytest.mark.parametrize("complete", [True, False])
 def test_others_end_while_an_erase_keeps_failing(complete: bool) -> None:
     """A request that ends meanwhile may fail, but keeps the accounts right."""
@@ -330,7 +323,6 @@ def test_others_end_while_an_erase_keeps_failing(complete: bool) -> None:
     erase.broken = False
 
 
-@pytest.mark.xfail(strict=True, raises=IntegrityError, reason=STILL_FAILING)
 def test_a_withheld_request_ends_while_an_erase_fails() -> None:
     """Slots that can't be overwritten have one owner, not the ended request as well."""
     engine = make_engine()
@@ -345,7 +337,6 @@ def test_a_withheld_request_ends_while_an_erase_fails() -> None:
     engine.check_integrity()
 
 
-@pytest.mark.xfail(strict=True, raises=IntegrityError, reason=STILL_FAILING)
 def test_a_splice_while_an_erase_keeps_failing() -> None:
     """Letting go of the sources fails; the copies' slots aren't lost with it."""
     engine = make_engine()
