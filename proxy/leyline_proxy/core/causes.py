@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from leyline_engine.contract import Mode
@@ -42,6 +42,8 @@ class CauseFinder:
         sent: alignment of what was sent then with what is sent now.
         client: alignment of the caller's own lists, which tells the caller's edits from others'.
         rules: what undeclared edits may be.
+        demanded: client indices of this turn whose forgetting the source hasn't met yet. An older
+            demand, met long ago, makes no later edit of the message a forget.
         same_context: whether tool definitions and template options are the source's.
     """
 
@@ -53,11 +55,13 @@ class CauseFinder:
         client: MessageDiff,
         rules: UndeclaredRules,
         *,
+        demanded: Collection[int] = (),
         same_context: bool = True,
     ) -> None:
         self._source = source
         self._turn = turn
         self._rules = rules
+        self._demanded = demanded
         self._same_context = same_context
         self._new_of = {s.old: s.new for s in sent.steps if s.kind == "replaced"}
         self._old_of = {new: old for old, new in self._new_of.items()}
@@ -97,7 +101,11 @@ class CauseFinder:
         # A change that is gone again (a policy switched off) is as much its edit as a new one.
         changes = new.changes or (() if callers_own else old.changes)
         for change in changes:
-            yield self._caused(change, role, new.client_index)
+            if change.mode is Mode.AMORTIZE or self._is_demanded(new):
+                yield self._caused(change, role, new.client_index)
+
+    def _is_demanded(self, new: SentMessage) -> bool:
+        return new.client_index is None or new.client_index in self._demanded
 
     def _removed(self, old: SentMessage) -> Cause:
         role = str(old.message.get("role"))
@@ -116,29 +124,6 @@ class CauseFinder:
         if change is not None:
             return self._caused(change, role, new.client_index)
         return self._undeclared("undeclared", role, new.client_index)
-
-    def newly_forgotten(self, sent: MessageDiff, answer: int | None) -> tuple[Cause, ...]:
-        """Forget changes that this turn makes and the source didn't have yet.
-
-        They bind even where no token of the source differs: an earlier edit may have taken the
-        span out while what read it stayed, or the model may have written it itself.
-
-        Args:
-            sent: alignment of the sent lists.
-            answer: index of the message that carries the source's generated answer, if any.
-        """
-        found: list[Cause] = []
-        for step in sent.steps:
-            if step.new is None or (step.old is None and step.new != answer):
-                continue
-            entry = self._turn.sent[step.new]
-            before = self._source.sent[step.old].changes if step.old is not None else ()
-            found.extend(
-                self._caused(change, str(entry.message.get("role")), entry.client_index)
-                for change in entry.changes
-                if change.mode is Mode.FORGET and change not in before
-            )
-        return tuple(dict.fromkeys(found))
 
     def _caused(self, change: Change, role: str, message: int | None) -> Cause:
         mode: EditMode = "forget" if change.mode is Mode.FORGET else "amortize"

@@ -83,7 +83,26 @@ def shortest_partial(roles: Sequence[str]) -> int:
     return next(answers, len(roles)) + 1
 
 
-def choose_session(matches: Sequence[HistoryMatch], roles: Sequence[str]) -> str | None:
+def goes_on(
+    stored: Sequence[int], fingerprints: Sequence[int], roles: Sequence[str], length: int
+) -> bool:
+    """Whether an edited history is the stored one's: behind the edit, an answer or a result recurs.
+
+    Two conversations of one kind open alike; they don't go on alike.
+
+    Args:
+        stored: fingerprints of the stored conversation's messages.
+        fingerprints, roles: of the request's messages.
+        length: messages that both begin with.
+    """
+    rest = set(stored[length:])
+    return any(
+        value in rest and role in ("assistant", "tool", "function")
+        for value, role in zip(fingerprints[length:], roles[length:], strict=True)
+    )
+
+
+def choose_session(matches: Sequence[HistoryMatch], roles: Sequence[str]) -> HistoryMatch | None:
     """The conversation that a message list goes on with, or None where that is not certain.
 
     A conversation that the list continues is preferred to one that it shares more with only by
@@ -101,5 +120,5 @@ def choose_session(matches: Sequence[HistoryMatch], roles: Sequence[str]) -> str
     if whole is not None:
         beyond = roles[whole.length : longest]
         if len(rivals) != 1 or all(role == "assistant" for role in beyond):
-            return whole.session
-    return rivals[0].session if len(rivals) == 1 else None
+            return whole
+    return rivals[0] if len(rivals) == 1 else None

@@ -6,8 +6,8 @@ stage that raises or returns nonsense is skipped as a whole; the turn goes on wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
@@ -53,6 +53,15 @@ class DroppedMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetMark:
+    """A client message whose edit demands forgetting: who demands it, and what it became."""
+
+    cause: str
+    result: int
+    """Fingerprint of what the demand left of the message; 0 where it is gone."""
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyFault:
     """A stage that was skipped; ``policy`` is ``declared`` for the caller's own edits."""
 
@@ -68,6 +77,8 @@ class Prepared:
     sent: tuple[SentMessage, ...]
     dropped: tuple[DroppedMessage, ...] = ()
     faults: tuple[PolicyFault, ...] = ()
+    forget_marks: Mapping[int, ForgetMark] = field(default_factory=dict)
+    """By index in the client's list. Independent of what other policies did to the message."""
 
     @property
     def messages(self) -> list[Message]:
@@ -132,14 +143,43 @@ def prepare(
     declared: Sequence[DeclaredEdit],
     turn_index: int,
 ) -> Prepared:
-    """Run declared edits and policies over the client's messages. Never raises for their faults."""
+    """Run declared edits and policies over the client's messages. Never raises for their faults.
+
+    Policies that forget run first, on what the client sent, so that none that tidies up can hide
+    from them what they look for; they run again in their place where others changed something.
+    """
     untouched = tuple(SentMessage(message, index) for index, message in enumerate(client))
     stage = _Stage(untouched, (), ())
     if declared:
         stage = _apply_declared(stage, declared)
     for policy in policies:
+        if policy.mode == Mode.FORGET:
+            stage = _apply_policy(stage, policy, turn_index)
+    marks = _forget_marks(stage)
+    searched = stage
+    for policy in policies:
+        if policy.mode == Mode.FORGET and stage is searched:
+            continue
         stage = _apply_policy(stage, policy, turn_index)
-    return Prepared(tuple(client), stage.sent, stage.dropped, stage.faults)
+    return Prepared(
+        tuple(client),
+        stage.sent,
+        stage.dropped,
+        tuple(dict.fromkeys(stage.faults)),
+        {**_forget_marks(stage), **marks},
+    )
+
+
+def _forget_marks(stage: _Stage) -> dict[int, ForgetMark]:
+    marks: dict[int, ForgetMark] = {}
+    for entry in stage.sent:
+        causes = [change.cause for change in entry.changes if change.mode is Mode.FORGET]
+        if causes and entry.client_index is not None:
+            marks[entry.client_index] = ForgetMark(causes[-1], fingerprint(entry.message))
+    for item in stage.dropped:
+        if item.change.mode is Mode.FORGET:
+            marks[item.client_index] = ForgetMark(item.change.cause, 0)
+    return marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +206,8 @@ def _apply_policy(stage: _Stage, policy: PolicyLike, turn_index: int) -> _Stage:
     fault = find_fault(before, after)
     if fault is not None:
         return stage.fault(name, fault)
+    if after == before:
+        return stage
     return _advance(stage, before, after, Change(f"policy:{name}", mode))
 
 

@@ -20,7 +20,8 @@ from leyline_engine.contract import (
 )
 
 from .causes import Cause, CauseFinder, strictest
-from .diff import MessageDiff, diff_messages
+from .diff import diff_messages
+from .forgetting import Demand, new_demands
 from .options import UndeclaredRules
 from .prepare import Prepared
 from .rendered import Rendered
@@ -99,7 +100,7 @@ def synthesize(
     """
     usable = [turn for turn in turns if turn.model_fingerprint == model_fingerprint]
     # A forget binds wherever the span may be held, not only in the turn that is drawn on.
-    thorough = _demands_forgetting(prepared)
+    thorough = bool(prepared.forget_marks)
     candidates: list[_Candidate] = []
     for index in range(len(usable) - 1, -1, -1):
         candidate = _consider(usable[index], prepared, rendered, rules, boundary)
@@ -112,12 +113,6 @@ def synthesize(
     best = max(candidates, key=lambda candidate: candidate.reusable)  # the newest of equals
     others = [other for other in candidates if other is not best and other.forgets]
     return _plan(best, others, rendered.tokens, sink)
-
-
-def _demands_forgetting(prepared: Prepared) -> bool:
-    changes = [change for entry in prepared.sent for change in entry.changes]
-    changes += [entry.change for entry in prepared.dropped]
-    return any(change.mode is Mode.FORGET for change in changes)
 
 
 def _consider(
@@ -142,15 +137,17 @@ def _consider(
     )
     view = SourceView(turn.tokens, turn.rendered.spans, len(turn.rendered.tokens))
     diff = diff_tokens(view, rendered, sent)
+    demands = new_demands(turn, prepared, client)
     finder = CauseFinder(
         before,
         prepared,
         sent,
         client,
         rules,
+        demanded={demand.client_index for demand in demands},
         same_context=turn.rendered.context == rendered.context,
     )
-    edits = tuple(_edits(diff, finder, sent, turn, prepared))
+    edits = tuple(_with_demands(_edits(diff, finder), demands, diff, turn, prepared))
     copies = _usable(diff, edits, turn, boundary)
     return _Candidate(
         turn,
@@ -162,13 +159,7 @@ def _consider(
     )
 
 
-def _edits(
-    diff: TokenDiff,
-    finder: CauseFinder,
-    sent: MessageDiff,
-    turn: RetainedTurn,
-    prepared: Prepared,
-) -> list[_Edit]:
+def _edits(diff: TokenDiff, finder: CauseFinder) -> list[_Edit]:
     """Explained hunks in order; what lies in the tail counts only where it demands forgetting."""
     edits: list[_Edit] = []
     for hunk in diff.hunks:
@@ -177,46 +168,48 @@ def _edits(
         mode = strictest(causes)
         if behind or mode == "forget":
             edits.append(_Edit(hunk, causes, mode, behind))
-    if any(edit.mode == "forget" for edit in edits):
-        return edits
-    answer = len(turn.prepared.sent) if turn.output_ids else None
-    forgotten = finder.newly_forgotten(sent, answer)
-    if forgotten and _may_hold(forgotten, diff, turn, prepared, answer):
-        edits.append(_forget_unseen(forgotten, diff, turn))
-        edits.sort(key=lambda edit: (edit.hunk.new_start, edit.hunk.start))
     return edits
 
 
-def _may_hold(
-    forgotten: Sequence[Cause],
+def _with_demands(
+    edits: list[_Edit],
+    demands: Sequence[Demand],
     diff: TokenDiff,
     turn: RetainedTurn,
     prepared: Prepared,
-    answer: int | None,
-) -> bool:
-    """Whether the engine may hold what is to be forgotten, though no hunk shows it.
+) -> list[_Edit]:
+    """The edits, and a forget of all from the first demanded position on where they lack one.
 
-    It does where an earlier edit took it out of the turn, and where the model wrote it.
+    A demand binds even where no token of the source differs: an earlier edit may have taken the
+    span out while what read it stayed, or the model may have written it.
     """
-    known = len(turn.prepared.client)
-    if any(cause.message is not None and cause.message < known for cause in forgotten):
-        return True
-    written = answer is not None and answer < len(prepared.sent)
-    return written and diff.tail < len(turn.tokens)
+    if not demands:
+        return edits
+    start = min(demand.position for demand in demands)
+    if any(edit.mode == "forget" and edit.hunk.start <= start for edit in edits):
+        return edits
+    causes = tuple(_demand_cause(demand, prepared) for demand in demands)
+    for index, edit in enumerate(edits):
+        if edit.hunk.start <= start <= max(edit.hunk.start, edit.hunk.end - 1):
+            forgetting = _Edit(edit.hunk, (*edit.causes, *causes), "forget", edit.behind)
+            return [*edits[:index], forgetting, *edits[index + 1 :]]
+    place = _destination(diff, start)
+    unseen = _Edit(Hunk(start, len(turn.tokens), place, place), causes, "forget", behind=False)
+    return sorted([*edits, unseen], key=lambda edit: (edit.hunk.start, edit.hunk.new_start))
 
 
-def _forget_unseen(causes: tuple[Cause, ...], diff: TokenDiff, turn: RetainedTurn) -> _Edit:
-    """A forget without a hunk: from the first spliced position, or from where the turn diverges."""
-    spliced = min((run.start for run in turn.lineage), default=len(turn.tokens))
-    ends = [run for run in diff.kept if run.dest_end == diff.tail]
-    start = min(spliced, ends[0].end if ends else 0)
+def _demand_cause(demand: Demand, prepared: Prepared) -> Cause:
+    mark = prepared.forget_marks[demand.client_index]
+    role = str(prepared.client[demand.client_index].get("role"))
+    return Cause(mark.cause, "forget", role, demand.client_index)
+
+
+def _destination(diff: TokenDiff, position: int) -> int:
+    """Where in the prompt the first kept source token from ``position`` on stands."""
     for run in diff.kept:
-        if run.start <= start <= run.end:
-            at = run.dest + start - run.start
-            break
-    else:
-        at = diff.tail
-    return _Edit(Hunk(start, max(start, len(turn.tokens)), at, at), causes, "forget", False)
+        if run.end > position:
+            return run.dest + max(0, position - run.start)
+    return diff.tail
 
 
 def _usable(
@@ -292,10 +285,14 @@ def _directives(
     """Amortized edits before the first exact one, and every edit that demands forgetting."""
     directives: list[Directive] = []
     amortizing = not forget_only
+    covered = -1
     for edit in candidate.edits:
         hunk = edit.hunk
         amortizing = amortizing and edit.mode == "amortize"
+        if hunk.start < covered or (hunk.start == covered and hunk.end == covered):
+            continue  # within a span that is forgotten already
         if edit.mode == "forget" or amortizing:
+            covered = max(hunk.end, hunk.start)
             # Of a tail only the old tokens are meant; what follows is the new turn.
             end = hunk.new_end if edit.behind else hunk.new_start
             replacement = tuple(prompt[hunk.new_start : end])

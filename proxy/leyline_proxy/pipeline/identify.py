@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
-from ..core.identity import choose_session, history_chain, session_key, shortest_partial
+from ..core.identity import choose_session, goes_on, history_chain, session_key, shortest_partial
 from ..core.messages import fingerprint
 from ..core.session import Session
 from ..sessions import SessionStore
@@ -42,15 +42,20 @@ async def identify(store: SessionStore, request: ChatRequest) -> Identity:
         session_id = public_id(name)
         session = await store.get(request.tenant.name, session_id)
         return Identity(session_id, NAMED, (), session)
-    chain = tuple(history_chain([fingerprint(message) for message in request.messages]))
+    fingerprints = [fingerprint(message) for message in request.messages]
+    chain = tuple(history_chain(fingerprints))
     key = f"{where}:{name}" if name is not None else ""
-    session = await _by_history(store, request, key, chain)
+    session = await _by_history(store, request, key, chain, fingerprints)
     session_id = session.id if session else f"s-{uuid4().hex[:20]}"
     return Identity(session_id, key, chain, session)
 
 
 async def _by_history(
-    store: SessionStore, request: ChatRequest, key: str, chain: Sequence[int]
+    store: SessionStore,
+    request: ChatRequest,
+    key: str,
+    chain: Sequence[int],
+    fingerprints: Sequence[int],
 ) -> Session | None:
     """A conversation without an answer in it is a new one, whatever it has in common."""
     if not any(message.get("role") in _CONTINUES for message in request.messages):
@@ -59,7 +64,11 @@ async def _by_history(
     tenant = request.tenant.name
     matches = await store.matches(tenant, key, chain, shortest_partial(roles))
     chosen = choose_session(matches, roles)
-    return await store.get(tenant, chosen) if chosen is not None else None
+    session = await store.get(tenant, chosen.session) if chosen is not None else None
+    if session is None or chosen is None or chosen.whole:
+        return session
+    stored = session.turns[-1].prepared.client_fingerprints if session.turns else ()
+    return session if goes_on(stored, fingerprints, roles, chosen.length) else None
 
 
 def public_id(name: str) -> str:

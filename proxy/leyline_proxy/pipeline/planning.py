@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from leyline_engine.contract import ATTENTION_SINK, Outcome, Reason
+from leyline_engine.contract import ATTENTION_SINK, LiteralSegment, Mode, Outcome, Reason
 from leyline_policies import Policy
 
 from ..core.diff import diff_messages
@@ -76,11 +76,13 @@ def decide(plan: TurnPlan, status: UpstreamStatus) -> TurnPlan:
     if status.splices or plan.planned is not Outcome.SPLICED:
         return plan
     reason = Reason.UNSUPPORTED_RUNTIME if status.splicing_allowed else Reason.REPREFILLED
+    # Forgetting is no splice: what is demanded stays demanded.
+    forgets = tuple(d for d in plan.directives if d.mode is Mode.FORGET)
     return replace(
         plan,
-        sources=(),
-        directives=(),
-        segments=(),
+        sources=plan.sources if forgets else (),
+        directives=forgets,
+        segments=(LiteralSegment(0, plan.segments[-1].dest_end),) if forgets else (),
         planned=Outcome.REPREFILLED,
         reason=reason,
         reusable_tokens=0,

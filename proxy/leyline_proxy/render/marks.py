@@ -103,16 +103,16 @@ def _read_marks(marked: str, pattern: re.Pattern[str], marks: str) -> list[CharS
 
 
 def _search(messages: Sequence[Mapping[str, Any]], plain: str) -> list[CharSpan]:
-    spans: list[CharSpan] = []
-    cursor = 0
+    """Contents that occur exactly once, and not within another: better none than a wrong place."""
+    found: list[CharSpan] = []
     for index, message in enumerate(messages):
         content = message.get("content")
         core = content.strip() if isinstance(content, str) else ""
-        start = plain.find(core, cursor) if core else -1
-        if start >= 0:
-            spans.append(CharSpan(index, start, start + len(core)))
-            cursor = start + len(core)
-    return spans
+        start = plain.find(core) if core else -1
+        if start >= 0 and plain.find(core, start + 1) < 0:
+            found.append(CharSpan(index, start, start + len(core)))
+    found.sort(key=lambda span: (span.start, -span.end))
+    return _disjoint(found)
 
 
 def _disjoint(spans: Iterable[CharSpan]) -> list[CharSpan]:

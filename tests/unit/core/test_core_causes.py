@@ -173,9 +173,6 @@ def test_a_plan_names_no_text() -> None:
     assert "canary" not in repr(replace(found, directives=()))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a content sought in the wrong place hides a user's change under a tool's"
-)
 def test_a_misplaced_content_lends_no_licence() -> None:
     """What the user changed isn't taken for a part of the tool result before it."""
 

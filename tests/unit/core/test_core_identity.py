@@ -7,6 +7,7 @@ import pytest
 from leyline_proxy.core.identity import (
     HistoryMatch,
     choose_session,
+    goes_on,
     history_chain,
     session_key,
     shortest_partial,
@@ -50,7 +51,8 @@ def part(session: str, length: int) -> HistoryMatch:
 )
 def test_the_right_session_or_none(matches: list[HistoryMatch], chosen: str | None) -> None:
     """A continuation is certain; an edited history counts when only one can be meant."""
-    assert choose_session(matches, ROLES) == chosen
+    found = choose_session(matches, ROLES)
+    assert (found.session if found else None) == chosen
 
 
 def test_an_edited_history_shares_task_and_first_answer() -> None:
@@ -58,6 +60,14 @@ def test_an_edited_history_shares_task_and_first_answer() -> None:
     assert shortest_partial(ROLES) == 3
     assert shortest_partial(("assistant", "user", "assistant")) == 3
     assert shortest_partial(("system", "user")) == 3
+
+
+def test_an_edited_history_goes_on_alike() -> None:
+    """Behind the edit an answer or a tool result must recur; a user's "go on" proves nothing."""
+    stored = [1, 2, 3, 4, 5, 6]
+    assert goes_on(stored, [1, 2, 3, 40, 5, 6], ROLES, 3)
+    assert not goes_on(stored, [1, 2, 3, 40, 50, 60], ROLES, 3)
+    assert not goes_on(stored, [1, 2, 3, 40, 5], ("system", "user", "assistant", "tool", "user"), 3)
 
 
 def test_equal_beginnings_have_equal_chains() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_proxy.core.identity import history_chain, session_key
-from leyline_proxy.core.messages import MessageError, check_messages, fingerprint
+from leyline_proxy.core.messages import MAX_DEPTH, MessageError, check_messages, fingerprint
 from leyline_proxy.core.options import OptionError, UndeclaredRules, parse_options
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -115,3 +115,21 @@ def test_chains_agree_as_far_as_the_histories(first: list[int], second: list[int
         shared += 1
     pairs = zip(history_chain(first), history_chain(second), strict=False)
     assert [a == b for a, b in pairs] == [i < shared for i in range(min(len(first), len(second)))]
+
+
+@pytest.mark.parametrize("kind", ["list", "object"])
+def test_depth_is_limited_before_anything_recurses(kind: str) -> None:
+    """Down to the limit a message passes and has a fingerprint; one level more names it."""
+
+    def nested(levels: int) -> dict[str, Any]:
+        value: Any = [] if kind == "list" else {}
+        for _ in range(levels - 2):
+            value = [value] if kind == "list" else {"x": value}
+        return {"role": "user", "content": "c", "x": value}
+
+    (message,) = check_messages([nested(MAX_DEPTH)])
+    assert fingerprint(message)
+    for levels in (MAX_DEPTH + 1, 5000):
+        with pytest.raises(MessageError, match="128 levels") as caught:
+            check_messages([{"role": "user", "content": "c"}, nested(levels)])
+        assert caught.value.param == "messages[1]"

@@ -226,14 +226,8 @@ def hidden(messages: list[Message]) -> RetainedTurn:
     "policies",
     [
         [Rule(HIDDEN, "[gone]", "forget"), Rule("it is [gone] that is told", "[cut]")],
-        pytest.param(
-            [CUT, REDACT],
-            marks=pytest.mark.xfail(strict=True, reason="redaction sees only what is left"),
-        ),
-        pytest.param(
-            [REDACT, Rule("[gone]", "", drops=True)],
-            marks=pytest.mark.xfail(strict=True, reason="a drop loses earlier changes"),
-        ),
+        [CUT, REDACT],
+        [REDACT, Rule("[gone]", "", drops=True)],
     ],
     ids=["redact-cut", "cut-redact", "redact-drop"],
 )
@@ -252,9 +246,7 @@ def test_a_forget_in_a_pipeline_binds(policies: list[Any]) -> None:
     [
         0,
         1,
-        pytest.param(
-            9, marks=pytest.mark.xfail(strict=True, reason="indices of two lists are compared")
-        ),
+        9,
     ],
 )
 def test_insertions_in_front_hide_no_forget(front: int) -> None:
@@ -267,7 +259,6 @@ def test_insertions_in_front_hide_no_forget(front: int) -> None:
     assert plan.forgets
 
 
-@pytest.mark.xfail(strict=True, reason="messages pair by role alone, and the forget goes astray")
 def test_a_forget_is_not_anchored_at_a_neighbour() -> None:
     """A window that drops two messages and adds a note copies no reader of the secret between."""
     texts = ["the task of long ago", LEAK, "said after the secret was read", BEHIND]
@@ -280,7 +271,6 @@ def test_a_forget_is_not_anchored_at_a_neighbour() -> None:
     assert all(segment.end <= secret for segment in copies(plan))
 
 
-@pytest.mark.xfail(strict=True, reason="a redacted message that pairs with none demands nothing")
 def test_a_forget_binds_beside_an_insertion() -> None:
     """A note of the same role before the redacted message doesn't take its place."""
     messages = [{"role": "user", "content": LEAK}, {"role": "user", "content": "and so on"}]
@@ -289,7 +279,6 @@ def test_a_forget_binds_beside_an_insertion() -> None:
     assert plan_of([source], prepare([note, *messages], [REDACT], [], 1)).forgets
 
 
-@pytest.mark.xfail(strict=True, reason="a source that begins with the whole prompt has no hunks")
 def test_dropping_the_last_messages_forgets_them() -> None:
     """A forget binds also where the new prompt is a beginning of the old one."""
     messages = agent(LEAK)[:-1]
@@ -299,7 +288,6 @@ def test_dropping_the_last_messages_forgets_them() -> None:
     assert plan_of([retained(prepare(messages, [], [], 0))], prepared).forgets
 
 
-@pytest.mark.xfail(strict=True, reason="dropped messages are in no comparison of the sent lists")
 def test_what_is_dropped_already_can_be_forgotten() -> None:
     """A call that a policy dropped turns ago may be declared forgotten."""
     messages = agent(LEAK, "fine")
@@ -316,7 +304,6 @@ def test_what_is_dropped_already_can_be_forgotten() -> None:
     assert plan.forgets
 
 
-@pytest.mark.xfail(strict=True, reason="the answer is sought at its place before the drops")
 def test_a_redacted_answer_is_forgotten_behind_a_drop() -> None:
     """What the model wrote is forgotten also when this turn sends fewer messages before it."""
     messages = agent("fine")

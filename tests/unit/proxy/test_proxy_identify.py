@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from array import array
 from typing import Any
 
 import pytest
 
-from leyline_proxy.core.session import Session
+from leyline_proxy.core.prepare import prepare
+from leyline_proxy.core.rendered import Rendered
+from leyline_proxy.core.session import RetainedTurn, Session
 from leyline_proxy.pipeline.identify import Identity, identify, public_id
 from leyline_proxy.pipeline.request import parse_chat
 from leyline_proxy.sessions import MemorySessionStore
@@ -17,6 +20,7 @@ from leyline_proxy.tenants import build_directory
 SYSTEM = {"role": "system", "content": "Be brief."}
 TASK = {"role": "user", "content": "Fix it."}
 ANSWER = {"role": "assistant", "content": "Done."}
+LATER = {"role": "assistant", "content": "Later."}
 AGAIN = {"role": "user", "content": "Again."}
 
 
@@ -37,8 +41,11 @@ async def seen(
     raw = json.dumps({"model": "m", "messages": messages, **members}).encode()
     found = await identify(store, parse_chat(raw, headers or {}, tenant, arrived=0.0))
 
+    prepared = prepare(messages, [], [], 0)
+    turn = RetainedTurn("t", 0, prepared, Rendered(array("q"), ()), (), (), None, "", "m")
+
     def change(session: Session | None) -> Session:
-        return session or Session(found.session_id, tenant.name, found.key, (), (), 0, 0.0)
+        return Session(found.session_id, tenant.name, found.key, (turn,), (), 0, 0.0)
 
     await store.update(tenant.name, found.session_id, change, found.chain)
     return found
@@ -56,7 +63,8 @@ async def test_a_conversation_is_continued_and_edited(store: MemorySessionStore)
     """Longer histories continue it, edited ones too where task and first answer are the same."""
     first = await seen(store, [SYSTEM, TASK])
     second = await seen(store, [SYSTEM, TASK, ANSWER, AGAIN])
-    edited = await seen(store, [SYSTEM, TASK, ANSWER, {**AGAIN, "content": "…"}, ANSWER])
+    await seen(store, [SYSTEM, TASK, ANSWER, AGAIN, LATER, TASK])
+    edited = await seen(store, [SYSTEM, TASK, ANSWER, {**AGAIN, "content": "…"}, LATER, TASK])
     assert first.session_id == second.session_id == edited.session_id
 
 

@@ -70,7 +70,7 @@ def test_a_content_that_is_written_twice_has_no_span() -> None:
 
 
 def test_a_template_that_looks_at_contents_falls_back_to_a_search() -> None:
-    """Contents are sought in order where marks would change what the template does."""
+    """Contents are sought where marks would change what the template does, if they are unique."""
     messages = conversation(["<x>hello</x>", "fine", "hello"])
 
     def render(list_: Sequence[Mapping[str, Any]]) -> str:
@@ -81,12 +81,9 @@ def test_a_template_that_looks_at_contents_falls_back_to_a_search() -> None:
 
     plain = render(messages)
     found = {s.message: plain[s.start : s.end] for s in content_spans(messages, plain, render)}
-    assert found == {0: "<x>hello</x>", 1: "fine", 2: "hello"}
+    assert found == {0: "<x>hello</x>", 1: "fine"}
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a short content is taken for the same text inside an earlier message"
-)
 def test_a_search_is_not_fooled_by_a_content_that_is_left_out() -> None:
     """A content that the template drops is not found inside another message's content."""
     messages = conversation(["<x>go</x>", "fine", "it is fine, and so on", "bye"])
