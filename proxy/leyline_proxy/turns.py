@@ -35,7 +35,10 @@ from .upstream.handshake import Handshake
 log = structlog.get_logger("leyline.turn")
 
 INLINE_BYTES = 32 * 1024
-"""Bodies up to this size are planned on the event loop; a thread would cost more."""
+"""Bodies up to this size are planned on the event loop where no policy runs; a thread costs more.
+
+A policy takes as long as it likes, on a body of any size.
+"""
 
 _RECORD_WAITS_S = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2)
 """Pauses before each question for a record that the engine may still be writing."""
@@ -90,7 +93,7 @@ class TurnService:
             identity = await identify(self._store, request)
         status = self._handshake.status
         given = PlanInput(request, policies, rules, identity.session, status)
-        if len(request.raw) <= INLINE_BYTES:
+        if not policies and len(request.raw) <= INLINE_BYTES:
             planned = make_plan(given, self._metrics)
         else:
             planned = await anyio.to_thread.run_sync(make_plan, given, self._metrics)

@@ -129,6 +129,64 @@ async def test_reserved_members_and_credentials_stay_here(engine: FakeEngine) ->
     assert not {"x-hop", "x-leyline-session"} & engine.headers[0].keys()
 
 
+async def test_headers_go_up_as_the_bytes_they_are(engine: FakeEngine) -> None:
+    """Other scripts and repeated headers survive; what any Connection header names does not."""
+    title = "Café ☕".encode()
+    headers = [
+        (b"x-title", title),
+        (b"x-many", b"one"),
+        (b"X-Many", b"two"),
+        (b"connection", b"x-hop"),
+        (b"connection", b"keep-alive, X-Other-Hop"),
+        (b"x-hop", b"1"),
+        (b"x-other-hop", b"1"),
+    ]
+    async with proxy(engine) as client:
+        response = await client.post(CHAT, json=body(), headers=headers)
+    assert response.status_code == 200
+    sent = engine.raw_headers[0]
+    assert [value for name, value in sent if name == b"x-title"] == [title]
+    assert [value for name, value in sent if name == b"x-many"] == [b"one", b"two"]
+    names = [name for name, _ in sent]
+    assert not {b"x-hop", b"x-other-hop"} & set(names)
+    assert (names.count(b"accept-encoding"), names.count(b"content-type")) == (1, 1)
+
+
+async def test_headers_come_down_as_the_bytes_they_are(engine: FakeEngine) -> None:
+    """A header of the engine in another script is no reason to fail."""
+    answer = chat_json()
+    answer.headers["x-note"] = "Café ☕"
+    engine.answers.append(answer)
+    async with proxy(engine) as client:
+        response = await client.post(CHAT, json=body())
+    assert response.status_code == 200
+    assert (b"x-note", "Café ☕".encode()) in response.headers.raw
+
+
+@pytest.mark.parametrize("torn", [b"", b"{", b'{"choices":[{"index":0}', b"[]", b'{"id":"x",'])
+async def test_a_torn_answer_is_the_engines_fault(engine: FakeEngine, torn: bytes) -> None:
+    """A 200 whose body is no whole JSON object is a 502, and the session stays as it was."""
+    engine.answers.append(Answer([torn]))
+    headers = {"x-leyline-session": "s1"}
+    async with proxy(engine) as client:
+        response = await client.post(CHAT, json=body(), headers=headers)
+        after = await client.post(CHAT, json=body(), headers=headers)
+    assert response.status_code == 502
+    assert response.json()["error"]["code"] == "upstream_invalid_response"
+    assert after.json()["leyline"]["turn_index"] == 0
+
+
+async def test_numbers_that_json_lacks_pass(engine: FakeEngine) -> None:
+    """An engine that writes NaN into its answer is passed on as it is."""
+    answer = chat_json()
+    answer.chunks = [answer.chunks[0][:-1] + b',"score": NaN}']
+    engine.answers.append(answer)
+    async with proxy(engine) as client:
+        response = await client.post(CHAT, json=body())
+    assert response.status_code == 200
+    assert b'"score": NaN,"leyline":{' in response.content
+
+
 async def test_the_answer_carries_the_receipt(engine: FakeEngine) -> None:
     """A whole answer has the account in its body and headers, its other bytes unchanged."""
     answer = chat_json()

@@ -99,6 +99,7 @@ class FakeEngine:
         self.answers: list[Answer] = []
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
+        self.raw_headers: list[list[tuple[bytes, bytes]]] = []
         self.disconnects = 0
         self.gives_receipts = True
         self.receipt: Callable[[str], Receipt] = lambda message_id: Receipt(
@@ -139,6 +140,7 @@ class FakeEngine:
     async def _complete(self, request: Request, receive: Receive, send: Send) -> None:
         self.bodies.append(await request.body())
         self.headers.append(dict(request.headers))
+        self.raw_headers.append(list(request.headers.raw))
         hints = (self.sent.get("custom_params") or {}).get("kv_hints")
         if hints:
             self.known_messages.append(hints["message_id"])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from leyline_policies.builtin.patterns import compile_pattern
+from leyline_policies.builtin.patterns import Matcher, UserPattern, compile_pattern
 from leyline_policies.conversation import ToolCall, pair_calls, text_of
 from leyline_policies.failures import is_failure
 from leyline_policies.policy import Message, Mode
@@ -27,7 +26,7 @@ class DropFailedCalls:
     mode: ClassVar[Mode] = "amortize"
 
     pattern: str | None = None
-    _failure: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
+    _failure: UserPattern | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError when ``pattern`` is no regular expression."""
@@ -35,7 +34,10 @@ class DropFailedCalls:
         object.__setattr__(self, "_failure", compiled)
 
     def transform(self, messages: list[Message], turn_idx: int) -> list[Message]:
-        """Return the messages without the failed calls and their results."""
+        """Return the messages without the failed calls and their results.
+
+        Raises PatternTimeoutError.
+        """
         dropped = self._retried(messages)
         if not dropped:
             return list(messages)
@@ -54,18 +56,20 @@ class DropFailedCalls:
         """The failed calls that a later call of the same tool made good."""
         failed: list[ToolCall] = []
         last_success: dict[str, int] = {}
+        matcher = None if self._failure is None else self._failure.matcher()
         for call in pair_calls(messages):
-            if call.results and self._failed(messages, call):
+            if call.results and _failed(messages, call, matcher):
                 failed.append(call)
             elif call.results:
                 last_success[call.name] = call.message
         return [call for call in failed if last_success.get(call.name, -1) > max(call.results)]
 
-    def _failed(self, messages: Sequence[Message], call: ToolCall) -> bool:
-        results = (messages[index] for index in call.results)
-        if self._failure is None:
-            return any(is_failure(result) for result in results)
-        return any(self._failure.search(text_of(result)) for result in results)
+
+def _failed(messages: Sequence[Message], call: ToolCall, matcher: Matcher | None) -> bool:
+    results = (messages[index] for index in call.results)
+    if matcher is None:
+        return any(is_failure(result) for result in results)
+    return any(matcher.found_in(text_of(result)) for result in results)
 
 
 def _without_calls(message: Message, positions: Set[int | None]) -> Message | None:

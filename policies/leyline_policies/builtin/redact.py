@@ -8,7 +8,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from leyline_policies.builtin.patterns import compile_pattern
+from leyline_policies.builtin.patterns import (
+    Matcher,
+    PatternTimeoutError,
+    UserPattern,
+    compile_pattern,
+)
 from leyline_policies.errors import did_you_mean, shown
 from leyline_policies.policy import Message, Mode
 
@@ -38,13 +43,17 @@ class Redact:
     pattern: str = field(repr=False)
     replacement: str = "[redacted]"
     roles: tuple[str, ...] | None = None
-    _compiled: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    _compiled: UserPattern = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unusable pattern, replacement or role."""
         compiled = compile_pattern(self.pattern)
         object.__setattr__(self, "_compiled", compiled)
-        if compiled.search(""):
+        try:
+            empty = compiled.matches_nothing()
+        except PatternTimeoutError as error:
+            raise ValueError(f"pattern={shown(self.pattern)} takes too long on no text") from error
+        if empty:
             raise ValueError(f"pattern={shown(self.pattern)} matches empty text everywhere")
         for role in self.roles or ():
             if role not in _ROLES:
@@ -56,15 +65,24 @@ class Redact:
             raise ValueError("roles=[] names no role; leave it out to search all")
 
     def transform(self, messages: list[Message], turn_idx: int) -> list[Message]:
-        """Return the messages with every match replaced."""
+        """Return the messages with every match replaced. Raises PatternTimeoutError."""
+        redaction = _Redaction(self._compiled.matcher(), self.replacement)
         return [
-            self._message(message)
+            redaction.message(message)
             if self.roles is None or message.get("role") in self.roles
             else message
             for message in messages
         ]
 
-    def _message(self, message: Message) -> Message:
+
+@dataclass(frozen=True, slots=True)
+class _Redaction:
+    """One transform call."""
+
+    matcher: Matcher
+    replacement: str
+
+    def message(self, message: Message) -> Message:
         edited = {key: self._member(key, value) for key, value in message.items()}
         return message if edited == message else edited
 
@@ -156,7 +174,7 @@ class Redact:
         return value
 
     def _text(self, text: str) -> str:
-        return self._compiled.sub(lambda found: self._replace(text, found), text)
+        return self.matcher.replaced(text, lambda found: self._replace(text, found))
 
     def _replace(self, text: str, found: re.Match[str]) -> str:
         """The replacement; a match that lies within an earlier one is left, or it would grow."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from rapidfuzz.distance import LCSseq
 
 from .messages import Message, call_ids, fingerprint, text_of
+
+MAX_COMPARED_CELLS = 1 << 26
+"""Larger middles (old messages x new ones) count as different throughout: 8 MB of bits."""
 
 StepKind = Literal["kept", "removed", "inserted", "replaced"]
 _Key = TypeVar("_Key", bound=Hashable)
@@ -103,7 +106,11 @@ def apply_chars(text: str, edits: Sequence[CharEdit]) -> str:
 
 
 def common_subsequence(left: Sequence[_Key], right: Sequence[_Key]) -> list[tuple[int, int]]:
-    """Index pairs of a longest common subsequence, in order."""
+    """Index pairs of a longest common subsequence, in order.
+
+    Where the sequences differ in more than :data:`MAX_COMPARED_CELLS`, only what they have in
+    common at both ends is in it.
+    """
     shared = min(len(left), len(right))
     prefix = 0
     while prefix < shared and left[prefix] == right[prefix]:
@@ -112,21 +119,27 @@ def common_subsequence(left: Sequence[_Key], right: Sequence[_Key]) -> list[tupl
     while suffix < shared - prefix and left[-1 - suffix] == right[-1 - suffix]:
         suffix += 1
     pairs = [(index, index) for index in range(prefix)]
-    # Small numbers instead of the keys: the library compares hashes, and these can't collide.
-    numbers: dict[_Key, int] = {}
-    middle_left = [
-        numbers.setdefault(key, len(numbers)) for key in left[prefix : len(left) - suffix]
-    ]
-    middle_right = [
-        numbers.setdefault(key, len(numbers)) for key in right[prefix : len(right) - suffix]
-    ]
-    for block in LCSseq.opcodes(middle_left, middle_right):
-        if block.tag == "equal":
-            length = block.src_end - block.src_start
-            start_left, start_right = prefix + block.src_start, prefix + block.dest_start
-            pairs += [(start_left + step, start_right + step) for step in range(length)]
+    middle_left = left[prefix : len(left) - suffix]
+    middle_right = right[prefix : len(right) - suffix]
+    if len(middle_left) * len(middle_right) <= MAX_COMPARED_CELLS:
+        pairs += [(prefix + i, prefix + j) for i, j in _longest(middle_left, middle_right)]
     pairs += [(len(left) - step, len(right) - step) for step in range(suffix, 0, -1)]
     return pairs
+
+
+def _longest(left: Sequence[_Key], right: Sequence[_Key]) -> Iterator[tuple[int, int]]:
+    # Small numbers instead of the keys: the library compares hashes, and these can't collide.
+    numbers: dict[_Key, int] = {}
+    numbered = [
+        [numbers.setdefault(key, len(numbers)) for key in sequence] for sequence in (left, right)
+    ]
+    for block in LCSseq.opcodes(*numbered):
+        if block.tag == "equal":
+            yield from zip(
+                range(block.src_start, block.src_end),
+                range(block.dest_start, block.dest_end),
+                strict=True,
+            )
 
 
 def _gap(

@@ -21,6 +21,10 @@ _OPAQUE_KEYS = frozenset({"arguments"})
 _encoder = msgspec.json.Encoder(order="sorted")
 
 
+MAX_DEPTH = 128
+"""Lists and objects inside one another, the message itself counted; no chat message has ten."""
+
+
 class MessageError(ValueError):
     """A message list that no chat endpoint could accept; ``param`` names the field."""
 
@@ -111,6 +115,7 @@ def check_messages(messages: object) -> list[Message]:
 def _check_message(where: str, message: object, called: set[str]) -> None:
     if not isinstance(message, dict):
         raise MessageError(where, f"{where} must be an object with role and content.")
+    _check_depth(where, message)
     role = message.get("role")
     if role not in ROLES:
         raise MessageError(f"{where}.role", f"{where}.role must be one of {', '.join(ROLES)}.")
@@ -119,6 +124,21 @@ def _check_message(where: str, message: object, called: set[str]) -> None:
         _check_calls(f"{where}.tool_calls", message.get("tool_calls"))
     if role == "tool":
         _check_result(f"{where}.tool_call_id", message.get("tool_call_id"), called)
+
+
+def _check_depth(where: str, message: Message) -> None:
+    """Level by level: what comes later (fingerprints, copies, policies, templates) recurses."""
+    level: list[Any] = [message]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for value in level
+            for item in (value.values() if isinstance(value, dict) else value)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return
+    raise MessageError(where, f"{where} is nested deeper than {MAX_DEPTH} levels.")
 
 
 def _check_content(where: str, role: str, message: Mapping[str, Any]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from time import perf_counter
-from typing import Any
 
 import httpx
 import orjson
@@ -20,7 +18,7 @@ from ..tenants import Tenant
 from ..upstream.client import downstream_headers, read
 from .exchange import Exchange
 from .limits import until_disconnect
-from .refusal import refusal_response
+from .refusal import answer_of, refusal_response
 from .relay import TurnRelay
 
 CHAT_PATH = "/v1/chat/completions"
@@ -48,7 +46,7 @@ class ChatExchange(Exchange):
 
     def _open(self, turn: Turn) -> AbstractAsyncContextManager[httpx.Response]:
         return self.services.upstream.open(
-            "POST", CHAT_PATH, headers=self.request.headers, content=turn.body
+            "POST", CHAT_PATH, headers=self.request.headers.raw, content=turn.body
         )
 
     async def _fetch(self, turn: Turn) -> Response:
@@ -57,11 +55,14 @@ class ChatExchange(Exchange):
             body = await read(upstream)
         if upstream.status_code != httpx.codes.OK:
             return refusal_response(upstream, body, self.extra_headers)
+        # Before the turn counts: an answer that can't be passed on must leave the session be.
+        usage = answer_of(body).get("usage")
         account = await self.services.turns.settle(
-            turn, _usage(body), ttft_s=perf_counter() - self.arrived
+            turn,
+            usage if isinstance(usage, dict) else None,
+            ttft_s=perf_counter() - self.arrived,
         )
-        if body.lstrip()[:1] == b"{":
-            body = add_members(body, {OPTIONS_FIELD: orjson.dumps(account.member)})
+        body = add_members(body, {OPTIONS_FIELD: orjson.dumps(account.member)})
         headers = downstream_headers(upstream.headers)
         return Response(
             body, headers={**headers, **self.extra_headers, **account_headers(account.receipt)}
@@ -91,11 +92,3 @@ def stream_headers(upstream: httpx.Response) -> dict[str, str]:
     """Response headers of a stream."""
     # Without this, buffering reverse proxies would undo the streaming.
     return {"x-accel-buffering": "no", **downstream_headers(upstream.headers)}
-
-
-def _usage(body: bytes) -> Mapping[str, Any] | None:
-    try:
-        usage = orjson.loads(body).get("usage")
-    except (orjson.JSONDecodeError, AttributeError):
-        return None
-    return usage if isinstance(usage, dict) else None

@@ -46,7 +46,7 @@ class CompletionExchange(Exchange):
 
     async def _forward(self, content: bytes, stream: bool, send: Send) -> Response | None:
         async with self.services.upstream.open(
-            "POST", COMPLETIONS_PATH, headers=self.request.headers, content=content
+            "POST", COMPLETIONS_PATH, headers=self.request.headers.raw, content=content
         ) as upstream:
             if upstream.status_code != httpx.codes.OK:
                 return refusal_response(upstream, await read(upstream), self.extra_headers)

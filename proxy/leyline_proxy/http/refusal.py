@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +46,34 @@ def refusal_response(upstream: httpx.Response, body: bytes, headers: Mapping[str
         kept = {**downstream_headers(upstream.headers), **headers}
         return Response(body, status_code=status, headers=kept)
     return error_response(_shape(status, body), dict(headers))
+
+
+def answer_of(body: bytes) -> dict[str, Any]:
+    """The engine's whole answer, decoded.
+
+    Raises:
+        UpstreamRefusalError: it is no JSON object; cut off, for instance.
+    """
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        document = _lenient(body)
+    if not isinstance(document, dict):
+        raise UpstreamRefusalError(
+            502,
+            "The engine's answer is not a JSON object, or it was cut off.",
+            kind="upstream_error",
+            code="upstream_invalid_response",
+        )
+    return document
+
+
+def _lenient(body: bytes) -> object:
+    """JSON with ``NaN`` and ``Infinity``, which some engines write; None for what is none."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
 
 
 def refusal_of_event(error: Mapping[str, Any]) -> ProxyError:

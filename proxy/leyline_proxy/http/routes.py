@@ -45,7 +45,9 @@ def _install_openai(app: FastAPI, services: Services) -> None:
     async def models(request: Request) -> Response:
         """The models that the engine serves."""
         services.tenants.authenticate(request.headers)
-        async with services.upstream.open("GET", "/v1/models", headers=request.headers) as upstream:
+        async with services.upstream.open(
+            "GET", "/v1/models", headers=request.headers.raw
+        ) as upstream:
             body = await read(upstream)
         if upstream.status_code != httpx.codes.OK:
             return refusal_response(upstream, body, {})

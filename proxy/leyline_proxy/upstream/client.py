@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -20,6 +20,9 @@ from leyline_engine.contract import (
 from ..errors import UpstreamTimeoutError, UpstreamUnreachableError
 
 T = TypeVar("T")
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+"""Names and values as they came; a name may occur more than once."""
 
 HOP_BY_HOP = frozenset(
     {
@@ -64,33 +67,51 @@ class RendererDocument(msgspec.Struct, frozen=True):
     tokenizer_json: str
 
 
-def upstream_headers(client: Mapping[str, str], api_key: str | None) -> dict[str, str]:
-    """The headers that go upstream: the client's, less hop-by-hop ones and its credentials."""
-    connection = {item.strip().lower() for item in client.get("connection", "").split(",")}
-    headers = {
-        name.lower(): value
-        for name, value in client.items()
-        if name.lower() not in _NOT_UPSTREAM
-        and name.lower() not in connection
-        and not name.lower().startswith(("x-leyline-", "x-forwarded-"))
-    }
+def upstream_headers(client: RawHeaders, api_key: str | None) -> list[tuple[bytes, bytes]]:
+    """The headers that go upstream: the client's, less hop-by-hop ones and its credentials.
+
+    Values are bytes of any encoding, and repeated headers stay repeated.
+    """
+    named = [(name.lower(), value) for name, value in client]
+    connection = _connection(named)
+    headers = [
+        (name, value)
+        for name, value in named
+        if name.decode("latin-1") not in _NOT_UPSTREAM
+        and name not in connection
+        and not name.startswith((b"x-leyline-", b"x-forwarded-"))
+    ]
     # Compressed bytes could not be passed through and have a member appended.
-    headers["accept-encoding"] = "identity"
+    headers.append((b"accept-encoding", b"identity"))
     if api_key is not None:
-        headers["authorization"] = f"Bearer {api_key}"
+        headers.append((b"authorization", f"Bearer {api_key}".encode()))
     return headers
 
 
 def downstream_headers(upstream: httpx.Headers) -> dict[str, str]:
-    """The upstream's response headers that a client may see."""
-    connection = {item.strip().lower() for item in upstream.get("connection", "").split(",")}
-    return {
-        name.lower(): value
-        for name, value in upstream.items()
-        if name.lower() not in _NOT_DOWNSTREAM
-        and name.lower() not in connection
-        and not name.lower().startswith("x-leyline-")
-    }
+    """The upstream's response headers that a client may see, as Latin-1: any byte survives."""
+    named = [(name.lower(), value) for name, value in upstream.raw]
+    connection = _connection(named)
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in named:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        if (
+            name not in _NOT_DOWNSTREAM
+            and raw_name not in connection
+            and not name.startswith("x-leyline-")
+        ):
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
+
+
+def _connection(headers: RawHeaders) -> frozenset[bytes]:
+    """Names that ``Connection`` headers declare to be for this hop only."""
+    return frozenset(
+        item.strip().lower()
+        for name, value in headers
+        if name == b"connection"
+        for item in value.split(b",")
+    )
 
 
 class UpstreamClient:
@@ -115,7 +136,7 @@ class UpstreamClient:
         method: str,
         path: str,
         *,
-        headers: Mapping[str, str],
+        headers: RawHeaders,
         content: bytes = b"",
         timeout_s: float | None = None,
     ) -> AsyncIterator[httpx.Response]:
@@ -143,7 +164,7 @@ class UpstreamClient:
 
     async def get(self, path: str) -> httpx.Response:
         """A small document, read whole. Raises as :meth:`open`."""
-        async with self.open("GET", path, headers={}, timeout_s=self._small_timeout_s) as response:
+        async with self.open("GET", path, headers=(), timeout_s=self._small_timeout_s) as response:
             await read(response)
             return response
 
@@ -170,7 +191,7 @@ class UpstreamClient:
         async with self.open(
             "POST",
             "/tokenize",
-            headers={"content-type": "application/json"},
+            headers=[(b"content-type", b"application/json")],
             content=msgspec.json.encode(body),
             timeout_s=self._small_timeout_s,
         ) as response:

@@ -1,0 +1,108 @@
+"""Regular expressions from settings: what a hostile one can do."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from leyline_policies import Message, PolicyError
+from leyline_policies.builtin import DropFailedCalls, Redact
+from leyline_policies.builtin.patterns import PatternTimeoutError, UserPattern, compile_pattern
+
+ENDLESS = "(a|aa)+$"
+TEXT = "a" * 60 + "b"
+
+
+def test_a_transform_call_has_one_budget() -> None:
+    """However many texts a conversation has, the policy gives up once, and without the pattern."""
+    messages: list[Message] = [{"role": "user", "content": TEXT} for _ in range(20)]
+    begun = time.thread_time()
+    with pytest.raises(PolicyError) as caught:
+        Redact(ENDLESS).transform(messages, 0)
+    assert time.thread_time() - begun < 1.5
+    assert isinstance(caught.value, PatternTimeoutError)
+    assert ENDLESS not in str(caught.value)
+
+
+def test_the_budget_is_used_up_across_matches() -> None:
+    """Once it is spent, no further match is tried."""
+    matcher = UserPattern(ENDLESS).matcher(0.05)
+    assert matcher.found_in("aaa")
+    for text in (TEXT, "aaa"):
+        with pytest.raises(PatternTimeoutError):
+            matcher.found_in(text)
+
+
+def test_dropping_failed_calls_has_a_budget_too() -> None:
+    """The pattern that tells failures is the caller's as well."""
+    function = {"name": "f", "arguments": "{}"}
+    messages: list[Message] = [
+        {"role": "user", "content": "go"},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "c", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": TEXT},
+    ]
+    with pytest.raises(PatternTimeoutError):
+        DropFailedCalls(ENDLESS).transform(messages, 0)
+
+
+def test_other_threads_run_during_a_match() -> None:
+    """A match that goes on and on doesn't hold the interpreter."""
+    done = threading.Event()
+    gaps: list[float] = []
+
+    def watch() -> None:
+        last = time.perf_counter()
+        while not done.is_set():
+            time.sleep(0.005)
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        with pytest.raises(PatternTimeoutError):
+            UserPattern(ENDLESS).matcher(0.3).found_in(TEXT)
+    finally:
+        done.set()
+        watcher.join()
+    assert len(gaps) > 5
+    assert max(gaps) < 0.25
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("a{99999999}", "repeats too much"),
+        ("(" * 40 + "a|b" + "|c){1,3}" * 40, "repeats too much"),
+        ("(?:" * 40 + "ab" + ")+" * 40, "repeats too much"),
+        ("(?:(?:(?:ab){1000}c){1000}d){1000}", "repeats too much"),
+        ("(" * 5000 + ")" * 5000, "is no regular expression"),
+        ("(?P<a>x)(?P<a>y)", "redefinition of group name"),
+        (r"\p{L}+", "position 0"),
+    ],
+)
+def test_patterns_that_blow_up_are_refused_at_once(pattern: str, words: str) -> None:
+    """Compiling takes neither long nor much memory; what is refused is refused in words."""
+    with pytest.raises(ValueError, match=words):
+        compile_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(?:[0-9]{1,3}\.){3}[0-9]{1,3}",
+        r"eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{20,}",
+        r"-----BEGIN [A-Z ]+-----(?:.|\n)+?-----END [A-Z ]+-----",
+        r"(?i)(?:api|access|secret)[_-]?(?:key|token)\s*[:=]\s*['\"]?[A-Za-z0-9/+]{16,512}",
+        r"(?x) sk- [a-f0-9]{64,}  # a key (of ours",
+    ],
+)
+def test_patterns_of_real_secrets_pass(pattern: str) -> None:
+    """The limits are far from what redaction needs."""
+    assert Redact(pattern).transform([{"role": "user", "content": "no"}], 0)
