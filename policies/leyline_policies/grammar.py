@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from leyline_policies.errors import SpecError, shown
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
+MAX_STEPS = 16
+"""Policies in one pipeline; each may spend its own time on a turn."""
+
 _QUOTES = "\"'"
 
 
@@ -46,6 +49,8 @@ def parse_steps(spec: str) -> tuple[Step, ...]:
     scanner = _Scanner(spec)
     steps = [_step(scanner)]
     while scanner.take("|"):
+        if len(steps) == MAX_STEPS:
+            raise SpecError(f"a pipeline has at most {MAX_STEPS} policies")
         steps.append(_step(scanner))
     return tuple(steps)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from leyline_policies import Message, Policy, Registry, SpecError, load_pipeline
 from leyline_policies.builtin import DropFailedCalls, KeepAll, Redact, TruncateOlderThan
-from leyline_policies.grammar import Step, Value, parse_steps
+from leyline_policies.grammar import MAX_STEPS, Step, Value, parse_steps
 from leyline_policies.registry import Candidate
 
 
@@ -200,3 +200,10 @@ def test_any_text_is_read_or_refused(spec: str) -> None:
         parser(spec)
     except SpecError as error:
         assert str(error)
+
+
+def test_pipelines_are_bounded() -> None:
+    """A spec can't chain policies without end: each may take its own time on a turn."""
+    assert len(parse_steps(" | ".join(["keep_all"] * MAX_STEPS))) == MAX_STEPS
+    with pytest.raises(SpecError, match=str(MAX_STEPS)):
+        parse_steps(" | ".join(["keep_all"] * (MAX_STEPS + 1)))
