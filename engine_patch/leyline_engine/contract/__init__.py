@@ -8,6 +8,7 @@ from .capability import (
     KVFacts,
     RotaryFacts,
 )
+from .chat import ChatMessage, normalize_messages, template_takes_parts
 from .digest import token_array, token_digest
 from .directive import (
     MAX_DIRECTIVES,
@@ -59,6 +60,7 @@ __all__ = [
     "REUSE_ACTION",
     "Action",
     "Capability",
+    "ChatMessage",
     "CopySegment",
     "Directive",
     "DirectiveError",
@@ -84,9 +86,11 @@ __all__ = [
     "edit_envelope",
     "is_signed",
     "lower_directives",
+    "normalize_messages",
     "parse_envelope",
     "sign_envelope",
     "split_actions",
+    "template_takes_parts",
     "token_array",
     "token_digest",
 ]

@@ -11,6 +11,8 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
+from ..contract import normalize_messages, template_takes_parts
+
 _MEMO_ENTRIES = 16
 _MEMO_CHARACTERS = 4_000_000
 """Longer texts aren't kept, so that the memo's size is bounded."""
@@ -29,6 +31,8 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
+        template = tokenizer.chat_template
+        self._takes_parts = isinstance(template, str) and template_takes_parts(template)
         self._lock = threading.Lock()
         self._memo: OrderedDict[tuple[str, bool], array[int]] = OrderedDict()
 
@@ -45,6 +49,8 @@ class PromptEncoder:
     ) -> array[int]:
         """Tokens of a conversation up to where the assistant's next message begins.
 
+        The template sees the messages normalised, as :mod:`leyline_engine.contract.chat` says.
+
         Raises:
             TemplateFailedError: there is no template, or it refuses the messages.
         """
@@ -52,13 +58,13 @@ class PromptEncoder:
             raise TemplateFailedError("this model has no chat template; use /v1/completions")
         try:
             text = self._tokenizer.apply_chat_template(
-                list(messages),
+                normalize_messages(messages, parts=self._takes_parts),
                 tools=list(tools) if tools else None,
                 **{"add_generation_prompt": True, **template_kwargs, "tokenize": False},
             )
         except TemplateError as error:
             raise TemplateFailedError(f"the chat template refused: {error.message}") from error
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             raise TemplateFailedError(
                 f"the chat template can't render these messages ({type(error).__name__})"
             ) from error

@@ -10,10 +10,22 @@ import jinja2
 import msgspec
 import xxhash
 
+from leyline_engine.contract import ChatMessage, normalize_messages, template_takes_parts
+
 from ..core.rendered import MessageSpan, Rendered
 from .marks import content_spans
 from .template import ChatTemplate
 from .tokens import PieceTokenizer
+
+_FAILURES = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    RecursionError,
+)
+"""What a template raises when it trips over a conversation."""
 
 
 class RenderError(ValueError):
@@ -33,30 +45,24 @@ class ChatRenderer:
         self, chat_template: str, special_tokens: Mapping[str, str], tokenizer_json: str
     ) -> None:
         self._template = ChatTemplate(chat_template, special_tokens)
+        self._takes_parts = template_takes_parts(chat_template)
         self._tokenizer = PieceTokenizer(tokenizer_json)
 
     def text(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[ChatMessage],
         tools: Sequence[Mapping[str, Any]] | None,
         *,
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text.
+        """The prompt's text; the template sees the messages normalised, as in the engine.
 
         Raises:
             RenderError: the template refuses the conversation.
         """
-        try:
-            return self._template.render(
-                messages,
-                tools,
-                add_generation_prompt=add_generation_prompt,
-                template_kwargs=template_kwargs,
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
-            raise RenderError(f"the chat template failed: {type(error).__name__}") from error
+        normal = normalize_messages(messages, parts=self._takes_parts)
+        return self._text(normal, tools, add_generation_prompt, template_kwargs)
 
     def encode(self, text: str) -> array[int]:
         """Token ids of a text, special tokens recognised, none added."""
@@ -64,7 +70,7 @@ class ChatRenderer:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[ChatMessage],
         tools: Sequence[Mapping[str, Any]] | None,
         *,
         add_generation_prompt: bool = True,
@@ -78,19 +84,15 @@ class ChatRenderer:
             RenderError: the template refuses the conversation.
         """
 
-        def render(conversation: Sequence[Mapping[str, Any]]) -> str:
-            return self.text(
-                conversation,
-                tools,
-                add_generation_prompt=add_generation_prompt,
-                template_kwargs=template_kwargs,
-            )
+        def render(conversation: Sequence[ChatMessage]) -> str:
+            return self._text(conversation, tools, add_generation_prompt, template_kwargs)
 
-        text = render(messages)
+        normal = normalize_messages(messages, parts=self._takes_parts)
+        text = render(normal)
         encoded = self._tokenizer.encode(text)
         spans = (
             MessageSpan(span.message, encoded.token_at(span.start), encoded.token_at(span.end))
-            for span in content_spans(messages, text, render)
+            for span in content_spans(normal, text, render)
         )
         context = msgspec.json.encode([tools, template_kwargs or {}], order="deterministic")
         return Rendered(
@@ -98,3 +100,20 @@ class ChatRenderer:
             tuple(span for span in spans if span.end > span.start),
             xxhash.xxh3_64_hexdigest(context),
         )
+
+    def _text(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, Any] | None,
+    ) -> str:
+        try:
+            return self._template.render(
+                messages,
+                tools,
+                add_generation_prompt=add_generation_prompt,
+                template_kwargs=template_kwargs,
+            )
+        except _FAILURES as error:
+            raise RenderError(f"the chat template failed: {type(error).__name__}") from error

@@ -54,10 +54,35 @@ _AGENT: list[dict[str, Any]] = [
     {"role": "assistant", "content": "It adds one."},
     {"role": "user", "content": [{"type": "text", "text": "And b.py?"}]},
 ]
+_PARTS: list[dict[str, Any]] = [
+    {"role": "system", "content": [{"type": "text", "text": "You are a careful agent."}]},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "Read b.py,"}, {"type": "text", "text": "please."}],
+    },
+    {
+        "role": "assistant",
+        "tool_calls": [
+            {
+                "id": "call_2",
+                "type": "function",
+                "function": {"name": "read_file", "arguments": '{"path":"b\\u00fc.py" ,"lines":3}'},
+            }
+        ],
+    },
+    {
+        "role": "tool",
+        "tool_call_id": "call_2",
+        "content": [{"type": "text", "text": "y = 'no'\n"}, {"type": "text", "text": "z = 2"}],
+    },
+    {"role": "user", "content": "And what is z?"},
+]
+"""What :mod:`leyline_engine.contract.chat` normalises: no content, compact arguments, parts."""
 PROBES: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]] | None], ...] = (
     (_PLAIN, None),
     (_AGENT[:2], None),
     (_AGENT, _TOOLS),
+    (_PARTS, _TOOLS),
 )
 
 

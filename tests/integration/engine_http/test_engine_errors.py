@@ -127,7 +127,7 @@ async def test_malformed_bodies(app: Starlette) -> None:
 
 async def test_secret_is_asked_for(loaded: LoadedModel) -> None:
     """With a secret set, only health answers without it."""
-    app = serve_model(loaded, pool_tokens=1024, options=ServingOptions(api_secret="k"))  # noqa: S106
+    app = serve_model(loaded, pool_tokens=1024, options=ServingOptions(api_secret="k"))
     async with client_of(app) as client:
         refused = await client.get("/v1/models")
         assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")

@@ -195,7 +195,7 @@ async def test_documents(app: Starlette, loaded: LoadedModel) -> None:
         assert (await client.get("/health")).json() == {"status": "ok"}
         renderer = (await client.get("/leyline/renderer")).json()
         assert renderer["chat_template"] == loaded.tokenizer.chat_template
-        assert renderer["special_tokens"]["eos_token"] == "<|im_end|>"  # noqa: S105
+        assert renderer["special_tokens"]["eos_token"] == "<|im_end|>"
         assert json.loads(renderer["tokenizer_json"])["model"]["type"] == "BPE"
         missing = await client.get("/leyline/receipts/nothing")
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")

@@ -12,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from leyline_engine.contract import normalize_messages, template_takes_parts
 from leyline_proxy.core.messages import text_of
 from leyline_proxy.render import ChatRenderer
 
@@ -51,7 +52,10 @@ def _reference(
     try:
         return list(
             tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=True, return_dict=False
+                normalize_messages(messages, parts=template_takes_parts(tokenizer.chat_template)),
+                tools=tools,
+                add_generation_prompt=True,
+                return_dict=False,
             )
         )
     except Exception:
@@ -71,7 +75,7 @@ def _conversations(traces: Path) -> list[tuple[list[Any], list[Any] | None]]:
 def test_every_published_template_renders_as_in_transformers(
     templates_dir: Path, traces_dir: Path
 ) -> None:
-    """Equal tokens, or both refuse."""
+    """Equal tokens for the normalised messages, or both refuse."""
     rendered = 0
     for path in sorted(templates_dir.glob("*.jinja")):
         template = path.read_text()
