@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-from .contract import CopySegment, LineageRun, token_array
+from leyline_engine.contract import CopySegment, LineageRun, token_array
 
 TOKEN_BITS = 24
 MAX_TOKEN = (1 << TOKEN_BITS) - 1
@@ -84,6 +84,18 @@ def fold_keys(
         prefix = lineage_bits(run.lineage, scope) << TOKEN_BITS
         keys[run.start : end] = array("q", [prefix | key for key in keys[run.start : end]])
     return keys
+
+
+def common_prefix(first: array[int], second: array[int], offset: int = 0) -> int:
+    """How many keys of ``first[offset:]`` and ``second`` agree, by halving memory comparisons."""
+    low, high = 0, max(0, min(len(first) - offset, len(second)))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[offset + low : offset + middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def exact_length(keys: array[int]) -> int:

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .contract import CopySegment, Directive, LineageRun, Mode
-from .lineage import first_spliced
+from leyline_engine.contract import CopySegment, Directive, LineageRun, Mode
+from leyline_engine.lineage import first_spliced
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp
 from support.stack import serving
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from leyline_engine.replay.tiny import build_tiny
+from leyline_engine.replay.models.tiny import build_tiny
 from leyline_proxy.http.app import create_app
 from leyline_proxy.replay.stack import PromptTap
 from leyline_proxy.settings import Settings

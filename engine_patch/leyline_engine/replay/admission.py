@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..contract import (
+from leyline_engine.contract import (
     ATTENTION_SINK,
     DirectiveResult,
     EditPayload,
@@ -21,10 +21,7 @@ from ..contract import (
     Outcome,
     Reason,
 )
-from ..lineage import derive_lineage, fold_keys, runs_before
-from ..plan import Plan, plan_turn
-from .cache_manager import CacheManager, ForgetResult, PoolExhaustedError
-from .edits import (
+from leyline_engine.edits import (
     EditRefusedError,
     ResolvedEdit,
     carries_edit,
@@ -32,8 +29,11 @@ from .edits import (
     forgets,
     resolve_edit,
 )
-from .pool import Slots
-from .radix import Match, Node
+from leyline_engine.lineage import derive_lineage, fold_keys, runs_before
+from leyline_engine.plan import Plan, plan_turn
+from leyline_engine.replay.cache.manager import CacheManager, ForgetResult, PoolExhaustedError
+from leyline_engine.replay.cache.pool import Slots
+from leyline_engine.replay.cache.radix import Match, Node
 
 log = logging.getLogger(__name__)
 

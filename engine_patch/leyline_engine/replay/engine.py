@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from transformers import __version__ as transformers_version
 
-from ..contract import (
+from leyline_engine.contract import (
     ACTION_VERSION,
     ATTENTION_SINK,
     EDIT_ACTION,
@@ -22,16 +22,16 @@ from ..contract import (
     SkippedAction,
     TokenCounts,
 )
-from ..plan import Prefill
-from .admission import Admission, Admitter
-from .cache_manager import CacheManager, PoolExhaustedError, PoolStats
-from .edits import forgets
-from .loader import LoadedModel
-from .pool import KVPool
-from .rotary_probe import read_model_facts
-from .sequence import Sequence
-from .sources import SourceRegistry
-from .working_cache import WorkingCache
+from leyline_engine.edits import forgets
+from leyline_engine.plan import Prefill
+from leyline_engine.replay.admission import Admission, Admitter
+from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError, PoolStats
+from leyline_engine.replay.cache.pool import KVPool
+from leyline_engine.replay.cache.working import WorkingCache
+from leyline_engine.replay.models.loader import LoadedModel
+from leyline_engine.replay.models.rotary_probe import read_model_facts
+from leyline_engine.replay.sequence import Sequence
+from leyline_engine.sources import SourceRegistry
 
 __all__ = ["GenerationRequest", "PoolExhaustedError", "PromptTooLongError", "ReplayEngine"]
 

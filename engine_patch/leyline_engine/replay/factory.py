@@ -8,12 +8,12 @@ from pathlib import Path
 from starlette.applications import Starlette
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from .chat import PromptEncoder
-from .engine import ReplayEngine
-from .http.app import ServingOptions, build_app
-from .loader import LoadedModel, load_model
-from .service import EngineService, ServiceLimits
-from .tiny import default_cache_dir
+from leyline_engine.replay.engine import ReplayEngine
+from leyline_engine.replay.http.app import ServingOptions, build_app
+from leyline_engine.replay.models.loader import LoadedModel, load_model
+from leyline_engine.replay.models.tiny import default_cache_dir
+from leyline_engine.replay.service import EngineService, ServiceLimits
+from leyline_engine.replay.text.chat import PromptEncoder
 
 
 def create_engine_app(
@@ -37,7 +37,7 @@ def create_engine_app(
     Args:
         model: folder or hub id; None for the tiny model.
         served_name: name for clients; by default the folder's name, the hub id or ``leyline-tiny``.
-        dtype: see :func:`~leyline_engine.replay.loader.load_model`, as for ``device``.
+        dtype: see :func:`~leyline_engine.replay.models.loader.load_model`, as for ``device``.
         pool_tokens: KV slots, in tokens.
         chunk_tokens: prompt tokens per prefill step.
         splicing: False serves every edit as an ordinary prefill.

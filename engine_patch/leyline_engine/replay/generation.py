@@ -10,11 +10,11 @@ from enum import StrEnum
 
 import torch
 
-from ..contract import Reason, TurnRecord
-from .detokenizer import IncrementalDetokenizer
-from .engine import GenerationRequest
-from .sampling import SampledToken, Sampler, SamplingParams
-from .stops import StopMatcher
+from leyline_engine.contract import Reason, TurnRecord
+from leyline_engine.replay.engine import GenerationRequest
+from leyline_engine.replay.text.detokenizer import IncrementalDetokenizer
+from leyline_engine.replay.text.sampling import SampledToken, Sampler, SamplingParams
+from leyline_engine.replay.text.stops import StopMatcher
 
 
 class FinishReason(StrEnum):

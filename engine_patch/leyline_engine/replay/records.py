@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from ..contract import TurnRecord
+from leyline_engine.contract import TurnRecord
 
 
 class RecordBook:

@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 import torch
 
-from ..contract import LineageRun, Receipt, TurnRecord, token_digest
-from ..lineage import fold_keys
-from ..plan import Prefill
-from .cache_manager import CacheManager
-from .pool import Slots
-from .radix import Node
-from .sources import SessionKey, SourceTurn
-from .working_cache import WorkingCache
+from leyline_engine.contract import LineageRun, Receipt, TurnRecord, token_digest
+from leyline_engine.lineage import fold_keys
+from leyline_engine.plan import Prefill
+from leyline_engine.replay.cache.manager import CacheManager
+from leyline_engine.replay.cache.pool import Slots
+from leyline_engine.replay.cache.radix import Node
+from leyline_engine.replay.cache.working import WorkingCache
+from leyline_engine.sources import SessionKey, SourceTurn
 
 
 class Forward(Protocol):

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from ..contract import Outcome, Receipt, TurnRecord
-from .engine import PoolExhaustedError, PromptTooLongError, ReplayEngine
-from .fair_queue import ScopedQueues
-from .generation import (
+from leyline_engine.contract import Outcome, Receipt, TurnRecord
+from leyline_engine.replay.engine import PoolExhaustedError, PromptTooLongError, ReplayEngine
+from leyline_engine.replay.fair_queue import ScopedQueues
+from leyline_engine.replay.generation import (
     Answer,
     Channel,
     ErrorEvent,
@@ -25,8 +25,8 @@ from .generation import (
     JobSpec,
     TextEvent,
 )
-from .records import RecordBook
-from .sequence import Sequence
+from leyline_engine.replay.records import RecordBook
+from leyline_engine.replay.sequence import Sequence
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from support.engine_http import (
 
 from leyline_engine.replay.factory import serve_model
 from leyline_engine.replay.http.app import ServingOptions
-from leyline_engine.replay.loader import LoadedModel
+from leyline_engine.replay.models.loader import LoadedModel
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from support.engine_http import (
 )
 
 from leyline_engine.replay.factory import create_engine_app, serve_model
-from leyline_engine.replay.loader import LoadedModel
+from leyline_engine.replay.models.loader import LoadedModel
 from leyline_engine.replay.service import ServiceLimits
 
 

@@ -24,7 +24,7 @@ from leyline_engine.contract import (
     token_digest,
 )
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
-from leyline_engine.replay.loader import LoadedModel
+from leyline_engine.replay.models.loader import LoadedModel
 
 Edit = tuple[int, int, tuple[int, ...]]
 """(start, end, replacement) in the source's coordinates."""

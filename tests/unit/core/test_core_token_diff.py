@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from leyline_engine.replay.tiny_chat_template import CHAT_TEMPLATE
+from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE
 from leyline_proxy.core.diff import MessageDiff, Step, diff_messages
 from leyline_proxy.core.rendered import MessageSpan, Rendered
 from leyline_proxy.core.token_diff import MIN_RUN, SourceView, TokenDiff, diff_tokens

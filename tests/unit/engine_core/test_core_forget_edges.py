@@ -37,8 +37,8 @@ from leyline_engine.contract import (
     token_digest,
 )
 from leyline_engine.lineage import fold_keys
+from leyline_engine.replay.cache.radix import MAX_OWNERS, SHARED
 from leyline_engine.replay.engine import ReplayEngine
-from leyline_engine.replay.radix import MAX_OWNERS, SHARED
 
 SOURCE = random_tokens(100, 3)
 FORGET = Directive(60, 70, (), Mode.FORGET)

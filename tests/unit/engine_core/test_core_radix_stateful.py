@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from leyline_engine.replay import radix
-from leyline_engine.replay.radix import SHARED, Match, Node, RadixTree, common_prefix
+from leyline_engine.replay.cache import radix
+from leyline_engine.replay.cache.radix import SHARED, Match, Node, RadixTree, common_prefix
 
 KEYS = st.lists(st.integers(0, 2), min_size=1, max_size=10).map(tuple)
 Prefix = tuple[int, ...]

@@ -20,7 +20,7 @@ from transformers import (
     SmolLM3Config,
 )
 
-from leyline_engine.replay.rotary_probe import (
+from leyline_engine.replay.models.rotary_probe import (
     SUPPORTED_DTYPES,
     UnsupportedModelError,
     read_model_facts,

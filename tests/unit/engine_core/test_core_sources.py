@@ -27,7 +27,7 @@ from leyline_engine.contract import (
     token_digest,
 )
 from leyline_engine.lineage import fold_keys
-from leyline_engine.replay.sources import SourceRegistry, SourceTurn
+from leyline_engine.sources import SourceRegistry, SourceTurn
 
 ONE, TWO = random_tokens(90, 21), random_tokens(80, 22)
 

@@ -25,8 +25,8 @@ from leyline_engine.contract import (
     token_digest,
 )
 from leyline_engine.lineage import MAX_TOKEN
+from leyline_engine.replay.cache.radix import Node
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
-from leyline_engine.replay.radix import Node
 from leyline_engine.replay.sequence import Forward, Sequence
 
 SECRET = 200

@@ -24,13 +24,13 @@ from leyline_engine.replay.engine import (
 from leyline_engine.replay.fair_queue import ScopedQueues
 from leyline_engine.replay.generation import ErrorEvent, Event, FinishEvent, FinishReason, JobSpec
 from leyline_engine.replay.records import RecordBook
-from leyline_engine.replay.sampling import SamplingParams
 from leyline_engine.replay.service import (
     EngineOverloadedError,
     EngineService,
     EngineStoppedError,
     ServiceLimits,
 )
+from leyline_engine.replay.text.sampling import SamplingParams
 
 
 class FakeSequence:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from leyline_engine.replay.loader import ModelLoadError, load_model
-from leyline_engine.replay.tiny import (
+from leyline_engine.replay.models.loader import ModelLoadError, load_model
+from leyline_engine.replay.models.tiny import (
     TinyKind,
     build_model,
     build_tiny,

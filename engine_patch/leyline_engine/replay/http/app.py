@@ -19,17 +19,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ...contract import CAPABILITY_PATH, RECEIPT_PATH, RENDERER_PATH
-from ..chat import PromptEncoder
-from ..engine import GenerationRequest
-from ..generation import JobSpec
-from ..sampling import SamplingParams
-from ..service import EngineService
-from .errors import ApiError, to_api_error
-from .generate import Delivery, run_request
-from .hints import Hints, read_hints
-from .responses import ChatShape, CompletionShape, Head
-from .schema import (
+from leyline_engine.contract import CAPABILITY_PATH, RECEIPT_PATH, RENDERER_PATH
+from leyline_engine.replay.engine import GenerationRequest
+from leyline_engine.replay.generation import JobSpec
+from leyline_engine.replay.http.errors import ApiError, to_api_error
+from leyline_engine.replay.http.generate import Delivery, run_request
+from leyline_engine.replay.http.hints import Hints, read_hints
+from leyline_engine.replay.http.responses import ChatShape, CompletionShape, Head
+from leyline_engine.replay.http.schema import (
     ChatBody,
     CommonBody,
     CompletionBody,
@@ -40,6 +37,9 @@ from .schema import (
     check_messages,
     decode_body,
 )
+from leyline_engine.replay.service import EngineService
+from leyline_engine.replay.text.chat import PromptEncoder
+from leyline_engine.replay.text.sampling import SamplingParams
 
 log = logging.getLogger(__name__)
 Handler = Callable[[Request], Awaitable[Response]]

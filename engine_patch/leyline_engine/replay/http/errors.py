@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from starlette.responses import JSONResponse
 
-from ..chat import TemplateFailedError
-from ..engine import PoolExhaustedError, PromptTooLongError
-from ..service import EngineOverloadedError, EngineStoppedError
+from leyline_engine.replay.engine import PoolExhaustedError, PromptTooLongError
+from leyline_engine.replay.service import EngineOverloadedError, EngineStoppedError
+from leyline_engine.replay.text.chat import TemplateFailedError
 
 
 class ApiError(Exception):

@@ -12,11 +12,19 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from ..generation import ErrorEvent, Event, FinishEvent, FinishReason, Job, JobSpec, TextEvent
-from ..sampling import SampledToken
-from ..service import EngineService
-from .errors import ApiError, to_api_error
-from .responses import Shape
+from leyline_engine.replay.generation import (
+    ErrorEvent,
+    Event,
+    FinishEvent,
+    FinishReason,
+    Job,
+    JobSpec,
+    TextEvent,
+)
+from leyline_engine.replay.http.errors import ApiError, to_api_error
+from leyline_engine.replay.http.responses import Shape
+from leyline_engine.replay.service import EngineService
+from leyline_engine.replay.text.sampling import SampledToken
 
 log = logging.getLogger(__name__)
 _DONE = b"data: [DONE]\n\n"

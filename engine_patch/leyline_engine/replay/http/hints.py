@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...contract import (
+from leyline_engine.contract import (
     EditPayload,
     EnvelopeError,
     Reason,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...contract import Receipt
-from ..generation import FinishEvent
-from ..sampling import SampledToken
-from ..tool_calls import ToolCall, ToolCallParser, ToolOutput
+from leyline_engine.contract import Receipt
+from leyline_engine.replay.generation import FinishEvent
+from leyline_engine.replay.text.sampling import SampledToken
+from leyline_engine.replay.text.tool_calls import ToolCall, ToolCallParser, ToolOutput
 
 TokenText = Callable[[int], str]
 Json = dict[str, Any]

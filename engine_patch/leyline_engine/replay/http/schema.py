@@ -8,8 +8,8 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from ..sampling import SamplingParams
-from .errors import ApiError
+from leyline_engine.replay.http.errors import ApiError
+from leyline_engine.replay.text.sampling import SamplingParams
 
 Unit = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]

@@ -6,8 +6,8 @@ from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from ..contract import LineageRun
-from ..lineage import fold_keys
+from leyline_engine.contract import LineageRun
+from leyline_engine.lineage import fold_keys
 
 SessionKey = tuple[str, str]
 """(tenant scope, session)."""

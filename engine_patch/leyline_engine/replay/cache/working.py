@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .pool import KVLayout
+from leyline_engine.replay.cache.pool import KVLayout
 
 
 class WorkingLayer(CacheLayerMixin):

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from ..contract import normalize_messages, template_takes_parts
+from leyline_engine.contract import normalize_messages, template_takes_parts
 
 _MEMO_ENTRIES = 16
 _MEMO_CHARACTERS = 4_000_000

@@ -19,7 +19,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from .tiny import TINY_MODEL_NAME, tiny_model_dir
+from leyline_engine.replay.models.tiny import TINY_MODEL_NAME, tiny_model_dir
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..contract import (
+from leyline_engine.contract import (
     CopySegment,
     Directive,
     DirectiveError,
@@ -18,9 +18,9 @@ from ..contract import (
     check_directives,
     lower_directives,
 )
-from ..plan import clip_copies, forget_limit
-from .radix import common_prefix
-from .sources import SourceRegistry, SourceTurn
+from leyline_engine.lineage import common_prefix
+from leyline_engine.plan import clip_copies, forget_limit
+from leyline_engine.sources import SourceRegistry, SourceTurn
 
 
 class EditRefusedError(Exception):

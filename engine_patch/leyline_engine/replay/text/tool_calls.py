@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from uuid import uuid4
 
-from .stops import partial_suffix
-from .tiny_chat_template import TOOL_CALL_CLOSE, TOOL_CALL_OPEN
+from leyline_engine.replay.models.tiny_chat_template import TOOL_CALL_CLOSE, TOOL_CALL_OPEN
+from leyline_engine.replay.text.stops import partial_suffix
 
 _CANONICAL = re.compile(r'\{"name": "([^"\\]+)", "arguments": (\{.*\})\}', re.DOTALL)
 _MARKS = ("\n" + TOOL_CALL_OPEN, TOOL_CALL_OPEN)

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from ..contract import RotaryFacts
-from ..rotation import Pairing, Rotary
-from .pool import KVLayout
+from leyline_engine.contract import RotaryFacts
+from leyline_engine.replay.cache.pool import KVLayout
+from leyline_engine.rotation import Pairing, Rotary
 
 SUPPORTED_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 SUPPORTED_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})

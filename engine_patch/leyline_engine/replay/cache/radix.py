@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .pool import Slots
+from leyline_engine.lineage import common_prefix
+from leyline_engine.replay.cache.pool import Slots
 
 SHARED = None
 """The owner of nodes that no session claims, or that too many do."""
@@ -27,17 +28,6 @@ MAX_OWNERS = 64
 """Owners noted per node; a prefix that more sessions sent is simply shared."""
 
 EMPTY_SLOTS: Slots = np.empty(0, dtype=np.int64)
-
-
-def common_prefix(first: array[int], second: array[int], offset: int = 0) -> int:
-    """How many keys of ``first[offset:]`` and ``second`` agree from their beginnings."""
-    count = min(len(first) - offset, len(second))
-    if count <= 0:
-        return 0
-    a = np.frombuffer(first, dtype=np.int64)[offset : offset + count]
-    b = np.frombuffer(second, dtype=np.int64)[:count]
-    differing = np.flatnonzero(a != b)
-    return int(differing[0]) if len(differing) else count
 
 
 class Node:

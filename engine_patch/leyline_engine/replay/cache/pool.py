@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..rotation import Rotary
+from leyline_engine.rotation import Rotary
 
 Slots = npt.NDArray[np.int64]
 

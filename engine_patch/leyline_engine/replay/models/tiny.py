@@ -31,7 +31,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from .tiny_chat_template import CHAT_TEMPLATE, TOOL_CALL_CLOSE, TOOL_CALL_OPEN
+from leyline_engine.replay.models.tiny_chat_template import (
+    CHAT_TEMPLATE,
+    TOOL_CALL_CLOSE,
+    TOOL_CALL_OPEN,
+)
 
 TINY_MODEL_NAME = "leyline-tiny"
 RECIPE_VERSION = 1

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..lineage import exact_length
-from .pool import KVPool, SlotAllocator, Slots
-from .radix import EMPTY_SLOTS, SHARED, Match, Node, RadixTree
-from .sources import SessionKey, SourceRegistry
+from leyline_engine.lineage import exact_length
+from leyline_engine.replay.cache.pool import KVPool, SlotAllocator, Slots
+from leyline_engine.replay.cache.radix import EMPTY_SLOTS, SHARED, Match, Node, RadixTree
+from leyline_engine.sources import SessionKey, SourceRegistry
 
 log = logging.getLogger(__name__)
 
