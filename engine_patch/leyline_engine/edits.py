@@ -16,9 +16,9 @@ from leyline_engine.contract import (
     Reason,
     Segment,
     check_directives,
+    common_prefix,
     lower_directives,
 )
-from leyline_engine.lineage import common_prefix
 from leyline_engine.plan import clip_copies, forget_limit
 from leyline_engine.sources import SourceRegistry, SourceTurn
 

@@ -86,18 +86,6 @@ def fold_keys(
     return keys
 
 
-def common_prefix(first: array[int], second: array[int], offset: int = 0) -> int:
-    """How many keys of ``first[offset:]`` and ``second`` agree, by halving memory comparisons."""
-    low, high = 0, max(0, min(len(first) - offset, len(second)))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[offset + low : offset + middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
 def exact_length(keys: array[int]) -> int:
     """How many leading keys are plain token ids: KV that depends on visible tokens alone."""
     return next((index for index, key in enumerate(keys) if key > MAX_TOKEN), len(keys))

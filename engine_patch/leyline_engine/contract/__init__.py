@@ -9,7 +9,6 @@ from .capability import (
     RotaryFacts,
 )
 from .chat import ChatMessage, normalize_messages, template_takes_parts
-from .digest import token_array, token_digest
 from .directive import (
     MAX_DIRECTIVES,
     CopySegment,
@@ -35,6 +34,7 @@ from .envelope import (
 )
 from .receipt import DirectiveResult, Receipt, TokenCounts, TurnRecord
 from .signing import is_signed, sign_envelope
+from .tokens import common_prefix, token_array, token_digest
 from .vocabulary import (
     ACTION_VERSION,
     ATTENTION_SINK,
@@ -83,6 +83,7 @@ __all__ = [
     "TurnRecord",
     "apply_directives",
     "check_directives",
+    "common_prefix",
     "edit_envelope",
     "is_signed",
     "lower_directives",

@@ -25,7 +25,7 @@ class SourceRef(msgspec.Struct, frozen=True):
     length: Position
     """Tokens of the turn: its prompt and what the engine generated."""
     digest: str
-    """:func:`~leyline_engine.contract.digest.token_digest` over those tokens."""
+    """:func:`~leyline_engine.contract.tokens.token_digest` over those tokens."""
 
 
 class LineageRun(msgspec.Struct, frozen=True):

@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from rapidfuzz.distance import LCSseq
 
+from leyline_engine.contract import common_prefix
+
 from .diff import MessageDiff
 from .rendered import MessageSpan, Rendered
 
@@ -89,18 +91,6 @@ class _Region(NamedTuple):
     b1: int
     old_messages: tuple[int, ...]
     new_messages: tuple[int, ...]
-
-
-def common_prefix(first: array[int], second: array[int]) -> int:
-    """How many leading tokens agree, by halving comparisons of memory."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def diff_tokens(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from leyline_engine.lineage import common_prefix
+from leyline_engine.contract import common_prefix
 from leyline_engine.replay.cache.pool import Slots
 
 SHARED = None

@@ -1,4 +1,4 @@
-"""Digests over token ids, equal on both sides of the wire."""
+"""Sequences of token ids (and of the radix keys made of them): arrays, digests, comparison."""
 
 from __future__ import annotations
 
@@ -21,3 +21,15 @@ def token_digest(tokens: Iterable[int]) -> str:
         data = array("q", data)
         data.byteswap()
     return xxhash.xxh3_64_hexdigest(memoryview(data).cast("B") if len(data) else b"")
+
+
+def common_prefix(first: array[int], second: array[int], offset: int = 0) -> int:
+    """How many elements of ``first[offset:]`` and ``second`` agree; compares memory by halves."""
+    low, high = 0, max(0, min(len(first) - offset, len(second)))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[offset + low : offset + middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
