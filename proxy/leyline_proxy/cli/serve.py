@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.applications import Starlette
 
+    from leyline_engine.contract import Capability
+
     from ..settings import Settings
 
 USAGE_ERROR = 2
@@ -228,9 +230,23 @@ def _announce(app: FastAPI, url: str) -> None:
         ("model", escape(models)),
         ("engine", escape(status.engine) if status.up else "not reached yet; still trying"),
         ("splices", verdict),
+        ("capability", escape(_capability(status.capability))),
         ("status page", f"{url}/"),
     ):
         console.print(f"  {name:<12} {value}")
+
+
+def _capability(capability: Capability | None) -> str:
+    """The facts of the handshake that an operator asks for first; doctor prints them all."""
+    if capability is None:
+        return "none: an ordinary OpenAI-compatible server, as far as it says"
+    facts = [capability.architecture, f"context {capability.max_context:,} tokens"]
+    if capability.kv is not None:
+        kv = capability.kv
+        facts.append(f"KV {kv.pool_class} {kv.dtype}, {kv.capacity_tokens:,} slots")
+    if capability.rotary is not None:
+        facts.append(f"rotary {capability.rotary.rope_type}, {capability.rotary.pairing}")
+    return "; ".join(facts)
 
 
 def _usage(message: str) -> typer.Exit:
