@@ -74,7 +74,8 @@ def diff_messages(
     steps: list[Step] = []
     old_at = new_at = 0
     for i, j in [*common_subsequence(before, after), (len(old), len(new))]:
-        steps.extend(_gap(old, new, range(old_at, i), range(new_at, j)))
+        if old_at < i or new_at < j:
+            steps.extend(_gap(old, new, range(old_at, i), range(new_at, j)))
         if i < len(old):
             steps.append(Step("kept", i, j))
         old_at, new_at = i + 1, j + 1

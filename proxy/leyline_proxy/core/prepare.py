@@ -203,11 +203,11 @@ def _apply_policy(stage: _Stage, policy: PolicyLike, turn_index: int) -> _Stage:
         after = policy.transform(clone(before), turn_index)
     except Exception:  # a policy is a plugin; whatever it raises costs only its own edits
         return stage.fault(name, "raised")
+    if isinstance(after, list) and after == before:
+        return stage
     fault = find_fault(before, after)
     if fault is not None:
         return stage.fault(name, fault)
-    if after == before:
-        return stage
     return _advance(stage, before, after, Change(f"policy:{name}", mode))
 
 

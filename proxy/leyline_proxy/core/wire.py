@@ -69,10 +69,11 @@ def remove_members(body: bytes, names: Collection[str]) -> bytes:
     Raises:
         WireError: no JSON object.
     """
-    spans = [(m.start, m.end) for m in _members(body)]
-    doomed = [m.name in names for m in _members(body)]
-    if not any(doomed):
+    if split_body(body).keys().isdisjoint(names):
         return body
+    members = list(_members(body))
+    spans = [(member.start, member.end) for member in members]
+    doomed = [member.name in names for member in members]
     kept = [index for index, gone in enumerate(doomed) if not gone]
     if not kept:
         return body[: spans[0][0]] + body[spans[-1][1] :]

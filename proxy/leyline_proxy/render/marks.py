@@ -41,9 +41,8 @@ def content_spans(
 
 
 def _unused_characters(text: str, count: int) -> str | None:
-    present = set(text)
     every = (chr(code) for code in range(_FIRST_PRIVATE, _LAST_PRIVATE + 1))
-    free = list(islice((char for char in every if char not in present), count))
+    free = list(islice((char for char in every if char not in text), count))
     return "".join(free) if len(free) == count else None
 
 
