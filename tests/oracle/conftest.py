@@ -13,6 +13,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from oracle_models import OracleModel, build_model
+from support.integrity import engines_are_whole
+
+__all__ = ["OracleModel", "engines_are_whole", "oracle_model"]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from support.integrity import engines_are_whole
+
+__all__ = ["engines_are_whole"]
 
 
 @pytest.fixture(scope="session", autouse=True)

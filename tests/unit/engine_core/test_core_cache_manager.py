@@ -244,6 +244,7 @@ def _lost_child(engine: ReplayEngine) -> None:
     engine.cache.tree.root.children.popitem()
 
 
+@pytest.mark.damages
 @pytest.mark.parametrize(
     "damage",
     [
