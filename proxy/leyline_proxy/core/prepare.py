@@ -95,9 +95,10 @@ class Prepared:
         """Fingerprints of the messages to send."""
         return tuple(map(self._sent_print, self.sent))
 
-    def client_fingerprint(self, index: int | None) -> int | None:
-        """Fingerprint of a client message; None for one that a policy put in."""
-        return None if index is None else self.client_fingerprints[index]
+    @property
+    def sent_as_given(self) -> bool:
+        """Whether the client's list is sent as it is: the two lists then compare alike."""
+        return self.client_fingerprints == self.sent_fingerprints
 
     def _sent_print(self, entry: SentMessage) -> int:
         index = entry.client_index

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from leyline_engine.contract import (
     ATTENTION_SINK,
@@ -71,8 +71,14 @@ class _Candidate:
     edits: tuple[_Edit, ...]
     copies: tuple[Kept, ...]
     """Kept runs that may be used, the common prefix among them."""
-    forgets: bool = False
-    reusable: int = field(default=0)
+
+    @property
+    def forgets(self) -> bool:
+        return any(edit.mode == "forget" for edit in self.edits)
+
+    @property
+    def reusable(self) -> int:
+        return sum(run.length for run in self.copies)
 
 
 def synthesize(
@@ -129,12 +135,14 @@ def _consider(
         old_fingerprints=before.sent_fingerprints,
         new_fingerprints=prepared.sent_fingerprints,
     )
-    client = diff_messages(
-        before.client,
-        prepared.client,
-        old_fingerprints=before.client_fingerprints,
-        new_fingerprints=prepared.client_fingerprints,
-    )
+    client = sent
+    if not (before.sent_as_given and prepared.sent_as_given):
+        client = diff_messages(
+            before.client,
+            prepared.client,
+            old_fingerprints=before.client_fingerprints,
+            new_fingerprints=prepared.client_fingerprints,
+        )
     view = SourceView(turn.tokens, turn.rendered.spans, len(turn.rendered.tokens))
     diff = diff_tokens(view, rendered, sent)
     demands = new_demands(turn, prepared, client)
@@ -148,15 +156,7 @@ def _consider(
         same_context=turn.rendered.context == rendered.context,
     )
     edits = tuple(_with_demands(_edits(diff, finder), demands, diff, turn, prepared))
-    copies = _usable(diff, edits, turn, boundary)
-    return _Candidate(
-        turn,
-        diff,
-        edits,
-        copies,
-        any(edit.mode == "forget" for edit in edits),
-        sum(run.length for run in copies),
-    )
+    return _Candidate(turn, diff, edits, _usable(diff, edits, turn, boundary))
 
 
 def _edits(diff: TokenDiff, finder: CauseFinder) -> list[_Edit]:
