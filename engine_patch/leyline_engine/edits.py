@@ -15,10 +15,12 @@ from leyline_engine.contract import (
     Mode,
     Reason,
     Segment,
+    SpanLabel,
     check_directives,
     common_prefix,
     lower_directives,
 )
+from leyline_engine.ledger import SpanKey, SpanLedger, first_unlabelled
 from leyline_engine.plan import clip_copies, forget_limit
 from leyline_engine.sources import SourceRegistry, SourceTurn
 
@@ -40,6 +42,8 @@ class ResolvedEdit:
     sources: tuple[SourceTurn, ...]
     copies: tuple[CopySegment, ...]
     """Clipped to what can't have read a forgotten span."""
+    forgotten: frozenset[SpanKey] | None
+    """What the edit forgets as the ledger names it; None where the ledger can't tell."""
 
 
 def carries_edit(payload: EditPayload | None) -> bool:
@@ -48,12 +52,14 @@ def carries_edit(payload: EditPayload | None) -> bool:
 
 
 def forgets(payload: EditPayload | None) -> bool:
-    """Whether any directive of a payload demands forgetting."""
-    return payload is not None and any(d.mode is Mode.FORGET for d in payload.directives)
+    """Whether a payload demands forgetting."""
+    return payload is not None and bool(
+        payload.forget or any(d.mode is Mode.FORGET for d in payload.directives)
+    )
 
 
 def resolve_edit(
-    payload: EditPayload, prompt: array[int], registry: SourceRegistry
+    payload: EditPayload, prompt: array[int], registry: SourceRegistry, ledger: SpanLedger
 ) -> ResolvedEdit:
     """Check sources, directives and segments.
 
@@ -66,19 +72,61 @@ def resolve_edit(
     _check_directives(payload.directives, sources)
     copies = _check_segments(_segments(payload, sources, prompt), sources, prompt)
     _check_agreement(payload.directives, copies)
-    return ResolvedEdit(payload, sources, clip_copies(copies, _limits(payload, sources)))
+    forgotten = forgotten_spans(payload, sources, ledger)
+    if forgets(payload):
+        copies = clip_copies(copies, _limits(payload, sources, ledger, forgotten))
+    return ResolvedEdit(payload, sources, copies, forgotten)
 
 
-def _limits(payload: EditPayload, sources: Sequence[SourceTurn]) -> list[int]:
-    """Per source, how many leading tokens can't have read a forgotten span.
+def forgotten_spans(
+    payload: EditPayload, sources: Sequence[SourceTurn], ledger: SpanLedger
+) -> frozenset[SpanKey] | None:
+    """The spans that a payload forgets: those it names, and those under its forget directives.
 
-    A span may stand in several sources at different places, so another source lends only what
-    it has in common with each source that a forget directive names.
+    Args:
+        sources: of the payload; empty where they couldn't be resolved.
+
+    Returns:
+        None where the ledger doesn't know them all.
     """
+    names = set(payload.forget)
+    for directive in payload.directives:
+        if directive.mode is not Mode.FORGET:
+            continue
+        if directive.source >= len(sources):
+            return None
+        source = sources[directive.source]
+        touched = [
+            label
+            for label in source.spans
+            if label.start < max(directive.end, directive.start + 1) and label.end > directive.start
+        ]
+        if first_unlabelled(source.spans, len(source.tokens)) < directive.end:
+            return None
+        names.update(label.span for label in touched)
+    if not ledger.knows((payload.scope, payload.session), names):
+        return None
+    return frozenset((payload.session, name) for name in names)
+
+
+def _limits(
+    payload: EditPayload,
+    sources: Sequence[SourceTurn],
+    ledger: SpanLedger,
+    forgotten: frozenset[SpanKey] | None,
+) -> list[int]:
+    """Per source, how many leading tokens can't have read a forgotten span."""
+    if forgotten is not None:
+        return [ledger.first_reader(source, forgotten) for source in sources]
     limits = [
         forget_limit(payload.directives, index, source.lineage, len(source.tokens))
         for index, source in enumerate(sources)
     ]
+    if payload.forget:
+        # Nothing says where it stood; what the prompt itself has in exact KV needs no copy.
+        return [0] * len(sources)
+    # A span may stand in several sources at different places, so another source lends only what
+    # it has in common with each source that a forget directive names.
     for named in {d.source for d in payload.directives if d.mode is Mode.FORGET}:
         named_keys = sources[named].keys()
         for index, source in enumerate(sources):
@@ -123,6 +171,21 @@ def check_lineage(runs: Sequence[LineageRun]) -> None:
     starts = [run.start for run in runs]
     if starts != sorted(set(starts)):
         raise EditRefusedError(Reason.INVALID_EDIT, "lineage runs must be sorted by start")
+
+
+def check_spans(labels: Sequence[SpanLabel], length: int) -> None:
+    """Refuse labels that aren't sorted or lie outside the prompt.
+
+    Raises:
+        EditRefusedError: with the reason for the receipt.
+    """
+    start = 0
+    for index, label in enumerate(labels):
+        if not start <= label.start <= label.end <= length:
+            raise EditRefusedError(
+                Reason.INVALID_EDIT, f"span label {index} is unsorted or outside the prompt"
+            )
+        start = label.start
 
 
 def _segments(

@@ -10,8 +10,9 @@ keys serves exact and spliced sequences side by side::
 
 from __future__ import annotations
 
+import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 from leyline_engine.contract import CopySegment, LineageRun, token_array
@@ -60,6 +61,14 @@ def derive_lineage(
     return state.hexdigest()
 
 
+def share_lineage(share: str) -> str:
+    """The lineage of what a scope within a tenant shares; empty for the empty scope.
+
+    Not a name that :func:`derive_lineage` can give, so no private lineage is ever shared.
+    """
+    return f"share {share}" if share else ""
+
+
 def fold_keys(
     tokens: Iterable[int], runs: Sequence[LineageRun] = (), scope: str = ""
 ) -> array[int]:
@@ -89,6 +98,23 @@ def fold_keys(
 def exact_length(keys: array[int]) -> int:
     """How many leading keys are plain token ids: KV that depends on visible tokens alone."""
     return next((index for index, key in enumerate(keys) if key > MAX_TOKEN), len(keys))
+
+
+def first_under(keys: array[int], start: int, lineages: Mapping[int, int]) -> int:
+    """Index of the first key under one of ``lineages``, counted from where each matters.
+
+    Args:
+        keys: radix keys.
+        start: position of the first of them.
+        lineages: first position that matters, by :func:`lineage_bits`.
+
+    Returns:
+        An index into ``keys``; their number if there is none.
+    """
+    for index, key in enumerate(keys):
+        if key > MAX_TOKEN and lineages.get(key >> TOKEN_BITS, sys.maxsize) <= start + index:
+            return index
+    return len(keys)
 
 
 def runs_before(runs: Sequence[LineageRun], position: int) -> tuple[LineageRun, ...]:

@@ -1,4 +1,4 @@
-"""Retained turns: the token sequences that later turns may draw on. Bounded; token ids only."""
+"""Retained turns: the token sequences that later turns may draw on. Bounded; no text but ids."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from leyline_engine.contract import LineageRun
+from leyline_engine.contract import LineageRun, SpanLabel
 from leyline_engine.lineage import fold_keys
 
 SessionKey = tuple[str, str]
@@ -22,6 +22,9 @@ class SourceTurn:
     digest: str
     lineage: tuple[LineageRun, ...]
     scope: str
+    session: str = ""
+    spans: tuple[SpanLabel, ...] = ()
+    """What stands where, sorted by start."""
 
     def keys(self) -> array[int]:
         """Radix keys of the turn's tokens."""
@@ -52,6 +55,17 @@ class SourceRegistry:
             turns.popitem(last=False)
         while len(self._sessions) > self._max_sessions:
             self._sessions.popitem(last=False)
+
+    def turns(self, session: SessionKey) -> tuple[SourceTurn, ...]:
+        """A session's retained turns, oldest first."""
+        return tuple(self._sessions.get(session, {}).values())
+
+    def drop(self, session: SessionKey, turn: str) -> None:
+        """Retain a turn no longer."""
+        turns = self._sessions.get(session, OrderedDict())
+        turns.pop(turn, None)
+        if not turns:
+            self._sessions.pop(session, None)
 
     def drop_session(self, session: SessionKey) -> None:
         self._sessions.pop(session, None)

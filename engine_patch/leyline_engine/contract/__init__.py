@@ -21,6 +21,8 @@ from .directive import (
     lower_directives,
 )
 from .envelope import (
+    MAX_FORGOTTEN,
+    MAX_SPANS,
     Action,
     EditPayload,
     Envelope,
@@ -28,11 +30,13 @@ from .envelope import (
     LineageRun,
     SkippedAction,
     SourceRef,
+    SpanLabel,
     edit_envelope,
+    output_span,
     parse_envelope,
     split_actions,
 )
-from .receipt import DirectiveResult, Receipt, TokenCounts, TurnRecord
+from .receipt import DirectiveResult, ForgetCounts, Receipt, TokenCounts, TurnRecord
 from .signing import is_signed, sign_envelope
 from .tokens import common_prefix, token_array, token_digest
 from .vocabulary import (
@@ -54,6 +58,8 @@ __all__ = [
     "CLAIM_ACTION",
     "EDIT_ACTION",
     "MAX_DIRECTIVES",
+    "MAX_FORGOTTEN",
+    "MAX_SPANS",
     "PROTOCOL_VERSION",
     "RECEIPT_PATH",
     "RENDERER_PATH",
@@ -68,6 +74,7 @@ __all__ = [
     "EditPayload",
     "Envelope",
     "EnvelopeError",
+    "ForgetCounts",
     "KVFacts",
     "LineageRun",
     "LiteralSegment",
@@ -79,6 +86,7 @@ __all__ = [
     "Segment",
     "SkippedAction",
     "SourceRef",
+    "SpanLabel",
     "TokenCounts",
     "TurnRecord",
     "apply_directives",
@@ -88,6 +96,7 @@ __all__ = [
     "is_signed",
     "lower_directives",
     "normalize_messages",
+    "output_span",
     "parse_envelope",
     "sign_envelope",
     "split_actions",

@@ -12,6 +12,8 @@ from .vocabulary import ACTION_VERSION, ATTENTION_SINK, EDIT_ACTION, PROTOCOL_VE
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Position = Annotated[int, msgspec.Meta(ge=0)]
 MAX_ACTIONS = 64
+MAX_SPANS = 16_384
+MAX_FORGOTTEN = 4_096
 
 
 class EnvelopeError(ValueError):
@@ -35,6 +37,24 @@ class LineageRun(msgspec.Struct, frozen=True):
     lineage: Identifier
 
 
+class SpanLabel(msgspec.Struct, frozen=True):
+    """Tokens ``[start, end)`` of the prompt belong to span ``span`` of the session's ledger.
+
+    A span is usually a message. Its name stays with it from turn to turn, whatever an edit makes
+    of its text, and is never given to another. Labels may overlap where it isn't certain whose a
+    token is; the engine labels what it generates as :func:`output_span`.
+    """
+
+    span: Identifier
+    start: Position
+    end: Position
+
+
+def output_span(turn: str) -> str:
+    """The ledger's name for what the engine generated in ``turn``."""
+    return f"{turn}.out"
+
+
 class EditPayload(msgspec.Struct, frozen=True, kw_only=True):
     """What one turn asks of the engine. With no directives it only registers the turn.
 
@@ -54,6 +74,14 @@ class EditPayload(msgspec.Struct, frozen=True, kw_only=True):
     segments: tuple[Segment, ...] = ()
     lineage: tuple[LineageRun, ...] = ()
     """The lineage map of the conversation so far; empty where nothing was ever spliced."""
+    spans: Annotated[tuple[SpanLabel, ...], msgspec.Meta(max_length=MAX_SPANS)] = ()
+    """What stands where in this prompt, sorted by start. What nothing labels can only be
+    forgotten with all else that the session holds."""
+    forget: Annotated[tuple[Identifier, ...], msgspec.Meta(max_length=MAX_FORGOTTEN)] = ()
+    """Spans of which no reader may survive, wherever and in whatever version the session held
+    them. A name that the engine's ledger lacks reaches all that the session published."""
+    share: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    """Scope within the tenant that may see what this turn splices; by default nobody else may."""
     sink: Annotated[int, msgspec.Meta(ge=0)] = ATTENTION_SINK
     """Destinations below this are prefilled; the engine never goes below its own sink."""
 

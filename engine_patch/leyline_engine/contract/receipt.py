@@ -29,6 +29,16 @@ class DirectiveResult(msgspec.Struct, frozen=True):
     reason: Reason
 
 
+class ForgetCounts(msgspec.Struct, frozen=True):
+    """Slots that a forget reached. The receipt is closed when none is pending any more."""
+
+    overwritten: int = 0
+    shared_retained: int = 0
+    """Held by other sessions that sent the same tokens themselves; no longer this session's."""
+    pending: int = 0
+    """Unmatchable already; overwritten when the running request that holds them ends."""
+
+
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's account of one request; served on a side channel by ``message_id``."""
 
@@ -42,6 +52,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """One sentence for people; never prompt text."""
     tokens: TokenCounts = TokenCounts()
     directives: tuple[DirectiveResult, ...] = ()
+    forgot: ForgetCounts | None = None
+    """Set exactly when the request demanded forgetting; changes until nothing is pending."""
     lineage: tuple[LineageRun, ...] = ()
     """The lineage map of the turn as it now lies in the cache."""
     skipped_actions: tuple[SkippedAction, ...] = ()

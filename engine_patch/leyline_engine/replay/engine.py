@@ -17,12 +17,14 @@ from leyline_engine.contract import (
     EDIT_ACTION,
     Capability,
     EditPayload,
+    ForgetCounts,
     KVFacts,
     Receipt,
     SkippedAction,
     TokenCounts,
 )
 from leyline_engine.edits import forgets
+from leyline_engine.ledger import SpanKey, SpanLedger
 from leyline_engine.plan import Prefill
 from leyline_engine.replay.admission import Admission, Admitter
 from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError, PoolStats
@@ -68,7 +70,7 @@ class ReplayEngine:
         self._layout = facts.layout
         self._device = model.model.device
         pool = KVPool(facts.layout, pool_tokens, facts.rotary, self._device)
-        self.cache = CacheManager(pool, pool_tokens, SourceRegistry())
+        self.cache = CacheManager(pool, pool_tokens, SourceRegistry(), SpanLedger())
         self.max_context = int(
             min(getattr(model.model.config, "max_position_embeddings", pool_tokens), pool_tokens)
         )
@@ -112,9 +114,10 @@ class ReplayEngine:
                 f"the context holds {self.max_context}"
             )
         started = time.perf_counter_ns()
-        if forgets(request.payload):
-            self._withhold(request.payload)
-        admission = self._admitter.admit(request.tokens, request.payload)
+        if request.payload is not None and forgets(request.payload):
+            self._withhold_session(request.request_id, request.payload)
+        admission = self._admitter.admit(request.request_id, request.tokens, request.payload)
+        self._withhold_readers(request.request_id, admission.struck)
         try:
             sequence = self._start(request, admission, started)
         except BaseException:
@@ -124,11 +127,21 @@ class ReplayEngine:
         self._running.add(sequence)
         return sequence
 
-    def _withhold(self, payload: EditPayload | None) -> None:
+    def _withhold_session(self, ticket: str, payload: EditPayload) -> None:
         """What the session's running requests compute may have read what is being forgotten."""
         for running in self._running:
-            if payload is not None and running.session == (payload.scope, payload.session):
-                running.withhold()
+            if running.session == (payload.scope, payload.session):
+                running.withhold(ticket)
+
+    def _withhold_readers(self, ticket: str, struck: frozenset[SpanKey]) -> None:
+        """Other sessions' running requests may draw on shared KV that has read it."""
+        for running in self._running:
+            if running.carried is not None and not struck.isdisjoint(running.carried.readers):
+                running.withhold(ticket)
+
+    def settled_forgets(self) -> dict[str, ForgetCounts]:
+        """Forgets of which more was overwritten since the last call, by request id."""
+        return self.cache.settled_forgets()
 
     def _start(self, request: GenerationRequest, admission: Admission, started: int) -> Sequence:
         plan = admission.plan
@@ -151,9 +164,10 @@ class ReplayEngine:
                 prefix=plan.prefix,
                 spliced=plan.spliced,
                 prefilled=plan.prefilled,
-                freed=admission.forgot.freed if admission.forgot else 0,
+                freed=admission.forgot.overwritten if admission.forgot else 0,
             ),
             directives=admission.directives,
+            forgot=admission.forgot,
             lineage=admission.lineage,
             skipped_actions=request.skipped,
             splice_us=(time.perf_counter_ns() - started) // 1000,
@@ -172,6 +186,8 @@ class ReplayEngine:
             pending=deque(self._chunks(plan.prefills)),
             computed=plan.prefix,
             on_end=self._running.discard,
+            spans=admission.spans,
+            carried=admission.carried,
         )
 
     def _chunks(self, prefills: Series[Prefill]) -> list[Prefill]:

@@ -12,7 +12,15 @@ import msgspec
 import numpy as np
 import torch
 
-from leyline_engine.contract import LineageRun, Receipt, TurnRecord, token_digest
+from leyline_engine.contract import (
+    LineageRun,
+    Receipt,
+    SpanLabel,
+    TurnRecord,
+    output_span,
+    token_digest,
+)
+from leyline_engine.ledger import Carried
 from leyline_engine.lineage import fold_keys
 from leyline_engine.plan import Prefill
 from leyline_engine.replay.cache.manager import CacheManager
@@ -49,8 +57,12 @@ class Sequence:
     computed: int
     """Leading positions whose KV is complete; those a prompt lacks come with its last chunk."""
     on_end: Callable[[Sequence], None]
+    spans: tuple[SpanLabel, ...] = ()
+    """What stands where in the prompt."""
+    carried: Carried | None = None
+    """What this request's splice hides, until its KV is published."""
     publishable: bool = True
-    """False once a forget of the same session made what this request read unfit to keep."""
+    """False once a forget made what this request read unfit to keep."""
     fed: array[int] = field(default_factory=lambda: array("q"))
     """Generated tokens that were fed back, so that their KV exists."""
     ended: bool = False
@@ -109,6 +121,11 @@ class Sequence:
         """Make the computed positions visible to other requests."""
         if not self.publishable or self._reads_doomed() or self.computed <= self.owned_from:
             return
+        if self.session is not None:
+            self.cache.ledger.label(self.session, [label.span for label in self.spans])
+        if self.carried is not None:
+            self.cache.enter(self._scope, self.carried)
+            self.carried = None
         tokens = self.prompt + self.fed
         keys = fold_keys(tokens[: self.computed], self.lineage, self._scope)
         match = self.cache.publish(
@@ -136,13 +153,22 @@ class Sequence:
         self._publish()
         output = self.fed + (array("q", [last_token]) if last_token is not None else array("q"))
         if self.session is not None and self.publishable and self.receipt.turn:
-            tokens = self.prompt + output
-            source = SourceTurn(
-                self.receipt.turn, tokens, token_digest(tokens), self.lineage, self._scope
-            )
-            self.cache.registry.retain(self.session, source)
+            self._retain(self.session, self.prompt + output)
         self._end()
         return TurnRecord(receipt=self.receipt, finished=True, output_ids=tuple(output))
+
+    def _retain(self, session: SessionKey, tokens: array[int]) -> None:
+        written = SpanLabel(output_span(self.receipt.turn), len(self.prompt), len(tokens))
+        self.cache.ledger.label(session, [written.span])
+        source = SourceTurn(
+            self.receipt.turn,
+            tokens,
+            token_digest(tokens),
+            self.lineage,
+            *session,
+            spans=(*self.spans, written),
+        )
+        self.cache.registry.retain(session, source)
 
     def abort(self) -> TurnRecord:
         """Give up: unpublished slots go back, the turn is no source for later ones."""
@@ -159,12 +185,13 @@ class Sequence:
         if self.publishable:
             self.cache.release(self.owned)
         else:
-            self.cache.erase(self.owned)
+            self.cache.erase(self.owned, [self])
         self.held = self.held[: self.owned_from]
         self.cache.unlock(self.node)
         self.on_end(self)
 
-    def withhold(self) -> None:
-        """Keep what this request computes to itself; see :attr:`publishable`."""
+    def withhold(self, ticket: str) -> None:
+        """Keep what this request computes to itself, and overwrite it; see :attr:`publishable`."""
         self.publishable = False
+        self.cache.await_erase(ticket, self, len(self.owned))
         self.receipt = msgspec.structs.replace(self.receipt, turn="")

@@ -142,6 +142,7 @@ class EngineService:
             while self._wait_for_work():
                 self._admit_waiting()
                 self._round()
+                self._settle_forgets()
         except Exception as error:
             log.exception("the engine failed and serves nothing more")
             with self._wake:
@@ -275,6 +276,11 @@ class EngineService:
             record = msgspec.structs.replace(record, receipt=receipt)
         self.records.put(record)
         return record
+
+    def _settle_forgets(self) -> None:
+        """Tell the receipts of earlier forgets what has been overwritten since."""
+        for message_id, counts in self._engine.settled_forgets().items():
+            self.records.update_forgot(message_id, counts)
 
     def _abandon_all(self) -> None:
         """End whatever is left, so that no reader waits for ever."""

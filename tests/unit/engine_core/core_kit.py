@@ -6,6 +6,7 @@ import random
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from itertools import count
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from leyline_engine.replay.models.loader import LoadedModel
 from leyline_engine.replay.sequence import Sequence as Running
 
 VOCAB = 256
+_REQUESTS = count()
 SCOPE = "tenant"
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -126,7 +128,8 @@ def admit(
     engine: ReplayEngine, tokens: Iterable[int], payload: EditPayload | None = None, room: int = 8
 ) -> Running:
     """Admit one request with ``room`` tokens of output."""
-    return engine.admit(GenerationRequest("r", ids(tokens), payload, max_new_tokens=room))
+    name = f"r{next(_REQUESTS)}"
+    return engine.admit(GenerationRequest(name, ids(tokens), payload, max_new_tokens=room))
 
 
 def run(
@@ -177,7 +180,15 @@ def edit(
 
 
 def snapshot(engine: ReplayEngine) -> object:
-    """Tree with locks and owners, allocator and registry, the same however nodes are split."""
+    """Tree with locks and owners, allocator, registry and ledger, however nodes are split."""
+    ledger = engine.cache.ledger
+    known = {key: frozenset(names) for key, names in ledger._names.items()}
+    readers = {key: tuple(sorted(found.items())) for key, found in ledger._readers.items()}
+    return held(engine), known, readers
+
+
+def held(engine: ReplayEngine) -> object:
+    """The same without the ledger, which may know more than is held."""
     cache_ = engine.cache
     paths: set[tuple[tuple[object, ...], ...]] = set()
 
@@ -195,6 +206,20 @@ def snapshot(engine: ReplayEngine) -> object:
     free = frozenset(cache_._allocator.free_slots().tolist())
     turns = {key: tuple(value.items()) for key, value in cache_.registry._sessions.items()}
     return paths, free, cache_.tree.root.locks, len(cache_.tree.doomed()), repr(turns)
+
+
+def contents(engine: ReplayEngine) -> dict[int, bytes]:
+    """What is stored behind every slot in use, in all layers: tensors, original keys, positions."""
+    cache_ = engine.cache
+    free = set(cache_._allocator.free_slots().tolist())
+    pool = cache_.pool
+    stored = [tensor for pair in pool._tensors for tensor in pair]
+    stored += [*pool._as_computed, pool._computed_at]
+    return {
+        slot: b"".join(tensor[slot].numpy().tobytes() for tensor in stored)
+        for slot in range(cache_.capacity)
+        if slot not in free
+    }
 
 
 def cached(

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.engine_http import wait_for
 
-from leyline_engine.contract import EditPayload, Receipt, TurnRecord
+from leyline_engine.contract import EditPayload, ForgetCounts, Receipt, TurnRecord
 from leyline_engine.replay.engine import (
     GenerationRequest,
     PoolExhaustedError,
@@ -86,6 +86,9 @@ class FakeEngine:
             raise PoolExhaustedError("full")
         self.running += 1
         return FakeSequence(self, request)
+
+    def settled_forgets(self) -> dict[str, ForgetCounts]:
+        return {}
 
     def check_integrity(self) -> None:
         self.checks += 1

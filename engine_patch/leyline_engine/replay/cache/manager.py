@@ -10,14 +10,24 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from leyline_engine.lineage import exact_length
+from leyline_engine.contract import ForgetCounts
+from leyline_engine.ledger import Carried, SpanKey, SpanLedger
+from leyline_engine.lineage import exact_length, first_under, lineage_bits
+from leyline_engine.replay.cache.pending import PendingForgets
 from leyline_engine.replay.cache.pool import KVPool, SlotAllocator, Slots
-from leyline_engine.replay.cache.radix import EMPTY_SLOTS, SHARED, Match, Node, RadixTree
+from leyline_engine.replay.cache.radix import (
+    EMPTY_SLOTS,
+    SHARED,
+    Match,
+    Node,
+    RadixTree,
+    slots_of,
+)
 from leyline_engine.sources import SessionKey, SourceRegistry
 
 log = logging.getLogger(__name__)
@@ -45,27 +55,27 @@ class PoolStats:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetResult:
-    """Slots that a forget reached."""
+class Forgotten:
+    """What a forget did, and the spans of which no KV can be found any more."""
 
-    freed: int = 0
-    """Overwritten and given back."""
-    shared_retained: int = 0
-    """Held by other sessions that sent the same tokens themselves; no longer this session's."""
-    pending: int = 0
-    """Unmatchable now; overwritten when the running request that holds them ends."""
+    counts: ForgetCounts
+    spans: frozenset[SpanKey]
 
 
 class CacheManager:
     """Owns every slot that no running request owns."""
 
-    def __init__(self, pool: KVPool, capacity: int, registry: SourceRegistry) -> None:
+    def __init__(
+        self, pool: KVPool, capacity: int, registry: SourceRegistry, ledger: SpanLedger
+    ) -> None:
         self.pool = pool
         self.registry = registry
+        self.ledger = ledger
         self.tree = RadixTree()
         self.peak_used = 0
         self._allocator = SlotAllocator(capacity)
         self._unerased = EMPTY_SLOTS
+        self._forgets = PendingForgets()
 
     @property
     def capacity(self) -> int:
@@ -79,7 +89,8 @@ class CacheManager:
 
     def unlock(self, node: Node) -> None:
         """Undo one lock; what was doomed and is now free is overwritten."""
-        self.erase(self.tree.unlock(node))
+        released = self.tree.unlock(node)
+        self.erase(slots_of(released), released)
 
     def allocate(self, count: int) -> Slots:
         """Slots for a running request, evicting what is least recently used if need be.
@@ -100,11 +111,15 @@ class CacheManager:
         """Take back a running request's own slots."""
         self._allocator.release(slots)
 
-    def erase(self, slots: Slots) -> None:
+    def erase(self, slots: Slots, holders: Iterable[Hashable] = ()) -> None:
         """Take back slots whose content must not outlive them: overwritten, then freed.
 
         Slots that can't be overwritten stay out of use, and are tried again the next time.
+
+        Args:
+            holders: what the slots were pending for, see :meth:`await_erase`.
         """
+        self._forgets.let_go(holders)
         error = self._erase(slots)
         if error is not None:
             log.error("slots could not be overwritten: %s; they stay out of use", error)
@@ -118,7 +133,16 @@ class CacheManager:
                 return error
             self._allocator.release(self._unerased)
             self._unerased = EMPTY_SLOTS
+        self._forgets.settle()
         return None
+
+    def await_erase(self, ticket: str, holder: Hashable, count: int) -> None:
+        """Let a forget wait for ``count`` slots that ``holder`` will give back to :meth:`erase`."""
+        self._forgets.wait(ticket, holder, count)
+
+    def settled_forgets(self) -> dict[str, ForgetCounts]:
+        """Forgets of which more was overwritten since the last call, by ticket."""
+        return self._forgets.take()
 
     def publish(
         self,
@@ -152,22 +176,46 @@ class CacheManager:
         self.unlock(node)
         return match
 
-    def forget(self, session: SessionKey, prompt_keys: array[int]) -> ForgetResult:
-        """Erase whatever a session published that isn't a prefix of its new prompt.
+    def forget(
+        self,
+        session: SessionKey,
+        spans: frozenset[SpanKey] | None,
+        *,
+        spared: Sequence[array[int]],
+        ticket: str,
+    ) -> Forgotten:
+        """Erase what a session published that may have read ``spans``.
 
-        The forgotten span stands in no place of the new prompt where an exact key could still
-        match, so everything behind the divergence may have read it, and nothing before it has.
-        What other sessions sent as well stays theirs, but no spliced KV does: another session
-        that goes on with a lineage never sent the span that the lineage remembers.
+        That is all but the paths of ``spared`` keys and of turns that are known to have read none
+        of them. What other sessions sent as well stays theirs, but no spliced KV that read the
+        spans does: whoever goes on with such a lineage never sent what it remembers.
+
+        Args:
+            spans: what to forget; None for whatever the session holds.
+            spared: keys of what the session's new prompt may go on with.
+            ticket: names the forget in :meth:`settled_forgets`.
 
         Raises:
             Exception: the pool's own, when slots can't be overwritten; they are out of use then.
         """
-        spared = set(self.tree.path(self.tree.match(prompt_keys).node))
-        freed = shared = pending = 0
-        failure: Exception | None = None
+        scope = session[0]
+        turns = self.registry.turns(session)
+        if spans is not None:
+            clean = [t for t in turns if self.ledger.first_reader(t, spans) == len(t.tokens)]
+        else:
+            spans, clean = self.ledger.hidden_spans(session), []
+        kept: set[Node] = set()
+        for keys in (*spared, *(turn.keys() for turn in clean)):
+            kept.update(self.tree.path(self.tree.match(keys).node))
+        released, held = self._detach_lineages(
+            {
+                lineage_bits(name, scope): at
+                for name, at in self.ledger.lineages_reading(scope, spans).items()
+            }
+        )
+        shared = 0
         for node in list(self.tree.nodes()):
-            if session not in node.owners or node in spared or node.detached:
+            if session not in node.owners or node in kept or node.detached:
                 continue
             doomed: Node | None = node
             if len(node.owners) > 1:
@@ -176,13 +224,52 @@ class CacheManager:
                     exact.owners.discard(session)
                     shared += len(exact.slots)
             if doomed is not None:
-                released, held = self.tree.detach(doomed)
-                failure = self._erase(released) or failure
-                freed, pending = freed + len(released), pending + held
+                free, locked = self.tree.detach(doomed)
+                released += free
+                held += locked
+        for node in held:
+            self._forgets.wait(ticket, node, len(node.slots))
+        failure = self._erase(slots_of(released))
         if failure is not None:
             raise failure
-        self.registry.drop_session(session)
-        return ForgetResult(freed, shared, pending)
+        for turn in turns:
+            if turn not in clean:
+                self.registry.drop(session, turn.turn)
+        self.ledger.strike(scope, spans)
+        counts = self._forgets.open(ticket, len(slots_of(released)), shared)
+        return Forgotten(counts, spans)
+
+    def _detach_lineages(self, tainted: Mapping[int, int]) -> tuple[list[Node], list[Node]]:
+        """Make KV under lineages unmatchable, whoever published it.
+
+        Args:
+            tainted: by :func:`~leyline_engine.lineage.lineage_bits`, the first position concerned.
+        """
+        released: list[Node] = []
+        held: list[Node] = []
+        stack = [(child, 0) for child in self.tree.root.children.values()] if tainted else []
+        while stack:
+            node, start = stack.pop()
+            at = first_under(node.keys, start, tainted)
+            if at == len(node.keys):
+                stack.extend((child, start + at) for child in node.children.values())
+                continue
+            _, doomed = self.tree.split(node, at)
+            if doomed is not None:
+                free, locked = self.tree.detach(doomed)
+                released += free
+                held += locked
+        return released, held
+
+    def enter(self, scope: str, carried: Carried) -> None:
+        """Note in the ledger what a splice carries, before its KV can be matched."""
+        dropped = self.ledger.enter(scope, carried)
+        if dropped:
+            # Nobody could tell any more what this KV has read.
+            released, _ = self._detach_lineages(
+                {lineage_bits(lineage, owner): 0 for owner, lineage in dropped}
+            )
+            self.erase(slots_of(released))
 
     def flush(self) -> None:
         """Drop every cached sequence and retained turn that no running request holds."""

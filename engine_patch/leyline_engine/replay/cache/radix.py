@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -173,17 +173,17 @@ class RadixTree:
             current.locks += 1
             current = current.parent
 
-    def unlock(self, node: Node) -> Slots:
-        """Undo one :meth:`lock`; returns the slots of doomed nodes that nobody holds now."""
-        released: list[Slots] = []
+    def unlock(self, node: Node) -> list[Node]:
+        """Undo one :meth:`lock`; returns the doomed nodes that nobody holds now."""
+        released: list[Node] = []
         current: Node | None = node
         while current is not None:
             current.locks -= 1
             if current.detached and current.locks == 0:
                 self._doomed.discard(current)
-                released.append(current.slots)
+                released.append(current)
             current = current.parent
-        return np.concatenate(released) if released else EMPTY_SLOTS
+        return released
 
     def evict(self, count: int) -> Slots:
         """Drop unlocked leaves, least recently used first, until ``count`` slots are free."""
@@ -193,30 +193,30 @@ class RadixTree:
             if not node.children and node.locks == 0
         ]
         heapq.heapify(leaves)
-        released: list[Slots] = []
+        released: list[Node] = []
         freed = 0
         while leaves and freed < count:
             _, _, node = heapq.heappop(leaves)
             parent = node.parent
             assert parent is not None  # noqa: S101 - the root is no leaf of this list
             del parent.children[node.keys[0]]
-            released.append(node.slots)
+            released.append(node)
             freed += len(node.slots)
             if parent is not self.root and not parent.children and parent.locks == 0:
                 heapq.heappush(leaves, (parent.last_access, parent.serial, parent))
-        return np.concatenate(released) if released else EMPTY_SLOTS
+        return slots_of(released)
 
-    def detach(self, node: Node) -> tuple[Slots, int]:
+    def detach(self, node: Node) -> tuple[list[Node], list[Node]]:
         """Make the subtree of ``node`` unmatchable.
 
         Returns:
-            Slots that are free now, and how many more follow when running requests let go.
+            Nodes whose slots are free now, and those that running requests still hold.
         """
         parent = node.parent
         assert parent is not None  # noqa: S101 - the root is never detached
         del parent.children[node.keys[0]]
-        released: list[Slots] = []
-        pending = 0
+        released: list[Node] = []
+        held: list[Node] = []
         stack = [node]
         while stack:
             current = stack.pop()
@@ -224,7 +224,12 @@ class RadixTree:
             stack.extend(current.children.values())
             if current.locks:
                 self._doomed.add(current)
-                pending += len(current.slots)
+                held.append(current)
             else:
-                released.append(current.slots)
-        return (np.concatenate(released) if released else EMPTY_SLOTS), pending
+                released.append(current)
+        return released, held
+
+
+def slots_of(nodes: Sequence[Node]) -> Slots:
+    """The slots of several nodes."""
+    return np.concatenate([node.slots for node in nodes]) if nodes else EMPTY_SLOTS

@@ -1,0 +1,235 @@
+"""The ledger of spans: what each span's first reader is, wherever an edit has moved it. Pure.
+
+::
+
+    turn 1   0 ── system ──[ m3 ]── m4 ── m5            m3 stands there: its first reader is itself
+    turn 2   0 ── system ──[stub]══ m4 ══ m5 ── m6      copied behind the cut: m4's KV has read m3
+                                  └ first reader of m3, found under the lineage of the splice
+
+A position has read what stands before it and, through KV that a splice moved, what stood before
+that KV in its source. Readers are kept as the first such position: everything behind it counts as
+a reader too, so a wrong answer errs to the left, which costs a prefill and never a secret.
+
+What the ledger doesn't know, because its bounds made it drop something, is read by everything.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from leyline_engine.contract import CopySegment, LineageRun, SpanLabel
+from leyline_engine.sources import SessionKey, SourceTurn
+
+ANYTHING = ("", "")
+"""Reader entry of lineages that carry something which the ledger no longer knows."""
+
+NOWHERE = sys.maxsize
+
+SpanKey = tuple[str, str]
+"""(session, span); both are named within a tenant scope."""
+
+Readers = Mapping[SpanKey, int]
+"""First position that has read a span, by span."""
+
+MAX_READERS = 4096
+"""Spans noted per lineage; of more than these only the first position of all is kept."""
+
+MAX_SHARED_STARTS = 8
+"""Positions from which a scope's shared KV is looked for; the least recently spliced go first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a splice brings into a lineage, to be entered once its KV can be found."""
+
+    lineage: str
+    start: int
+    readers: Readers
+    share: str = ""
+
+
+class SpanLedger:
+    """Span names by session, readers by lineage. Bounded; positions and names only."""
+
+    def __init__(
+        self, *, max_sessions: int = 1024, max_names: int = 65_536, max_lineages: int = 4096
+    ) -> None:
+        self._max_sessions = max_sessions
+        self._max_names = max_names
+        self._max_lineages = max_lineages
+        self._names: OrderedDict[SessionKey, set[str]] = OrderedDict()
+        self._readers: OrderedDict[tuple[str, str], dict[SpanKey, int]] = OrderedDict()
+        self._shared: OrderedDict[tuple[str, str], OrderedDict[int, None]] = OrderedDict()
+
+    def label(self, session: SessionKey, names: Iterable[str]) -> None:
+        """Note that a session holds these spans."""
+        known = self._names.setdefault(session, set())
+        self._names.move_to_end(session)
+        known.update(names)
+        if len(known) > self._max_names:
+            # Which of them are still held isn't known: none is, and a forget reaches everything.
+            known.clear()
+        while len(self._names) > self._max_sessions:
+            self._names.popitem(last=False)
+
+    def knows(self, session: SessionKey, names: Collection[str]) -> bool:
+        """Whether readers of all these spans can be told."""
+        return self._names.get(session, set()).issuperset(names)
+
+    def first_reader(self, turn: SourceTurn, spans: Collection[SpanKey]) -> int:
+        """First position of a retained turn that has read one of ``spans``; its length if none."""
+        length = len(turn.tokens)
+        standing = min(
+            (label.start for label in turn.spans if (turn.session, label.span) in spans),
+            default=length,
+        )
+        return min(
+            standing,
+            first_unlabelled(turn.spans, length),
+            self.hidden_reader(turn.lineage, turn.scope, spans, length),
+        )
+
+    def hidden_reader(
+        self, runs: Sequence[LineageRun], scope: str, spans: Collection[SpanKey], length: int
+    ) -> int:
+        """First position under a lineage map whose moved KV has read one of ``spans``.
+
+        Returns:
+            A position; ``length`` if there is none.
+        """
+        for index, run in enumerate(runs):
+            end = runs[index + 1].start if index + 1 < len(runs) else length
+            readers = self._readers.get((scope, run.lineage), {ANYTHING: run.start})
+            first = min(
+                (readers[span] for span in (*spans, ANYTHING) if span in readers), default=end
+            )
+            if first < end:
+                return max(first, run.start)
+        return length
+
+    def carry(
+        self, sources: Sequence[SourceTurn], copies: Sequence[CopySegment], shared: Sequence[int]
+    ) -> dict[SpanKey, int]:
+        """Spans that copied KV has read though they don't stand whole in the new prompt.
+
+        Args:
+            sources: by the index that copies name.
+            copies: what the prompt takes from each source.
+            shared: per source, how many leading tokens it has in common with the prompt.
+
+        Returns:
+            Their first readers, in prompt positions.
+        """
+        readers: dict[SpanKey, int] = {}
+        for index, source in enumerate(sources):
+            taken = [copy for copy in copies if copy.source == index]
+            kept = [CopySegment(index, 0, shared[index], 0), *taken]
+            for span, position, place in self._read(source, kept):
+                reader = min((_landing(copy, position) for copy in taken), default=place)
+                if reader < place:
+                    readers[span] = min(reader, readers.get(span, reader))
+        return readers
+
+    def _read(
+        self, source: SourceTurn, kept: Sequence[CopySegment]
+    ) -> Iterable[tuple[SpanKey, int, int]]:
+        """Spans that a source has read, their first readers, and where in the prompt each stands.
+
+        A span that doesn't stand whole in one of the ``kept`` pieces stands nowhere.
+        """
+        for label in source.spans:
+            places = [
+                copy.dest + label.start - copy.start
+                for copy in kept
+                if copy.start <= label.start and label.end <= copy.end
+            ]
+            yield (source.session, label.span), label.start, min(places, default=NOWHERE)
+        runs = source.lineage
+        for index, run in enumerate(runs):
+            end = runs[index + 1].start if index + 1 < len(runs) else len(source.tokens)
+            known = self._readers.get((source.scope, run.lineage), {ANYTHING: run.start})
+            for span, position in known.items():
+                if position < end:
+                    yield span, max(position, run.start), NOWHERE
+
+    def enter(self, scope: str, carried: Carried) -> tuple[tuple[str, str], ...]:
+        """Note a lineage's readers; where it is known already, the earlier position holds.
+
+        Returns:
+            (scope, lineage) of records that had to go for it. Their KV must not stay matchable.
+        """
+        key = (scope, carried.lineage)
+        known = self._readers.setdefault(key, {})
+        self._readers.move_to_end(key)
+        for span, position in carried.readers.items():
+            known[span] = min(position, known.get(span, position))
+        if len(known) > MAX_READERS:
+            self._readers[key] = {ANYTHING: min(known.values())}
+        if carried.share:
+            self._share(scope, carried)
+        surplus = len(self._readers) - self._max_lineages
+        return tuple(self._readers.popitem(last=False)[0] for _ in range(surplus))
+
+    def _share(self, scope: str, carried: Carried) -> None:
+        starts = self._shared.setdefault((scope, carried.share), OrderedDict())
+        self._shared.move_to_end((scope, carried.share))
+        starts[carried.start] = None
+        starts.move_to_end(carried.start)
+        while len(starts) > MAX_SHARED_STARTS:
+            starts.popitem(last=False)
+        while len(self._shared) > self._max_sessions:
+            self._shared.popitem(last=False)
+
+    def shared_starts(self, scope: str, share: str) -> tuple[int, ...]:
+        """Where KV that a scope shares begins, latest first."""
+        return tuple(reversed(self._shared.get((scope, share), ())))
+
+    def lineages_reading(self, scope: str, spans: Collection[SpanKey]) -> dict[str, int]:
+        """Lineages of a tenant whose moved KV has read one of ``spans``, and from where on."""
+        found: dict[str, int] = {}
+        for (owner, lineage), readers in self._readers.items():
+            first = [readers[span] for span in (*spans, ANYTHING) if span in readers]
+            if owner == scope and first:
+                found[lineage] = min(first)
+        return found
+
+    def hidden_spans(self, session: SessionKey) -> frozenset[SpanKey]:
+        """All spans of a session that any lineage remembers."""
+        scope, name = session
+        return frozenset(
+            span
+            for (owner, _), readers in self._readers.items()
+            if owner == scope
+            for span in readers
+            if span[0] == name
+        )
+
+    def strike(self, scope: str, spans: Collection[SpanKey]) -> None:
+        """Take spans off the readers' list: no KV that read them can be found any more."""
+        for (owner, _), readers in self._readers.items():
+            if owner == scope:
+                for span in spans:
+                    readers.pop(span, None)
+
+    def clear(self) -> None:
+        self._names.clear()
+        self._readers.clear()
+        self._shared.clear()
+
+
+def first_unlabelled(labels: Sequence[SpanLabel], length: int) -> int:
+    """First position that no label covers, ``length`` if all are. Labels are sorted by start."""
+    covered = 0
+    for label in labels:
+        if label.start > covered:
+            break
+        covered = max(covered, label.end)
+    return min(covered, length)
+
+
+def _landing(copy: CopySegment, position: int) -> int:
+    """Where the first token of a copy stands that lies at or behind a source position."""
+    return copy.dest + max(0, position - copy.start) if position < copy.end else NOWHERE

@@ -1,0 +1,60 @@
+"""Forgets that wait for running requests to give back what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+import msgspec
+
+from leyline_engine.contract import ForgetCounts
+
+
+class PendingForgets:
+    """Counts by ticket, from the forget until the last slot that it waits for is overwritten."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, ForgetCounts] = {}
+        self._changed: set[str] = set()
+        self._waiting: dict[Hashable, dict[str, int]] = {}
+        self._released: list[tuple[str, int]] = []
+
+    def open(self, ticket: str, overwritten: int, shared: int) -> ForgetCounts:
+        """Begin a ticket, with what waits for it already."""
+        pending = sum(waits.get(ticket, 0) for waits in self._waiting.values())
+        self._counts[ticket] = ForgetCounts(overwritten, shared, pending)
+        return self._counts[ticket]
+
+    def wait(self, ticket: str, holder: Hashable, count: int) -> None:
+        """``holder`` keeps ``count`` slots that ``ticket`` wants overwritten; once per holder."""
+        waits = self._waiting.setdefault(holder, {})
+        more = count - waits.get(ticket, 0)
+        waits[ticket] = count
+        self._add(ticket, pending=more)
+
+    def let_go(self, holders: Iterable[Hashable]) -> None:
+        """These hold nothing any more; what they held is overwritten by the next :meth:`settle`."""
+        for holder in holders:
+            self._released.extend(self._waiting.pop(holder, {}).items())
+
+    def settle(self) -> None:
+        """All that was let go has been overwritten."""
+        for ticket, count in self._released:
+            self._add(ticket, overwritten=count, pending=-count)
+        self._released.clear()
+
+    def _add(self, ticket: str, *, overwritten: int = 0, pending: int) -> None:
+        counts = self._counts.get(ticket)
+        if counts is not None:
+            self._changed.add(ticket)
+            self._counts[ticket] = msgspec.structs.replace(
+                counts,
+                overwritten=counts.overwritten + overwritten,
+                pending=counts.pending + pending,
+            )
+
+    def take(self) -> dict[str, ForgetCounts]:
+        """Tickets that changed since the last call; those with nothing pending end with it."""
+        changed = {ticket: self._counts[ticket] for ticket in self._changed}
+        self._changed.clear()
+        self._counts = {t: counts for t, counts in self._counts.items() if counts.pending}
+        return changed

@@ -1,0 +1,238 @@
+"""The ledger of spans against sequences whose every position knows what it has read."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leyline_engine.contract import CopySegment, LineageRun, SpanLabel, common_prefix
+from leyline_engine.ledger import (
+    ANYTHING,
+    MAX_READERS,
+    MAX_SHARED_STARTS,
+    Carried,
+    SpanLedger,
+    first_unlabelled,
+)
+from leyline_engine.sources import SourceTurn
+
+SCOPE, SESSION = "tenant", "s"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn whose tokens are span names, and what each position's KV has read."""
+
+    source: SourceTurn
+    read: tuple[frozenset[int], ...]
+
+    @property
+    def spans(self) -> list[int]:
+        return self.source.tokens.tolist()
+
+
+def labels(tokens: Sequence[int]) -> tuple[SpanLabel, ...]:
+    """One label per run of equal tokens: token 7 belongs to span "7"."""
+    found: list[SpanLabel] = []
+    start = 0
+    for end in range(1, len(tokens) + 1):
+        if end == len(tokens) or tokens[end] != tokens[start]:
+            found.append(SpanLabel(str(tokens[start]), start, end))
+            start = end
+    return tuple(found)
+
+
+def turn_of(name: str, tokens: Sequence[int], lineage: tuple[LineageRun, ...] = ()) -> SourceTurn:
+    """A retained turn of the session, labelled by its tokens."""
+    ids = array("q", tokens)
+    return SourceTurn(name, ids, name, lineage, SCOPE, SESSION, labels(tokens))
+
+
+def computed(tokens: Sequence[int], known: dict[int, frozenset[int]]) -> tuple[frozenset[int], ...]:
+    """What each position has read: itself and all before it, or what its copied KV had read."""
+    read: list[frozenset[int]] = []
+    seen: frozenset[int] = frozenset()
+    for position, token in enumerate(tokens):
+        here = known.get(position, seen | {token})
+        seen |= here | {token}
+        read.append(here)
+    return tuple(read)
+
+
+def opened(tokens: Sequence[int]) -> Turn:
+    """A turn that was prefilled as a whole."""
+    return Turn(turn_of("t0", tokens), computed(tokens, {}))
+
+
+def spliced(
+    ledger: SpanLedger, name: str, sources: Sequence[Turn], cuts: Sequence[CopySegment], fresh: int
+) -> Turn:
+    """A turn of the first source's common prefix, copies, and what else is fresh.
+
+    Args:
+        cuts: copies to chain; their ``dest`` is set here.
+        fresh: span of the fresh tokens between and behind them.
+    """
+    base = sources[0]
+    tokens: list[int] = base.spans[: cuts[0].dest]
+    known = dict(enumerate(base.read[: cuts[0].dest]))
+    copies: list[CopySegment] = []
+    for cut in cuts:
+        tokens.append(fresh)
+        source = sources[cut.source]
+        copies.append(replace_dest(cut, len(tokens)))
+        known.update(
+            {len(tokens) + i: source.read[cut.start + i] for i in range(cut.end - cut.start)}
+        )
+        tokens.extend(source.spans[cut.start : cut.end])
+    tokens.append(fresh)
+    runs = tuple(run for run in base.source.lineage if run.start < cuts[0].dest)
+    shared = [common_prefix(turn.source.tokens, array("q", tokens)) for turn in sources]
+    readers = ledger.carry([turn.source for turn in sources], copies, shared)
+    ledger.enter(SCOPE, Carried(name, copies[0].dest, readers))
+    lineage = (*runs, LineageRun(copies[0].dest, name))
+    return Turn(turn_of(name, tokens, lineage), computed(tokens, known))
+
+
+def replace_dest(copy: CopySegment, dest: int) -> CopySegment:
+    """The same copy for another place."""
+    return CopySegment(copy.source, copy.start, copy.end, dest)
+
+
+def true_reader(turn: Turn, span: int) -> int:
+    """The first position that has read a span, by the book-keeping of this file."""
+    return next((i for i, read in enumerate(turn.read) if span in read), len(turn.read))
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_no_reader_stands_before_the_ledgers(data: st.DataObject) -> None:
+    """Over chains of splices from several sources every reader lies at or behind the position
+    that the ledger gives, and a span that nothing read is given no reader but by glue."""
+    ledger = SpanLedger()
+    spans = data.draw(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=3))
+    turns = [opened([span for span, length in spans for _ in range(length)])]
+    for number in range(data.draw(st.integers(1, 5))):
+        sources = [turns[data.draw(st.integers(0, len(turns) - 1))] for _ in range(2)]
+        prefix = data.draw(st.integers(0, len(sources[0].spans)))
+        cuts = []
+        for _ in range(data.draw(st.integers(1, 3))):
+            which = data.draw(st.integers(0, 1))
+            start = data.draw(st.integers(0, len(sources[which].spans) - 1))
+            end = data.draw(st.integers(start + 1, len(sources[which].spans)))
+            cuts.append(CopySegment(which, start, end, prefix))
+        turns.append(spliced(ledger, f"l{number}", sources, cuts, fresh=20 + number))
+    for turn in turns:
+        for span in range(1, 30):
+            assert ledger.first_reader(turn.source, [(SESSION, str(span))]) <= true_reader(
+                turn, span
+            )
+
+
+def test_a_ledger_without_hidden_readers_would_be_caught() -> None:
+    """The control: visible labels alone miss the reader that a splice has moved."""
+    ledger = SpanLedger()
+    first = opened([1, 1, 2, 2, 3, 3])
+    second = spliced(ledger, "l", [first], [CopySegment(0, 4, 6, 2)], fresh=9)
+    assert second.spans == [1, 1, 9, 3, 3, 9]
+    key = [(SESSION, "2")]
+    assert true_reader(second, 2) == ledger.first_reader(second.source, key) == 3
+    assert ledger.first_reader(replace(second.source, lineage=()), key) == 6
+
+
+def test_a_reader_is_followed_through_a_second_splice() -> None:
+    """What read a span keeps it when it moves on, also where the span is gone since long."""
+    ledger = SpanLedger()
+    first = opened([1, 2, 3, 4, 5])
+    second = spliced(ledger, "a", [first], [CopySegment(0, 2, 5, 1)], fresh=9)
+    assert second.spans == [1, 9, 3, 4, 5, 9]
+    third = spliced(ledger, "b", [second], [CopySegment(0, 4, 6, 2)], fresh=8)
+    assert third.spans == [1, 9, 8, 5, 9, 8]
+    assert ledger.first_reader(third.source, [(SESSION, "2")]) == 3
+    assert ledger.first_reader(third.source, [(SESSION, "3")]) == 3
+    assert ledger.first_reader(third.source, [(SESSION, "7")]) == 6
+
+
+def test_a_copy_from_before_a_span_has_not_read_it() -> None:
+    """Only what stood behind the span in its source carries it along."""
+    ledger = SpanLedger()
+    first = opened([1, 1, 2, 3, 4, 4])
+    moved = spliced(ledger, "a", [first], [CopySegment(0, 1, 3, 0)], fresh=9)
+    assert moved.spans == [9, 1, 2, 9]
+    assert ledger.first_reader(moved.source, [(SESSION, "3")]) == 4
+    assert ledger.first_reader(moved.source, [(SESSION, "1")]) == 1
+
+
+def test_a_struck_span_has_no_reader_any_more() -> None:
+    """After a forget the same lineage is clean again of that span, not of another."""
+    ledger = SpanLedger()
+    first = opened([1, 2, 3, 4])
+    second = spliced(ledger, "a", [first], [CopySegment(0, 3, 4, 1)], fresh=9)
+    two, three = (SESSION, "2"), (SESSION, "3")
+    assert ledger.lineages_reading(SCOPE, [two]) == {"a": 2}
+    assert ledger.lineages_reading("other", [two]) == {}
+    ledger.strike(SCOPE, [two])
+    assert ledger.first_reader(second.source, [two]) == len(second.spans)
+    assert ledger.first_reader(second.source, [three]) == 2
+
+
+def test_an_unknown_lineage_has_read_everything() -> None:
+    """Where the record of a lineage had to go, nothing under it counts as clean."""
+    ledger = SpanLedger(max_lineages=1)
+    assert ledger.enter(SCOPE, Carried("a", 2, {})) == ()
+    source = turn_of("t", [1, 1, 2, 2], (LineageRun(2, "a"),))
+    assert ledger.first_reader(source, [(SESSION, "9")]) == 4
+    assert ledger.enter(SCOPE, Carried("b", 0, {})) == ((SCOPE, "a"),)
+    assert ledger.first_reader(source, [(SESSION, "9")]) == 2
+    carried = ledger.carry([source], [CopySegment(0, 3, 4, 7)], [0])
+    assert carried[ANYTHING] == 7
+
+
+def test_a_lineage_with_too_many_spans_keeps_the_first_position() -> None:
+    """A bound on spans per lineage makes the answer coarser, never wrong."""
+    ledger = SpanLedger()
+    many = {(SESSION, str(n)): 100 + n for n in range(MAX_READERS + 1)}
+    ledger.enter(SCOPE, Carried("a", 50, many))
+    source = turn_of("t", [1] * 200, (LineageRun(50, "a"),))
+    assert ledger.first_reader(source, [(SESSION, "unheard of")]) == 100
+
+
+def test_names_are_known_until_a_bound_drops_them() -> None:
+    """A name that the ledger may have lost is unknown, so that a forget of it spares nothing."""
+    ledger = SpanLedger(max_sessions=2, max_names=3)
+    ledger.label((SCOPE, "a"), ["m1", "m2"])
+    assert ledger.knows((SCOPE, "a"), ["m1", "m2"])
+    assert not ledger.knows((SCOPE, "a"), ["m1", "m3"])
+    assert not ledger.knows(("other", "a"), ["m1"])
+    ledger.label((SCOPE, "a"), ["m3", "m4"])
+    assert not ledger.knows((SCOPE, "a"), ["m1"])
+    ledger.label((SCOPE, "b"), ["m1"])
+    ledger.label((SCOPE, "c"), ["m1"])
+    ledger.label((SCOPE, "d"), ["m1"])
+    assert not ledger.knows((SCOPE, "b"), ["m1"])
+    assert ledger.knows((SCOPE, "d"), ["m1"])
+
+
+def test_shared_starts_are_few_and_latest_first() -> None:
+    """What a scope shares is looked for at a bounded number of positions."""
+    ledger = SpanLedger()
+    for start in range(MAX_SHARED_STARTS + 2):
+        ledger.enter(SCOPE, Carried("share x", start, {}, "x"))
+    starts = ledger.shared_starts(SCOPE, "x")
+    assert len(starts) == MAX_SHARED_STARTS
+    assert starts[0] == MAX_SHARED_STARTS + 1
+    assert ledger.shared_starts("other", "x") == ()
+
+
+def test_what_no_label_covers_counts_as_read() -> None:
+    """A gap between labels is the first position whose owner isn't known."""
+    whole = (SpanLabel("a", 0, 4), SpanLabel("b", 3, 9))
+    assert first_unlabelled(whole, 9) == 9
+    assert first_unlabelled(whole[1:], 9) == 0
+    assert first_unlabelled((SpanLabel("a", 0, 4), SpanLabel("b", 5, 9)), 9) == 4
+    gap = SourceTurn("t", array("q", range(9)), "", (), SCOPE, SESSION, whole[:1])
+    assert SpanLedger().first_reader(gap, [(SESSION, "z")]) == 4
