@@ -140,7 +140,7 @@ def _resolve_source(payload: EditPayload, index: int, registry: SourceRegistry) 
     source = registry.get((payload.scope, payload.session), wanted.turn)
     if source is None:
         raise EditRefusedError(Reason.MISSING_SOURCE, f"source {index} is not retained here")
-    if (len(source.tokens), source.digest) != (wanted.length, wanted.digest):
+    if (len(source.tokens), registry.seal(source)) != (wanted.length, wanted.digest):
         raise EditRefusedError(
             Reason.TOKEN_MISMATCH, f"source {index} differs from the engine's record of that turn"
         )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from leyline_engine.contract import CopySegment, LineageRun, SpanLabel
@@ -147,13 +147,24 @@ class SpanLedger:
                 if copy.start <= label.start and label.end <= copy.end
             ]
             yield (source.session, label.span), label.start, min(places, default=NOWHERE)
-        runs = source.lineage
+        for span, position in self._hidden(source.lineage, source.scope, len(source.tokens)):
+            yield span, position, NOWHERE
+
+    def _hidden(
+        self, runs: Sequence[LineageRun], scope: str, length: int
+    ) -> Iterator[tuple[SpanKey, int]]:
+        """Every span that KV under a lineage map remembers, and its reader in each run."""
         for index, run in enumerate(runs):
-            end = runs[index + 1].start if index + 1 < len(runs) else len(source.tokens)
-            known = self._readers.get((source.scope, run.lineage), {ANYTHING: run.start})
-            for span, position in known.items():
+            end = runs[index + 1].start if index + 1 < len(runs) else length
+            for span, position in self._readers.get(
+                (scope, run.lineage), {ANYTHING: run.start}
+            ).items():
                 if position < end:
-                    yield span, max(position, run.start), NOWHERE
+                    yield span, max(position, run.start)
+
+    def remembered(self, runs: Sequence[LineageRun], scope: str, length: int) -> frozenset[SpanKey]:
+        """The spans that the first ``length`` positions under a lineage map remember."""
+        return frozenset(span for span, _ in self._hidden(runs, scope, length))
 
     def enter(self, scope: str, carried: Carried) -> tuple[tuple[str, str], ...]:
         """Note a lineage's readers; where it is known already, the earlier position holds.

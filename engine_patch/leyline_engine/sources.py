@@ -6,7 +6,7 @@ from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from leyline_engine.contract import LineageRun, SpanLabel
+from leyline_engine.contract import LineageRun, SpanLabel, sealed_digest
 from leyline_engine.lineage import fold_keys
 
 SessionKey = tuple[str, str]
@@ -32,9 +32,16 @@ class SourceTurn:
 
 
 class SourceRegistry:
-    """Turns by tenant scope and session, least recently used sessions dropped first."""
+    """Turns by tenant scope and session, least recently used sessions dropped first.
 
-    def __init__(self, *, max_sessions: int = 1024, max_turns: int = 8) -> None:
+    Args:
+        secret: what digests of prompt text are sealed with where others see them.
+    """
+
+    def __init__(
+        self, *, max_sessions: int = 1024, max_turns: int = 8, secret: str | None = None
+    ) -> None:
+        self._secret = secret
         self._max_sessions = max_sessions
         self._max_turns = max_turns
         self._sessions: OrderedDict[SessionKey, OrderedDict[str, SourceTurn]] = OrderedDict()
@@ -45,6 +52,10 @@ class SourceRegistry:
             return None
         self._sessions.move_to_end(session)
         return turns.get(turn)
+
+    def seal(self, source: SourceTurn) -> str:
+        """The source's digest as proxies name it."""
+        return sealed_digest(source.digest, self._secret)
 
     def retain(self, session: SessionKey, source: SourceTurn) -> None:
         turns = self._sessions.setdefault(session, OrderedDict())

@@ -38,7 +38,7 @@ from .envelope import (
 )
 from .receipt import DirectiveResult, ForgetCounts, Receipt, TokenCounts, TurnRecord
 from .signing import is_signed, sign_envelope
-from .tokens import common_prefix, token_array, token_digest
+from .tokens import common_prefix, sealed_digest, token_array, token_digest
 from .vocabulary import (
     ACTION_VERSION,
     ATTENTION_SINK,
@@ -98,6 +98,7 @@ __all__ = [
     "normalize_messages",
     "output_span",
     "parse_envelope",
+    "sealed_digest",
     "sign_envelope",
     "split_actions",
     "template_takes_parts",

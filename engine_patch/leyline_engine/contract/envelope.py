@@ -27,7 +27,8 @@ class SourceRef(msgspec.Struct, frozen=True):
     length: Position
     """Tokens of the turn: its prompt and what the engine generated."""
     digest: str
-    """:func:`~leyline_engine.contract.tokens.token_digest` over those tokens."""
+    """:func:`~leyline_engine.contract.tokens.token_digest` over those tokens, sealed with the
+    secret that proxy and engine share."""
 
 
 class LineageRun(msgspec.Struct, frozen=True):

@@ -270,11 +270,19 @@ class Admitter:
         name = share_lineage(payload.share) or derive_lineage(
             runs[-1].lineage if runs else "",
             payload.scope,
-            [(edit.sources[index].digest, edit.sources[index].lineage) for index in used],
+            [
+                (self._cache.registry.seal(edit.sources[index]), edit.sources[index].lineage)
+                for index in used
+            ],
             plan.copies,
         )
         shared = [common_prefix(source.tokens, prompt) for source in edit.sources]
         readers = self._cache.ledger.carry(edit.sources, plan.copies, shared)
+        if not payload.share:
+            # Who has these runs remembers them from there on; a shared lineage has other parents.
+            ledger, scope = self._cache.ledger, payload.scope
+            known = ledger.remembered(runs, scope, plan.copies[0].dest)
+            readers = {span: at for span, at in readers.items() if span not in known}
         goes_on = bool(runs) and runs[-1].lineage == name
         start = runs[-1].start if goes_on else plan.copies[0].dest
         return Carried(name, start, readers, payload.share)

@@ -63,6 +63,7 @@ class ReplayEngine:
         pool_tokens: int,
         chunk_tokens: int = 512,
         splicing: bool = True,
+        secret: str | None = None,
     ) -> None:
         facts = read_model_facts(model.model)
         self._model = model.model
@@ -70,7 +71,7 @@ class ReplayEngine:
         self._layout = facts.layout
         self._device = model.model.device
         pool = KVPool(facts.layout, pool_tokens, facts.rotary, self._device)
-        self.cache = CacheManager(pool, pool_tokens, SourceRegistry(), SpanLedger())
+        self.cache = CacheManager(pool, pool_tokens, SourceRegistry(secret=secret), SpanLedger())
         self.max_context = int(
             min(getattr(model.model.config, "max_position_embeddings", pool_tokens), pool_tokens)
         )

@@ -46,7 +46,7 @@ def create_engine_app(
         max_waiting: requests that may wait; more are refused with 503.
         default_max_tokens: limit of chat answers that name none.
         api_secret: bearer token to ask for; None asks for nothing.
-        hints_secret: what the proxy signs envelopes with; None takes them unsigned.
+        hints_secret: what the proxy signs envelopes and seals digests with; None takes both bare.
 
     Raises:
         ModelLoadError: the model can't be loaded.
@@ -80,7 +80,11 @@ def serve_model(
 ) -> Starlette:
     """The application over a model that is loaded already."""
     engine = ReplayEngine(
-        loaded, pool_tokens=pool_tokens, chunk_tokens=chunk_tokens, splicing=splicing
+        loaded,
+        pool_tokens=pool_tokens,
+        chunk_tokens=chunk_tokens,
+        splicing=splicing,
+        secret=options.hints_secret if options else None,
     )
     encoder = PromptEncoder(loaded.tokenizer)
     service = EngineService(engine, encoder.decode, limits=limits)

@@ -231,25 +231,51 @@ def test_shared_kv_serves_the_scope_and_nobody_else(scope: str, share: str, pref
     assert same_logits(answer, reference([*prompt, 5])) == (prefix == 60)
 
 
-def test_a_forget_reaches_what_others_made_of_shared_kv() -> None:
-    """Another session's own splice of shared KV goes as well; what it sent itself stays."""
-    engine = make_engine(pool=2000)
+def joined(engine: ReplayEngine) -> tuple[list[int], list[int], EditPayload]:
+    """Session y goes on with what s shared; then the prompt and payload of a splice of its own.
+
+    Returns:
+        The prompt of s, and of y's next turn with its payload.
+    """
     run(engine, SOURCE, labelled(register("t1"), *LABELS))
     prompt, payload = edit(SOURCE, [CUT], tail=[9, 8])
     after = (SpanLabel("m1", 0, 60), SpanLabel("m3", 60, len(prompt)))
-    shared = msgspec.structs.replace(labelled(payload, *after), share="crew")
-    run(engine, prompt, shared)
+    run(engine, prompt, msgspec.structs.replace(labelled(payload, *after), share="crew"))
     join = msgspec.structs.replace(register("y1", session="y"), share="crew")
-    joined = [*prompt, 5, 6]
-    _, there = run(engine, joined, labelled(join, SpanLabel("k", 0, len(joined))))
+    longer = [*prompt, 5, 6]
+    _, there = run(engine, longer, labelled(join, SpanLabel("k", 0, len(longer))))
     assert there.receipt.tokens.prefix == len(prompt)
     moved, splice = edit(
-        joined, [Directive(40, 44)], tail=[3], source_turn="y1", turn="y2", session="y"
+        longer, [Directive(40, 44)], tail=[3], source_turn="y1", turn="y2", session="y"
     )
     splice = msgspec.structs.replace(splice, lineage=there.receipt.lineage)
-    _, own = run(engine, moved, labelled(splice, SpanLabel("k", 0, len(moved))))
+    return prompt, moved, labelled(splice, SpanLabel("k", 0, len(moved)))
+
+
+def test_a_forget_reaches_what_others_made_of_shared_kv() -> None:
+    """Another session's own splice of shared KV goes as well; what it sent itself stays."""
+    engine = make_engine(pool=2000)
+    prompt, moved, splice = joined(engine)
+    _, own = run(engine, moved, splice)
     assert own.receipt.tokens.spliced > 100
     run(engine, [*prompt, 1], forget(engine, [*prompt, 1], own.receipt.lineage, SECRET))
-    # Positions 44 to 59 of y's own splice were copied from before the secret.
+    # Positions 40 to 55 of y's own splice were copied from before the secret.
     assert len(cached(engine, moved, own.receipt.lineage)) == 56
+    engine.check_integrity()
+
+
+def test_a_running_splice_of_shared_kv_is_not_published_after_a_forget() -> None:
+    """It was admitted with KV that had read the span; what it computes is overwritten."""
+    engine = make_engine(pool=2000)
+    prompt, moved, splice = joined(engine)
+    running = admit(engine, moved, splice)
+    own = running.owned.copy()
+    asked = [*prompt, 1]
+    sequence = admit(engine, asked, forget(engine, asked, (), SECRET))
+    prefill(running)
+    record = running.finish()
+    assert record.receipt.turn == ""
+    assert len(cached(engine, moved, record.receipt.lineage)) <= 40
+    assert blank(engine, np.setdiff1d(own, sequence.owned))
+    sequence.abort()
     engine.check_integrity()

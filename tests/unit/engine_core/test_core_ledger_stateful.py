@@ -46,10 +46,13 @@ class LedgerMachine(TaintMachine):
     def _never_read(self) -> set[str]:
         """Retained turns of session s whose KV is all cached and hasn't read the secret.
 
-        Empty where the ledger has never heard of the secret: then nothing can be told.
+        Empty where the ledger has never heard of the secret, for then nothing can be told, and
+        once anything was shared: a shared lineage stands for several sequences, and what one of
+        them has read counts for all.
         """
         found: set[str] = set()
-        if not self.engine.cache.ledger.knows((SCOPE, "s"), [span_name(SECRET)]):
+        shared = any(self.engine.cache.ledger.shared_starts(SCOPE, SHARE))
+        if shared or not self.engine.cache.ledger.knows((SCOPE, "s"), [span_name(SECRET)]):
             return found
         for turn in self._retained("s"):
             match = self.engine.cache.match(turn.keys())
