@@ -58,9 +58,10 @@ class SourceRegistry:
         return sealed_digest(source.digest, self._secret)
 
     def retain(self, session: SessionKey, source: SourceTurn) -> None:
+        """Retain a turn; one that is named again, as by a replayed request, stays as it was."""
         turns = self._sessions.setdefault(session, OrderedDict())
         self._sessions.move_to_end(session)
-        turns[source.turn] = source
+        turns.setdefault(source.turn, source)
         turns.move_to_end(source.turn)
         while len(turns) > self._max_turns:
             turns.popitem(last=False)

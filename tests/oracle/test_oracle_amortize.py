@@ -7,38 +7,41 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from oracle_cases import draw_case, draw_tokens, single_edit_case
-from oracle_check import BOUND, check_receipt, play, relative_error, spliced_by_contract
-from oracle_engine import Conversation, Edit, start_engine
+from oracle_cases import (
+    NIGHTLY_BLOCKS,
+    ci_seeds,
+    draw_case,
+    draw_tokens,
+    nightly_seeds,
+    single_edit_case,
+)
+from oracle_check import BOUND, check_receipt, play, relative_error
+from oracle_engine import Conversation, Edit, Treatment, start_engine
 from oracle_models import MODEL_NAMES, OracleModel
 from oracle_reference import Fresh, Keep, Piece, amortized_pieces, long_way_round
 
-from leyline_engine.contract import CopySegment, LiteralSegment, Mode, Outcome
+from leyline_engine.contract import CopySegment, LiteralSegment, Outcome
 
 Models = Callable[[str], OracleModel]
 
 FORCED = (1, 2, 3, 4)
-CASES_PER_MODEL = 4
-NIGHTLY_BLOCKS = 10
-NIGHTLY_BLOCK = 100
 
 
-def check_case(subject: OracleModel, seed: int) -> int:
-    """Play one random conversation, check every turn, and count the spliced tokens."""
+def check_case(subject: OracleModel, seed: int) -> None:
+    """Play one random conversation and check every turn of it."""
     opened, *edited = play(subject, draw_case(seed))
     assert opened.error <= BOUND
     for compared in edited:
         check_receipt(compared)
         assert compared.error <= BOUND, f"seed {seed}: {compared.error:.1e}"
-    return sum(compared.receipt.tokens.spliced for compared in edited)
+    assert edited[0].receipt.tokens.spliced > 0
 
 
-@pytest.mark.parametrize("seed", range(CASES_PER_MODEL))
 @pytest.mark.parametrize("name", MODEL_NAMES)
-def test_random_edits_give_the_contracts_logits(name: str, seed: int, oracle_model: Models) -> None:
+def test_random_edits_give_the_contracts_logits(name: str, oracle_model: Models) -> None:
     """Random edits over one to three turns agree in logits and in every token count."""
-    spliced = check_case(oracle_model(name), 1000 * MODEL_NAMES.index(name) + seed)
-    assert spliced > 0
+    for seed in ci_seeds(name):
+        check_case(oracle_model(name), seed)
 
 
 @pytest.mark.nightly
@@ -47,10 +50,9 @@ def test_random_edits_give_the_contracts_logits(name: str, seed: int, oracle_mod
 def test_many_random_edits_give_the_contracts_logits(
     name: str, block: int, oracle_model: Models
 ) -> None:
-    """The same over thousands of conversations; with these sizes 11,000 of them."""
-    first = 1_000_000 + NIGHTLY_BLOCK * (block + NIGHTLY_BLOCKS * MODEL_NAMES.index(name))
-    subject = oracle_model(name)
-    assert sum(check_case(subject, seed) for seed in range(first, first + NIGHTLY_BLOCK)) > 0
+    """The same over more than ten thousand other conversations."""
+    for seed in nightly_seeds(name, block):
+        check_case(oracle_model(name), seed)
 
 
 @pytest.mark.parametrize("delta", [-180, -64, -1, 0, 1, 64, 180])
@@ -59,8 +61,8 @@ def test_one_edit_moves_its_suffix_either_way(name: str, delta: int, oracle_mode
     """A single edit splices all that lies behind it, whichever way and however far it moves."""
     _, edited = play(oracle_model(name), single_edit_case(5, delta))
     check_receipt(edited)
-    # 304 tokens of the source have KV, and the last of the prompt lies in the tail.
-    behind = 304 - 60 - (10 if delta == 0 else max(0, -delta))
+    # 302 tokens of the source have KV, and the last of the prompt lies in the tail.
+    behind = 302 - 60 - (10 if delta == 0 else max(0, -delta))
     assert edited.receipt.tokens.spliced == behind
     assert edited.error <= BOUND
 
@@ -76,7 +78,7 @@ def test_literals_behind_an_edit_are_a_boundary(
     case = replace(case, turns=(replace(turn, boundary=boundary),))
     _, edited = play(oracle_model(name), case)
     check_receipt(edited)
-    assert edited.receipt.tokens.spliced == 304 - 60 - 64 - boundary
+    assert edited.receipt.tokens.spliced == 302 - 60 - 64 - boundary
     assert edited.error <= BOUND
 
 
@@ -105,24 +107,6 @@ def test_positions_below_the_sink_are_computed_anew(
     assert ran.receipt.tokens.prefix == edits[0][0]
     assert ran.receipt.tokens.spliced == spliced
     assert relative_error(ran.logits, truth.logits) <= BOUND
-
-
-@pytest.mark.parametrize("name", ["llama", "deepseek-v3-yarn"])
-def test_a_long_chain_of_edits_stays_within_the_bound(name: str, oracle_model: Models) -> None:
-    """Twenty edits of twenty edited turns, each splicing what the last one spliced."""
-    rng = random.Random(20)
-    subject = oracle_model(name)
-    conversation = Conversation(start_engine(subject))
-    opening = draw_tokens(rng, 240)
-    conversation.open(opening, (1, 2), 3)
-    truth = long_way_round(subject, [Fresh(opening)], (1, 2), 3)
-    for _ in range(20):
-        edit = (40, 40 + rng.choice([3, 11]), draw_tokens(rng, rng.choice([1, 13])))
-        source, tail = truth.turn, draw_tokens(rng, 4)
-        ran = conversation.edit([edit], tail, (1, 2), 3)
-        truth = long_way_round(subject, amortized_pieces(source, [edit], tail), (1, 2), 3)
-        assert ran.receipt.tokens.spliced == spliced_by_contract(truth, 40) > 100
-        assert relative_error(ran.logits, truth.logits) <= BOUND
 
 
 @pytest.mark.parametrize("name", ["stablelm-partial", "glm-partial-interleaved", "deepseek-v3"])
@@ -174,7 +158,10 @@ def test_an_edit_before_a_forgotten_span_is_still_spliced(name: str, oracle_mode
     opening, new, tail = draw_tokens(rng, 260), draw_tokens(rng, 6), draw_tokens(rng, 3)
     conversation.open(opening, (1, 2))
     ran = conversation.edit(
-        [(60, 90, ()), (200, 210, new)], tail, (3, 4), modes=[Mode.AMORTIZE, Mode.FORGET]
+        [(60, 90, ()), (200, 210, new)],
+        tail,
+        (3, 4),
+        treatments=[Treatment.AMORTIZE, Treatment.FORGET],
     )
     source = long_way_round(subject, [Fresh(opening)], (1, 2)).turn
     behind = source.tokens[210:]

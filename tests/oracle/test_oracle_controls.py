@@ -18,8 +18,8 @@ from oracle_models import MODEL_NAMES, OracleModel
 
 Models = Callable[[str], OracleModel]
 
-_SCALED = ("llama-linear", "llama-llama3", "deepseek-v2-yarn", "deepseek-v3-yarn")
-_FACTORED = ("deepseek-v2-yarn", "deepseek-v3-yarn")
+_FACTORED = ("deepseek-v2-yarn", "deepseek-v3-yarn", "llama-yarn")
+_SCALED = ("llama-linear", "llama-llama3", *_FACTORED)
 _ONLY_FOR = {"scaling_ignored": _SCALED, "scaled_twice": _FACTORED}
 
 CONTROLS = [

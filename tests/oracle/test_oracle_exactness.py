@@ -14,11 +14,11 @@ import pytest
 import torch
 from oracle_cases import draw_tokens
 from oracle_check import BOUND, CONTROL_FACTOR, relative_error
-from oracle_engine import Conversation, Ran, edited_prompt, run_request, start_engine
+from oracle_engine import Conversation, Ran, Treatment, edited_prompt, run_request, start_engine
 from oracle_models import MODEL_NAMES, OracleModel
 from oracle_reference import Fresh, Remembered, amortized_pieces, long_way_round
 
-from leyline_engine.contract import Mode, Outcome
+from leyline_engine.contract import Outcome
 
 Models = Callable[[str], OracleModel]
 
@@ -105,7 +105,7 @@ def test_forget_equals_a_run_that_never_saw_the_span(
     conversation = Conversation(start_engine(subject))
     told = tell(conversation, story)
     edit = (*story.cut[:2], replacement)
-    ran = conversation.edit([edit], (8, 8), FORCED, modes=[Mode.FORGET])
+    ran = conversation.edit([edit], (8, 8), FORCED, treatments=[Treatment.FORGET])
     never = clean_run(subject, story, edited_prompt(told.tokens, [edit], (8, 8)))
     assert ran.receipt.tokens.spliced == 0
     assert ran.receipt.lineage == ()
@@ -125,7 +125,7 @@ def test_forget_behind_a_splice_leaves_nothing_of_the_splice(
     spliced = conversation.edit([story.cut], (8, 8), FORCED)
     assert spliced.receipt.tokens.spliced > 0
     later = (len(story.head) + 70, len(story.head) + 90, (3,))
-    ran = conversation.edit([later], (8,), FORCED, modes=[Mode.FORGET])
+    ran = conversation.edit([later], (8,), FORCED, treatments=[Treatment.FORGET])
     never = clean_run(subject, story, edited_prompt(spliced.tokens, [later], (8,)))
     assert_same_bits(ran.logits, never.logits)
     assert ran.receipt.tokens.spliced == 0

@@ -10,7 +10,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from leyline_engine.replay.engine import ReplayEngine
 from leyline_engine.replay.http.app import ServingOptions, build_app
-from leyline_engine.replay.models.loader import LoadedModel, load_model
+from leyline_engine.replay.models.loader import LoadedModel, ModelLoadError, load_model
+from leyline_engine.replay.models.rotary_probe import UnsupportedModelError
 from leyline_engine.replay.models.tiny import default_cache_dir
 from leyline_engine.replay.service import EngineService, ServiceLimits
 from leyline_engine.replay.text.chat import PromptEncoder
@@ -78,14 +79,21 @@ def serve_model(
     limits: ServiceLimits | None = None,
     options: ServingOptions | None = None,
 ) -> Starlette:
-    """The application over a model that is loaded already."""
-    engine = ReplayEngine(
-        loaded,
-        pool_tokens=pool_tokens,
-        chunk_tokens=chunk_tokens,
-        splicing=splicing,
-        secret=options.hints_secret if options else None,
-    )
+    """The application over a model that is loaded already.
+
+    Raises:
+        ModelLoadError: its KV can't be held in a pool.
+    """
+    try:
+        engine = ReplayEngine(
+            loaded,
+            pool_tokens=pool_tokens,
+            chunk_tokens=chunk_tokens,
+            splicing=splicing,
+            secret=options.hints_secret if options else None,
+        )
+    except UnsupportedModelError as error:
+        raise ModelLoadError(f"{loaded.name} can't be served: {error}") from error
     encoder = PromptEncoder(loaded.tokenizer)
     service = EngineService(engine, encoder.decode, limits=limits)
     stops = stop_tokens(loaded.model, loaded.tokenizer)

@@ -254,8 +254,14 @@ class EngineService:
             running.job.channel.put(event)
 
     def _finish(self, running: _Running) -> None:
-        answer = running.answer
-        record = self._record(running, self._end(running).finish(answer.last_token))
+        answer, sequence = running.answer, self._end(running)
+        try:
+            record = self._record(running, sequence.finish(answer.last_token))
+        except Exception as error:
+            log.exception("request %s failed at its end", running.job.spec.request.request_id)
+            self._record(running, sequence.abort())
+            running.job.channel.put(ErrorEvent(error))
+            return
         reason = answer.finish or FinishReason.STOP
         running.job.channel.put(FinishEvent(reason, record, answer.sampled))
 

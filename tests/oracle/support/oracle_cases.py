@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from oracle_engine import Edit, edited_prompt
-from oracle_models import VOCAB
+from oracle_engine import Edit, Treatment, edited_prompt, kept_edits
+from oracle_models import MODEL_NAMES, VOCAB
 
-MAX_EDITS = 6
-_DECODED = 4
+MAX_EDITS = 8
+CI_CASES = 40
+"""Random conversations per model in every run of the tests."""
+NIGHTLY_BLOCKS = 10
+_NIGHTLY_BLOCK = 80
+_DECODED = 2
+
+
+def ci_seeds(name: str) -> range:
+    """The cases that every run of the tests plays on a model."""
+    first = 1000 * MODEL_NAMES.index(name)
+    return range(first, first + CI_CASES)
+
+
+def nightly_seeds(name: str, block: int) -> range:
+    """One of the ``NIGHTLY_BLOCKS`` blocks of cases that the nightly run plays on a model."""
+    first = 1_000_000 + _NIGHTLY_BLOCK * (block + NIGHTLY_BLOCKS * MODEL_NAMES.index(name))
+    return range(first, first + _NIGHTLY_BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +47,8 @@ class EditedTurn:
     """Edits of the turn before, and what the prompt has behind them."""
 
     edits: tuple[Edit, ...]
+    treatments: tuple[Treatment, ...]
+    """One per edit."""
     tail: tuple[int, ...]
     boundary: int
     answer: Answer
@@ -46,6 +64,13 @@ class Case:
     opening_answer: Answer
     turns: tuple[EditedTurn, ...]
 
+    def sources(self) -> Iterator[tuple[tuple[int, ...], EditedTurn]]:
+        """Each edited turn with the tokens that it edits."""
+        source = (*self.opening, *self.opening_answer.tokens)
+        for turn in self.turns:
+            yield source, turn
+            source = (*edited_prompt(source, turn.edits, turn.tail), *turn.answer.tokens)
+
 
 def draw_tokens(rng: random.Random, count: int) -> tuple[int, ...]:
     """Random token ids."""
@@ -53,7 +78,7 @@ def draw_tokens(rng: random.Random, count: int) -> tuple[int, ...]:
 
 
 def draw_answer(rng: random.Random) -> Answer:
-    """Four tokens that are fed and one that is not."""
+    """Two tokens that are fed and one that is not."""
     return Answer(draw_tokens(rng, _DECODED), rng.randrange(VOCAB))
 
 
@@ -62,32 +87,72 @@ def draw_case(seed: int, *, min_edits: int = 1, max_turns: int = 3) -> Case:
     rng = random.Random(seed)
     opening, answer = draw_tokens(rng, rng.randint(150, 400)), draw_answer(rng)
     paths = [(*opening, *answer.tokens)]
+    exact = len(paths[0])
     turns: list[EditedTurn] = []
     for index in range(rng.randint(1, max_turns)):
-        turn = _draw_turn(rng, paths, min_edits, kept_behind=0 if index else 24)
+        turn = _draw_turn(rng, paths, exact, min_edits, kept_behind=0 if index else 24)
         paths.append((*edited_prompt(paths[-1], turn.edits, turn.tail), *turn.answer.tokens))
+        exact = _exact_after(exact, turn, len(paths[-1]))
         turns.append(turn)
     return Case(seed, rng.choice([48, 64, 128, 512]), opening, answer, tuple(turns))
 
 
 def _draw_turn(
-    rng: random.Random, paths: Sequence[tuple[int, ...]], min_edits: int, kept_behind: int
+    rng: random.Random,
+    paths: Sequence[tuple[int, ...]],
+    exact: int,
+    min_edits: int,
+    kept_behind: int,
 ) -> EditedTurn:
-    """One edited turn; at least ``kept_behind`` tokens of the source lie behind its first edit
-    and far enough from the prompt's start to be reused."""
+    """One edited turn; at least ``kept_behind`` tokens of the source are reused behind its first
+    edit, and ``exact`` of its leading tokens were never spliced."""
     while True:
         edits = _draw_edits(rng, len(paths[-1]), rng.randint(min_edits, MAX_EDITS))
+        treatments = _draw_treatments(rng, edits, exact)
         tail = draw_tokens(rng, rng.choice([0, 1, 7, 30]))
         prompt = edited_prompt(paths[-1], edits, tail)
-        fits = 64 <= len(prompt) <= 900 and _kept_behind(edits, len(paths[-1])) >= kept_behind
-        if fits and _first_edit_shows(prompt, edits, paths):
-            return EditedTurn(edits, tail, rng.choice([0, 0, 0, 1, 5]), draw_answer(rng))
+        kept = _kept_behind(edits, treatments, len(paths[-1]))
+        if 64 <= len(prompt) <= 900 and kept >= kept_behind:
+            turn = EditedTurn(
+                edits, treatments, tail, rng.choice([0, 0, 0, 1, 5]), draw_answer(rng)
+            )
+            if _first_edit_shows(prompt, edits, paths):
+                return turn
 
 
-def _kept_behind(edits: Sequence[Edit], length: int) -> int:
-    """Source tokens behind the first edit that stay, less what may fall below the sink."""
-    kept = length - edits[0][0] - sum(end - start for start, end, _ in edits)
-    return kept - max(0, 32 - edits[0][0])
+def _draw_treatments(
+    rng: random.Random, edits: Sequence[Edit], exact: int
+) -> tuple[Treatment, ...]:
+    """Half of the turns only amortize; in the others the modes are mixed.
+
+    A span is forgotten only where no spliced KV lies before it: there its first reader is its
+    own first token, whatever an engine knows of earlier splices. Behind splices and by name:
+    :mod:`oracle_messages`.
+    """
+    if rng.random() < 0.5:
+        return (Treatment.AMORTIZE,) * len(edits)
+    drawn: list[Treatment] = []
+    for index, (start, _, _) in enumerate(edits):
+        others = [Treatment.EXACT, *([Treatment.FORGET] * 2 if start <= exact else [])]
+        # The first edit amortizes more often: behind another one nothing is reused.
+        drawn.append(rng.choice([Treatment.AMORTIZE] * (2 if index else 6) + others))
+    return tuple(drawn)
+
+
+def _exact_after(exact: int, turn: EditedTurn, length: int) -> int:
+    """How many leading tokens of an edited turn were never spliced, given that of its source."""
+    first = turn.edits[0][0]
+    if exact < first:
+        return exact
+    return first if turn.treatments[0] is Treatment.AMORTIZE else length
+
+
+def _kept_behind(edits: Sequence[Edit], treatments: Sequence[Treatment], length: int) -> int:
+    """Source tokens behind the first edit that are reused, less what may fall below the sink."""
+    kept = kept_edits(treatments)
+    end = edits[kept][0] if kept < len(edits) else length
+    cut = sum(stop - start for start, stop, _ in edits[:kept])
+    return end - edits[0][0] - cut - max(0, 32 - edits[0][0])
 
 
 def _first_edit_shows(
@@ -125,7 +190,8 @@ def _draw_edits(rng: random.Random, length: int, count: int) -> tuple[Edit, ...]
             case "insert":
                 edits.append((start, start, draw_tokens(rng, rng.choice([1, 2, 9, 60]))))
             case _:
-                edits.append((start, end, draw_tokens(rng, rng.choice([1, 2, 9, 60]))))
+                written = rng.choice([1, 2, 9, 60, end - start])
+                edits.append((start, end, draw_tokens(rng, written)))
     return _some_adjacent(rng, edits)
 
 
@@ -151,6 +217,68 @@ def single_edit_case(seed: int, delta: int) -> Case:
         if delta == 0:
             edit = (60, 70, draw_tokens(rng, 10))
         if _first_edit_shows(edited_prompt(source, (edit,), tail), (edit,), [source]):
-            return Case(seed, 128, opening, answer, (EditedTurn((edit,), tail, 0, answer),))
+            turn = EditedTurn((edit,), (Treatment.AMORTIZE,), tail, 0, answer)
+            return Case(seed, 128, opening, answer, (turn,))
         opening = draw_tokens(rng, 300)
         source = (*opening, *answer.tokens)
+
+
+def traits(case: Case) -> frozenset[str]:
+    """What a conversation exercises, of :data:`TRAITS`; from the edits alone."""
+    found = {"several turns"} if len(case.turns) > 1 else set()
+    for source, turn in case.sources():
+        found |= _traits_of_turn(turn, len(source))
+    return frozenset(found)
+
+
+TRAITS = frozenset(
+    {
+        *(f"{count} edits in a turn" for count in range(1, MAX_EDITS + 1)),
+        "insertion",
+        "deletion",
+        "replacement",
+        "adjacent edits",
+        "edit at the start",
+        "edit at the end",
+        "kept tokens moved back",
+        "kept tokens moved forward",
+        "kept tokens not moved",
+        "several turns",
+        "amortize and forget in a turn",
+        "amortize and exact in a turn",
+        "all three modes in a turn",
+        "boundary recomputed",
+    }
+)
+"""Everything that the cases of one run must exercise together."""
+
+
+def _traits_of_turn(turn: EditedTurn, length: int) -> set[str]:
+    found = {f"{len(turn.edits)} edits in a turn"}
+    shift = 0
+    ends = [start for start, _, _ in turn.edits[1:]] + [length]
+    reused = kept_edits(turn.treatments)
+    for index, ((start, end, new), stop) in enumerate(zip(turn.edits, ends, strict=True)):
+        found.add("insertion" if start == end else "replacement" if new else "deletion")
+        shift += len(new) - (end - start)
+        if end == stop < length:
+            found.add("adjacent edits")
+        if index < reused and stop - end > turn.boundary and end + shift >= 32:
+            direction = "not moved" if not shift else "moved forward" if shift > 0 else "moved back"
+            found.add(f"kept tokens {direction}")
+            if turn.boundary:
+                found.add("boundary recomputed")
+    if turn.edits[0][0] == 0:
+        found.add("edit at the start")
+    if turn.edits[-1][1] == length:
+        found.add("edit at the end")
+    return found | _mixtures(turn.treatments)
+
+
+def _mixtures(treatments: Sequence[Treatment]) -> set[str]:
+    """Mixed modes, where edits that amortize come before the others and so do take effect."""
+    if treatments[0] is not Treatment.AMORTIZE:
+        return set()
+    others = {treatment.value for treatment in treatments} - {"amortize"}
+    found = {f"amortize and {other} in a turn" for other in others}
+    return found | ({"all three modes in a turn"} if len(others) == 2 else set())

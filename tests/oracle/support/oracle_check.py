@@ -6,10 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from oracle_cases import Case
-from oracle_engine import Conversation, edited_prompt, start_engine, tamper
+from oracle_cases import Case, EditedTurn
+from oracle_engine import Conversation, edited_prompt, kept_edits, start_engine, tamper
 from oracle_models import OracleModel
-from oracle_reference import SINK, Fresh, Keep, LongWay, Piece, amortized_pieces, long_way_round
+from oracle_reference import (
+    SINK,
+    Fresh,
+    Keep,
+    LongWay,
+    Piece,
+    Remembered,
+    amortized_pieces,
+    computed_anew,
+    long_way_round,
+)
 
 from leyline_engine.contract import Outcome, Receipt
 
@@ -56,9 +66,14 @@ def play(subject: OracleModel, case: Case, tampering: str = "") -> list[Compared
     for turn in case.turns:
         source = truth.turn
         ran = conversation.edit(
-            turn.edits, turn.tail, turn.answer.fed, turn.answer.unfed, boundary=turn.boundary
+            turn.edits,
+            turn.tail,
+            turn.answer.fed,
+            turn.answer.unfed,
+            treatments=turn.treatments,
+            boundary=turn.boundary,
         )
-        pieces = without_boundary(amortized_pieces(source, turn.edits, turn.tail), turn.boundary)
+        pieces = contracted_pieces(source, turn)
         truth = long_way_round(subject, pieces, turn.answer.fed, turn.answer.unfed)
         prompt = len(edited_prompt(source.tokens, turn.edits, turn.tail))
         first = turn.edits[0][0]
@@ -72,6 +87,20 @@ def play(subject: OracleModel, case: Case, tampering: str = "") -> list[Compared
             )
         )
     return results
+
+
+def contracted_pieces(source: Remembered, turn: EditedTurn) -> list[Piece]:
+    """What the contract makes of an edited turn.
+
+    The first edit that forgets or is exact ends all reuse: from the forgotten span's first reader
+    on everything is computed anew, and cases forget only spans that nothing before them has read.
+    """
+    pieces = amortized_pieces(source, turn.edits, turn.tail)
+    reused = 2 * kept_edits(turn.treatments) + 1
+    return [
+        *without_boundary(pieces[:reused], turn.boundary),
+        *computed_anew(pieces[reused:]),
+    ]
 
 
 def without_boundary(pieces: Sequence[Piece], boundary: int) -> list[Piece]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from leyline_engine.contract import (
     lower_directives,
     token_digest,
 )
+from leyline_engine.replay.cache.pool import Slots
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
 from leyline_engine.replay.models.loader import LoadedModel
 
@@ -30,6 +32,15 @@ Edit = tuple[int, int, tuple[int, ...]]
 """(start, end, replacement) in the source's coordinates."""
 
 POOL_TOKENS = 4096
+
+
+class Treatment(StrEnum):
+    """What becomes of the KV behind an edit."""
+
+    AMORTIZE = "amortize"
+    FORGET = "forget"
+    EXACT = "exact"
+    """Nobody declared the edit: from it on the prompt is prefilled as it stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +98,44 @@ def edited_prompt(source: Sequence[int], edits: Sequence[Edit], tail: Sequence[i
     return [*prompt, *source[at:], *tail]
 
 
+def kept_edits(treatments: Sequence[Treatment]) -> int:
+    """How many leading edits amortize: what lies between and behind them may be reused, up to
+    the first edit that does not."""
+    others = (i for i, how in enumerate(treatments) if how is not Treatment.AMORTIZE)
+    return next(others, len(treatments))
+
+
+def declared(edits: Sequence[Edit], treatments: Sequence[Treatment]) -> tuple[Directive, ...]:
+    """Directives for edits up to the first exact one, and for every edit that forgets."""
+    exact = treatments.index(Treatment.EXACT) if Treatment.EXACT in treatments else len(edits)
+    return tuple(
+        Directive(start, end, new, Mode(how))
+        for index, ((start, end, new), how) in enumerate(zip(edits, treatments, strict=True))
+        if index < exact or how is Treatment.FORGET
+    )
+
+
+def lowered(
+    source: Sequence[int],
+    edits: Sequence[Edit],
+    treatments: Sequence[Treatment],
+    prompt_length: int,
+    boundary: int,
+) -> tuple[Segment, ...]:
+    """Segments of a prompt, all literal from the first exact edit on.
+
+    What a forget takes away is left in: to keep it from being copied is the engine's duty.
+    """
+    exact = treatments.index(Treatment.EXACT) if Treatment.EXACT in treatments else len(edits)
+    directives = tuple(Directive(*edit) for edit in edits[:exact])
+    end = prompt_length
+    if exact < len(edits):
+        end = edits[exact][0] + sum(directive.delta for directive in directives)
+    segments = lower_directives(directives, len(source), end)
+    rest = (LiteralSegment(end, prompt_length - end),) if end < prompt_length else ()
+    return (*widen_boundary(segments, boundary), *rest)
+
+
 def widen_boundary(segments: Sequence[Segment], boundary: int) -> tuple[Segment, ...]:
     """The first ``boundary`` tokens of every copy behind an edit become literals."""
     widened: list[Segment] = []
@@ -127,26 +176,23 @@ class Conversation:
         forced: Sequence[int],
         unfed: int | None = None,
         *,
-        modes: Sequence[Mode] = (),
+        treatments: Sequence[Treatment] = (),
         boundary: int = 0,
     ) -> Ran:
-        """The last turn, edited; every edit amortizes unless ``modes`` says otherwise."""
+        """The last turn, edited; every edit amortizes unless ``treatments`` say otherwise."""
         source = self.turns[-1]
-        directives = tuple(
-            Directive(start, end, new, mode)
-            for (start, end, new), mode in zip(
-                edits, modes or [Mode.AMORTIZE] * len(edits), strict=True
-            )
-        )
         prompt = edited_prompt(source.tokens, edits, tail)
-        segments = lower_directives(directives, len(source.tokens), len(prompt))
+        treatments = treatments or [Treatment.AMORTIZE] * len(edits)
+        directives = declared(edits, treatments)
         payload = EditPayload(
             session=self.session,
             scope=self.scope,
             turn=self._name(),
-            sources=(source_ref(source),),
+            sources=(source_ref(source),) if directives else (),
             directives=directives,
-            segments=widen_boundary(segments, boundary) if boundary else segments,
+            segments=lowered(source.tokens, edits, treatments, len(prompt), boundary)
+            if directives
+            else (),
             lineage=lineage_before(source.receipt.lineage, edits[0][0]),
         )
         return self._run(prompt, forced, unfed, payload)
@@ -206,6 +252,18 @@ def tamper(engine: ReplayEngine, how: str, subject: OracleModel) -> None:
     """Make an engine's splices wrong in one named way; see ``TAMPERINGS``."""
     stand_in: Any = TamperedRotary(TAMPERINGS[how](engine.cache.pool.rotary, subject))
     engine.cache.pool.rotary = stand_in
+
+
+def chain_naively(engine: ReplayEngine) -> None:
+    """Make an engine take every key that it moved for one computed where it now is."""
+    pool = engine.cache.pool
+    copy = pool.copy
+
+    def forgetful(source: Slots, target: Slots, start: int) -> None:
+        copy(source, target, start)
+        pool.write(target, start, [pool.read(layer, target) for layer in range(pool.layout.layers)])
+
+    pool.copy = forgetful  # type: ignore[method-assign]
 
 
 def _turn(

@@ -18,6 +18,7 @@ from transformers import (
     DeepseekV3Config,
     GlmConfig,
     LlamaConfig,
+    PhiConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -59,6 +60,11 @@ def _base(layers: int) -> dict[str, Any]:
         "num_hidden_layers": layers,
         "num_attention_heads": _HEADS,
     }
+
+
+def plain_config(layers: int = LAYERS, *, mla: bool = False) -> dict[str, Any]:
+    """Sizes of a toy model, for configurations of other architectures."""
+    return _mla(layers) if mla else _gqa(layers)
 
 
 def _gqa(layers: int) -> dict[str, Any]:
@@ -138,6 +144,15 @@ _CONFIGS: dict[str, Callable[[int], PreTrainedConfig]] = {
         **_mla(layers), rope_interleave=True, rope_parameters=_YARN
     ),
     "deepseek-v3-half": lambda layers: DeepseekV3Config(**_mla(layers), rope_interleave=False),
+    "llama-yarn": lambda layers: LlamaConfig(**_gqa(layers), rope_parameters=_YARN),
+    "phi-partial": lambda layers: PhiConfig(
+        **_gqa(layers),
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
 }
 
 MODEL_NAMES = tuple(_CONFIGS)
@@ -145,9 +160,14 @@ MODEL_NAMES = tuple(_CONFIGS)
 
 def build_model(name: str, layers: int = LAYERS) -> OracleModel:
     """A model of the given architecture with seeded random weights, fp32, in eval mode."""
-    torch.manual_seed(MODEL_NAMES.index(name) + 1)
-    model = AutoModelForCausalLM.from_config(_CONFIGS[name](layers), dtype=torch.float32).eval()
-    generator = torch.Generator().manual_seed(1000 + MODEL_NAMES.index(name))
+    return randomized(name, _CONFIGS[name](layers), MODEL_NAMES.index(name) + 1)
+
+
+def randomized(name: str, config: PreTrainedConfig, seed: int) -> OracleModel:
+    """A model of any configuration, its weights wide enough for attention to be peaked."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(999 + seed)
     with torch.no_grad():
         for path, weight in model.named_parameters():
             weight.requires_grad_(False)

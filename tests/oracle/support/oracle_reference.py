@@ -14,7 +14,7 @@ Nothing of this uses the product: no rotation by a difference, no plan, no pool,
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +36,9 @@ class Remembered:
     """Before rotation. ``T`` may be one less than the tokens: the last was never fed."""
     others: tuple[torch.Tensor, ...]
     """Values, or MLA latents."""
+    read: tuple[int, ...] = ()
+    """Per token, the messages that it counts as a reader of, its own among them, as bits
+    ``1 << message``. Empty where nobody said which messages the tokens belong to."""
 
     @property
     def computed(self) -> int:
@@ -85,8 +88,47 @@ def amortized_pieces(
     return [*pieces, Keep(source, at, len(source.tokens)), Fresh(tuple(tail))]
 
 
+def computed_anew(pieces: Sequence[Piece]) -> list[Piece]:
+    """The same tokens, none of them kept."""
+    return [
+        Fresh(piece.turn.tokens[piece.start : piece.end]) if isinstance(piece, Keep) else piece
+        for piece in pieces
+    ]
+
+
+def forgetting(pieces: Sequence[Piece], forgotten: Collection[int]) -> list[Piece]:
+    """The same tokens, computed anew from the first kept one on that has read what is forgotten."""
+    mask = sum(1 << message for message in forgotten)
+    for number, piece in enumerate(pieces):
+        if not isinstance(piece, Keep):
+            continue
+        turn, start, end = piece.turn, piece.start, piece.end
+        reader = next((i for i in range(start, end) if turn.read[i] & mask), None)
+        if reader is not None:
+            rest = [Keep(turn, reader, end), *pieces[number + 1 :]]
+            return [*pieces[:number], Keep(turn, start, reader), *computed_anew(rest)]
+    return list(pieces)
+
+
+def computed_anew_from(pieces: Sequence[Piece], position: int) -> list[Piece]:
+    """The same tokens, none of them kept from a prompt position on."""
+    at = 0
+    for number, piece in enumerate(pieces):
+        length = piece.end - piece.start if isinstance(piece, Keep) else len(piece.tokens)
+        if isinstance(piece, Keep) and at + length > position:
+            cut = piece.start + max(0, position - at)
+            rest = [Keep(piece.turn, cut, piece.end), *pieces[number + 1 :]]
+            return [*pieces[:number], Keep(piece.turn, piece.start, cut), *computed_anew(rest)]
+        at += length
+    return list(pieces)
+
+
 def long_way_round(
-    subject: OracleModel, pieces: Sequence[Piece], forced: Sequence[int], unfed: int | None = None
+    subject: OracleModel,
+    pieces: Sequence[Piece],
+    forced: Sequence[int],
+    unfed: int | None = None,
+    messages: Sequence[int] = (),
 ) -> LongWay:
     """Compute a prompt made of ``pieces``, then ``forced`` tokens one by one.
 
@@ -95,6 +137,7 @@ def long_way_round(
         pieces: what the prompt consists of, in order; at least one token.
         forced: generated tokens, each fed to the model.
         unfed: a last generated token that belongs to the turn but is never fed.
+        messages: which message each token of the turn belongs to, generated ones included.
     """
     parts = _Parts(subject)
     prompt: list[tuple[int, Remembered | None, int]] = []
@@ -114,7 +157,30 @@ def long_way_round(
     answers = [logits, *(parts.compute([token]) for token in forced)]
     generated = (*forced, *(() if unfed is None else (unfed,)))
     whole = (*(token for token, _, _ in prompt), *generated)
-    return LongWay(tuple(answers), tuple(reused), parts.remember(whole))
+    read = _readings(prompt, set(reused), messages)
+    return LongWay(tuple(answers), tuple(reused), parts.remember(whole, read))
+
+
+def _readings(
+    prompt: Sequence[tuple[int, Remembered | None, int]],
+    reused: set[int],
+    messages: Sequence[int],
+) -> tuple[int, ...]:
+    """Per token, the messages that it counts as a reader of.
+
+    All that stands before it, and for a kept token all that ever stood before it. A token that was
+    computed before something was put in front of it counts as well: the contract knows a span's
+    first reader by its place.
+    """
+    before = 0
+    read: list[int] = []
+    for position, message in enumerate(messages):
+        before |= 1 << message
+        if position in reused:
+            _, turn, index = prompt[position]
+            before |= turn.read[index] if turn is not None else 0
+        read.append(before)
+    return tuple(read)
 
 
 def _lay_out(
@@ -182,12 +248,13 @@ class _Parts:
                 self._keys[index].append(key)
                 self._others[index].append(other)
 
-    def remember(self, tokens: Sequence[int]) -> Remembered:
+    def remember(self, tokens: Sequence[int], read: tuple[int, ...]) -> Remembered:
         """What a later turn may keep of this one."""
         return Remembered(
             tuple(tokens),
             tuple(torch.cat(chunks) for chunks in self._keys),
             tuple(torch.cat(chunks) for chunks in self._others),
+            read,
         )
 
     @contextmanager
@@ -286,6 +353,7 @@ _FAMILIES = {
     "llama": _Family(_gqa_taps, _rotate_whole, _as_is),
     "qwen3": _Family(_gqa_taps, _rotate_whole, _as_is),
     "glm": _Family(_gqa_taps, _rotate_whole, _as_is),
+    "phi": _Family(_gqa_taps, _rotate_first_dims, _as_is),
     "stablelm": _Family(_gqa_taps, _rotate_first_dims, _as_is),
     "deepseek_v2": _Family(_mla_taps, _rotate_complex, _latent_first),
     "deepseek_v3": _Family(_mla_taps, _rotate_v3, _latent_first),

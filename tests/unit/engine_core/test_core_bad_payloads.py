@@ -98,6 +98,14 @@ CASES: dict[str, tuple[EditPayload, Reason]] = {
         but(directives=(Directive(3, 9), Directive(8, 10))),
         Reason.INVALID_DIRECTIVE,
     ),
+    "directives out of order": (
+        but(directives=(Directive(60, 62), Directive(40, 50))),
+        Reason.INVALID_DIRECTIVE,
+    ),
+    "ten thousand directives": (
+        but(directives=tuple(Directive(i, i) for i in range(10_000))),
+        Reason.INVALID_DIRECTIVE,
+    ),
     "too many directives": (
         but(directives=tuple(Directive(i, i) for i in range(1025))),
         Reason.INVALID_DIRECTIVE,

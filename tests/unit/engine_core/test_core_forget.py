@@ -158,7 +158,7 @@ def test_forget_reaches_turns_that_are_no_longer_retained(turns: int) -> None:
     prompt, payload = edit(SOURCE, [AMORTIZE], tail=[1, 2])
     _, spliced = run(engine, prompt, payload)
     for number in range(turns):
-        name = "t2" if turns == 1 else f"u{number}"
+        name = f"u{number}"
         latest = [*SOURCE, number + 1]
         run(engine, latest, register(name))
     again, redact = edit(latest, [FORGET], tail=[5], turn="t3", source_turn=name)

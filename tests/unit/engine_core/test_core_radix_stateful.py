@@ -66,7 +66,8 @@ class RadixMachine(RuleBasedStateMachine):
     @rule(keys=KEYS, owner=st.sampled_from([SHARED, "a", "b", "c", "d"]))
     def insert(self, keys: Prefix, owner: str | None) -> None:
         slots = np.arange(self.next_slot, self.next_slot + len(keys), dtype=np.int64)
-        present, node = self.tree.insert(array("q", keys), slots, owner)
+        present, match = self.tree.insert(array("q", keys), slots, owner)
+        node = match.node
         assert present == self._found(keys)
         assert not node.children or present == len(keys)
         self.returned |= set(slots[:present].tolist())
@@ -201,7 +202,7 @@ def test_common_prefix_with_offset() -> None:
 def test_split_below_a_held_node_keeps_its_lock() -> None:
     """A node that splits after it was locked is unlocked as a whole."""
     tree = RadixTree()
-    _, node = tree.insert(array("q", [1, 2, 3, 4]), np.arange(4), "a")
+    node = tree.insert(array("q", [1, 2, 3, 4]), np.arange(4), "a")[1].node
     tree.lock(node)
     tree.match(array("q", [1, 2, 9]))
     assert tree.evict(10).tolist() == []

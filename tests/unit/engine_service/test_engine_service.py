@@ -56,6 +56,8 @@ class FakeSequence:
         self.engine.log.append(self.request.request_id)
 
     def finish(self, last_token: int | None) -> TurnRecord:
+        if self.engine.finish_error is not None:
+            raise self.engine.finish_error
         return self._end()
 
     def abort(self) -> TurnRecord:
@@ -78,6 +80,7 @@ class FakeEngine:
         self.gate = threading.Semaphore(10_000)
         self.checks = 0
         self.integrity_error: Exception | None = None
+        self.finish_error: Exception | None = None
 
     def admit(self, request: GenerationRequest) -> FakeSequence:
         if len(request.tokens) > self.max_context:
@@ -162,6 +165,18 @@ async def test_no_room_and_nobody_to_wait_for(engine: FakeEngine, service: Engin
     event = await last(service.submit(spec("r")).channel)
     assert isinstance(event, ErrorEvent)
     assert isinstance(event.error, PoolExhaustedError)
+
+
+async def test_a_request_that_cannot_be_finished_fails_alone(
+    engine: FakeEngine, service: EngineService
+) -> None:
+    """A fault while a turn is published or retained ends that request; the next one is served."""
+    engine.finish_error = RuntimeError("no")
+    event = await last(service.submit(spec("a", prompt=2, new=1)).channel)
+    assert isinstance(event, ErrorEvent) and event.error is engine.finish_error
+    engine.finish_error = None
+    assert isinstance(await last(service.submit(spec("b", prompt=2, new=1)).channel), FinishEvent)
+    assert engine.running == 0
 
 
 async def test_what_never_fits_fails_alone(service: EngineService) -> None:

@@ -168,11 +168,10 @@ class CacheManager:
         Returns:
             The sequence as the tree has it now, locked in place of ``node``.
         """
-        present, _ = self.tree.insert(keys, held, session)
+        present, match = self.tree.insert(keys, held, session)
+        self.tree.lock(match.node)
         if present > owned_from:
             self._allocator.release(held[owned_from:present])
-        match = self.tree.match(keys)
-        self.tree.lock(match.node)
         self.unlock(node)
         return match
 

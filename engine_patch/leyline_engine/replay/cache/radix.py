@@ -135,16 +135,18 @@ class RadixTree:
         node.parent, node.keys, node.slots = head, node.keys[at:], node.slots[at:]
         return head
 
-    def insert(self, keys: array[int], slots: Slots, owner: Hashable) -> tuple[int, Node]:
+    def insert(self, keys: array[int], slots: Slots, owner: Hashable) -> tuple[int, Match]:
         """Make ``keys`` cached with ``slots``, one per key, as published by ``owner``.
 
         Returns:
             How many leading keys were there already (their old slots stay; the caller still
-            owns its own for those), and the node at which the sequence ends.
+            owns its own for those), and the whole sequence as it is cached now.
         """
         match = self.match(keys)
         node = match.node
+        held = np.concatenate([match.slots, slots[match.length :]])
         if match.length < len(keys):
+            # From here on nothing can fail: the caller's slots become the tree's.
             child = self._new_node(node, keys[match.length :], slots[match.length :].copy())
             node.children[child.keys[0]] = child
             node = child
@@ -153,7 +155,7 @@ class RadixTree:
                 ancestor.owners.add(owner)
                 if len(ancestor.owners) > MAX_OWNERS:
                     ancestor.owners = {SHARED}
-        return match.length, node
+        return match.length, Match(len(keys), node, held)
 
     def path(self, node: Node) -> Iterator[Node]:
         """``node`` and its ancestors up to the root, which is left out."""

@@ -52,27 +52,30 @@ def _probe(
             past_key_values=cache,
             use_cache=True,
         )
+    for layer in cache.layers:
+        if getattr(layer, "keys", None) is None:
+            kind = type(layer).__name__
+            raise UnsupportedModelError(f"hybrid model: a layer ({kind}) caches no keys and values")
     # [1, heads, 1, dim] -> [heads, dim]
     return [(layer.keys[0, :, 0], layer.values[0, :, 0]) for layer in cache.layers]
 
 
-def _refusal(config: Any, dtype: torch.dtype) -> str:
+def _refusal(config: Any, module: Any, dtype: torch.dtype) -> str:
     """The allow-list by configuration: why this model may not be spliced, or nothing."""
     rope = getattr(config, "rope_parameters", None) or {}
     rope_type = rope.get("rope_type", "default")
-    if rope_type not in SUPPORTED_ROPE_TYPES:
-        return f"rotary type {rope_type!r}"
-    if "mrope_section" in rope:
-        return "multimodal rotary (M-RoPE)"
     kinds = getattr(config, "layer_types", None)
     windowed = kinds is None and getattr(config, "sliding_window", None) is not None
-    if windowed or any(kind != "full_attention" for kind in kinds or ()):
-        return "layers that are not full attention (sliding window or hybrid)"
-    if getattr(config, "index_topk", None):
-        return "sparse attention with an index key"
-    if dtype not in SUPPORTED_DTYPES:
-        return f"KV dtype {dtype}"
-    return ""
+    others = sorted(set(kinds or ()) - {"full_attention"})
+    refusals = (
+        (rope_type not in SUPPORTED_ROPE_TYPES, f"rotary type {rope_type!r}"),
+        ("mrope_section" in rope or hasattr(module, "mrope_section"), "multimodal rotary (M-RoPE)"),
+        (getattr(config, "index_topk", None), "sparse attention with an index key"),
+        (windowed or "sliding_attention" in others, "layers with a sliding window"),
+        (others, f"layers that are not full attention: {', '.join(others)}"),
+        (dtype not in SUPPORTED_DTYPES, f"KV dtype {dtype}"),
+    )
+    return next((reason for applies, reason in refusals if applies), "")
 
 
 def read_model_facts(model: PreTrainedModel) -> ModelFacts:
@@ -84,11 +87,13 @@ def read_model_facts(model: PreTrainedModel) -> ModelFacts:
     module = getattr(model.base_model, "rotary_emb", None)
     if module is None:
         raise UnsupportedModelError("the model has no rotary embedding module")
+    if not isinstance(getattr(module, "inv_freq", None), torch.Tensor):
+        raise UnsupportedModelError("the layers don't share one rotary embedding")
     inv_freq = module.inv_freq.detach().to(torch.float32)
     at_zero = _probe(model, 1, 0)
     at_p = _probe(model, 1, _PROBE_POSITION)
     layout = _layout(at_zero, at_p, 2 * int(inv_freq.numel()), model.dtype)
-    unsupported = _refusal(model.config, model.dtype)
+    unsupported = _refusal(model.config, module, model.dtype)
     proven: list[Pairing] = []
     if not unsupported:
         proven = [p for p in Pairing if _explains(layout, Rotary(inv_freq, p), at_zero, at_p)]
