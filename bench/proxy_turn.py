@@ -32,10 +32,10 @@ from leyline_engine.replay.models.tiny import default_cache_dir, tiny_model_dir
 from leyline_engine.replay.text.chat import PromptEncoder
 from leyline_policies import load_pipeline
 from leyline_proxy.core.identity import history_chain
-from leyline_proxy.core.messages import fingerprint
+from leyline_proxy.core.naming import name_spans
 from leyline_proxy.core.options import UndeclaredRules
 from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.session import RetainedTurn
+from leyline_proxy.core.session import Departed, RetainedTurn
 from leyline_proxy.core.synthesis import synthesize
 from leyline_proxy.pipeline.outgoing import edit_payload, outgoing_body
 from leyline_proxy.pipeline.request import parse_chat
@@ -46,7 +46,7 @@ Message = dict[str, Any]
 Results = dict[str, dict[str, dict[str, Any]]]
 
 KINDS = ("append", "edit_end", "edit_start")
-STAGES = ("parse", "identify", "policy", "render", "tokenise", "synthesise", "wire")
+STAGES = ("parse", "policy", "diff", "render", "tokenise", "forward")
 ASIDE = "policy_truncate"  # not in the total: the turn itself runs ``keep_all``
 GOAL = 50.0  # µs per 1,000 prompt tokens that an append may cost
 RETAINED, WARM_UP = 4, 3  # turns; the first is the proxy's default
@@ -108,16 +108,20 @@ def session_messages(renderer: ChatRenderer, tokens: int) -> list[Message]:
     return messages
 
 
-def retain(renderer: ChatRenderer, history: Sequence[Message], index: int) -> RetainedTurn:
+def retain(
+    renderer: ChatRenderer, history: Sequence[Message], earlier: Sequence[RetainedTurn]
+) -> RetainedTurn:
     """The turn that the last message of ``history`` answered, as the session keeps it."""
+    index = len(history)
     prepared = prepare(list(history[:-1]), (), (), index)
     rendered = renderer.render(prepared.messages, TOOLS)
     whole = renderer.encode(renderer.text(history, TOOLS, add_generation_prompt=False))
     outputs = whole[len(rendered.tokens) : -1]
     # Known since the turn's own plan.
     assert prepared.client_fingerprints and prepared.sent_fingerprints
+    name = f"t{index}"
     return RetainedTurn(
-        turn=f"t{index}",
+        turn=name,
         index=index,
         prepared=prepared,
         rendered=rendered,
@@ -126,13 +130,18 @@ def retain(renderer: ChatRenderer, history: Sequence[Message], index: int) -> Re
         receipt=None,
         digest=token_digest(rendered.tokens + array("q", outputs)),
         model_fingerprint=TENANT.name,
+        names=name_spans(name, prepared, earlier, Departed(), rendered),
     )
 
 
 def retained_turns(renderer: ChatRenderer, history: Sequence[Message]) -> list[RetainedTurn]:
     """The session's latest turns, oldest first."""
     ends = range(len(history) - 2 * (RETAINED - 1), len(history) + 1, 2)
-    return [retain(renderer, history[:end], end) for end in ends if end > 2]
+    turns: list[RetainedTurn] = []
+    for end in ends:
+        if end > 2:
+            turns.append(retain(renderer, history[:end], turns))
+    return turns
 
 
 def next_body(history: Sequence[Message], kind: str, variant: str) -> bytes:
@@ -169,26 +178,24 @@ def measure_turn(
     seconds: dict[str, float] = {}
     with clocked(seconds, "parse"):
         request = parse_chat(raw, {}, TENANT, arrived=0.0)
-    with clocked(seconds, "identify"):
-        history_chain([fingerprint(message) for message in request.messages])
+        history_chain(request.fingerprints)
     with clocked(seconds, ASIDE):
         prepare(request.messages, TRUNCATE, (), index)
     with clocked(seconds, "policy"):
-        prepared = prepare(request.messages, KEEP, (), index)
-    text = renderer.text(prepared.messages, TOOLS)  # not measured: "render" below does it again
-    with clocked(seconds, "tokenise"):
-        renderer.encode(text)
-    with clocked(seconds, "again"):  # what of "render" below is tokenising, all being known
-        renderer.encode(text)
+        prepared = prepare(request.messages, KEEP, (), index, fingerprints=request.fingerprints)
     with clocked(seconds, "render"):
-        rendered = renderer.render(prepared.messages, request.body["tools"])
-    with clocked(seconds, "synthesise"):
-        plan = synthesize(retained, prepared, rendered, RULES, model_fingerprint=TENANT.name)
+        prompt = renderer.lay_out(prepared.messages, request.body["tools"])
+    with clocked(seconds, "tokenise"):
+        rendered = renderer.tokenise(prompt)
+    with clocked(seconds, "diff"):
+        names = name_spans("t-next", prepared, retained, Departed(), rendered)
+        plan = synthesize(
+            retained, prepared, rendered, RULES, names=names, model_fingerprint=TENANT.name
+        )
     assert bool(plan.edits) == edited, "this turn is not of the kind that it claims to be"
-    with clocked(seconds, "wire"):
+    with clocked(seconds, "forward"):
         payload = edit_payload(request, "s-bench", "t-next", plan, ATTENTION_SINK)
         outgoing_body(raw, prepared, edit_envelope("m-bench", payload))
-    seconds["render"] = max(0.0, seconds["render"] - seconds.pop("again"))
     return seconds, len(rendered.tokens)
 
 

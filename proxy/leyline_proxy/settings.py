@@ -14,6 +14,8 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from .core.options import SHARE_PATTERN
+
 MIB = 1024 * 1024
 DEFAULT_TENANT = "default"
 
@@ -27,6 +29,8 @@ class TenantSettings(BaseModel):
     policy: str | None = None
     undeclared: dict[str, str] | None = None
     allow_request_policy: bool | None = None
+    share: Annotated[str, Field(pattern=SHARE_PATTERN)] = ""
+    """Lets all of the tenant's sessions see what any of them splices; by default none does."""
 
 
 class Settings(BaseSettings):

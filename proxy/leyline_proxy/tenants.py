@@ -22,6 +22,8 @@ class Tenant:
     policies: tuple[Policy, ...]
     undeclared: UndeclaredRules
     allow_request_policy: bool
+    share: str = ""
+    """Scope that may see what the tenant's turns splice; empty for each session alone."""
 
 
 class TenantDirectory:
@@ -94,4 +96,5 @@ def _tenant(name: str, settings: Settings) -> Tenant:
         policies=tuple(load_pipeline(policy)) if policy else (),
         undeclared=UndeclaredRules.parse(undeclared),
         allow_request_policy=settings.allow_request_policy if allow is None else allow,
+        share=own.share,
     )

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from secrets import token_hex
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
@@ -18,7 +19,10 @@ import structlog
 
 from leyline_engine.contract import Receipt, TurnRecord, edit_envelope, sign_envelope
 
+from .core.forgetting import losses_of_account
+from .core.identity import history_key
 from .core.session import Session, TurnSummary
+from .core.spans import ANYTHING
 from .errors import NotFoundError, ProxyError, closest
 from .pipeline.accounting import caller_account, final_receipt, retained_turn
 from .pipeline.identify import identify
@@ -78,6 +82,8 @@ class TurnService:
         self._metrics = metrics
         self._retained_turns = retained_turns
         self._hints_secret = hints_secret
+        # Without a secret to share, chains mean something in this process alone.
+        self._history_key = history_key(hints_secret or token_hex())
         self._catalog = PolicyCatalog()
 
     async def begin(self, request: ChatRequest) -> Turn:
@@ -90,19 +96,26 @@ class TurnService:
         await self.check_model(request.model)
         policies, rules = effective_rules(request, self._catalog)
         with self._metrics.stage("identify"):
-            identity = await identify(self._store, request)
+            identity = await identify(self._store, request, self._history_key)
         status = self._handshake.status
-        given = PlanInput(request, policies, rules, identity.session, status)
+        index = identity.session.next_index if identity.session is not None else 0
+        name, message_id = f"t{index}-{uuid4().hex[:12]}", f"m-{uuid4().hex}"
+        given = PlanInput(name, request, policies, rules, identity.session, status, index)
         if not policies and len(request.raw) <= INLINE_BYTES:
             planned = make_plan(given, self._metrics)
         else:
             planned = await anyio.to_thread.run_sync(make_plan, given, self._metrics)
-        index = given.turn_index
-        name, message_id = f"t{index}-{uuid4().hex[:12]}", f"m-{uuid4().hex}"
         envelope = None
         if status.capability is not None:
             sink = sink_of(status)
-            payload = edit_payload(request, identity.session_id, name, planned.plan, sink)
+            payload = edit_payload(
+                request,
+                identity.session_id,
+                name,
+                planned.plan,
+                sink,
+                secret=self._hints_secret,
+            )
             envelope = edit_envelope(message_id, payload)
             if self._hints_secret is not None:
                 envelope = sign_envelope(envelope, self._hints_secret)
@@ -116,6 +129,7 @@ class TurnService:
             status=status,
             body=outgoing_body(request.raw, planned.prepared, envelope),
             enveloped=envelope is not None,
+            unnamed=losses_of_account(planned.prepared, identity.session),
         )
 
     async def check_model(self, model: str) -> None:
@@ -186,39 +200,53 @@ class TurnService:
         return record
 
     async def _retain(self, turn: Turn, record: TurnRecord | None, receipt: Receipt) -> None:
-        source = retained_turn(turn, record, receipt)
+        plan = turn.planned.plan
+        obeyed = record is not None and record.receipt.forgot is not None
+        # Retained, a turn says that its demands were met.
+        met = obeyed or not plan.forgets
+        source = retained_turn(turn, record, receipt) if met else None
         now = time.time()
 
         def change(session: Session | None) -> Session:
             # The session may have moved on since the plan was made: another request of it ran
             # at the same time. Both are kept, under consecutive numbers.
-            current = session or Session(
-                id=turn.identity.session_id,
-                tenant=turn.request.tenant.name,
-                key=turn.identity.key,
-                turns=(),
-                history=(),
-                next_index=0,
-                updated=now,
-            )
-            if record is not None and turn.planned.plan.forgets:
+            current = session or _new_session(turn, now)
+            if record is not None and plan.forgets:
                 current = current.forget_sources()
+                if ANYTHING in plan.forget and obeyed:
+                    current = current.account_for(turn.unnamed)
+            if turn.enveloped and source is None:
+                current = current.lose_turn()
             index = current.next_index
             kept = replace(source, index=index) if source is not None else None
             summary = TurnSummary(
                 index=index,
                 turn=turn.name,
                 created=now,
-                edits=turn.planned.plan.edits,
+                edits=plan.edits,
                 receipt=receipt,
-                planned=turn.planned.plan.planned,
-                reason=turn.planned.plan.reason,
+                planned=plan.planned,
+                reason=plan.reason,
             )
             return current.retain(kept, summary, keep=self._retained_turns, now=now)
 
         await self._store.update(
             turn.request.tenant.name, turn.identity.session_id, change, turn.identity.chain
         )
+
+    async def abandon(self, turn: Turn) -> None:
+        """Note a turn that went to the engine and won't be settled: its client has gone, or its
+        answer broke off. What the engine read in it has no names here."""
+        if not turn.enveloped:
+            return
+        now = time.time()
+
+        def change(session: Session | None) -> Session:
+            return (session or _new_session(turn, now)).lose_turn()
+
+        # A session that is known keeps the history that it was answered for.
+        chain = turn.identity.chain if turn.identity.session is None else None
+        await self._store.update(turn.request.tenant.name, turn.identity.session_id, change, chain)
 
     def _count(self, turn: Turn, receipt: Receipt, ttft_s: float | None) -> None:
         metrics, tenant = self._metrics, turn.request.tenant.name
@@ -233,6 +261,19 @@ class TurnService:
             metrics.policy_faults.labels(fault.policy, fault.fault).inc()
         if ttft_s is not None:
             metrics.ttft_seconds.labels(tenant, model, receipt.outcome.value).observe(ttft_s)
+
+
+def _new_session(turn: Turn, now: float) -> Session:
+    return Session(
+        id=turn.identity.session_id,
+        tenant=turn.request.tenant.name,
+        key=turn.identity.key,
+        turns=(),
+        history=(),
+        next_index=0,
+        updated=now,
+        unnamed=turn.unnamed,
+    )
 
 
 def _account(turn: Turn, receipt: Receipt) -> Account:

@@ -232,7 +232,7 @@ def test_a_forget_binds_requests_that_are_under_way(client: httpx.Client, model:
     hidden_by_truncation(pair, "Flight.")
     for world in pair:
         with ThreadPoolExecutor(1) as pool:
-            slow = pool.submit(world.ask, agent(4, "Flight."), policy=TRUNCATE, max_tokens=150)
+            slow = pool.submit(world.ask, agent(4, "Flight."), policy=TRUNCATE, max_tokens=400)
             time.sleep(0.25)
             assert not slow.done()
             world.ask(agent(4, "Flight."), policy=f"{REDACT} | {TRUNCATE}")

@@ -111,9 +111,10 @@ class CauseFinder:
         role = str(old.message.get("role"))
         if old.client_index is None:
             return self._caused(old.changes[-1], role, None)
-        change = self._dropped.get(self._client_kept.get(old.client_index, -1))
+        place = self._client_kept.get(old.client_index, -1)
+        change = self._dropped.get(place)
         if change is not None:
-            return self._caused(change, role, None)
+            return self._caused(change, role, place)
         return self._undeclared("undeclared", role, None)
 
     def _inserted(self, new: SentMessage) -> Cause:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from rapidfuzz.distance import LCSseq
 
@@ -26,8 +26,7 @@ class CharEdit:
     replacement: str
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One message's fate; ``old`` and ``new`` are indices into the two lists."""
 
     kind: StepKind

@@ -1,106 +1,118 @@
-"""What this turn demands to be forgotten that a retained turn may have read, and from where on.
+"""What this turn demands to be forgotten that an earlier turn may have read, and from where on.
 
-Told from the caller's own lists, not from what was sent: policies in between may shorten, drop or
-move the message, and none of that may hide a demand. Where the place isn't certain, the earliest
-possible one is taken; that costs a prefill, never a secret.
+Told from the caller's own messages and their names, not from what was sent: policies in between may
+shorten, drop or move the message, and none of that may hide a demand. Where it isn't certain which
+message was meant or where it stood, all that it may have been counts, from the earliest place on;
+that costs a prefill, never a secret.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .diff import MessageDiff, Step
+from leyline_engine.contract import MAX_FORGOTTEN, output_span
+
 from .prepare import Prepared
-from .session import RetainedTurn
+from .session import RetainedTurn, Session
+from .spans import ANYTHING, SpanNames, outer_extents
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A message that is to be forgotten, and the first source token that may belong to it."""
+    """A message that is to be forgotten, and the source tokens ``[start, end)`` that may be its."""
 
     client_index: int
     """In this turn's client list."""
-    position: int
+    start: int
+    end: int
 
 
-def new_demands(
-    source: RetainedTurn, prepared: Prepared, client: MessageDiff
-) -> tuple[Demand, ...]:
+def new_demands(source: RetainedTurn, prepared: Prepared, names: SpanNames) -> tuple[Demand, ...]:
     """Demands of this turn that the source didn't meet already.
 
     Args:
-        client: alignment of the source's client list with this turn's.
+        names: of this turn's messages.
     """
-    marks, known = prepared.forget_marks, source.prepared.forget_marks
+    if not prepared.forget_marks:
+        return ()
+    extents = outer_extents(source.rendered, len(source.prepared.sent))
     demands: list[Demand] = []
-    for kept, gap in _runs(client.steps):
-        if kept is not None:
-            old, new = kept
-            if new in marks and known.get(old) != marks[new]:
-                demands.append(Demand(new, _position(source, old)))
+    for place in prepared.forget_marks:
+        name = names.client[place]
+        if name.id in source.names.index and not _unmet(source, prepared, place, [name.id]):
             continue
-        olds = [step.old for step in gap if step.old is not None]
-        news = [step.new for step in gap if step.new is not None and step.new in marks]
-        position = _gap_position(source, prepared, olds, gap)
-        if position is not None:
-            demands.extend(Demand(new, position) for new in news)
+        wanted = set(name.all)
+        if ANYTHING in wanted:
+            demands.append(Demand(place, 0, len(source.tokens)))
+            continue
+        held = _unmet(source, prepared, place, wanted)
+        own = [
+            extent
+            for extent, told in zip(extents, source.names.sent, strict=True)
+            if not held.isdisjoint(told)
+        ]
+        if output_span(source.turn) in wanted and source.output_ids:
+            own.append((len(source.rendered.tokens), len(source.tokens)))
+        if held and not own:
+            # What that turn didn't send, only an earlier splice can remember.
+            own.append((len(source.tokens), len(source.tokens)))
+        if own:
+            starts, ends = zip(*own, strict=True)
+            demands.append(Demand(place, min(starts), max(ends)))
     return tuple(demands)
 
 
-def _runs(steps: Sequence[Step]) -> Iterator[tuple[tuple[int, int] | None, list[Step]]]:
-    """Kept messages one by one, and between them all that differs, as one gap."""
-    gap: list[Step] = []
-    for step in steps:
-        if step.kind != "kept" or step.old is None or step.new is None:
-            gap.append(step)
-            continue
-        if gap:
-            yield None, gap
-            gap = []
-        yield (step.old, step.new), []
-    if gap:
-        yield None, gap
+def spans_to_forget(
+    turn: str, prepared: Prepared, names: SpanNames, session: Session | None
+) -> tuple[str, ...]:
+    """Names of which no reader may survive, wherever the session held them.
 
+    Args:
+        turn: this turn's name.
+        session: None where the proxy knows none by its id.
 
-def _gap_position(
-    source: RetainedTurn, prepared: Prepared, olds: Sequence[int], gap: Sequence[Step]
-) -> int | None:
-    """Where in the source a message of a gap may have been read; None where it can't have been.
-
-    A message that the caller rewrote stood in one of the gap's old ones. One that is simply new
-    was in no list of the source, but the model may have written it: then it is the answer.
+    Returns:
+        :data:`~.spans.ANYTHING` alone where the engine may hold what has no name here; nothing
+        where every demand was met before, or concerns what was never sent before.
     """
-    if olds:
-        return min(_position(source, old) for old in olds)
-    news = [step.new for step in gap if step.new is not None]
-    follows = news[0] >= len(source.prepared.client) if news else False
-    answers = any(prepared.client[new].get("role") == "assistant" for new in news)
-    if source.output_ids and answers and (follows or _at_the_end(source, prepared, news)):
-        return len(source.rendered.tokens)
-    return None
+    if not prepared.forget_marks:
+        return ()
+    if losses_of_account(prepared, session):
+        return (ANYTHING,)
+    turns = session.turns if session is not None else ()
+    found: dict[str, None] = {}
+    for place in prepared.forget_marks:
+        wanted = dict.fromkeys(
+            name for name in names.client[place].all if not name.startswith(f"{turn}.")
+        )
+        known = [source for source in turns if not wanted.keys().isdisjoint(source.names.index)]
+        unmet = any(_unmet(source, prepared, place, wanted.keys()) for source in known)
+        written = any(output_span(source.turn) in wanted for source in turns)
+        if unmet or written or not known:
+            found.update(wanted)
+    exceeds = ANYTHING in found or len(found) > MAX_FORGOTTEN
+    return (ANYTHING,) if exceeds else tuple(found)
 
 
-def _at_the_end(source: RetainedTurn, prepared: Prepared, news: Sequence[int]) -> bool:
-    """Whether nothing that the source knew follows: the gap is where its answer would stand."""
-    known = set(source.prepared.client_fingerprints)
-    later = prepared.client_fingerprints[news[-1] + 1 :] if news else ()
-    return not known.intersection(later)
+def losses_of_account(prepared: Prepared, session: Session | None) -> int:
+    """How often the engine may have been given something of this session that has no name here.
+
+    A conversation with an answer in it that comes to a proxy which doesn't know it was held by
+    another, or by this one before it was restarted.
+    """
+    if session is not None:
+        return session.unnamed
+    return int(any(message.get("role") == "assistant" for message in prepared.client))
 
 
-def _position(source: RetainedTurn, client_index: int) -> int:
-    """First source token that a client message may have become."""
-    sent = next(
-        (i for i, entry in enumerate(source.prepared.sent) if entry.client_index == client_index),
-        None,
-    )
-    if sent is None:
-        # Not sent in that turn; only an earlier splice can remember it.
-        return len(source.tokens)
-    start = 0
-    for span in source.rendered.spans:
-        if span.message == sent:
-            return span.start
-        if span.message < sent:
-            start = max(start, span.end)
-    return start
+def _unmet(source: RetainedTurn, prepared: Prepared, place: int, wanted: Iterable[str]) -> set[str]:
+    """Names of the source's messages that the one at ``place`` may be, less those dealt with."""
+    mark, value = prepared.forget_marks[place], prepared.client_fingerprints[place]
+    known, prints = source.prepared.forget_marks, source.prepared.client_fingerprints
+    return {
+        name
+        for name in wanted
+        if (old := source.names.index.get(name)) is not None
+        and not (prints[old] == value and known.get(old) == mark)
+    }

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
-
-import xxhash
 
 OWN_HEADER = "x-leyline-session"
 
@@ -52,13 +51,22 @@ def session_key(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[st
     return None, "history"
 
 
-def history_chain(fingerprints: Sequence[int]) -> list[int]:
-    """``chain[i]`` identifies messages ``0..i``: two lists agree on it iff they agree that far."""
-    state = xxhash.xxh3_64()
+def history_key(secret: str) -> bytes:
+    """The key of :func:`history_chain`; proxies that share a secret share their chains."""
+    return blake2b(secret.encode(), digest_size=32, person=b"history chain").digest()
+
+
+def history_chain(fingerprints: Sequence[int], key: bytes = b"") -> list[int]:
+    """``chain[i]`` identifies messages ``0..i``: two lists agree on it iff they agree that far.
+
+    Args:
+        key: of at most 64 bytes; who lacks it can't try out which text a chain may be of.
+    """
+    state = blake2b(key=key, digest_size=8)
     chain: list[int] = []
     for value in fingerprints:
         state.update(value.to_bytes(8, "little"))
-        chain.append(state.intdigest())
+        chain.append(int.from_bytes(state.copy().digest(), "little"))
     return chain
 
 

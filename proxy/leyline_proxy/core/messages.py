@@ -18,6 +18,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _OPAQUE_KEYS = frozenset({"arguments"})
 """Members whose inside is the caller's own data, compared as it is."""
 
+_CONTAINERS = (dict, list)
+
 _encoder = msgspec.json.Encoder(order="sorted")
 
 
@@ -43,11 +45,11 @@ def fingerprint(message: Message) -> int:
 
 
 def _canonical_message(message: Message) -> dict[str, Any]:
-    canonical: dict[str, Any] = {}
-    for key, value in message.items():
-        if value is None or key in VOLATILE_KEYS:
-            continue
-        canonical[key] = value if isinstance(value, str) else _canonical(value)
+    canonical = {
+        key: _canonical(value) if isinstance(value, _CONTAINERS) else value
+        for key, value in message.items()
+        if value is not None and key not in VOLATILE_KEYS
+    }
     content = canonical.get("content")
     if isinstance(content, list) and len(content) == 1:
         part = content[0]
@@ -57,15 +59,14 @@ def _canonical_message(message: Message) -> dict[str, Any]:
 
 
 def _canonical(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            key: item if key in _OPAQUE_KEYS else _canonical(item)
-            for key, item in value.items()
-            if key not in VOLATILE_KEYS and item is not None
-        }
+    """Of a list or an object."""
     if isinstance(value, list):
-        return [_canonical(item) for item in value]
-    return value
+        return [_canonical(item) if isinstance(item, _CONTAINERS) else item for item in value]
+    return {
+        key: _canonical(item) if isinstance(item, _CONTAINERS) and key not in _OPAQUE_KEYS else item
+        for key, item in value.items()
+        if item is not None and key not in VOLATILE_KEYS
+    }
 
 
 def text_of(message: Message) -> str:
@@ -107,44 +108,51 @@ def check_messages(messages: object) -> list[Message]:
         raise MessageError("messages", "messages must hold at least one message.")
     called: set[str] = set()
     for index, message in enumerate(messages):
-        _check_message(f"messages[{index}]", message, called)
-        called.update(call_ids(message))
+        _check_message(index, message, called)
+        if message.get("tool_calls"):
+            called.update(call_ids(message))
     return messages
 
 
-def _check_message(where: str, message: object, called: set[str]) -> None:
+def _check_message(index: int, message: object, called: set[str]) -> None:
     if not isinstance(message, dict):
+        where = f"messages[{index}]"
         raise MessageError(where, f"{where} must be an object with role and content.")
-    _check_depth(where, message)
+    _check_depth(index, message)
     role = message.get("role")
     if role not in ROLES:
-        raise MessageError(f"{where}.role", f"{where}.role must be one of {', '.join(ROLES)}.")
-    _check_content(where, role, message)
-    if role == "assistant":
-        _check_calls(f"{where}.tool_calls", message.get("tool_calls"))
+        where = f"messages[{index}].role"
+        raise MessageError(where, f"{where} must be one of {', '.join(ROLES)}.")
+    if not isinstance(message.get("content"), str):
+        _check_content(f"messages[{index}].content", role, message)
+    if role == "assistant" and "tool_calls" in message:
+        _check_calls(f"messages[{index}].tool_calls", message["tool_calls"])
     if role == "tool":
-        _check_result(f"{where}.tool_call_id", message.get("tool_call_id"), called)
+        identifier = message.get("tool_call_id")
+        if not isinstance(identifier, str) or identifier not in called:
+            _refuse_result(f"messages[{index}].tool_call_id", identifier)
 
 
-def _check_depth(where: str, message: Message) -> None:
+def _check_depth(index: int, message: Message) -> None:
     """Level by level: what comes later (fingerprints, copies, policies, templates) recurses."""
-    level: list[Any] = [message]
-    for _ in range(MAX_DEPTH):
+    level: list[Any] = [value for value in message.values() if isinstance(value, _CONTAINERS)]
+    for _ in range(MAX_DEPTH - 1):
+        if not level:
+            return
         level = [
             item
             for value in level
             for item in (value.values() if isinstance(value, dict) else value)
-            if isinstance(item, dict | list)
+            if isinstance(item, _CONTAINERS)
         ]
-        if not level:
-            return
-    raise MessageError(where, f"{where} is nested deeper than {MAX_DEPTH} levels.")
+    if level:
+        where = f"messages[{index}]"
+        raise MessageError(where, f"{where} is nested deeper than {MAX_DEPTH} levels.")
 
 
-def _check_content(where: str, role: str, message: Mapping[str, Any]) -> None:
-    content, field = message.get("content"), f"{where}.content"
-    if isinstance(content, str):
-        return
+def _check_content(field: str, role: str, message: Mapping[str, Any]) -> None:
+    """A content that is no string."""
+    content = message.get("content")
     if content is None:
         # Assistants may only call tools, and results of the old function API may be empty.
         if role in ("assistant", "function"):
@@ -179,14 +187,13 @@ def _check_calls(field: str, calls: object) -> None:
             raise MessageError(place, f"{place} must be an object with a name and arguments.")
 
 
-def _check_result(field: str, identifier: object, called: set[str]) -> None:
+def _refuse_result(field: str, identifier: object) -> None:
     if not isinstance(identifier, str):
         raise MessageError(
             field, f"{field} must be the id of the tool call that this message answers."
         )
-    if identifier not in called:
-        raise MessageError(
-            field,
-            f"{field} answers no tool call: an assistant message before it must have a "
-            "tool_calls entry with this id.",
-        )
+    raise MessageError(
+        field,
+        f"{field} answers no tool call: an assistant message before it must have a "
+        "tool_calls entry with this id.",
+    )

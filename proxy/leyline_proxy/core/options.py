@@ -70,6 +70,10 @@ def _split(item: str) -> tuple[str, str]:
     return role.strip(), mode.strip()
 
 
+SHARE_PATTERN = r"^[A-Za-z0-9._:@/-]{0,128}$"
+ShareName = Annotated[str, msgspec.Meta(pattern=SHARE_PATTERN)]
+
+
 class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The body field ``leyline`` of a request."""
 
@@ -78,6 +82,8 @@ class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     edits: list[DeclaredEdit] = []
     boundary: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
     """Tokens behind each edit to compute anew."""
+    share: ShareName | None = None
+    """Scope within the tenant that may see what this turn splices; empty for nobody else."""
 
 
 def parse_options(raw: object) -> RequestOptions:

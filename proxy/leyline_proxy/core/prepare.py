@@ -20,6 +20,7 @@ from .messages import Message, MessageError, call_ids, check_messages, fingerpri
 from .text_edit import TextEditError, replace_spans, replace_text
 
 DECLARED = "declared"
+_CONTAINERS = (dict, list)
 Fault = Literal["raised", "bad_type", "bad_message", "broken_pair", "lost_last_user"]
 
 
@@ -79,6 +80,8 @@ class Prepared:
     faults: tuple[PolicyFault, ...] = ()
     forget_marks: Mapping[int, ForgetMark] = field(default_factory=dict)
     """By index in the client's list. Independent of what other policies did to the message."""
+    known_fingerprints: tuple[int, ...] | None = field(default=None, repr=False, compare=False)
+    """:attr:`client_fingerprints`, where they were computed before."""
 
     @property
     def messages(self) -> list[Message]:
@@ -88,7 +91,8 @@ class Prepared:
     @cached_property
     def client_fingerprints(self) -> tuple[int, ...]:
         """Fingerprints of the client's messages."""
-        return tuple(map(fingerprint, self.client))
+        known = self.known_fingerprints
+        return tuple(map(fingerprint, self.client)) if known is None else known
 
     @cached_property
     def sent_fingerprints(self) -> tuple[int, ...]:
@@ -143,11 +147,16 @@ def prepare(
     policies: Sequence[PolicyLike],
     declared: Sequence[DeclaredEdit],
     turn_index: int,
+    *,
+    fingerprints: tuple[int, ...] | None = None,
 ) -> Prepared:
     """Run declared edits and policies over the client's messages. Never raises for their faults.
 
     Policies that forget run first, on what the client sent, so that none that tidies up can hide
     from them what they look for; they run again in their place where others changed something.
+
+    Args:
+        fingerprints: of the client's messages, where already known.
     """
     untouched = tuple(SentMessage(message, index) for index, message in enumerate(client))
     stage = _Stage(untouched, (), ())
@@ -168,6 +177,7 @@ def prepare(
         stage.dropped,
         tuple(dict.fromkeys(stage.faults)),
         {**_forget_marks(stage), **marks},
+        fingerprints,
     )
 
 
@@ -314,7 +324,10 @@ def _rewritten(message: Message, edits: Sequence[DeclaredEdit]) -> Message:
 def clone(value: Any) -> Any:
     """A deep copy of JSON-shaped data."""
     if isinstance(value, dict):
-        return {key: clone(item) for key, item in value.items()}
+        return {
+            key: clone(item) if isinstance(item, _CONTAINERS) else item
+            for key, item in value.items()
+        }
     if isinstance(value, list):
-        return [clone(item) for item in value]
+        return [clone(item) if isinstance(item, _CONTAINERS) else item for item in value]
     return value

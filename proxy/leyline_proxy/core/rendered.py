@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class MessageSpan:
+class MessageSpan(NamedTuple):
     """Tokens ``[start, end)`` of the prompt hold the content of message ``message``."""
 
     message: int

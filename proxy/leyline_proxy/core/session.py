@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from leyline_engine.contract import LineageRun, Outcome, Reason, Receipt
+from leyline_engine.contract import LineageRun, Outcome, Reason, Receipt, output_span
 
 from .prepare import Prepared
 from .rendered import Rendered
+from .spans import SpanName, SpanNames
 
 MAX_HISTORY = 512
+MAX_DEPARTED = 4096
+"""Names of turns past that a session remembers."""
+
+_NAME_BYTES = 160
+"""A name and the fingerprint that it is found by."""
 
 EditMode = Literal["amortize", "forget", "exact"]
 """How an edit reaches the cache; ``exact`` is an ordinary re-prefill behind it."""
@@ -36,11 +43,59 @@ class RetainedTurn:
     model_fingerprint: str
     weight: int = 0
     """Bytes that the turn takes in memory, roughly."""
+    names: SpanNames = field(kw_only=True)
+    """Under which the engine's ledger knows the messages."""
 
     @cached_property
     def tokens(self) -> array[int]:
         """Prompt and generated tokens."""
         return self.rendered.tokens + array("q", self.output_ids)
+
+    @cached_property
+    def names_by_print(self) -> Mapping[int, tuple[SpanName, ...]]:
+        """The client's messages by fingerprint."""
+        found: dict[int, tuple[SpanName, ...]] = {}
+        for value, name in zip(self.prepared.client_fingerprints, self.names.client, strict=True):
+            found[value] = (*found.get(value, ()), name)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Departed:
+    """Names of what the session once held and no retained turn knows any more."""
+
+    messages: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """By the message's fingerprint."""
+    outputs: tuple[str, ...] = ()
+    """Answers that no client list has held."""
+
+    @property
+    def size(self) -> int:
+        """How many names there are."""
+        return sum(map(len, self.messages.values())) + len(self.outputs)
+
+    def after(self, gone: Sequence[RetainedTurn], kept: Sequence[RetainedTurn]) -> Departed | None:
+        """With what ``gone`` held and ``kept`` doesn't; None when that is too much to remember."""
+        if not gone:
+            return self
+        held = {
+            (value, name.id)
+            for turn in kept
+            for value, names in turn.names_by_print.items()
+            for name in names
+        }
+        messages = dict(self.messages)
+        for turn in gone:
+            for value, names in turn.names_by_print.items():
+                lost = [each for name in names if (value, name.id) not in held for each in name.all]
+                if lost:
+                    messages[value] = tuple(dict.fromkeys((*messages.get(value, ()), *lost)))
+        claimed = {name.id for turn in (*gone, *kept) for name in turn.names.client}
+        outputs = (output_span(turn.turn) for turn in gone if turn.output_ids)
+        result = Departed(
+            messages, (*self.outputs, *(name for name in outputs if name not in claimed))
+        )
+        return result if result.size <= MAX_DEPARTED else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +139,20 @@ class Session:
     history: tuple[TurnSummary, ...]
     next_index: int
     updated: float
+    departed: Departed = field(default_factory=Departed)
+    unnamed: int = 0
+    """Losses of account, each of which the engine may hold something of that has no name here:
+    turns that were begun and never retained, and names that were too many to remember."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether any turn was answered in full; else there is nothing to tell of it."""
+        return self.next_index > 0
 
     @property
     def weight(self) -> int:
-        """Bytes that the retained turns take, roughly."""
-        return sum(turn.weight for turn in self.turns)
+        """Bytes that the session takes, roughly."""
+        return sum(turn.weight for turn in self.turns) + _NAME_BYTES * self.departed.size
 
     def retain(
         self, turn: RetainedTurn | None, summary: TurnSummary, *, keep: int, now: float
@@ -98,9 +162,10 @@ class Session:
         Without ``turn`` (the engine doesn't hold it) only the account grows.
         """
         turns = self.turns if turn is None else (*self.turns, turn)
+        first = max(0, len(turns) - keep)
+        session = self._with_turns(turns[first:], gone=turns[:first])
         return replace(
-            self,
-            turns=turns[-keep:] if keep > 0 else (),
+            session,
             history=(*self.history, summary)[-MAX_HISTORY:],
             next_index=max(self.next_index, summary.index) + 1,
             updated=now,
@@ -108,4 +173,20 @@ class Session:
 
     def forget_sources(self) -> Session:
         """The session without its sources: token ids are prompt text and go with a forget."""
-        return replace(self, turns=())
+        return self._with_turns((), gone=self.turns)
+
+    def account_for(self, losses: int) -> Session:
+        """The session after a forget of everything, which was planned after so many losses."""
+        return replace(self, departed=Departed(), unnamed=max(0, self.unnamed - losses))
+
+    def lose_turn(self) -> Session:
+        """The session after a turn that the engine may have read and that isn't retained."""
+        return replace(self, unnamed=self.unnamed + 1)
+
+    def _with_turns(
+        self, turns: tuple[RetainedTurn, ...], *, gone: Sequence[RetainedTurn]
+    ) -> Session:
+        departed = self.departed.after(gone, turns)
+        if departed is None:
+            return replace(self, turns=turns, departed=Departed(), unnamed=self.unnamed + 1)
+        return replace(self, turns=turns, departed=departed)

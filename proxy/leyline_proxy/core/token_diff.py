@@ -26,6 +26,12 @@ from .rendered import MessageSpan, Rendered
 MIN_RUN = 4
 """Shorter kept runs between two hunks are coincidences; they are prefilled with the hunks."""
 
+MIN_ANSWER_RUN = 16
+"""Kept runs within an answer: it is compared with a message that may be no answer at all."""
+
+MAX_ANSWER_GLUE = 8
+"""An answer that lost something and gained no more than this was cut by the template."""
+
 MAX_REFINED_CELLS = 1 << 26
 """Larger regions (source tokens x prompt tokens) are compared at both ends only: 8 MB of bits."""
 
@@ -104,67 +110,150 @@ def diff_tokens(
     """
     new = prompt.tokens
     shared = common_prefix(source.tokens, new)
-    if shared >= source.prompt_length or shared == len(new):
+    continues = shared >= source.prompt_length and len(source.tokens) - shared < MIN_ANSWER_RUN
+    if continues or shared == len(new):
         # The prompt continues the source, or is a beginning of it.
         kept = (Kept(0, shared, 0),) if shared else ()
         return TokenDiff(kept, (), shared)
-    runs: list[Kept] = []
-    hunks: list[Hunk] = []
-    regions, tail = _regions(source, prompt, messages)
-    for region in regions:
-        _compare(source.tokens, new, region, runs, hunks)
-    _compare_tail(source.tokens, new, tail, runs, hunks)
-    return _assemble(runs, hunks, min_run)
-
-
-def _regions(
-    source: SourceView, prompt: Rendered, messages: MessageDiff
-) -> tuple[list[_Region], _Region]:
-    """Alternating glue and content regions, then the tail behind the last aligned content."""
-    regions: list[_Region] = []
-    a = b = 0
-    gone: list[int] = []
-    came: list[int] = []
-    for old, new, replaced in _anchors(source, prompt, messages, gone, came):
-        if old.start < a or new.start < b:
-            continue  # the template moved it; its tokens fall into the neighbouring glue
-        regions.append(_Region(a, old.start, b, new.start, tuple(gone), tuple(came)))
-        gone.clear()
-        came.clear()
-        touched = ((old.message,), (new.message,)) if replaced else ((), ())
-        regions.append(_Region(old.start, old.end, new.start, new.end, *touched))
-        a, b = old.end, new.end
-    tail = _Region(a, len(source.tokens), b, len(prompt.tokens), tuple(gone), tuple(came))
-    return regions, tail
-
-
-def _anchors(
-    source: SourceView,
-    prompt: Rendered,
-    messages: MessageDiff,
-    gone: list[int],
-    came: list[int],
-) -> Iterator[tuple[MessageSpan, MessageSpan, bool]]:
-    """Aligned contents; what has no counterpart is noted in ``gone`` and ``came`` on the way."""
+    walk = _Walk(source.tokens, new, shared)
     old_spans = {span.message: span for span in source.spans}
     new_spans = {span.message: span for span in prompt.spans}
-    for step in messages.steps:
-        old = old_spans.get(step.old) if step.old is not None else None
-        new = new_spans.get(step.new) if step.new is not None else None
-        if old is not None and new is not None:
-            if step.kind == "replaced":
-                # Tool calls are rendered around the content, so the glue may differ as well.
-                gone.append(old.message)
-                came.append(new.message)
-            yield old, new, step.kind == "replaced"
-            if step.kind == "replaced":
-                gone.append(old.message)
-                came.append(new.message)
-        elif step.kind != "kept":
-            if step.old is not None:
-                gone.append(step.old)
-            if step.new is not None:
-                came.append(step.new)
+    for kind, old, new_index, _ in messages.steps:
+        before = old_spans.get(old) if old is not None else None
+        after = new_spans.get(new_index) if new_index is not None else None
+        if before is not None and after is not None:
+            walk.aligned(before, after, replaced=kind == "replaced")
+        elif kind != "kept":
+            walk.unaligned(old, new_index)
+    walk.finish(source.prompt_length, prompt.spans)
+    return _assemble(walk.runs, walk.hunks, min_run)
+
+
+class _Walk:
+    """Goes through both sequences from one aligned content to the next, and compares.
+
+    ::
+
+        source   ── compared ──┤ stretch: glue, content, glue, content… ├─ a
+        prompt   ── compared ──┤                                        ├─ b
+
+    Contents that were kept and lie as far apart in both sequences make a stretch, which is
+    compared in one go; only where it differs are its regions looked at.
+
+    Args:
+        shared: length of the sequences' common prefix.
+    """
+
+    def __init__(self, old: array[int], new: array[int], shared: int) -> None:
+        self.runs: list[Kept] = []
+        self.hunks: list[Hunk] = []
+        self._old, self._new, self._shared = old, new, shared
+        self._a = self._b = 0
+        self._begin = (0, 0)
+        """Where the stretch begins."""
+        self._stretch: list[tuple[MessageSpan, MessageSpan]] = []
+        self._gone: list[int] = []
+        self._came: list[int] = []
+
+    def aligned(self, old: MessageSpan, new: MessageSpan, *, replaced: bool) -> None:
+        """A message that is in both."""
+        if replaced:  # tool calls are rendered around the content, so the glue may differ as well
+            self.unaligned(old.message, new.message)
+        if old.start >= self._a and new.start >= self._b:
+            plain = not (replaced or self._gone or self._came)
+            if plain and self._continues(old, new):
+                self._stretch.append((old, new))
+                self._a, self._b = old.end, new.end
+            else:
+                self._close_stretch()
+                touched = ((old.message,), (new.message,)) if replaced else ((), ())
+                glue = (tuple(self._gone), tuple(self._came))
+                self._compare(_Region(self._a, old.start, self._b, new.start, *glue))
+                self._compare(_Region(old.start, old.end, new.start, new.end, *touched))
+                self._gone.clear()
+                self._came.clear()
+                self._a, self._b = self._begin = old.end, new.end
+        # Else the template moved it; its tokens fall into the neighbouring glue.
+        if replaced:
+            self.unaligned(old.message, new.message)
+
+    def unaligned(self, old: int | None, new: int | None) -> None:
+        """A message without a counterpart."""
+        if old is not None:
+            self._gone.append(old)
+        if new is not None:
+            self._came.append(new)
+
+    def finish(self, prompt_length: int, spans: Sequence[MessageSpan]) -> None:
+        """Compare what is left behind the last aligned content.
+
+        Args:
+            prompt_length: of the source; what follows is the model's answer.
+            spans: of the prompt.
+        """
+        self._close_stretch()
+        ends = len(self._old), len(self._new)
+        glue = (tuple(self._gone), tuple(self._came))
+        tail = _Region(self._a, ends[0], self._b, ends[1], *glue)
+        if self._came and not self._gone and ends[0] - prompt_length >= MIN_ANSWER_RUN:
+            # What follows all that was there before begins with the answer, as the caller has it.
+            answer = self._came[0]
+            behind = (span.start for span in spans if span.message > answer)
+            end = min(behind, default=ends[1])
+            tail = self._compare_answer(tail, end)
+        _compare_tail(self._old, self._new, tail, self.runs, self.hunks)
+
+    def _compare_answer(self, tail: _Region, end: int) -> _Region:
+        """Find what the prompt kept of the source's answer, such as all but the thinking.
+
+        Args:
+            end: where in the prompt the message ends at the latest that may be the answer.
+
+        Returns:
+            What of the tail is left.
+        """
+        a0, a1, b0, _, _, came = tail
+        kept = [
+            Kept(a0 + s, a0 + t, b0 + u)
+            for equal, (s, t, u, _) in _refine(self._old[a0:a1], self._new[b0:end])
+            if equal and (t - s >= MIN_ANSWER_RUN or s == u == 0)
+        ]
+        if not kept or kept[-1].start == a0:
+            return tail  # nothing behind what both begin with
+        last = kept[-1]
+        gained = last.dest_end - b0 - sum(run.length for run in kept)
+        touched = came[:1] if gained > MAX_ANSWER_GLUE else ()
+        cursor = (a0, b0)
+        for run in kept:
+            if cursor != (run.start, run.dest):
+                hunk = Hunk(cursor[0], run.start, cursor[1], run.dest, (), touched)
+                self.hunks.append(hunk)
+            cursor = (run.end, run.dest_end)
+        self.runs.extend(kept)
+        return tail._replace(a0=cursor[0], b0=cursor[1])
+
+    def _continues(self, old: MessageSpan, new: MessageSpan) -> bool:
+        distance = self._a - self._b
+        return old.start - new.start == distance == old.end - new.end
+
+    def _close_stretch(self) -> None:
+        if not self._stretch:
+            return
+        a, b = self._begin
+        equal = (a == b and self._a <= self._shared) or (
+            self._old[a : self._a] == self._new[b : self._b]
+        )
+        if equal:
+            self.runs.append(Kept(a, self._a, b))
+        else:
+            for old, new in self._stretch:
+                self._compare(_Region(a, old.start, b, new.start, (), ()))
+                self._compare(_Region(old.start, old.end, new.start, new.end, (), ()))
+                a, b = old.end, new.end
+        self._stretch.clear()
+
+    def _compare(self, region: _Region) -> None:
+        _compare(self._old, self._new, region, self.runs, self.hunks)
 
 
 def _compare(

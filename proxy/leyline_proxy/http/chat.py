@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..core.wire import add_members
+from ..errors import UpstreamUnreachableError
 from ..pipeline.accounting import account_headers
 from ..pipeline.request import OPTIONS_FIELD, parse_chat
 from ..pipeline.turn import Turn
@@ -23,11 +24,16 @@ from .relay import TurnRelay
 
 CHAT_PATH = "/v1/chat/completions"
 
+_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+"""Failures before the engine got a byte."""
+
 
 class ChatExchange(Exchange):
     """One chat turn."""
 
     route = CHAT_PATH
+    _pending = False
+    """The engine may have read the turn, and it isn't settled."""
 
     async def serve(
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
@@ -37,10 +43,16 @@ class ChatExchange(Exchange):
         turn = await self.services.turns.begin(chat)
         self.model = self.services.turns.model_label(chat.model)
         self.extra_headers["x-leyline-session"] = turn.identity.session_id
-        if chat.stream:
-            refused = await until_disconnect(receive, self._stream(turn, send))
-        else:
-            refused = await until_disconnect(receive, self._fetch(turn))
+        work = self._stream(turn, send) if chat.stream else self._fetch(turn)
+        self._pending = True
+        try:
+            refused = await until_disconnect(receive, work)
+        except UpstreamUnreachableError as error:
+            self._pending = self._pending and not isinstance(error.__cause__, _NEVER_SENT)
+            raise
+        finally:
+            if self._pending:
+                await self.services.turns.abandon(turn)
         if refused is not None:
             await self.answer(refused, scope, receive, send)
 
@@ -54,6 +66,7 @@ class ChatExchange(Exchange):
         async with self._open(turn) as upstream:
             body = await read(upstream)
         if upstream.status_code != httpx.codes.OK:
+            self._pending = upstream.is_server_error
             return refusal_response(upstream, body, self.extra_headers)
         # Before the turn counts: an answer that can't be passed on must leave the session be.
         usage = answer_of(body).get("usage")
@@ -62,6 +75,7 @@ class ChatExchange(Exchange):
             usage if isinstance(usage, dict) else None,
             ttft_s=perf_counter() - self.arrived,
         )
+        self._pending = False
         body = add_members(body, {OPTIONS_FIELD: orjson.dumps(account.member)})
         headers = downstream_headers(upstream.headers)
         return Response(
@@ -72,15 +86,19 @@ class ChatExchange(Exchange):
         """Pass events on; the status line waits for the first. A refusal is returned instead."""
         async with self._open(turn) as upstream:
             if upstream.status_code != httpx.codes.OK:
+                self._pending = upstream.is_server_error
                 return refusal_response(upstream, await read(upstream), self.extra_headers)
             relay = TurnRelay(self.services.turns, turn)
             self.extra_headers["x-leyline-plan"] = turn.planned.plan.planned.value
-            async with aclosing(relay.events(upstream)) as events:
-                first = await anext(events)
-                await self.start_stream(send, stream_headers(upstream))
-                await self.send_chunk(send, first)
-                async for event in events:
-                    await self.send_chunk(send, event)
+            try:
+                async with aclosing(relay.events(upstream)) as events:
+                    first = await anext(events)
+                    await self.start_stream(send, stream_headers(upstream))
+                    await self.send_chunk(send, first)
+                    async for event in events:
+                        await self.send_chunk(send, event)
+            finally:
+                self._pending = not relay.settled
         self.complete = relay.settled
         if relay.broken:
             self.status = "502"

@@ -60,14 +60,14 @@ def _install_sessions(app: FastAPI, services: Services) -> None:
         """The tenant's sessions, latest first."""
         tenant = services.tenants.authenticate(request.headers)
         found = await services.store.sessions(tenant.name)
-        return JSONResponse({"sessions": [session_overview(item) for item in found]})
+        return JSONResponse({"sessions": [session_overview(s) for s in found if s.answered]})
 
     @app.get("/v1/leyline/sessions/{session_id}", tags=["leyline"])
     async def session(session_id: str, request: Request) -> JSONResponse:
         """One session: its turns, edits and receipts, without prompt text."""
         tenant = services.tenants.authenticate(request.headers)
         found = await services.store.get(tenant.name, session_id)
-        if found is None:
+        if found is None or not found.answered:
             raise NotFoundError("No such session; it may have expired.", code="session_not_found")
         return JSONResponse(session_document(found))
 
@@ -107,7 +107,8 @@ def _install_operations(app: FastAPI, services: Services) -> None:
     async def page(request: Request) -> HTMLResponse:
         """The status page."""
         visible = services.tenants.open
-        found = await services.store.sessions(DEFAULT_TENANT) if visible else None
+        stored = await services.store.sessions(DEFAULT_TENANT)
+        found = [item for item in stored if item.answered] if visible else None
         base_url = f"{request.base_url}v1"
         return HTMLResponse(
             status_page(base_url, services.handshake.status, found, await services.store.count())

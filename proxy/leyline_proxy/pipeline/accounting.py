@@ -104,8 +104,8 @@ def account_headers(receipt: Receipt) -> dict[str, str]:
 
 def retained_turn(turn: Turn, record: TurnRecord | None, receipt: Receipt) -> RetainedTurn | None:
     """The turn as a source for later ones, or None where the engine doesn't hold it as one."""
-    rendered = turn.planned.rendered
-    if record is None or not record.finished or rendered is None:
+    rendered, names = turn.planned.rendered, turn.planned.names
+    if record is None or not record.finished or rendered is None or names is None:
         return None
     outputs = tuple(record.output_ids)
     return RetainedTurn(
@@ -118,6 +118,7 @@ def retained_turn(turn: Turn, record: TurnRecord | None, receipt: Receipt) -> Re
         receipt=receipt,
         digest=token_digest(rendered.tokens + array("q", outputs)),
         model_fingerprint=turn.status.model_fingerprint,
+        names=names,
         weight=_TOKEN_BYTES * (len(rendered.tokens) + len(outputs))
         + _TEXT_BYTES * len(turn.request.raw),
     )

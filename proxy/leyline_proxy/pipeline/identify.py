@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from ..core.identity import choose_session, goes_on, history_chain, session_key, shortest_partial
-from ..core.messages import fingerprint
 from ..core.session import Session
 from ..sessions import SessionStore
 from .request import ChatRequest
@@ -35,19 +34,22 @@ class Identity:
     session: Session | None
 
 
-async def identify(store: SessionStore, request: ChatRequest) -> Identity:
-    """The session that the request names, else the one whose conversation it continues."""
+async def identify(store: SessionStore, request: ChatRequest, key: bytes = b"") -> Identity:
+    """The session that the request names, else the one whose conversation it continues.
+
+    Args:
+        key: see :func:`~leyline_proxy.core.identity.history_chain`.
+    """
     name, where = session_key(request.headers, request.body)
     if name is not None and where not in SHARED_KEYS:
         session_id = public_id(name)
         session = await store.get(request.tenant.name, session_id)
         return Identity(session_id, NAMED, (), session)
-    fingerprints = [fingerprint(message) for message in request.messages]
-    chain = tuple(history_chain(fingerprints))
-    key = f"{where}:{name}" if name is not None else ""
-    session = await _by_history(store, request, key, chain, fingerprints)
+    chain = tuple(history_chain(request.fingerprints, key))
+    shared = f"{where}:{name}" if name is not None else ""
+    session = await _by_history(store, request, shared, chain)
     session_id = session.id if session else f"s-{uuid4().hex[:20]}"
-    return Identity(session_id, key, chain, session)
+    return Identity(session_id, shared, chain, session)
 
 
 async def _by_history(
@@ -55,7 +57,6 @@ async def _by_history(
     request: ChatRequest,
     key: str,
     chain: Sequence[int],
-    fingerprints: Sequence[int],
 ) -> Session | None:
     """A conversation without an answer in it is a new one, whatever it has in common."""
     if not any(message.get("role") in _CONTINUES for message in request.messages):
@@ -68,7 +69,7 @@ async def _by_history(
     if session is None or chosen is None or chosen.whole:
         return session
     stored = session.turns[-1].prepared.client_fingerprints if session.turns else ()
-    return session if goes_on(stored, fingerprints, roles, chosen.length) else None
+    return session if goes_on(stored, request.fingerprints, roles, chosen.length) else None
 
 
 def public_id(name: str) -> str:

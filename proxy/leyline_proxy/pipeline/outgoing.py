@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from leyline_engine.contract import EditPayload, Envelope
+from leyline_engine.contract import EditPayload, Envelope, sealed_digest
 
 from ..core.prepare import Prepared
 from ..core.synthesis import TurnPlan
 from ..core.wire import RESERVED, add_members, remove_members, replace_messages
 from .request import OPTIONS_FIELD, ChatRequest
+from .rules import effective_share
 
 _OURS = (*RESERVED, OPTIONS_FIELD)
 
@@ -20,17 +21,33 @@ def without_reserved(raw: bytes) -> bytes:
 
 
 def edit_payload(
-    request: ChatRequest, session_id: str, name: str, plan: TurnPlan, sink: int
+    request: ChatRequest,
+    session_id: str,
+    name: str,
+    plan: TurnPlan,
+    sink: int,
+    *,
+    secret: str | None = None,
 ) -> EditPayload:
-    """What this turn asks of the engine; with no directives it only registers the turn."""
+    """What this turn asks of the engine; with no directives it only registers the turn.
+
+    Args:
+        secret: shared with the engine; digests of prompt text are sealed with it.
+    """
     return EditPayload(
         session=session_id,
         scope=request.tenant.name,
         turn=name,
-        sources=plan.sources,
+        sources=tuple(
+            msgspec.structs.replace(source, digest=sealed_digest(source.digest, secret))
+            for source in plan.sources
+        ),
         directives=plan.directives,
         segments=plan.segments,
         lineage=plan.lineage,
+        spans=plan.spans,
+        forget=plan.forget,
+        share=effective_share(request),
         sink=sink,
     )
 

@@ -12,11 +12,14 @@ from leyline_engine.contract import ATTENTION_SINK, LiteralSegment, Mode, Outcom
 from leyline_policies import Policy
 
 from ..core.diff import diff_messages
+from ..core.forgetting import spans_to_forget
+from ..core.naming import name_spans
 from ..core.options import UndeclaredRules
 from ..core.prepare import Prepared, prepare
 from ..core.rendered import Rendered
-from ..core.session import EditRecord, RetainedTurn, Session
-from ..core.synthesis import TurnPlan, synthesize
+from ..core.session import Departed, EditRecord, RetainedTurn, Session
+from ..core.spans import ANYTHING, SpanNames
+from ..core.synthesis import TurnPlan, demands_of, synthesize
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
 from ..upstream.handshake import UpstreamStatus
@@ -27,22 +30,24 @@ log = structlog.get_logger("leyline.turn")
 LONGEST_TOKEN = 16
 """Body bytes per token of the context window beyond which a prompt can't possibly fit."""
 
-NOTHING = TurnPlan()
-
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
     """All that a plan depends on."""
 
+    turn: str
+    """The turn's name."""
     request: ChatRequest
     policies: Sequence[Policy]
     rules: UndeclaredRules
     session: Session | None
     status: UpstreamStatus
+    index: int
+    """Number of the turn in its session."""
 
     @property
-    def turn_index(self) -> int:
-        return self.session.next_index if self.session else 0
+    def last(self) -> RetainedTurn | None:
+        return self.retained[-1] if self.retained else None
 
     @property
     def retained(self) -> tuple[RetainedTurn, ...]:
@@ -55,20 +60,31 @@ class Planned:
 
     prepared: Prepared
     rendered: Rendered | None
+    names: SpanNames | None
+    """None where planning failed; nothing can then be told of the turn later."""
     plan: TurnPlan
 
 
 def make_plan(given: PlanInput, metrics: Metrics) -> Planned:
     """Steps 2 to 5 of a turn. Never fails for want of a plan: the turn then goes unspliced."""
+    request = given.request
     with metrics.stage("policy"):
         prepared = prepare(
-            given.request.messages, given.policies, given.request.options.edits, given.turn_index
+            request.messages,
+            given.policies,
+            request.options.edits,
+            given.index,
+            fingerprints=request.fingerprints,
         )
     with metrics.stage("render"):
         rendered = _render(given, prepared)
     with metrics.stage("synthesize"):
-        plan = _synthesize(given, prepared, rendered)
-    return Planned(prepared, rendered, decide(plan, given.status))
+        try:
+            names, plan = _synthesize(given, prepared, rendered)
+        except Exception as error:  # a fault in here costs the splice, never the request
+            log.error("synthesis_failed", error=type(error).__name__, frames=frames_of(error))
+            names, plan = None, _failed(given, prepared)
+    return Planned(prepared, rendered, names, decide(plan, given.status))
 
 
 def decide(plan: TurnPlan, status: UpstreamStatus) -> TurnPlan:
@@ -157,36 +173,48 @@ def _plainly_rendered(body: Any) -> bool:
     )
 
 
-def _synthesize(given: PlanInput, prepared: Prepared, rendered: Rendered | None) -> TurnPlan:
-    last = given.retained[-1] if given.retained else None
+def _synthesize(
+    given: PlanInput, prepared: Prepared, rendered: Rendered | None
+) -> tuple[SpanNames, TurnPlan]:
+    departed = given.session.departed if given.session is not None else Departed()
+    names = name_spans(given.turn, prepared, given.retained, departed, rendered)
+    forget = spans_to_forget(given.turn, prepared, names, given.session)
     if rendered is None:
-        return _unrendered(edited_by_messages(last, prepared))
-    try:
-        return synthesize(
-            given.retained,
-            prepared,
-            rendered,
-            given.rules,
-            model_fingerprint=given.status.model_fingerprint,
-            sink=sink_of(given.status),
-            boundary=given.request.options.boundary,
-        )
-    except Exception as error:  # a fault in here costs the splice, never the request
-        log.error("synthesis_failed", error=type(error).__name__, frames=frames_of(error))
-        edits = edited_by_messages(last, prepared)
-        return replace(
-            NOTHING, edits=edits, planned=Outcome.REPREFILLED, reason=Reason.TRANSFORM_FAILED
-        )
+        return names, _unrendered(given, prepared, forget)
+    return names, synthesize(
+        given.retained,
+        prepared,
+        rendered,
+        given.rules,
+        names=names,
+        forget=forget,
+        model_fingerprint=given.status.model_fingerprint,
+        sink=sink_of(given.status),
+        boundary=given.request.options.boundary,
+    )
+
+
+def _failed(given: PlanInput, prepared: Prepared) -> TurnPlan:
+    """What is demanded stays demanded; of whom isn't known, so everything is forgotten."""
+    return TurnPlan(
+        forget=(ANYTHING,) if prepared.forget_marks else (),
+        edits=edited_by_messages(given.last, prepared),
+        planned=Outcome.REPREFILLED,
+        reason=Reason.TRANSFORM_FAILED,
+    )
+
+
+def _unrendered(given: PlanInput, prepared: Prepared, forget: tuple[str, ...]) -> TurnPlan:
+    edits = edited_by_messages(given.last, prepared)
+    if not edits and forget:
+        edits = demands_of(prepared)
+    if not edits:
+        return TurnPlan()
+    spliceable = any(record.mode == "amortize" for record in edits)
+    reason = Reason.UNSUPPORTED_RUNTIME if spliceable else Reason.REPREFILLED
+    return TurnPlan(forget=forget, edits=edits, planned=Outcome.REPREFILLED, reason=reason)
 
 
 def sink_of(status: UpstreamStatus) -> int:
     """Leading positions that are always computed anew: the engine's number, if it names one."""
     return (status.capability.sink if status.capability else 0) or ATTENTION_SINK
-
-
-def _unrendered(edits: tuple[EditRecord, ...]) -> TurnPlan:
-    if not edits:
-        return NOTHING
-    spliceable = any(record.mode == "amortize" for record in edits)
-    reason = Reason.UNSUPPORTED_RUNTIME if spliceable else Reason.REPREFILLED
-    return replace(NOTHING, edits=edits, planned=Outcome.REPREFILLED, reason=reason)

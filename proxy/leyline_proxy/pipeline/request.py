@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
 import msgspec
 
-from ..core.messages import Message, MessageError, check_messages
+from ..core.messages import Message, MessageError, check_messages, fingerprint
 from ..core.options import OptionError, RequestOptions, parse_options
 from ..errors import BadRequestError
 from ..tenants import Tenant
@@ -17,7 +18,7 @@ from ..tenants import Tenant
 OPTIONS_FIELD = "leyline"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: fingerprints are computed once
 class ChatRequest:
     """One checked request."""
 
@@ -31,6 +32,11 @@ class ChatRequest:
     model: str
     stream: bool
     arrived: float = field(default_factory=perf_counter)
+
+    @cached_property
+    def fingerprints(self) -> tuple[int, ...]:
+        """Fingerprints of the messages."""
+        return tuple(map(fingerprint, self.messages))
 
 
 def decode_body(raw: bytes) -> dict[str, Any]:

@@ -58,6 +58,7 @@ def effective_rules(
     for name, chosen in (
         ("policy", options.policy is not None),
         ("undeclared", options.undeclared),
+        ("share", options.share is not None),
     ):
         if chosen and not tenant.allow_request_policy:
             field = f"{OPTIONS_FIELD}.{name}"
@@ -67,6 +68,12 @@ def effective_rules(
             )
     policies = tenant.policies if options.policy is None else catalog.load(options.policy)
     return policies, _undeclared(request)
+
+
+def effective_share(request: ChatRequest) -> str:
+    """The scope that may see what this turn splices; empty for the session alone."""
+    own = request.options.share
+    return request.tenant.share if own is None else own
 
 
 def _undeclared(request: ChatRequest) -> UndeclaredRules:

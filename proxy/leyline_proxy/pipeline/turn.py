@@ -28,3 +28,5 @@ class Turn:
     """What goes upstream."""
     enveloped: bool
     """Whether the body carries an envelope, so that there is a receipt to ask for."""
+    unnamed: int
+    """The session's losses of account when the plan was made; see ``Session.unnamed``."""

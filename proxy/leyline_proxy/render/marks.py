@@ -11,15 +11,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 _FIRST_PRIVATE, _LAST_PRIVATE = 0xE000, 0xF8FF
 
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
 
 
-@dataclass(frozen=True, slots=True)
-class CharSpan:
+class CharSpan(NamedTuple):
     """Characters ``[start, end)`` of the prompt are the content of message ``message``."""
 
     message: int
@@ -27,26 +26,37 @@ class CharSpan:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What marks tell of a text."""
+
+    spans: list[CharSpan]
+    """Sorted and disjoint."""
+    marked: frozenset[int]
+    """Messages of which any mark is in the text, located or not."""
+
+
 def content_spans(
     messages: Sequence[Mapping[str, Any]], plain: str, render: Render
 ) -> list[CharSpan]:
     """Where each content stands in ``plain``; messages that can't be located are left out."""
-    marks = _unused_characters(plain, 3)
+    marks = unused_characters(plain)
     if marks is not None:
-        marked = render([_marked(message, index, marks) for index, message in enumerate(messages)])
-        pattern = re.compile(f"[{marks[0]}{marks[2]}](\\d+){marks[1]}")
-        if pattern.sub("", marked) == plain:
-            return _read_marks(marked, pattern, marks)
+        marked = render([with_marks(message, at, marks) for at, message in enumerate(messages)])
+        found = read_marks(marked, marks, plain)
+        if found is not None:
+            return found.spans
     return _search(messages, plain)
 
 
-def _unused_characters(text: str, count: int) -> str | None:
+def unused_characters(text: str) -> str | None:
+    """Three characters for marks; None where the text has nearly all that could be used."""
     every = (chr(code) for code in range(_FIRST_PRIVATE, _LAST_PRIVATE + 1))
-    free = list(islice((char for char in every if char not in text), count))
-    return "".join(free) if len(free) == count else None
+    free = list(islice((char for char in every if char not in text), 3))
+    return "".join(free) if len(free) == 3 else None
 
 
-def _marked(message: Mapping[str, Any], index: int, marks: str) -> Mapping[str, Any]:
+def with_marks(message: Mapping[str, Any], index: int, marks: str) -> Mapping[str, Any]:
     """The message with its text between marks; white space at the ends stays outside."""
     before, after = f"{marks[0]}{index}{marks[1]}", f"{marks[2]}{index}{marks[1]}"
     content = message.get("content")
@@ -81,7 +91,11 @@ def _marked_parts(parts: Sequence[Any], before: str, after: str) -> list[Any]:
     return marked
 
 
-def _read_marks(marked: str, pattern: re.Pattern[str], marks: str) -> list[CharSpan]:
+def read_marks(marked: str, marks: str, plain: str) -> Found | None:
+    """What the marks in a text say; None where it isn't ``plain`` without them."""
+    pattern = re.compile(f"[{marks[0]}{marks[2]}](\\d+){marks[1]}")
+    if pattern.sub("", marked) != plain:
+        return None
     opened: dict[int, int] = {}
     closed: dict[int, int] = {}
     ambiguous: set[int] = set()
@@ -98,7 +112,8 @@ def _read_marks(marked: str, pattern: re.Pattern[str], marks: str) -> list[CharS
         for index, start in opened.items()
         if index in closed and index not in ambiguous and start < closed[index]
     ]
-    return _disjoint(sorted(spans, key=lambda span: span.start))
+    ordered = disjoint(sorted(spans, key=lambda span: span.start))
+    return Found(ordered, frozenset(opened.keys() | closed.keys()))
 
 
 def _search(messages: Sequence[Mapping[str, Any]], plain: str) -> list[CharSpan]:
@@ -111,10 +126,11 @@ def _search(messages: Sequence[Mapping[str, Any]], plain: str) -> list[CharSpan]
         if start >= 0 and plain.find(core, start + 1) < 0:
             found.append(CharSpan(index, start, start + len(core)))
     found.sort(key=lambda span: (span.start, -span.end))
-    return _disjoint(found)
+    return disjoint(found)
 
 
-def _disjoint(spans: Iterable[CharSpan]) -> list[CharSpan]:
+def disjoint(spans: Iterable[CharSpan]) -> list[CharSpan]:
+    """The spans, in order, that don't begin within the one before."""
     result: list[CharSpan] = []
     for span in spans:
         if not result or span.start >= result[-1].end:

@@ -43,38 +43,49 @@ def _now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
+def chat_environment() -> ImmutableSandboxedEnvironment:
+    """Jinja as transformers sets it up for chat templates."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _now
+    return environment
+
+
 class ChatTemplate:
     """A compiled template with the tokenizer's special tokens in scope."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_GenerationTag, jinja2.ext.loopcontrols],
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = _now
-        self._template = environment.from_string(source)
+        self._template = chat_environment().from_string(source)
         self._special_tokens = dict(special_tokens)
 
-    def render(
+    def variables(
         self,
-        messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
-        *,
-        add_generation_prompt: bool = True,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The prompt's text.
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """What the template sees besides the messages.
 
         Raises:
-            jinja2.TemplateError: the template refuses the conversation.
+            TypeError: ``template_kwargs`` has a name that isn't the caller's to set.
         """
-        return self._template.render(
-            messages=messages,
+        return dict(
             tools=tools,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **{**self._special_tokens, **(template_kwargs or {})},
         )
+
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """The prompt's text.
+
+        Raises:
+            jinja2.TemplateError: the template refuses the conversation.
+            TypeError: ``variables`` has a name that isn't the caller's to set.
+        """
+        return self._template.render(messages=messages, **variables)

@@ -15,17 +15,20 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from tokenizers import Tokenizer
 
 MAX_REMEMBERED_CHARS = 64 << 20
-"""Text whose tokens are remembered, in characters; the least recently used pieces go first."""
+"""Text whose tokens are remembered, in characters; the least recently used goes first."""
+
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +42,85 @@ class Piece:
 class Encoded:
     """A tokenised text: ids, and the way from characters to tokens."""
 
-    def __init__(self, pieces: list[Piece], offsets: list[int]) -> None:
+    def __init__(self) -> None:
         self.ids: array[int] = array("q")
-        self._pieces = pieces
-        self._offsets = offsets
+        self._pieces: list[Piece] = []
+        self._offsets: list[int] = []
         self._token_offsets: list[int] = []
-        for piece in pieces:
-            self._token_offsets.append(len(self.ids))
-            self.ids += piece.ids
 
-    def token_at(self, char: int) -> int:
-        """Index of the first token that begins at character ``char`` or behind it."""
-        index = bisect_right(self._offsets, char) - 1
-        if index < 0:
-            return 0
-        piece = self._pieces[index]
-        return self._token_offsets[index] + bisect_left(piece.starts, char - self._offsets[index])
+    def add(self, piece: Piece, offset: int) -> None:
+        """Append a piece that begins at character ``offset``."""
+        self._pieces.append(piece)
+        self._offsets.append(offset)
+        self._token_offsets.append(len(self.ids))
+        self.ids += piece.ids
+
+    def tokens_at(self, chars: Iterable[int]) -> list[int]:
+        """For each of some characters, in order, the first token that begins there or behind."""
+        offsets, pieces, firsts = self._offsets, self._pieces, self._token_offsets
+        if not pieces:
+            return [0 for _ in chars]
+        found: list[int] = []
+        index, last = 0, len(offsets) - 1
+        for char in chars:
+            while index < last and offsets[index + 1] <= char:
+                index += 1
+            found.append(firsts[index] + bisect_left(pieces[index].starts, char - offsets[index]))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a text, prepared for being joined to others.
+
+    ::
+
+        ↵       │ <|im_start|>user↵Fix it.<|im_end|> │ ↵
+        head      core, already tokenised              tail
+    """
+
+    text: str
+    head: str
+    """Up to the first special token: one piece with what comes before."""
+    core: Piece | None
+    """From the first special token to the last; None where there is none, and all is head."""
+    tail: str
+    closed: bool
+    """Whether no special token can begin in here and end in what follows."""
+
+
+class _Remembered(Generic[_Value]):
+    """Values by text, up to a number of characters; the least recently used go first."""
+
+    def __init__(self, max_chars: int) -> None:
+        self.chars = 0
+        self._max_chars = max_chars
+        self._values: OrderedDict[str, _Value] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, text: str) -> _Value | None:
+        return self.get_all((text,))[0]
+
+    def get_all(self, texts: Sequence[str]) -> list[_Value | None]:
+        """What is remembered of each text."""
+        values = self._values
+        with self._lock:
+            found = [values.get(text) for text in texts]
+            for text, value in zip(texts, found, strict=True):
+                if value is not None:
+                    values.move_to_end(text)
+        return found
+
+    def put(self, text: str, value: _Value) -> _Value:
+        """Remember and return ``value``."""
+        with self._lock:
+            if text not in self._values:
+                self._values[text] = value
+                self.chars += len(text)
+            while self.chars > self._max_chars:
+                forgotten, _ = self._values.popitem(last=False)
+                self.chars -= len(forgotten)
+        return value
 
 
 class PieceTokenizer:
@@ -78,24 +144,56 @@ class PieceTokenizer:
         # Leftmost, then longest: how the tokenizer itself looks for added tokens.
         names = sorted(specials, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, names))) if names else None
-        self._known: OrderedDict[str, Piece] = OrderedDict()
-        self._chars = 0
-        self._max_chars = max_remembered_chars
-        self._lock = Lock()
+        self._beginnings = {name[:end] for name in names for end in range(1, len(name))}
+        self._longest = max(map(len, names), default=0)
+        self._pieces: _Remembered[Piece] = _Remembered(max_remembered_chars // 2)
+        self._segments: _Remembered[Segment] = _Remembered(max_remembered_chars // 2)
 
     @property
     def remembered_chars(self) -> int:
         """Characters of text whose tokens are remembered now."""
-        return self._chars
+        return self._pieces.chars + self._segments.chars
 
     def encode(self, text: str) -> Encoded:
         """Token ids of ``text``; special tokens are recognised, none is added."""
-        pieces: list[Piece] = []
-        offsets: list[int] = []
+        encoded = Encoded()
         for start, part in self._split(text):
-            pieces.append(self._piece(part))
-            offsets.append(start)
-        return Encoded(pieces, offsets)
+            encoded.add(self.piece(part) if self.remembers else self._tokenise(part), start)
+        return encoded
+
+    def join(self, texts: Iterable[str]) -> Encoded:
+        """Token ids of the texts joined; those that were joined before cost a copy each."""
+        if not self.remembers:
+            return self.encode("".join(texts))
+        parts = list(texts)
+        join = _Join(self)
+        for text, known in zip(parts, self._segments.get_all(parts), strict=True):
+            join.add(known or self._segments.put(text, self.segment(text)))
+        return join.finish()
+
+    def piece(self, part: str) -> Piece:
+        """Tokens of a text that stands between special tokens, or is one."""
+        return self._pieces.get(part) or self._pieces.put(part, self._tokenise(part))
+
+    def segment(self, text: str) -> Segment:
+        """The text, prepared for being joined. Only where :attr:`remembers`."""
+        starts, ends = [], []
+        for found in self._special.finditer(text) if self._special else ():
+            starts.append(found.start())
+            ends.append(found.end())
+        closed = not any(
+            text[len(text) - length :] in self._beginnings
+            for length in range(1, min(self._longest, len(text) + 1))
+        )
+        if not starts:
+            return Segment(text, text, None, "", closed)
+        begin, end = starts[0], ends[-1]
+        core = Piece(array("q"), array("q"))
+        for offset, part in self._split(text[begin:end]):
+            piece = self._pieces.get(part) or self._tokenise(part)
+            core.ids.extend(piece.ids)
+            core.starts.extend([offset + start for start in piece.starts])
+        return Segment(text, text[:begin], core, text[end:], closed)
 
     def _split(self, text: str) -> Iterator[tuple[int, str]]:
         cursor = 0
@@ -107,27 +205,63 @@ class PieceTokenizer:
         if cursor < len(text):
             yield cursor, text[cursor:]
 
-    def _piece(self, part: str) -> Piece:
-        if not self.remembers:
-            return self._tokenise(part)
-        with self._lock:
-            piece = self._known.get(part)
-            if piece is not None:
-                self._known.move_to_end(part)
-                return piece
-        piece = self._tokenise(part)
-        with self._lock:
-            if part not in self._known:
-                self._known[part] = piece
-                self._chars += len(part)
-            while self._chars > self._max_chars:
-                forgotten, _ = self._known.popitem(last=False)
-                self._chars -= len(forgotten)
-        return piece
-
     def _tokenise(self, part: str) -> Piece:
         encoding = self._tokenizer.encode(part, add_special_tokens=False)
         return Piece(array("q", encoding.ids), array("q", [start for start, _ in encoding.offsets]))
+
+
+class _Join:
+    """Puts segments together; equal to tokenising the joined text.
+
+    What stands between the cores of two segments is one piece. A segment in which a special token
+    may have begun is taken together with the next.
+    """
+
+    def __init__(self, tokenizer: PieceTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._encoded = Encoded()
+        self._length = 0
+        self._between: list[str] = []
+        self._between_at = 0
+        self._open: Segment | None = None
+
+    def add(self, segment: Segment) -> None:
+        if self._open is not None:
+            segment = self._tokenizer.segment(self._open.text + segment.text)
+        self._open = None if segment.closed else segment
+        if segment.closed:
+            self._append(segment)
+
+    def finish(self) -> Encoded:
+        if self._open is not None:
+            self._append(self._open)
+        if self._between:
+            self._flush()
+        return self._encoded
+
+    def _append(self, segment: Segment) -> None:
+        at = self._length
+        self._length = end = at + len(segment.text)
+        if segment.head:
+            self._note(segment.head, at)
+        if segment.core is not None:
+            if self._between:
+                self._flush()
+            self._encoded.add(segment.core, at + len(segment.head))
+            if segment.tail:
+                self._between.append(segment.tail)
+                self._between_at = end - len(segment.tail)
+
+    def _note(self, text: str, at: int) -> None:
+        if not self._between:
+            self._between_at = at
+        self._between.append(text)
+
+    def _flush(self) -> None:
+        between = self._between
+        text = between[0] if len(between) == 1 else "".join(between)
+        self._encoded.add(self._tokenizer.piece(text), self._between_at)
+        between.clear()
 
 
 def _separable_specials(document: dict[str, Any]) -> list[str]:

@@ -11,10 +11,11 @@ import pytest
 
 from leyline_engine.contract import Mode, Outcome, token_digest
 from leyline_proxy.core.messages import Message
+from leyline_proxy.core.naming import name_spans
 from leyline_proxy.core.options import UndeclaredRules
 from leyline_proxy.core.prepare import DeclaredEdit, Prepared, prepare
 from leyline_proxy.core.rendered import MessageSpan, Rendered
-from leyline_proxy.core.session import RetainedTurn
+from leyline_proxy.core.session import Departed, RetainedTurn
 from leyline_proxy.core.synthesis import TurnPlan, synthesize
 from leyline_proxy.render.marks import content_spans
 
@@ -53,12 +54,16 @@ def plan(
 ) -> TurnPlan:
     """The plan of a turn against one retained turn."""
     tokens = rendered(before.messages, template)
-    turn = RetainedTurn("t", 0, before, tokens, (), (), None, token_digest(tokens.tokens), "m")
+    names = name_spans("t", before, [], Departed(), tokens)
+    digest = token_digest(tokens.tokens)
+    turn = RetainedTurn("t", 0, before, tokens, (), (), None, digest, "m", names=names)
+    prompt = rendered(after.messages, template, context)
     return synthesize(
         [turn],
         after,
-        rendered(after.messages, template, context),
+        prompt,
         UndeclaredRules.parse(undeclared or {}),
+        names=name_spans("t1", after, [turn], Departed(), prompt),
         model_fingerprint="m",
     )
 

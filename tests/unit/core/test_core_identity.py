@@ -9,6 +9,7 @@ from leyline_proxy.core.identity import (
     choose_session,
     goes_on,
     history_chain,
+    history_key,
     session_key,
     shortest_partial,
 )
@@ -76,6 +77,14 @@ def test_equal_beginnings_have_equal_chains() -> None:
     assert first[:2] == second[:2]
     assert first[2] != second[2]
     assert history_chain([2, 1])[1] != first[1]
+
+
+def test_chains_are_keyed() -> None:
+    """Proxies with one secret find each other's sessions; nobody else's chains mean anything."""
+    chain = history_chain([1, 2, 3], history_key("secret"))
+    assert chain == history_chain([1, 2, 3], history_key("secret"))
+    assert not set(chain) & set(history_chain([1, 2, 3], history_key("another")))
+    assert not set(chain) & set(history_chain([1, 2, 3]))
 
 
 def test_the_callers_own_session_id_comes_first() -> None:

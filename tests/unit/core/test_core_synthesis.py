@@ -18,10 +18,11 @@ from leyline_engine.contract import (
 )
 from leyline_proxy.core.diff import diff_messages
 from leyline_proxy.core.messages import Message
+from leyline_proxy.core.naming import name_spans
 from leyline_proxy.core.options import UndeclaredRules
 from leyline_proxy.core.prepare import Prepared, prepare
 from leyline_proxy.core.rendered import MessageSpan, Rendered
-from leyline_proxy.core.session import RetainedTurn
+from leyline_proxy.core.session import Departed, RetainedTurn
 from leyline_proxy.core.synthesis import TurnPlan, synthesize
 from leyline_proxy.core.token_diff import MIN_RUN, SourceView, diff_tokens
 
@@ -51,12 +52,16 @@ def _turn(
     prepared, rendered = prepare(messages, [], [], 0), _render(messages)
     outputs = tuple(map(ord, output))
     digest = token_digest([*rendered.tokens, *outputs])
-    return RetainedTurn("t0", 0, prepared, rendered, outputs, lineage, None, digest, "m")
+    names = name_spans("t0", prepared, [], Departed(), rendered)
+    return RetainedTurn(
+        "t0", 0, prepared, rendered, outputs, lineage, None, digest, "m", names=names
+    )
 
 
 def _plan(source: RetainedTurn, prepared: Prepared, rules: UndeclaredRules) -> TurnPlan:
     rendered = _render(prepared.messages)
-    return synthesize([source], prepared, rendered, rules, model_fingerprint="m")
+    names = name_spans("t1", prepared, [source], Departed(), rendered)
+    return synthesize([source], prepared, rendered, rules, names=names, model_fingerprint="m")
 
 
 class Replace:
@@ -194,5 +199,8 @@ def test_another_models_turn_is_no_source() -> None:
     messages = _agent("observation")
     rendered = _render(messages)
     prepared = prepare(messages, [], [], 1)
-    plan = synthesize([_turn(messages)], prepared, rendered, ALL, model_fingerprint="other")
-    assert plan == TurnPlan()
+    names = name_spans("t1", prepared, [], Departed(), rendered)
+    plan = synthesize(
+        [_turn(messages)], prepared, rendered, ALL, names=names, model_fingerprint="other"
+    )
+    assert plan == TurnPlan(spans=plan.spans)

@@ -6,11 +6,22 @@ knows which characters a policy changed and which the caller did.
 
 from __future__ import annotations
 
-from array import array
-from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from core_talks import (
+    ANYTHING,
+    NOTHING,
+    Rule,
+    apply_callers,
+    callers_edits,
+    copies,
+    first_change,
+    numbered,
+    plan_of,
+    render,
+    retained,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,117 +31,15 @@ from leyline_engine.contract import (
     Mode,
     Outcome,
     check_directives,
-    token_digest,
 )
 from leyline_proxy.core.messages import Message
+from leyline_proxy.core.naming import name_spans
 from leyline_proxy.core.options import UndeclaredRules
-from leyline_proxy.core.prepare import DeclaredEdit, Prepared, prepare
-from leyline_proxy.core.rendered import MessageSpan, Rendered
-from leyline_proxy.core.session import RetainedTurn
-from leyline_proxy.core.synthesis import TurnPlan, synthesize
+from leyline_proxy.core.prepare import DeclaredEdit, prepare
+from leyline_proxy.core.session import Departed, RetainedTurn
+from leyline_proxy.core.synthesis import synthesize
 
-ROLES = ("user", "assistant", "system", "tool")
-ANYTHING = UndeclaredRules.parse(dict.fromkeys((*ROLES, "template"), "amortize"))
-NOTHING = UndeclaredRules()
 HIDDEN = "SECRET"
-
-
-def render(messages: list[Message]) -> Rendered:
-    """One token per character, role marks that no content holds."""
-    text, spans = "", []
-    for index, message in enumerate(messages):
-        text += f"<{message['role']}>"
-        content = message["content"] or ""
-        if content:
-            spans.append(MessageSpan(index, len(text), len(text) + len(content)))
-        calls = "".join(f"{{{call['id']}}}" for call in message.get("tool_calls") or [])
-        text += f"{content}{calls}</>"
-    return Rendered(array("q", map(ord, text + "<assistant>")), tuple(spans))
-
-
-def retained(
-    prepared: Prepared, name: str = "t0", output: str = "", lineage: tuple[LineageRun, ...] = ()
-) -> RetainedTurn:
-    """A turn as the session keeps it."""
-    rendered, outputs = render(prepared.messages), tuple(map(ord, output))
-    digest = token_digest([*rendered.tokens, *outputs])
-    return RetainedTurn(name, 0, prepared, rendered, outputs, lineage, None, digest, "m")
-
-
-def plan_of(
-    sources: list[RetainedTurn], prepared: Prepared, rules: UndeclaredRules = NOTHING
-) -> TurnPlan:
-    """The plan against some retained turns."""
-    return synthesize(
-        sources, prepared, render(prepared.messages), rules, model_fingerprint="m", sink=0
-    )
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A policy that puts one text for another in messages of some roles, or drops a message."""
-
-    old: str
-    new: str
-    mode: str = "amortize"
-    drops: bool = False
-    name: str = "rule"
-
-    def transform(self, messages: list[Message], turn_idx: int) -> list[Message]:
-        """Rewrite."""
-        if self.drops:
-            return [m for m in messages if self.old not in (m["content"] or "")]
-        return [
-            {**m, "content": (m["content"] or "").replace(self.old, self.new)} for m in messages
-        ]
-
-
-@st.composite
-def numbered(draw: st.DrawFn) -> list[Message]:
-    """Messages whose text says which they are, so that no two can be taken for each other."""
-    return [
-        {
-            "role": draw(st.sampled_from(["user", "assistant", "system"])),
-            "content": f"m{index:02d} begins; "
-            + f"word{index} " * draw(st.integers(2, 9))
-            + "; end",
-        }
-        for index in range(draw(st.integers(2, 7)))
-    ]
-
-
-@st.composite
-def callers_edits(draw: st.DrawFn, count: int) -> dict[int, str]:
-    """What the caller does to some messages: drop, change, or put one before it."""
-    touched = draw(st.sets(st.integers(0, count - 1), max_size=3))
-    return {index: draw(st.sampled_from(["drop", "change", "insert"])) for index in touched}
-
-
-def apply_callers(messages: list[Message], edits: dict[int, str]) -> list[Message]:
-    """The caller's next list."""
-    result: list[Message] = []
-    for index, message in enumerate(messages):
-        kind = edits.get(index)
-        if kind == "insert":
-            result.append({"role": "user", "content": f"new before {index} ; a note of the caller"})
-        if kind == "change":
-            result.append({**message, "content": message["content"].replace("begins", "BEGAN")})
-        elif kind != "drop":
-            result.append(message)
-    return [*result, {"role": "user", "content": "and the next question of the caller"}]
-
-
-def first_change(old: Rendered, new: Rendered) -> int:
-    """Where two prompts differ first, by looking at every token."""
-    pairs = zip(old.tokens, new.tokens, strict=False)
-    return next(
-        (at for at, (a, b) in enumerate(pairs) if a != b), min(len(old.tokens), len(new.tokens))
-    )
-
-
-def copies(plan: TurnPlan) -> list[CopySegment]:
-    """The plan's copies."""
-    return [segment for segment in plan.segments if isinstance(segment, CopySegment)]
 
 
 @given(numbered().flatmap(lambda ms: st.tuples(st.just(ms), callers_edits(len(ms)))), st.data())
@@ -175,7 +84,14 @@ def test_plans_are_sound(
     prepared = prepare(apply_callers(messages, edits), [Rule(f"word{target} ", "", mode)], [], 1)
     prompt = render(prepared.messages)
     plan = synthesize(
-        [source], prepared, prompt, rules, model_fingerprint="m", sink=0, boundary=boundary
+        [source],
+        prepared,
+        prompt,
+        rules,
+        names=name_spans("now", prepared, [source], Departed(), prompt),
+        model_fingerprint="m",
+        sink=0,
+        boundary=boundary,
     )
     cursor = 0
     for segment in plan.segments:
@@ -330,7 +246,7 @@ def test_every_retained_turn_that_holds_the_secret_is_named() -> None:
     messages = agent(LEAK, "fine")
     branch = agent(LEAK, "another way", "and on")
     sources = [
-        replace(retained(prepare(list_, [], [], 0)), turn=f"t{index}")
+        retained(prepare(list_, [], [], 0), f"t{index}")
         for index, list_ in enumerate((messages, branch, messages[:4]))
     ]
     plan = plan_of(sources, prepare(messages, [REDACT], [], 3))

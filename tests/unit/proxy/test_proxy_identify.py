@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from leyline_proxy.core.naming import name_spans
 from leyline_proxy.core.prepare import prepare
 from leyline_proxy.core.rendered import Rendered
-from leyline_proxy.core.session import RetainedTurn, Session
+from leyline_proxy.core.session import Departed, RetainedTurn, Session
 from leyline_proxy.pipeline.identify import Identity, identify, public_id
 from leyline_proxy.pipeline.request import parse_chat
 from leyline_proxy.sessions import MemorySessionStore
@@ -42,7 +43,9 @@ async def seen(
     found = await identify(store, parse_chat(raw, headers or {}, tenant, arrived=0.0))
 
     prepared = prepare(messages, [], [], 0)
-    turn = RetainedTurn("t", 0, prepared, Rendered(array("q"), ()), (), (), None, "", "m")
+    rendered = Rendered(array("q"), ())
+    names = name_spans("t", prepared, [], Departed(), rendered)
+    turn = RetainedTurn("t", 0, prepared, rendered, (), (), None, "", "m", names=names)
 
     def change(session: Session | None) -> Session:
         return Session(found.session_id, tenant.name, found.key, (turn,), (), 0, 0.0)

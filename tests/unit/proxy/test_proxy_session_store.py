@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_proxy.core.identity import HistoryMatch
+from leyline_proxy.core.naming import name_spans
 from leyline_proxy.core.prepare import prepare
 from leyline_proxy.core.rendered import Rendered
-from leyline_proxy.core.session import RetainedTurn, Session
+from leyline_proxy.core.session import Departed, RetainedTurn, Session
 from leyline_proxy.sessions import MemorySessionStore, SessionChange
 
 
@@ -63,7 +64,9 @@ async def test_the_oldest_go_first() -> None:
 async def test_heavy_sessions_push_out_old_ones() -> None:
     """Beyond the byte budget the least recently updated go, never the one in use."""
     prepared = prepare([{"role": "user", "content": "x"}], [], [], 0)
-    turn = RetainedTurn("t", 0, prepared, Rendered(array("q"), ()), (), (), None, "", "m", 60)
+    rendered = Rendered(array("q"), ())
+    names = name_spans("t", prepared, [], Departed(), rendered)
+    turn = RetainedTurn("t", 0, prepared, rendered, (), (), None, "", "m", 60, names=names)
 
     def heavy(name: str) -> SessionChange:
         return lambda _: Session(name, "t", "", (turn,), (), 0, 0.0)

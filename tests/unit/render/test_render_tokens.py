@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from leyline_proxy.render.tokens import PieceTokenizer
+from leyline_proxy.render.tokens import Encoded, PieceTokenizer
 
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<|im|>", "<tool_call>"]
 SENTENCES = [
@@ -44,6 +44,15 @@ texts = st.lists(
 ).map("".join)
 
 
+def check_places(encoded: Encoded, text: str, starts: list[int]) -> None:
+    """Every character leads to the first token that begins there or behind."""
+    wanted = [
+        next((i for i, start in enumerate(starts) if start >= char), len(starts))
+        for char in range(len(text) + 1)
+    ]
+    assert encoded.tokens_at(range(len(text) + 1)) == wanted
+
+
 @given(texts, texts)
 def test_pieces_give_the_tokens_of_the_whole(first: str, second: str) -> None:
     """Ids, and the token at every character, are the plain tokenizer's, also from memory."""
@@ -54,10 +63,29 @@ def test_pieces_give_the_tokens_of_the_whole(first: str, second: str) -> None:
         encoded = pieces.encode(text)
         expected = plain.encode(text, add_special_tokens=False)
         assert encoded.ids.tolist() == expected.ids
-        starts = [start for start, _ in expected.offsets]
-        for char in range(len(text) + 1):
-            wanted = next((i for i, start in enumerate(starts) if start >= char), len(starts))
-            assert encoded.token_at(char) == wanted
+        check_places(encoded, text, [start for start, _ in expected.offsets])
+
+
+@given(st.lists(texts | st.text("<|im_start>", max_size=6), max_size=6), st.integers(0, 5))
+def test_joined_texts_have_the_tokens_of_the_whole(parts: list[str], again: int) -> None:
+    """Also where a special token begins in one text and ends in another, or in a third."""
+    pieces = PieceTokenizer(tokenizer_json())
+    plain = Tokenizer.from_str(tokenizer_json())
+    for order in (parts, parts[again:] + parts[:again], parts):
+        text = "".join(order)
+        expected = plain.encode(text, add_special_tokens=False)
+        encoded = pieces.join(order)
+        assert encoded.ids.tolist() == expected.ids
+        check_places(encoded, text, [start for start, _ in expected.offsets])
+
+
+def test_a_split_special_token_is_one_token() -> None:
+    """The control of the property above: its texts do cut special tokens in two."""
+    pieces = PieceTokenizer(tokenizer_json())
+    whole = pieces.encode("a<|im_end|>b").ids
+    assert pieces.join(["a<|im", "_e", "nd|>b"]).ids == whole
+    apart = [token for part in ("a<|im", "_e", "nd|>b") for token in pieces.encode(part).ids]
+    assert apart != whole.tolist()
 
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
@@ -68,7 +96,9 @@ def test_tokenizers_whose_pieces_depend_on_each_other(flag: str) -> None:
     plain = Tokenizer.from_str(document)
     assert not pieces.remembers
     text = "a <|im_end|> b<|im_start|>\n c"
-    assert pieces.encode(text).ids.tolist() == plain.encode(text, add_special_tokens=False).ids
+    expected = plain.encode(text, add_special_tokens=False).ids
+    assert pieces.encode(text).ids.tolist() == expected
+    assert pieces.join([text[:6], text[6:]]).ids.tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -92,4 +122,5 @@ def test_memory_is_bounded() -> None:
     for number in range(200):
         text = f"<|im_start|>piece number {number}<|im_end|>"
         assert pieces.encode(text).ids.tolist() == plain.encode(text).ids
+        assert pieces.join([text, text]).ids.tolist() == plain.encode(text + text).ids
     assert pieces.remembered_chars <= 100

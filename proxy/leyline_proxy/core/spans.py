@@ -1,0 +1,108 @@
+"""What the engine's ledger calls the messages of a session, and where in a prompt they stand.
+
+A message keeps its name from turn to turn, whatever an edit or a policy makes of its text, so that
+what has read it can be found when it must be forgotten::
+
+    turn 1   system t0-a.0 │ task t0-a.1
+    turn 2   system t0-a.0 │ task t0-a.1 │ answer t0-a.out │ result t1-b.3
+
+Where it isn't certain which message an earlier one has become, it gets a new name and the list of
+those that it may have had; a forget then names all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from leyline_engine.contract import MAX_SPANS, SpanLabel
+
+from .rendered import Rendered
+
+ANYTHING = "*"
+"""A name that no span ever has: a ledger that is asked to forget it forgets the whole session."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpanName:
+    """One message's name."""
+
+    id: str
+    former: tuple[str, ...] = ()
+    """Other names under which an earlier turn may have known it; ``ANYTHING`` where too many."""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every name that a forget of the message must reach."""
+        return (self.id, *self.former)
+
+
+@dataclass(frozen=True, slots=True)
+class SpanNames:
+    """The names in one turn."""
+
+    client: tuple[SpanName, ...] = ()
+    """By index in the client's list, whether the message is sent or not."""
+    sent: tuple[tuple[str, ...], ...] = ()
+    """By index in the sent list: whose text the message holds. Several where a policy put it in
+    place of messages that it dropped."""
+    index: dict[str, int] = field(init=False, compare=False, repr=False)
+    """Place in the client's list by name."""
+
+    def __post_init__(self) -> None:
+        places = {name.id: place for place, name in enumerate(self.client)}
+        object.__setattr__(self, "index", places)
+
+
+def outer_extents(prompt: Rendered, count: int) -> list[tuple[int, int]]:
+    """For each of ``count`` sent messages, all tokens that may be its own.
+
+    They reach from the end of the content before it to the start of the content behind it: role
+    marks, tool calls and whatever else the template writes around a content may belong to either
+    neighbour, and a message without a located content to any of the gap that it stands in.
+
+    Returns:
+        Half-open token ranges; the first starts at 0 and the last ends with the prompt.
+    """
+    length = len(prompt.tokens)
+    order = [span.message for span in prompt.spans]
+    in_order = all(left < right for left, right in pairwise(order))
+    extents: dict[int, tuple[int, int]] = {}
+    end = 0
+    for number, span in enumerate(prompt.spans):
+        following = prompt.spans[number + 1].start if number + 1 < len(prompt.spans) else length
+        extents[span.message] = (end, following)
+        end = span.end
+    result: list[tuple[int, int]] = []
+    upcoming = iter([*prompt.spans, None])
+    behind, ahead = 0, next(upcoming)
+    for message in range(count):
+        while in_order and ahead is not None and ahead.message <= message:
+            behind, ahead = ahead.end, next(upcoming)
+        if not in_order:  # the template moves messages about: anywhere
+            unlocated = (0, length)
+        else:
+            unlocated = (behind, ahead.start if ahead is not None else length)
+        result.append(extents.get(message, unlocated))
+    return result
+
+
+def span_labels(prompt: Rendered, sent: Sequence[tuple[str, ...]]) -> tuple[SpanLabel, ...]:
+    """What stands where in a prompt, sorted by start; labels overlap at what lies between contents.
+
+    Args:
+        sent: per sent message, the names of whose text it holds.
+
+    Returns:
+        Labels that cover the prompt; none at all for more than a payload may hold, and then only
+        the whole session can be forgotten.
+    """
+    extents = outer_extents(prompt, len(sent))
+    labels = [
+        SpanLabel(name, *extent)
+        for names, extent in zip(sent, extents, strict=True)
+        for name in names
+    ]
+    labels.sort(key=lambda label: (label.start, label.end))
+    return tuple(labels) if len(labels) <= MAX_SPANS else ()

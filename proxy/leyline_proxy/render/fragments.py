@@ -1,0 +1,124 @@
+"""A bounded memory of what single messages became in prompts.
+
+It is shared by all conversations and tenants of a renderer, as the tokenizer's memory is: who can
+time a turn to the millisecond may learn that a message was rendered before. It holds prompt text,
+in the process's memory only.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+MAX_REMEMBERED_BYTES = 64 << 20
+"""The least recently used messages go first."""
+
+_OVERHEAD = 1024
+"""Bytes that a message or a fragment takes besides its texts, roughly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """What one iteration of a loop wrote, and what it left behind."""
+
+    text: str
+    span: tuple[int, int] | None
+    """Characters of the text that are the item's content."""
+    marked: bool
+    """Whether any of the item's content was written; without a span, it can't be located."""
+    located: bool
+    """False where marks changed the text, so that no content can be found by them."""
+    after: tuple[Any, ...]
+    """What the written attributes of namespaces were afterwards."""
+
+    @property
+    def weight(self) -> int:
+        """Bytes in memory, roughly."""
+        return _OVERHEAD + 2 * len(self.text)
+
+
+class Entry:
+    """A message as the client wrote it, and all that is remembered of it."""
+
+    __slots__ = ("fragments", "key", "marked", "normal", "weight")
+
+    def __init__(self, key: bytes, normal: Mapping[str, Any]) -> None:
+        self.key = key
+        self.normal = normal
+        """The message as templates see it."""
+        self.fragments: dict[Hashable, Fragment] = {}
+        self.marked: tuple[tuple[int, str], Mapping[str, Any]] | None = None
+        """The message with marks, and its place and the marks."""
+        self.weight = _OVERHEAD + 3 * len(key)
+
+    def twin(self) -> Entry:
+        """The same for a message that stands in the list once more, as an object of its own."""
+        twin = Entry(self.key, {**self.normal})
+        twin.fragments = self.fragments
+        return twin
+
+
+class FragmentMemory:
+    """Entries by message. Safe to use from several threads."""
+
+    def __init__(self, max_bytes: int = MAX_REMEMBERED_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+        self._bytes = 0
+        self._lock = Lock()
+
+    @property
+    def remembered_bytes(self) -> int:
+        """Memory taken now, roughly."""
+        return self._bytes
+
+    def find(self, keys: Sequence[bytes]) -> list[Entry | None]:
+        """What is remembered of each message; ``keys`` are of :func:`key_of`."""
+        entries = self._entries
+        with self._lock:
+            found = [entries.get(key) for key in keys]
+            for entry in found:
+                if entry is not None:
+                    entries.move_to_end(entry.key)
+        return found
+
+    def add(self, entry: Entry) -> Entry:
+        """Remember a message; returns the entry that is remembered of it."""
+        with self._lock:
+            known = self._entries.setdefault(entry.key, entry)
+            if known is entry:
+                self._bytes += entry.weight
+                self._shrink()
+        return known
+
+    def remember(self, entry: Entry, key: Hashable, fragment: Fragment) -> None:
+        """Add a fragment to a message, unless that was forgotten meanwhile."""
+        with self._lock:
+            known = self._entries.get(entry.key)
+            if known is None or known.fragments is not entry.fragments or key in known.fragments:
+                return
+            known.fragments[key] = fragment
+            known.weight += fragment.weight
+            self._bytes += fragment.weight
+            self._shrink()
+
+    def _shrink(self) -> None:
+        while self._bytes > self._max_bytes:
+            _, oldest = self._entries.popitem(last=False)
+            self._bytes -= oldest.weight
+
+
+def key_of(value: Any) -> bytes | None:
+    """The value byte for byte; None where it is more than JSON's types, tuples and bytes.
+
+    Types, the order of members and the sign of zero are in it, so equal keys are equal in all that
+    a template can see.
+    """
+    try:
+        return marshal.dumps(value, 2)  # version 2: the same bytes however objects are shared
+    except ValueError:
+        return None

@@ -1,0 +1,171 @@
+"""Rendering a conversation at the cost of what is new in it.
+
+The template runs as ever, but an iteration of a loop that was run before with equal reads gives
+back its text (:mod:`.loops`, :mod:`.reads`). Where contents stand is known from the iterations,
+which are run once more with marks when they are new, and from a run with marks of what stands
+around the loops. Whatever goes wrong here, the caller renders the plain way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Environment
+
+from .fragments import Entry, FragmentMemory
+from .loops import RUNTIME, instrument
+from .marks import CharSpan, Found, read_marks, unused_characters, with_marks
+from .runtime import FILTERS, Break, Part, Placed, Runtime, Values
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered conversation."""
+
+    texts: Sequence[str]
+    """To be joined; those of unchanged messages are the same objects as before."""
+    spans: Sequence[CharSpan]
+    """Where contents stand, in characters of the whole; sorted and disjoint."""
+
+    @property
+    def text(self) -> str:
+        """The whole."""
+        return "".join(self.texts)
+
+
+class IncrementalTemplate:
+    """A chat template that remembers its loops' iterations.
+
+    Args:
+        environment: as for the plain template; filters are added to it.
+        source: Jinja source.
+        memory: where fragments are remembered; of this template only.
+    """
+
+    def __init__(self, environment: Environment, source: str, memory: FragmentMemory) -> None:
+        environment.filters.update(FILTERS)
+        self._form = instrument(environment, source)
+        self._template = environment.from_string(self._form.tree)
+        self._values = Values(environment)
+        self._memory = memory
+
+    @property
+    def remembers(self) -> bool:
+        """Whether any loop of the template can be remembered."""
+        return bool(self._form.loops)
+
+    def render(
+        self, entries: Sequence[Entry], variables: Mapping[str, Any]
+    ) -> tuple[list[str], list[CharSpan] | None]:
+        """The prompt's texts and spans; no spans where marks don't show them.
+
+        Args:
+            entries: the messages, each an object of its own.
+            variables: what else the template sees.
+
+        Raises:
+            Exception: whatever the template raises, and more. Render the plain way then.
+        """
+        runtime = Runtime(self._form, self._values, self._memory, entries)
+        parts = self._run(runtime, [entry.normal for entry in entries], variables)
+        outside = self._outside(runtime, entries, variables) if runtime.located else None
+        return list(_texts(parts)), _spans(parts, outside) if outside is not None else None
+
+    def _run(
+        self, runtime: Runtime, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+    ) -> list[Part]:
+        seen = {**variables, "messages": messages, RUNTIME: runtime}
+        return runtime.collect(self._template.root_render_func(self._template.new_context(seen)))
+
+    def _outside(
+        self, runtime: Runtime, entries: Sequence[Entry], variables: Mapping[str, Any]
+    ) -> Found | None:
+        """Contents in the texts around the loops, in characters of those texts joined."""
+        if not self._form.contents_outside:
+            return Found([], frozenset())
+        plain = _around(runtime.parts)
+        marks = unused_characters("".join(plain))
+        if marks is None:
+            return None
+        again = Runtime(self._form, self._values, self._memory, (), shadowed=runtime)
+        messages = [_marked(entry, index, marks) for index, entry in enumerate(entries)]
+        try:
+            marked = _around(self._run(again, messages, variables))
+        except Exception:  # with marks a template may do anything; the plain way will tell
+            return None
+        same = len(marked) == len(plain) and all(
+            read_marks(text, marks, bare) is not None
+            for text, bare in zip(marked, plain, strict=True)
+        )
+        return read_marks("".join(marked), marks, "".join(plain)) if same else None
+
+
+def _marked(entry: Entry, index: int, marks: str) -> Mapping[str, Any]:
+    """The message with marks; remembered, as a message seldom changes its place."""
+    known = entry.marked
+    if known is None or known[0] != (index, marks):
+        known = entry.marked = ((index, marks), with_marks(entry.normal, index, marks))
+    return known[1]
+
+
+def _around(parts: Iterable[Part]) -> list[str]:
+    """The texts around the loops: in front of the first, between two, behind the last."""
+    texts: list[list[str]] = [[]]
+    for part in parts:
+        if isinstance(part, str):
+            texts[-1].append(part)
+        elif isinstance(part, Break):
+            texts.append([])
+    return ["".join(text) for text in texts]
+
+
+def _texts(parts: Iterable[Part]) -> Iterator[str]:
+    """Each fragment's text by itself, what stands between fragments in one."""
+    around: list[str] = []
+    for part in parts:
+        if isinstance(part, str):
+            around.append(part)
+        elif isinstance(part, Placed):
+            if around:
+                yield "".join(around)
+                around.clear()
+            yield part.fragment.text
+    yield "".join(around)
+
+
+def _spans(parts: Iterable[Part], outside: Found) -> list[CharSpan] | None:
+    """Contents that stand in one place only; None where that can't be told."""
+    spans: list[CharSpan] = []
+    seen: set[int] = set()
+    twice = set(outside.marked)
+    blocks: list[tuple[int, int, int]] = []  # of what is outside: its place there and here, length
+    at = around = 0
+    for part in parts:
+        if isinstance(part, str):
+            blocks.append((around, at, len(part)))
+            around += len(part)
+            at += len(part)
+        elif isinstance(part, Placed):
+            fragment, message = part
+            if fragment.marked:
+                (twice if message in seen else seen).add(message)
+            if fragment.span is not None:
+                start, end = fragment.span
+                spans.append(CharSpan(message, at + start, at + end))
+            at += len(fragment.text)
+    if twice:
+        spans = [span for span in spans if span.message not in twice]
+    for span in outside.spans:
+        start, end = _moved(span.start, blocks), _moved(span.end - 1, blocks) + 1
+        if end - start != span.end - span.start:
+            return None  # begun in front of a loop, and ended behind it
+        if span.message not in seen:
+            spans.append(CharSpan(span.message, start, end))
+    return sorted(spans, key=lambda span: span.start) if outside.spans else spans
+
+
+def _moved(char: int, blocks: Sequence[tuple[int, int, int]]) -> int:
+    """Where in the prompt a character of the texts around the loops stands."""
+    return next(at + char - begin for begin, at, length in blocks if begin <= char < begin + length)

@@ -1,0 +1,233 @@
+"""Forgetting where the proxy's own account has a hole: a turn that was cut off, a proxy that was
+restarted. The engine is asked what it holds, not the proxy.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from support.engine_http import check_clean
+from support.stack import embedded_stack, serving
+from tokenizers import Tokenizer
+
+from leyline_engine.contract import RENDERER_PATH
+from leyline_proxy.http.app import create_app
+from leyline_proxy.settings import Settings
+from leyline_proxy.upstream.embedded import create_embedded_engine
+
+CHAT = "/v1/chat/completions"
+SECRET = "key=7391"
+REDACT = r"redact:pattern='key=\d+',replacement='[gone]'"
+TRUNCATE = "truncate_older_than:n=1,max_chars=60"
+EXACT_KEYS = 1 << 24
+"""Radix keys from here on are private to a lineage: their KV was spliced, or read what was."""
+PATIENCE_S = 20.0
+
+Conversation = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def engine(model_cache: str) -> Iterator[tuple[Starlette, str]]:
+    """An engine of its own process, as far as proxies can tell: the application and its origin."""
+    options = {"cache_dir": model_cache, "device": "cpu"}
+    app = create_embedded_engine("replay", options | {"pool_tokens": 32_768})
+    with serving(app) as origin:
+        document = httpx.get(f"{origin}{RENDERER_PATH}").json()["tokenizer_json"]
+        app.state.words = Tokenizer.from_str(document)
+        yield app, origin
+    check_clean(app)
+
+
+@contextmanager
+def proxy(origin: str) -> Iterator[httpx.Client]:
+    """A proxy in front of the engine that remembers nothing yet."""
+    app = create_app(Settings(upstream=origin, log_level="error"))
+    with serving(app) as address, httpx.Client(base_url=address, timeout=60) as client:
+        yield client
+
+
+def held(app: Starlette, session: str) -> list[tuple[str, bool]]:
+    """What a session holds in the tree: each path's text, and whether its end was ever spliced."""
+    engine, owner = app.state.service._engine, ("default", session)
+    paths = []
+    for node in engine.cache.tree.nodes():
+        if owner in node.owners and not any(
+            owner in child.owners for child in node.children.values()
+        ):
+            run, keys = node, []
+            while run is not None:
+                keys = [*run.keys, *keys]
+                run = run.parent
+            text = app.state.words.decode([key % EXACT_KEYS for key in keys])
+            paths.append((text, keys[-1] >= EXACT_KEYS))
+    return paths
+
+
+def knows(app: Starlette, session: str) -> bool:
+    """Whether the engine holds the secret for a session."""
+    return any(SECRET in text for text, _ in held(app, session))
+
+
+def history(count: int, task: str) -> Conversation:
+    """An agent's history; the first tool result holds the secret."""
+    messages: Conversation = [
+        {"role": "system", "content": "You are an agent that looks into folders. " * 3},
+        {"role": "user", "content": task},
+    ]
+    for turn in range(count):
+        lines = " ".join(f"line {turn}.{number} of the listing" for number in range(8))
+        function = {"name": "shell", "arguments": json.dumps({"command": f"ls {turn}"})}
+        messages += [
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": f"c{turn}", "type": "function", "function": function}],
+            },
+            {
+                "role": "tool",
+                "tool_call_id": f"c{turn}",
+                "content": f"{lines}\n{SECRET}\n{lines}" if turn == 0 else lines,
+            },
+        ]
+    return messages
+
+
+def body(client: httpx.Client, messages: Conversation, **members: Any) -> dict[str, Any]:
+    """A request."""
+    model = client.get("/v1/models").json()["data"][0]["id"]
+    options = members.pop("leyline", {})
+    request = {"model": model, "messages": messages, "max_tokens": 1, "temperature": 0}
+    return request | {"ignore_eos": True, "leyline": options} | members
+
+
+def ask(
+    client: httpx.Client, session: str, messages: Conversation, **options: Any
+) -> dict[str, Any]:
+    """The account of a turn."""
+    answer = client.post(
+        CHAT,
+        json=body(client, messages, leyline=options),
+        headers={"x-leyline-session": session},
+    )
+    assert answer.status_code == 200, answer.text
+    account: dict[str, Any] = answer.json()["leyline"]
+    return account
+
+
+def hang_up(client: httpx.Client, session: str, messages: Conversation, **options: Any) -> None:
+    """Begin a turn, read a little of its answer, and leave."""
+
+    def count() -> float:
+        lines = client.get("/metrics").text.splitlines()
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if line.startswith("leyline_requests_total") and 'status="disconnected"' in line
+        )
+
+    before = count()
+    request = body(client, messages, stream=True, max_tokens=2000, leyline=options)
+    headers = {"x-leyline-session": session}
+    with client.stream("POST", CHAT, json=request, headers=headers) as answer:
+        assert answer.status_code == 200
+        next(answer.iter_bytes())
+    deadline = time.monotonic() + PATIENCE_S
+    while count() == before:
+        assert time.monotonic() < deadline, "the proxy never noticed"
+        time.sleep(0.05)
+
+
+def settled(app: Starlette) -> None:
+    """Wait until the engine runs nothing."""
+    deadline = time.monotonic() + PATIENCE_S
+    while app.state.service._engine.stats().in_flight:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first-turn", "later-turn"])
+def test_a_turn_that_was_cut_off_is_forgotten_later(
+    engine: tuple[Starlette, str], first: bool
+) -> None:
+    """The client of the only turn that read the secret left; redaction finds its KV."""
+    app, origin = engine
+    session = f"cut-{first}"
+    with proxy(origin) as client:
+        if not first:
+            ask(client, session, history(0, session))
+        hang_up(client, session, history(1, session))
+        settled(app)
+        assert knows(app, session)
+        ask(client, session, history(2, session), policy=REDACT)
+        settled(app)
+        assert not knows(app, session)
+        account = ask(client, session, history(3, session), policy=REDACT)
+        assert account["forgot"] is None, "what was made good is asked for once"
+        assert account["tokens"]["prefix"] > 0
+
+
+def test_a_cut_off_turn_that_hid_the_secret_is_forgotten(engine: tuple[Starlette, str]) -> None:
+    """Its prompt showed no secret, but its KV was spliced from what had read it."""
+    app, origin = engine
+    with proxy(origin) as client:
+        ask(client, "hidden", history(2, "Hidden."))
+        hang_up(client, "hidden", history(3, "Hidden."), policy=TRUNCATE)
+        settled(app)
+        assert any(spliced for _, spliced in held(app, "hidden"))
+        ask(client, "hidden", history(3, "Hidden."), policy=f"{REDACT} | {TRUNCATE}")
+        settled(app)
+        assert held(app, "hidden")
+        assert not knows(app, "hidden")
+        assert not any(spliced for _, spliced in held(app, "hidden"))
+
+
+def test_a_restarted_proxy_forgets_what_it_never_saw(engine: tuple[Starlette, str]) -> None:
+    """A session that only an earlier proxy knew is forgotten but for its exact prefix."""
+    app, origin = engine
+    with proxy(origin) as client:
+        ask(client, "restart", history(2, "Restart."))
+        account = ask(client, "restart", history(3, "Restart."), policy=TRUNCATE)
+        assert account["tokens"]["spliced"] > 0
+    assert knows(app, "restart") and any(spliced for _, spliced in held(app, "restart"))
+    with proxy(origin) as client:
+        account = ask(client, "restart", history(4, "Restart."), policy=f"{REDACT} | {TRUNCATE}")
+        assert account["tokens"]["prefix"] > 0, "the exact prefix is spared"
+    settled(app)
+    assert not knows(app, "restart")
+    assert not any(spliced for _, spliced in held(app, "restart"))
+
+
+def test_a_restarted_proxy_forgets_also_in_a_later_turn(engine: tuple[Starlette, str]) -> None:
+    """The first turn after the restart demanded nothing; the hole is remembered until one does."""
+    app, origin = engine
+    with proxy(origin) as client:
+        ask(client, "later", history(2, "Later."))
+        ask(client, "later", history(3, "Later."), policy=TRUNCATE)
+    with proxy(origin) as client:
+        ask(client, "later", history(3, "Later."), policy="keep_all")
+        assert knows(app, "later")
+        ask(client, "later", history(4, "Later."), policy=REDACT)
+    settled(app)
+    assert not knows(app, "later")
+    assert not any(spliced for _, spliced in held(app, "later"))
+
+
+def test_a_forget_that_was_not_obeyed_is_demanded_again(model_cache: str) -> None:
+    """An engine that takes no orders from this proxy has forgotten nothing, and nothing says so."""
+    options = {"cache_dir": model_cache, "device": "cpu", "hints_secret": "of the engine"}
+    with (
+        embedded_stack(options, hints_secret="another", log_level="error") as origin,
+        httpx.Client(base_url=origin, timeout=60) as client,
+    ):
+        ask(client, "disobeyed", history(1, "Disobeyed."))
+        for count in (2, 3):
+            account = ask(client, "disobeyed", history(count, "Disobeyed."), policy=REDACT)
+            assert account["forgot"] is None
+            assert "forget" in {edit["mode"] for edit in account["edits"]}

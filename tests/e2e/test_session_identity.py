@@ -1,0 +1,202 @@
+"""Which conversation a request belongs to, told by what the engine then copies for it.
+
+A splice draws on a turn that the session retains, so it proves whose turn that was: after a tool
+result is cut, the same request splices in its own conversation and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from support.stack import embedded_stack
+
+from leyline_proxy.core.identity import HARNESS_HEADERS, OWN_HEADER
+
+CHAT = "/v1/chat/completions"
+Conversation = list[dict[str, Any]]
+Account = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def client(model_cache: str) -> Iterator[httpx.Client]:
+    """A bare HTTP client of a whole stack."""
+    options = {
+        "cache_dir": model_cache,
+        "pool_tokens": 131_072,
+        "device": "cpu",
+    }
+    settings = {"log_level": "error", "undeclared": {"tool": "amortize"}}
+    with (
+        embedded_stack(options, **settings) as origin,
+        httpx.Client(base_url=origin, timeout=60) as http,
+    ):
+        yield http
+
+
+def ask(client: httpx.Client, messages: Conversation, **named: Any) -> Account:
+    """The account of a turn; ``named`` are headers (with a dash) or members of the body."""
+    headers = named.pop("headers", {})
+    body = {"model": "leyline-tiny", "messages": messages, "max_tokens": 2, "temperature": 0}
+    answer = client.post(CHAT, json=body | {"ignore_eos": True} | named, headers=headers)
+    assert answer.status_code == 200, answer.text
+    account: Account = answer.json()["leyline"]
+    return account
+
+
+def lines(name: str) -> str:
+    """What a tool returned."""
+    return " ".join(f"{name} line {number} of the listing" for number in range(6))
+
+
+def talk(task: str, *results: str, cut: bool = False) -> Conversation:
+    """A conversation with a tool result per round; ``cut`` shortens the first, as harnesses do."""
+    messages: Conversation = [
+        {"role": "system", "content": "You are an agent that looks into folders. " * 3},
+        {"role": "user", "content": f"Task {task}."},
+    ]
+    for number, text in enumerate(results):
+        call = {"name": "shell", "arguments": '{"command": "ls"}'}
+        calls = [{"id": f"c{number}", "type": "function", "function": call}]
+        messages.append({"role": "assistant", "content": f"Look {text}.", "tool_calls": calls})
+        content = "[cut]" if cut and number == 0 else lines(text)
+        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": content})
+    return messages
+
+
+def draws_on_its_past(account: Account) -> bool:
+    """Whether the turn was spliced out of a retained one."""
+    return bool(account["outcome"] == "spliced" and account["tokens"]["spliced"] > 0)
+
+
+def own_and_others(client: httpx.Client, task: str, own: Any, other: Any) -> tuple[Account, ...]:
+    """A conversation under one name; its cut, first under that name and then under another."""
+    first = ask(client, talk(task, "a", "b"), **own)
+    mine = ask(client, talk(task, "a", "b", "c", cut=True), **own)
+    stranger = ask(client, talk(task, "a", "b", "c", cut=True), **other)
+    return first, stranger, mine
+
+
+@pytest.mark.parametrize("header", [OWN_HEADER, *HARNESS_HEADERS])
+def test_the_harness_own_session_header(client: httpx.Client, header: str) -> None:
+    """The same name is the same session, another name another one with no sources."""
+    named = [{"headers": {header: f"{header}-{number}"}} for number in range(2)]
+    first, stranger, mine = own_and_others(client, header, *named)
+    assert first["session"] == mine["session"] == f"{header}-0"
+    assert draws_on_its_past(mine)
+    assert stranger["tokens"]["spliced"] == 0 == stranger["turn_index"]
+
+
+def test_metadata(client: httpx.Client) -> None:
+    """``metadata.session_id`` names a session as a header does."""
+    named = [{"metadata": {"session_id": f"meta-{number}"}} for number in range(2)]
+    first, stranger, mine = own_and_others(client, "metadata", *named)
+    assert first["session"] == mine["session"] == "meta-0"
+    assert draws_on_its_past(mine)
+    assert stranger["tokens"]["spliced"] == 0 == stranger["turn_index"]
+
+
+@pytest.mark.parametrize("field", ["prompt_cache_key", "user"])
+def test_names_that_conversations_share(client: httpx.Client, field: str) -> None:
+    """Under one name each conversation has its own sources; under another name it has none."""
+    first, stranger, mine = own_and_others(client, field, {field: "one"}, {field: "two"})
+    assert draws_on_its_past(mine) and first["session"] == mine["session"]
+    assert stranger["tokens"]["spliced"] == 0
+    assert stranger["session"] != first["session"]
+    other = ask(client, talk(f"{field} else", "a", "b"), **{field: "one"})
+    assert other["session"] != first["session"]
+    cut = ask(client, talk(f"{field} else", "a", "b", "c", cut=True), **{field: "one"})
+    assert draws_on_its_past(cut) and cut["session"] == other["session"]
+
+
+def test_the_hash_chain(client: httpx.Client) -> None:
+    """Without any name, the stored conversation that the list goes on with is the session."""
+    first = ask(client, talk("chain", "a", "b"))
+    longer = ask(client, talk("chain", "a", "b", "c"))
+    cut = ask(client, talk("chain", "a", "b", "c", "d", cut=True))
+    assert first["session"] == longer["session"] == cut["session"]
+    assert draws_on_its_past(cut)
+    stranger = ask(client, talk("another chain", "a", "b", "c", "d", cut=True))
+    assert stranger["session"] != first["session"]
+    assert stranger["tokens"]["spliced"] == 0
+    answer = talk("chain", "a", "b", "c", "d", "e")
+    answer[2]["content"] = "Look elsewhere."
+    uncertain = ask(client, answer)
+    assert uncertain["session"] != first["session"], "the first answer is another"
+    assert uncertain["tokens"]["spliced"] == 0
+
+
+def test_two_concurrent_requests_of_one_session(client: httpx.Client) -> None:
+    """Both are answered, both are retained, and each one's continuation draws on its own."""
+    named: dict[str, Any] = {"headers": {OWN_HEADER: "concurrent"}}
+    ask(client, talk("both", "a"), **named)
+    branches = [talk("both", "a", name, "end") for name in ("left", "right")]
+    with ThreadPoolExecutor(2) as pool:
+        accounts = list(pool.map(lambda messages: ask(client, messages, **named), branches))
+    assert len({account["turn"] for account in accounts}) == 2
+    document = client.get("/v1/leyline/sessions/concurrent").json()
+    assert {account["turn"] for account in accounts} <= set(document["retained"])
+    assert sorted(turn["index"] for turn in document["history"]) == [0, 1, 2]
+    for name in ("left", "right"):
+        account = ask(client, talk("both", "a", name, "end", "more", cut=True), **named)
+        assert draws_on_its_past(account)
+        again = ask(client, talk("both", "a", name, "end", "more", "on", cut=True), **named)
+        assert again["tokens"]["prefix"] >= account["tokens"]["prompt"] - 8
+
+
+def test_regenerate(client: httpx.Client) -> None:
+    """The same list again belongs to the session that sent it, and changes nothing for it."""
+    messages = talk("regenerate", "a", "b")
+    first = ask(client, messages)
+    again = ask(client, messages)
+    assert again["session"] == first["session"]
+    assert (again["edits"], again["tokens"]["spliced"]) == ([], 0)
+    assert again["tokens"]["prefix"] == again["tokens"]["prompt"] - 1
+
+
+def test_branch(client: httpx.Client) -> None:
+    """A list that leaves the stored one is its own conversation unless more than that is shared."""
+    named: dict[str, Any] = {"headers": {OWN_HEADER: "branch"}}
+    first = ask(client, talk("branch", "a", "b"), **named)
+    branched = ask(client, talk("branch", "a", "x"), **named)
+    assert branched["session"] == first["session"]
+    assert branched["tokens"]["spliced"] == 0
+    shared = ask(client, talk("branch", "a"), headers={OWN_HEADER: "branch-size"})["tokens"]
+    assert branched["tokens"]["prefix"] >= shared["prompt"] - 8
+    for name in ("b", "x"):
+        account = ask(client, talk("branch", "a", name, "end", cut=True), **named)
+        assert draws_on_its_past(account), "each branch is a source of its own"
+
+
+def test_restart_from_scratch(client: httpx.Client) -> None:
+    """The opening alone is a new conversation: without a name a new session, never with sources."""
+    first = ask(client, talk("scratch", "a", "b"))
+    restarted = ask(client, talk("scratch"))
+    assert restarted["session"] != first["session"]
+    named: dict[str, Any] = {"headers": {OWN_HEADER: "scratch"}}
+    ask(client, talk("named scratch", "a", "b"), **named)
+    account = ask(client, talk("named scratch"), **named)
+    assert (account["outcome"], account["tokens"]["spliced"], account["edits"]) == (
+        "unedited",
+        0,
+        [],
+    )
+
+
+def test_the_history_of_another_user_with_the_same_opening(client: httpx.Client) -> None:
+    """Two users with one opening and one first answer each go on with their own turns alone."""
+    users = {name: talk("opening", "a", name) for name in ("mine", "yours")}
+    sessions = {name: ask(client, messages)["session"] for name, messages in users.items()}
+    assert len(set(sessions.values())) == 2
+    for name in users:
+        messages = talk("opening", "a", name, "more")
+        messages[5]["content"] = "[cut]"
+        account = ask(client, messages)
+        # What both have is not enough, and what was cut was all that told them apart.
+        assert account["session"] not in set(sessions.values()) - {sessions[name]}
+        longer = ask(client, talk("opening", "a", name, "end"))
+        assert longer["session"] == sessions[name]
+        assert longer["tokens"]["spliced"] == 0

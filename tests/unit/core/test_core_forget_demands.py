@@ -1,0 +1,61 @@
+"""What a turn demands to be forgotten: bound wherever it was read, asked for once, told once."""
+
+from __future__ import annotations
+
+from core_talks import ANYTHING, Rule, copies, plan_of, retained
+
+from leyline_engine.contract import Mode
+from leyline_proxy.core.messages import Message
+from leyline_proxy.core.prepare import DeclaredEdit, prepare
+
+HIDDEN = "SECRET"
+REDACT = Rule(HIDDEN, "[gone]", "forget", name="redact")
+BASE: list[Message] = [
+    {"role": "system", "content": "a system prompt that is longer than the sink is wide"},
+    {"role": "user", "content": "the task that is to be done, told at some length"},
+]
+LEAK: Message = {"role": "assistant", "content": f"the key is {HIDDEN} and there is no other one"}
+BEHIND: Message = {"role": "user", "content": "what comes behind it has read it, all of it"}
+NEW: Message = {"role": "user", "content": f"and another {HIDDEN} that nobody has read so far"}
+
+
+def test_a_message_held_by_several_turns_is_told_once() -> None:
+    """The account has one record of it; each turn that holds it is named in a directive."""
+    lists = [[*BASE, LEAK], [*BASE, LEAK, BEHIND], [*BASE, LEAK, BEHIND, BASE[1]]]
+    sources = [retained(prepare(each, [], [], 0), f"t{at}") for at, each in enumerate(lists)]
+    plan = plan_of(sources, prepare(lists[-1], [REDACT], [], 3))
+    assert [(edit.message, edit.cause, edit.mode) for edit in plan.edits] == [
+        (2, "policy:redact", "forget")
+    ]
+    named = {plan.sources[d.source].turn for d in plan.directives if d.mode is Mode.FORGET}
+    assert named == {"t0", "t1", "t2"}
+
+
+def test_a_policys_drop_is_told_once() -> None:
+    """A dropped message that is to be forgotten is one edit, of the message that is still there."""
+    messages = [*BASE, LEAK, BEHIND]
+    edit = DeclaredEdit(message=2, drop=True, mode=Mode.FORGET)
+    plan = plan_of([retained(prepare(messages, [], [], 0))], prepare(messages, [], [edit], 1))
+    assert [(edit.message, edit.cause, edit.mode) for edit in plan.edits] == [
+        (2, "declared", "forget")
+    ]
+
+
+def test_a_new_message_binds_no_source() -> None:
+    """Redacting what this turn brings is no forget, also where an answer comes with it."""
+    source = retained(prepare(BASE, [], [], 0), output="an answer of the model</>")
+    answer: Message = {"role": "assistant", "content": "an answer of the model"}
+    plan = plan_of([source], prepare([*BASE, answer, NEW], [REDACT], [], 1))
+    assert not plan.forgets
+    assert plan.reusable_tokens >= len(source.rendered.tokens)
+
+
+def test_moving_a_message_hides_no_demand() -> None:
+    """A message that the caller moved to the end and a policy redacts was read where it stood."""
+    messages = [*BASE, LEAK, BEHIND, {"role": "user", "content": "and the last one, unchanged"}]
+    moved = [*BASE, *messages[3:], LEAK]
+    source = retained(prepare(messages, [], [], 0))
+    plan = plan_of([source], prepare(moved, [REDACT], [], 1), ANYTHING)
+    secret = "".join(map(chr, source.tokens)).find(LEAK["content"])
+    assert plan.forgets
+    assert all(segment.end <= secret for segment in copies(plan))
