@@ -18,6 +18,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _OPAQUE_KEYS = frozenset({"arguments"})
 """Members whose inside is the caller's own data, compared as it is."""
 
+_TEXT_KEYS = frozenset({"role", "content", "tool_call_id"})
+
 _CONTAINERS = (dict, list)
 
 _encoder = msgspec.json.Encoder(order="sorted")
@@ -41,7 +43,18 @@ def fingerprint(message: Message) -> int:
     Equal for messages that differ in key order, volatile markers, members that are null, or in
     whether a text is a string or a single text part.
     """
-    return int(xxhash.xxh3_64_intdigest(_encoder.encode(_canonical_message(message))))
+    canonical = message if is_text_only(message) else _canonical_message(message)
+    return int(xxhash.xxh3_64_intdigest(_encoder.encode(canonical)))
+
+
+def is_text_only(message: Message) -> bool:
+    """Whether a message holds texts and nothing else: most do, and are in canonical form."""
+    return (
+        message.keys() <= _TEXT_KEYS
+        and isinstance(message.get("content"), str)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("tool_call_id", ""), str)
+    )
 
 
 def _canonical_message(message: Message) -> dict[str, Any]:
@@ -118,7 +131,8 @@ def _check_message(index: int, message: object, called: set[str]) -> None:
     if not isinstance(message, dict):
         where = f"messages[{index}]"
         raise MessageError(where, f"{where} must be an object with role and content.")
-    _check_depth(index, message)
+    if not is_text_only(message):
+        _check_depth(index, message)
     role = message.get("role")
     if role not in ROLES:
         where = f"messages[{index}].role"

@@ -16,7 +16,14 @@ import msgspec
 from leyline_engine.contract import Mode
 
 from .diff import diff_messages
-from .messages import Message, MessageError, call_ids, check_messages, fingerprint
+from .messages import (
+    Message,
+    MessageError,
+    call_ids,
+    check_messages,
+    fingerprint,
+    is_text_only,
+)
 from .text_edit import TextEditError, replace_spans, replace_text
 
 DECLARED = "declared"
@@ -211,7 +218,7 @@ def _apply_policy(stage: _Stage, policy: PolicyLike, turn_index: int) -> _Stage:
         return stage.fault(name, "bad_type")
     before = [entry.message for entry in stage.sent]
     try:
-        after = policy.transform(clone(before), turn_index)
+        after = policy.transform([*map(_copy, before)], turn_index)
     except Exception:  # a policy is a plugin; whatever it raises costs only its own edits
         return stage.fault(name, "raised")
     if isinstance(after, list) and after == before:
@@ -319,6 +326,12 @@ def _rewritten(message: Message, edits: Sequence[DeclaredEdit]) -> Message:
     if spans:
         return replace_spans(message, spans)
     return replace_text(message, texts[-1]) if texts else message
+
+
+def _copy(message: Message) -> Message:
+    """A message that a policy may change as it likes."""
+    copied: Message = dict(message) if is_text_only(message) else clone(message)
+    return copied
 
 
 def clone(value: Any) -> Any:

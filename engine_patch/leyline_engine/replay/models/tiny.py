@@ -95,7 +95,7 @@ def build_tiny(
     eos = Tokenizer.from_file(str(directory / "tokenizer.json")).token_to_id("<|im_end|>")
     config = tiny_config(kind, eos_token_id=eos or 0)
     build_model(config, seed=seed).save_pretrained(directory)
-    _add_sglang_keys(directory / "config.json")
+    add_sglang_keys(directory / "config.json")
     return directory
 
 
@@ -250,7 +250,7 @@ def _train_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def _add_sglang_keys(config_file: Path) -> None:
+def add_sglang_keys(config_file: Path) -> None:
     """SGLang reads keys of DeepSeek configurations that transformers 5 leaves out."""
     config = cast(dict[str, Any], json.loads(config_file.read_text(encoding="utf-8")))
     if config["model_type"] == "deepseek_v2":

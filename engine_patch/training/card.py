@@ -1,0 +1,141 @@
+"""The model card, and the picture of the loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+_TITLES = {"plain": "leyline-tiny", "notes": "leyline-tiny-notes"}
+_ABOUT = {
+    "plain": """\
+A DeepSeek-V2 model with dense layers (MLA: latent KV of 64 dims and a rotary key of 32 per token
+and layer), trained on one made-up task. It is Leyline's embedded default model.""",
+    "notes": """\
+The same architecture, tokenizer and task as `leyline-tiny`, trained so that it takes notes: in
+part of the sessions a tool's output is hidden from all turns after the next few, by a mask on the
+attention, and stands there as `[truncated]`. What later questions need must have been stored in
+the KV of the tokens in between.""",
+}
+_KINDS = {
+    "recall": "value, from what is in sight",
+    "show": "name and value, from what is in sight",
+    "hidden": "from notes on a hidden output",
+    "lookup": "not known, so looked up with a tool",
+}
+
+
+def model_card(name: str, record: dict[str, Any], *, parameters: int) -> str:
+    """The README of a shipped model, from what training and evaluation wrote."""
+    recipe, curve = record["recipe"], record["curve"]
+    ends = [
+        entry
+        for entry, following in zip(curve, [*curve[1:], None], strict=True)
+        if following is None or following["stage"] != entry["stage"]
+    ]
+    tokens = sum(entry["tokens"] for entry in ends)
+    minutes = sum(entry["cpu_seconds"] for entry in ends) / 60
+    parts = [
+        f"# {_TITLES[name]}",
+        _ABOUT[name],
+        f"{parameters:,} parameters, stored as fp16, computed with as fp32.",
+        "## What it does",
+        _TASK,
+        "It knows no English, no code and no other task. Don't use it for anything but trying out "
+        "and testing an engine.",
+        "## How often it is right",
+        "Share of answers that are right in every token under greedy decoding, over sessions that "
+        "training didn't see. Rows are the length of the session in tokens, then the distance in "
+        "tokens from the turn that showed the value to the answer (up to that many).",
+        *(_rates(title, rates) for title, rates in record["evaluation"].items()),
+        "## Training",
+        _stages_table(recipe),
+        f"From scratch, seed {recipe['seed']}: {tokens:,} tokens in {minutes:.0f} minutes of one "
+        "CPU core, under bf16 autocast. Muon for the matrices of the layers, AdamW for the rest; "
+        "in each stage 50 steps of warm-up and a cosine to a tenth of the rate. Weight decay "
+        f"{recipe['weight_decay']:g}, gradients clipped at {recipe['clip']:g}.",
+        "The loss is over what the assistant says; "
+        f"{recipe['others_share']:.0%} of the other tokens are learnt with a weight of "
+        f"{recipe['others_weight']:g}. In {recipe['gap_rows']:.0%} of the rows positions jump "
+        "ahead at some messages, so that distances are seen that the rows don't have.",
+        "All data is made up by `engine_patch/training/task.py` from word lists; there is no text "
+        "of others in it. `training.json` holds recipe, curve and evaluation.",
+        "![loss](loss.svg)",
+        "Licence: Apache-2.0.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+_TASK = """\
+It reads settings with tools and answers questions about them:
+
+```
+user       Read `north`.
+assistant  <tool_call> read_config {"name": "north"}
+tool       port=8417
+           mode=amber-fox
+assistant  Noted: `port=`, `mode=`.
+user       What is `mode=`?
+assistant  amber-fox
+user       Show `port=`.
+assistant  port=8417
+user       What is `region=`?
+assistant  <tool_call> lookup {"line": "region="}
+```
+
+A setting that the session has shown is answered with its value; any other is looked up."""
+
+
+def _rates(title: str, rates: dict[str, dict[str, dict[str, float]]]) -> str:
+    kinds = [kind for kind in _KINDS if any(kind in row for row in rates["length"].values())]
+    heading = {
+        "in_sight": "Sessions in which nothing is hidden:",
+        "hidden": "Sessions in which outputs are hidden:",
+    }[title]
+    lines = [
+        heading,
+        "",
+        "| | " + " | ".join(_KINDS[kind] for kind in kinds) + " |",
+        "|---|" + "---|" * len(kinds),
+    ]
+    for axis in ("length", "distance"):
+        for end, row in rates[axis].items():
+            cells = (f"{row[kind]:.1%}" if kind in row else "" for kind in kinds)
+            lines.append(f"| {axis} {end} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _stages_table(recipe: dict[str, Any]) -> str:
+    names = ("tokens per row", "rows per step", "steps", "peak rate", "words", "hidden outputs")
+    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    for stage in recipe["stages"]:
+        words, hidden = stage["mix"]["words"] or "all", f"{stage['mix']['hidden']:.0%}"
+        cells = (stage["length"], stage["rows"], stage["steps"], stage["learning_rate"])
+        lines.append("| " + " | ".join(map(str, (*cells, words, hidden))) + " |")
+    return "\n".join(lines)
+
+
+def draw_curve(curve: list[dict[str, float]], out: Path) -> None:
+    """Loss and rates by tokens seen, as SVG; lines where a stage begins."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    left = figure.add_subplot()
+    right = left.twinx()
+    millions, before = [], 0.0
+    for entry, last in zip(curve, [None, *curve], strict=False):
+        if last is not None and last["stage"] != entry["stage"]:
+            before += last["tokens"]
+            left.axvline(before / 1e6, color="0.8", linewidth=0.8)
+        millions.append((before + entry["tokens"]) / 1e6)
+    left.plot(millions, [entry["loss"] for entry in curve], "k", label="loss")
+    for kind in _KINDS:
+        points = [(x, e[kind]) for x, e in zip(millions, curve, strict=True) if kind in e]
+        if points:
+            right.plot(*zip(*points, strict=True), label=kind)
+    left.set(xlabel="tokens, millions", ylabel="loss, nats per token", yscale="log")
+    right.set(ylabel="answers right", ylim=(0, 1))
+    right.legend(loc="center right")
+    # No dates and no chance in the file: the same figures give the same bytes.
+    with mpl.rc_context({"svg.hashsalt": "leyline"}):
+        figure.savefig(out, metadata={"Date": None})

@@ -1,0 +1,77 @@
+"""Make a trained model ready to ship: half the bytes, evaluated, with a model card.
+
+``python engine_patch/training/ship.py --help``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from leyline_engine.replay.models.tiny import add_sglang_keys
+from training.card import draw_curve, model_card
+from training.evaluate import evaluate
+from training.train import RECIPES
+
+_EVALUATION_SEED = 7
+
+
+def ship(trained: Path, out: Path, name: str) -> None:
+    """Write the folder that the package holds.
+
+    The weights are stored as fp16 and computed with as fp32: rounding them changes no answer
+    worth telling, and the evaluation is of the rounded ones.
+
+    Args:
+        trained: what ``train.py`` wrote.
+        out: made where it is missing; files of an earlier run are overwritten.
+        name: of the recipe.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = AutoTokenizer.from_pretrained(trained)
+    model = AutoModelForCausalLM.from_pretrained(trained, dtype=torch.float32)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    add_sglang_keys(out / "config.json")
+    weights = out / "model.safetensors"
+    halved = {key: tensor.half() for key, tensor in load_file(weights).items()}
+    save_file(halved, weights, metadata={"format": "pt"})
+    weights.chmod(0o644)
+    record = json.loads((trained / "training.json").read_text(encoding="utf-8"))
+    record["evaluation"] = measure(out, name)
+    (out / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    draw_curve(record["curve"], out / "loss.svg")
+    card = model_card(name, record, parameters=sum(p.numel() for p in model.parameters()))
+    (out / "README.md").write_text(card, encoding="utf-8")
+
+
+def measure(folder: Path, name: str) -> dict[str, Any]:
+    """Rates of right answers; for the notes model, over hidden outputs too."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    mixes = {"in_sight": RECIPES["plain"].stages[-1].mix}
+    if name == "notes":
+        mixes["hidden"] = RECIPES["notes"].stages[-1].mix
+    return {
+        key: evaluate(model, tokenizer, mix, seed=_EVALUATION_SEED) for key, mix in mixes.items()
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipe", choices=sorted(RECIPES))
+    parser.add_argument("--trained", type=Path, required=True, help="what train.py wrote")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to ship")
+    options = parser.parse_args()
+    ship(options.trained, options.out, options.recipe)
+
+
+if __name__ == "__main__":
+    main()

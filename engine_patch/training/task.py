@@ -1,0 +1,338 @@
+"""The recall task: sessions in which a model reads settings with tools and is asked for them.
+
+A session is a stream of turns. In some a configuration is read with a tool; in some a command is
+run; in others the user asks for a setting. A setting that the session has shown is answered with
+its value; one that it hasn't is looked up with a tool first. So what a model does at a question
+tells whether it still knows.
+
+Everything here is pure: the same random generator gives the same session.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from random import Random
+from typing import Any, Final
+
+from training.words import FILES, GENERAL, KEYS, VALUES
+
+STUB: Final = "[truncated]"
+"""What stands for a tool output that was taken out of the history."""
+
+SYSTEM_PROMPT: Final = "Answer from what the tools have shown. Look up what they have not."
+
+TOOLS: Final[tuple[dict[str, Any], ...]] = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {
+                "type": "object",
+                "properties": {parameter: {"type": "string"}},
+                "required": [parameter],
+            },
+        },
+    }
+    for name, description, parameter in (
+        ("read_config", "Read a configuration.", "name"),
+        ("run", "Run a job.", "name"),
+        ("lookup", "Find the line that begins so.", "line"),
+    )
+)
+"""The tools of every session, as an OpenAI request names them."""
+
+
+class Note(StrEnum):
+    """What the assistant says after it has read a configuration."""
+
+    SILENT = "silent"
+    """Nothing of it: ``Done.``"""
+    KEYS = "keys"
+    """The names of the settings, without their values."""
+    RESTATED = "restated"
+    """The settings with their values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How often things happen in a session; shares between 0 and 1."""
+
+    unknown: float = 0.2
+    """Of questions: the ones about settings that the session hasn't shown."""
+    truncated: float = 0.12
+    """Of configurations read: those whose output is only :data:`STUB`."""
+    hidden: float = 0.0
+    """Of configurations read: those that later turns can't see any more; :class:`Hidden`."""
+    counted: float = 0.0
+    """Of outputs truncated or hidden: those whose stub says how much was cut."""
+    notes: tuple[float, float, float] = (0.3, 0.5, 0.2)
+    """Of what is said after reading: silent, keys, restated."""
+    shuffled: bool = True
+    """Whether settings are restated in another order than the output's."""
+    system: float = 0.5
+    """Of sessions: those with :data:`SYSTEM_PROMPT`."""
+    questions: float = 0.72
+    """Of turns: those in which the user asks, while there is something new to ask for."""
+    shown: float = 0.25
+    """Of questions: those that are answered with the setting's name and value."""
+    again: float = 0.25
+    """Of questions: those that may ask for what was asked for before."""
+    runs: float = 0.2
+    """Of turns that don't ask: those that run a job, whose output has no settings."""
+    max_facts: int = 6
+    """Settings per configuration."""
+    words: int = 0
+    """Of the lists of names and of values, so many words are used, and values are single words;
+    0: all, and all kinds of values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked for, and what is right."""
+
+    key: str
+    value: str
+    known: bool
+    """Whether the session has shown it; else it is to be looked up."""
+    source: int
+    """Index of the turn that showed it; -1 for one that isn't known."""
+    hidden: bool = False
+    """Whether only the notes on a hidden output can tell."""
+    shown: bool = False
+    """Whether the answer names the setting, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """A tool output that later turns don't see."""
+
+    after: int
+    """So many turns behind its own still see it."""
+    stub: str = STUB
+    """What all others see in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message; an assistant's is something to learn."""
+
+    role: str
+    content: str
+    call: tuple[str, dict[str, str]] | None = None
+    """Name and arguments of a tool call; then there is no content."""
+    hidden: Hidden | None = None
+    """When the content goes out of sight; None: never."""
+    question: Question | None = None
+    """What this message answers, be it with the value or with a look-up."""
+
+    def as_dict(self, call_id: str = "call") -> dict[str, Any]:
+        """As in an OpenAI request."""
+        if self.call is None:
+            named = {"tool_call_id": call_id} if self.role == "tool" else {}
+            return {"role": self.role, "content": self.content, **named}
+        name, arguments = self.call
+        function = {"name": name, "arguments": json.dumps(arguments)}
+        call = {"id": call_id, "type": "function", "function": function}
+        return {"role": self.role, "content": None, "tool_calls": [call]}
+
+
+Turn = tuple[Message, ...]
+
+
+def ask(key: str, form: int = 0) -> Message:
+    """A question for a setting's value, in one of three forms."""
+    return Message("user", (f"What is `{key}=`?", f"Tell me `{key}=`.", f"`{key}=`?")[form])
+
+
+def ask_to_show(key: str) -> Message:
+    """A question for a setting with its name; answered as outputs show it."""
+    return Message("user", f"Show `{key}=`.")
+
+
+def read(name: str, output: str, remark: str, hidden: Hidden | None = None) -> Turn:
+    """The user has a configuration read; the assistant does so and remarks on it."""
+    return (
+        Message("user", f"Read `{name}`."),
+        Message("assistant", "", call=("read_config", {"name": name})),
+        Message("tool", output, hidden=hidden),
+        Message("assistant", remark),
+    )
+
+
+def remark(note: Note, facts: dict[str, str]) -> str:
+    """What the assistant says after reading ``facts``."""
+    if note is Note.SILENT or not facts:
+        return "Done."
+    if note is Note.KEYS:
+        return "Noted: " + ", ".join(f"`{key}=`" for key in facts) + "."
+    return "\n".join(["Read:", *(f"{key}={value}" for key, value in facts.items())])
+
+
+def counted_stub(output: str) -> str:
+    """What the policy ``truncate_older_than`` leaves of an output with ``max_chars=0``."""
+    return f"\n[{len(output)} characters cut]\n"
+
+
+def filler(rng: Random) -> str:
+    """A line that says nothing: three to eight common words."""
+    return " ".join(rng.choices(GENERAL, k=rng.randint(3, 8)))
+
+
+def value(rng: Random, words: int = 0) -> str:
+    """A setting's value: a word, a number, or a word with another or a number behind it.
+
+    With ``words``, one of the first so many words.
+    """
+    if words:
+        return rng.choice(VALUES[:words])
+    kind = rng.random()
+    if kind < 0.45:
+        return rng.choice(VALUES)
+    if kind < 0.75:
+        return str(rng.randint(10, 9999))
+    tail = rng.choice(VALUES) if kind < 0.9 else str(rng.randint(10, 99))
+    return f"{rng.choice(VALUES)}-{tail}"
+
+
+@dataclass(slots=True)
+class _Known:
+    value: str
+    source: int
+    note: Note
+    hidden_after: int | None
+    """Turn after which the output can't be seen."""
+    said: bool = False
+    """Whether an answer has said it since."""
+
+
+@dataclass(slots=True)
+class _Session:
+    rng: Random
+    mix: Mix
+    keys: list[str]
+    known: dict[str, _Known] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+    """Settings that were named but whose values can't be seen."""
+    turn: int = 0
+
+    def read(self) -> Turn:
+        rng, mix = self.rng, self.mix
+        count = min(rng.randint(1, mix.max_facts), len(self.keys))
+        facts = {self.keys.pop(): value(rng, mix.words) for _ in range(count)}
+        note = rng.choices(tuple(Note), weights=mix.notes)[0]
+        truncated = rng.random() < mix.truncated
+        after = None
+        if not truncated and rng.random() < mix.hidden:
+            after = rng.choice((0, 0, 1, 2, 4))
+        if truncated and note is not Note.RESTATED:
+            self.lost += facts
+        else:
+            end = self.turn + after if after is not None else None
+            for key, text in facts.items():
+                self.known[key] = _Known(text, self.turn, note, end)
+        output = self._output(facts)
+        stub = STUB
+        if (truncated or after is not None) and mix.counted and rng.random() < mix.counted:
+            stub = counted_stub(output)
+        hidden = Hidden(after, stub) if after is not None else None
+        shown = stub if truncated else output
+        said = facts
+        if mix.shuffled:
+            said = dict(rng.sample(tuple(facts.items()), k=len(facts)))
+        return read(rng.choice(FILES), shown, remark(note, said), hidden)
+
+    def _output(self, facts: dict[str, str]) -> str:
+        lines = [f"{key}={text}" for key, text in facts.items()]
+        for _ in range(self.rng.choice((0, 0, 0, 1, 2, 4))):
+            lines.insert(self.rng.randint(0, len(lines)), filler(self.rng))
+        return "\n".join(lines)
+
+    def run(self) -> Turn:
+        output = "\n".join(filler(self.rng) for _ in range(self.rng.randint(1, 6)))
+        name = self.rng.choice(FILES)
+        return (
+            Message("user", f"Run `{name}`."),
+            Message("assistant", "", call=("run", {"name": name})),
+            Message("tool", output),
+            Message("assistant", "Done."),
+        )
+
+    def question(self) -> Turn:
+        self._forget()
+        if not self.known or (self.keys and self.rng.random() < self.mix.unknown):
+            return self._unknown()
+        new = [key for key, fact in self.known.items() if not fact.said]
+        again = not new or self.rng.random() < self.mix.again
+        key = self.rng.choice(tuple(self.known) if again else new)
+        fact = self.known[key]
+        out_of_sight = fact.hidden_after is not None and self.turn > fact.hidden_after
+        hidden = out_of_sight and fact.note is Note.KEYS and not fact.said
+        fact.said = True
+        user, shown = self._ask(key)
+        answered = Question(key, fact.value, True, fact.source, hidden, shown)
+        return (user, Message("assistant", _answer(answered), question=answered))
+
+    def _unknown(self) -> Turn:
+        lost = bool(self.lost) and self.rng.random() < 0.6
+        key = self.lost.pop(self.rng.randrange(len(self.lost))) if lost else self.keys.pop()
+        text = value(self.rng, self.mix.words)
+        self.known[key] = _Known(text, self.turn, Note.SILENT, None)
+        user, shown = self._ask(key)
+        unknown = Question(key, text, False, -1, shown=shown)
+        return (
+            user,
+            Message("assistant", "", call=("lookup", {"line": f"{key}="}), question=unknown),
+            Message("tool", f"{key}={text}"),
+            Message("assistant", _answer(unknown)),
+        )
+
+    def _ask(self, key: str) -> tuple[Message, bool]:
+        if self.rng.random() < self.mix.shown:
+            return ask_to_show(key), True
+        return ask(key, self.rng.randrange(3)), False
+
+    def _forget(self) -> None:
+        """What went out of sight without a note on it isn't known any more."""
+        gone = [
+            key
+            for key, fact in self.known.items()
+            if fact.hidden_after is not None
+            and self.turn > fact.hidden_after
+            and fact.note is Note.SILENT
+            and not fact.said
+        ]
+        for key in gone:
+            del self.known[key]
+        self.lost += gone
+
+
+def _answer(question: Question) -> str:
+    return f"{question.key}={question.value}" if question.shown else question.value
+
+
+def session(rng: Random, mix: Mix) -> Iterator[Turn]:
+    """Turns without end, until the names of settings are used up; the first may be a system prompt.
+
+    Args:
+        rng: drawn from as turns are taken.
+        mix: what happens how often.
+    """
+    keys = KEYS[: mix.words or None]
+    state = _Session(rng, mix, rng.sample(keys, k=len(keys)))
+    if rng.random() < mix.system:
+        yield (Message("system", SYSTEM_PROMPT),)
+        state.turn += 1
+    while len(state.keys) > mix.max_facts:
+        # With nothing new to ask for, it is mostly time to read.
+        new = any(not fact.said for fact in state.known.values())
+        if state.known and rng.random() < (mix.questions if new else mix.again):
+            yield state.question()
+        elif rng.random() < mix.runs:
+            yield state.run()
+        else:
+            yield state.read()
+        state.turn += 1
