@@ -93,6 +93,7 @@ _BEGINNING = (
     Stage(96, 32, 400, 2e-3, _MATCHING, fall=1.0),
     Stage(96, 32, 200, 3e-3, replace(_MATCHING, words=40), fall=1.0),
     Stage(96, 32, 250, 3e-3, replace(_MATCHING, words=100), fall=1.0),
+    Stage(96, 32, 500, 3e-3, replace(_MATCHING, words=100), fall=1.0),
     Stage(128, 24, 500, 3e-3, _WORDS, fall=0.5),
     Stage(256, 16, 500, 2e-3, _PLAIN, fall=1.0),
 )
