@@ -57,6 +57,9 @@ class Policy(Protocol):
     skipped for the turn and counted; the request goes on without it.
     """
 
+    # A policy that never changes anything may say so with an attribute ``edits = False``: then it
+    # isn't run, and a turn is spared the copy of its messages.
+
     @property
     def name(self) -> str:
         """The name in specs, receipts and metrics: the one that it is registered under."""

@@ -14,6 +14,7 @@ class KeepAll:
 
     name: ClassVar[str] = "keep_all"
     mode: ClassVar[Mode] = "amortize"
+    edits: ClassVar[bool] = False
 
     def transform(self, messages: list[Message], turn_idx: int) -> list[Message]:
         """Return the messages unchanged."""

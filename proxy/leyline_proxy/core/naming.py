@@ -196,6 +196,8 @@ class _Naming:
 
     def _name(self, turn: str, place: int) -> SpanName:
         own, former, known = self._own[place], self._former[place], self._inherited[place]
+        if known is not None and not former and not known.former:
+            return known
         # What stands in this list under its own name is no other message of it.
         former = tuple(name for name in former if name not in self._taken)
         if known is not None and known.former == former:

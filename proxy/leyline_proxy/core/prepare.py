@@ -165,6 +165,7 @@ def prepare(
     Args:
         fingerprints: of the client's messages, where already known.
     """
+    policies = [policy for policy in policies if getattr(policy, "edits", True)]
     untouched = tuple(SentMessage(message, index) for index, message in enumerate(client))
     stage = _Stage(untouched, (), ())
     if declared:
