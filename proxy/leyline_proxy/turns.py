@@ -96,7 +96,9 @@ class TurnService:
         await self.check_model(request.model)
         policies, rules = effective_rules(request, self._catalog)
         with self._metrics.stage("identify"):
-            identity = await identify(self._store, request, self._history_key)
+            identity = await identify(
+                self._store, request, self._history_key, secret=self._hints_secret
+            )
         status = self._handshake.status
         index = identity.session.next_index if identity.session is not None else 0
         name, message_id = f"t{index}-{uuid4().hex[:12]}", f"m-{uuid4().hex}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,15 +34,18 @@ class Identity:
     session: Session | None
 
 
-async def identify(store: SessionStore, request: ChatRequest, key: bytes = b"") -> Identity:
+async def identify(
+    store: SessionStore, request: ChatRequest, key: bytes = b"", *, secret: str | None = None
+) -> Identity:
     """The session that the request names, else the one whose conversation it continues.
 
     Args:
         key: see :func:`~leyline_proxy.core.identity.history_chain`.
+        secret: see :func:`public_id`.
     """
     name, where = session_key(request.headers, request.body)
     if name is not None and where not in SHARED_KEYS:
-        session_id = public_id(name)
+        session_id = public_id(name, secret)
         session = await store.get(request.tenant.name, session_id)
         return Identity(session_id, NAMED, (), session)
     chain = tuple(history_chain(request.fingerprints, key))
@@ -72,8 +75,14 @@ async def _by_history(
     return session if goes_on(stored, request.fingerprints, roles, chosen.length) else None
 
 
-def public_id(name: str) -> str:
-    """A session id fit for a URL and a header: the caller's own name where it is plain."""
+def public_id(name: str, secret: str | None = None) -> str:
+    """A session id fit for a URL and a header: the caller's own name where it is plain.
+
+    Args:
+        secret: keys the hash of any other name. Without one the hash is bare, because an id must
+            be the same after a restart.
+    """
     if _PLAIN_ID.fullmatch(name):
         return name
-    return "h-" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    digest = hmac.new((secret or "").encode(), name.encode("utf-8", "surrogatepass"), "sha256")
+    return f"h-{digest.hexdigest()[:32]}"

@@ -108,3 +108,5 @@ def test_public_ids_are_plain() -> None:
     assert public_id("run-7:a.b@c_d") == "run-7:a.b@c_d"
     assert public_id("a/b") == public_id("a/b") != public_id("a b")
     assert "/" not in public_id("a/b")
+    assert public_id("a/b", "key") == public_id("a/b", "key") != public_id("a/b")
+    assert public_id("run-7", "key") == "run-7"
