@@ -130,3 +130,16 @@ def test_declared_characters_beyond_the_text_are_a_fault() -> None:
     prepared = prepare([_user("abc")], [], edits, 0)
     assert [(f.policy, f.fault) for f in prepared.faults] == [("declared", "bad_message")]
     assert prepared.messages == [_user("abc")]
+
+
+def test_a_policy_that_never_edits_is_not_run() -> None:
+    """One that says so is left out; another with the same function is asked."""
+
+    def refuse(messages: list[Message]) -> Any:
+        raise RuntimeError("asked")
+
+    asked, spared = Rule(refuse), Rule(refuse)
+    spared.edits = False  # type: ignore[attr-defined]
+    messages = [_user("hello")]
+    assert prepare(messages, [spared], (), 0).faults == ()
+    assert [fault.fault for fault in prepare(messages, [asked], (), 0).faults] == ["raised"]

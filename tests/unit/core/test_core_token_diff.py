@@ -178,3 +178,42 @@ def test_large_differing_regions_are_compared_in_bounded_time() -> None:
     result = diff_tokens(SourceView(old, spans, size), Rendered(new, spans), diff)
     assert time.perf_counter() - begun < 2
     assert (result.kept, len(result.hunks)) == ((), 1)
+
+
+def answered(answer: list[int], now: list[int]) -> TokenDiff:
+    """A prompt of 40 tokens, the model's answer to it, and the answer as the next prompt has it."""
+    prompt = array("q", range(40))
+    fresh = array("q", range(5000, 5010))
+    spans = (MessageSpan(0, 0, 38),)
+    new = prompt + array("q", now) + fresh
+    grown = (*spans, MessageSpan(1, 40, 40 + len(now)), MessageSpan(2, len(new) - 10, len(new)))
+    steps = (Step("kept", 0, 0), Step("inserted", None, 1), Step("inserted", None, 2))
+    view = SourceView(prompt + array("q", answer), spans, len(prompt))
+    return diff_tokens(view, Rendered(new, grown), MessageDiff(steps))
+
+
+THINKING, SAID = list(range(1000, 1060)), list(range(2000, 2050))
+
+
+def test_thinking_that_is_stripped_leaves_the_answer() -> None:
+    """What follows the thinking is kept, moved, and nobody's message is blamed."""
+    diff = answered(THINKING + SAID, SAID)
+    assert [(run.start, run.end, run.dest) for run in diff.kept] == [(0, 40, 0), (100, 150, 40)]
+    (hunk, *_) = diff.hunks
+    assert (hunk.start, hunk.end, hunk.old_messages, hunk.new_messages) == (40, 100, (), ())
+
+
+def test_an_answer_that_was_rewritten_is_its_messages_edit() -> None:
+    """Where the caller's text has more than the template could add, the message is named."""
+    diff = answered(THINKING + SAID, [*range(3000, 3030), *SAID])
+    (hunk, *_) = diff.hunks
+    assert (hunk.start, hunk.new_start, hunk.new_end, hunk.new_messages) == (40, 40, 70, (1,))
+    assert diff.kept_tokens == 40 + len(SAID)
+
+
+@pytest.mark.parametrize("now", [THINKING + SAID, list(range(4000, 4080)), THINKING[:5] + SAID[:9]])
+def test_an_answer_as_it_was_or_quite_another_is_no_edit(now: list[int]) -> None:
+    """Only a common beginning counts: what differs behind it is a new turn."""
+    diff = answered(THINKING + SAID, now)
+    assert len(diff.kept) == 1
+    assert not [hunk for hunk in diff.hunks if hunk.new_start < diff.tail]
