@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-_TITLES = {"plain": "leyline-tiny", "notes": "leyline-tiny-notes"}
+_TITLES = {"plain": "leyline-recall", "notes": "leyline-recall-notes"}
 _ABOUT = {
     "plain": """\
 A DeepSeek-V2 model with dense layers (MLA: latent KV of 64 dims and a rotary key of 32 per token
-and layer), trained on one made-up task. It is Leyline's embedded default model.""",
+and layer), trained on one made-up task. It ships with Leyline:
+`leyline serve --model leyline-recall`.""",
     "notes": """\
-The same architecture, tokenizer and task as `leyline-tiny`, trained so that it takes notes: in
+The same architecture, tokenizer and task as `leyline-recall`, trained so that it takes notes: in
 part of the sessions a tool's output is hidden from all turns after the next few, by a mask on the
 attention, and stands there as `[truncated]`. What later questions need must have been stored in
 the KV of the tokens in between.""",
@@ -57,6 +58,8 @@ def model_card(name: str, record: dict[str, Any], *, parameters: int) -> str:
         f"{recipe['others_share']:.0%} of the other tokens are learnt with a weight of "
         f"{recipe['others_weight']:g}. In {recipe['gap_rows']:.0%} of the rows positions jump "
         "ahead at some messages, so that distances are seen that the rows don't have.",
+        "The first layer's heads start so that they look back by 1, 2, 4 and 7 tokens, which "
+        "makes recall form sooner; see `engine_patch/training/model.py`.",
         "All data is made up by `engine_patch/training/task.py` from word lists; there is no text "
         "of others in it. `training.json` holds recipe, curve and evaluation.",
         "![loss](loss.svg)",

@@ -23,6 +23,9 @@ from training.task import Mix, session
 from training.tokenizer import train_tokenizer
 
 MAX_CONTEXT = 131072
+WORDS = 100
+"""Names and values that the models know, the first so many of each list."""
+
 _REPORT_EVERY = 50
 _WARMUP = 50  # steps of a stage
 _ADAM_SHARE = 0.5  # of the rate: embeddings of rare words must not jump whenever one occurs
@@ -82,36 +85,37 @@ _FIRST = Mix(
     words=32,
 )
 """Few words, short sessions, most settings said again at once: copying and matching come first."""
-_PLAIN = Mix()
+_PLAIN = Mix(words=WORDS)
 _NOTES = replace(_PLAIN, hidden=0.6, counted=0.5, notes=(0.15, 0.7, 0.15))
 
 _MATCHING = replace(_FIRST, unknown=0.0, notes=(0.3, 0.4, 0.3), max_facts=4, words=16)
 """As few words as can be, and less is said again: now a value has to be found by its name."""
-_WORDS = replace(_MATCHING, unknown=0.2, truncated=0.1, system=0.2, runs=0.1, words=0)
+_MIXED = replace(_MATCHING, unknown=0.2, truncated=0.1, system=0.2, runs=0.1, words=WORDS)
 _BEGINNING = (
     Stage(96, 32, 400, 4e-3, _FIRST),
     Stage(96, 32, 400, 2e-3, _MATCHING, fall=1.0),
     Stage(96, 32, 200, 3e-3, replace(_MATCHING, words=40), fall=1.0),
-    Stage(96, 32, 250, 3e-3, replace(_MATCHING, words=100), fall=1.0),
-    Stage(96, 32, 500, 3e-3, replace(_MATCHING, words=100), fall=1.0),
-    Stage(128, 24, 500, 3e-3, _WORDS, fall=0.5),
-    Stage(256, 16, 500, 2e-3, _PLAIN, fall=1.0),
+    Stage(96, 32, 250, 3e-3, replace(_MATCHING, words=WORDS), fall=1.0),
+    Stage(96, 32, 500, 3e-3, replace(_MATCHING, words=WORDS), fall=1.0),
+    Stage(128, 24, 350, 3e-3, _MIXED, fall=1.0),
+    Stage(256, 16, 300, 2e-3, _PLAIN, fall=1.0),
 )
+"""The vocabulary widens when recall among fewer words is near certain; sooner, it is lost again."""
 RECIPES = {
     "plain": Recipe(
         seed=1,
         stages=(
             *_BEGINNING,
-            Stage(512, 8, 400, 2e-3, _PLAIN, fall=1.0),
-            Stage(1024, 4, 400, 2e-3, _PLAIN),
+            Stage(512, 8, 250, 2e-3, _PLAIN, fall=1.0),
+            Stage(1024, 4, 250, 2e-3, _PLAIN),
         ),
     ),
     "notes": Recipe(
         seed=1,
         stages=(
             *_BEGINNING,
-            Stage(256, 16, 500, 2e-3, _NOTES, fall=1.0),
-            Stage(512, 8, 300, 2e-3, _NOTES),
+            Stage(256, 16, 400, 2e-3, _NOTES, fall=1.0),
+            Stage(512, 8, 200, 2e-3, _NOTES),
         ),
     ),
 }

@@ -20,6 +20,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from leyline_engine.replay.models.tiny import TINY_MODEL_NAME, tiny_model_dir
+from leyline_engine.replay.models.trained import TRAINED_MODEL_NAMES, trained_model_dir
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +57,11 @@ class LoadedModel:
 def load_model(
     path_or_id: str | None, *, dtype: str = "auto", device: str = "auto", cache_dir: Path
 ) -> LoadedModel:
-    """Load a model from a folder or from the Hugging Face hub.
+    """Load a model that ships with the package, or from a folder or the Hugging Face hub.
 
     Args:
-        path_or_id: folder or hub id; None for the tiny model, which is built on first use.
+        path_or_id: one of ``TRAINED_MODEL_NAMES``, a folder, or a hub id; None for the tiny
+            model, which is built on first use.
         dtype: ``auto`` (the checkpoint's own), ``float32``, ``bfloat16`` or ``float16``.
         device: ``auto`` (the first GPU, else the CPU) or a torch device.
         cache_dir: where the tiny model is kept.
@@ -117,6 +119,8 @@ def _device(name: str) -> torch.device:
 
 
 def _resolve(path_or_id: str) -> Path:
+    if (shipped := trained_model_dir(path_or_id)) is not None:
+        return shipped
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return path
@@ -130,10 +134,13 @@ def _resolve(path_or_id: str) -> Path:
         raise ModelLoadError(
             f"{path_or_id!r} is no local folder and can't be fetched from the hub "
             f"({type(error).__name__}). Check the id and the network, give the path of a "
-            "downloaded model, or leave the model out to run the tiny one."
+            f"downloaded model or one of {', '.join(TRAINED_MODEL_NAMES)}, or leave the model "
+            "out to run the tiny one."
         ) from error
 
 
 def _served_name(path_or_id: str) -> str:
+    if path_or_id in TRAINED_MODEL_NAMES:
+        return path_or_id
     path = Path(path_or_id).expanduser()
     return path.resolve().name if path.is_dir() else path_or_id

@@ -1,0 +1,14 @@
+"""The trained models that ship with the package, one folder each; see their README.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_FOLDERS = {"leyline-recall": "plain", "leyline-recall-notes": "notes"}
+TRAINED_MODEL_NAMES = tuple(_FOLDERS)
+
+
+def trained_model_dir(name: str) -> Path | None:
+    """The folder of the shipped model of that name; None where there is none."""
+    folder = _FOLDERS.get(name)
+    return Path(__file__).parent / folder if folder else None
