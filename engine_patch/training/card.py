@@ -52,7 +52,7 @@ def model_card(name: str, record: dict[str, Any], *, parameters: int) -> str:
         _stages_table(recipe),
         f"From scratch, seed {recipe['seed']}: {tokens:,} tokens in {minutes:.0f} minutes of one "
         "CPU core, under bf16 autocast. Muon for the matrices of the layers, AdamW for the rest; "
-        "in each stage 50 steps of warm-up and a cosine to a tenth of the rate. Weight decay "
+        "in each stage 50 steps of warm-up and a cosine from peak to last rate. Weight decay "
         f"{recipe['weight_decay']:g}, gradients clipped at {recipe['clip']:g}.",
         "The loss is over what the assistant says; "
         f"{recipe['others_share']:.0%} of the other tokens are learnt with a weight of "
@@ -108,11 +108,15 @@ def _rates(title: str, rates: dict[str, dict[str, dict[str, float]]]) -> str:
 
 
 def _stages_table(recipe: dict[str, Any]) -> str:
-    names = ("tokens per row", "rows per step", "steps", "peak rate", "words", "hidden outputs")
+    names = (
+        *("tokens per row", "rows per step", "steps", "peak rate", "last rate"),
+        *("words", "hidden outputs"),
+    )
     lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     for stage in recipe["stages"]:
         words, hidden = stage["mix"]["words"] or "all", f"{stage['mix']['hidden']:.0%}"
-        cells = (stage["length"], stage["rows"], stage["steps"], stage["learning_rate"])
+        rate = stage["learning_rate"]
+        cells = (stage["length"], stage["rows"], stage["steps"], rate, rate * stage["fall"])
         lines.append("| " + " | ".join(map(str, (*cells, words, hidden))) + " |")
     return "\n".join(lines)
 
