@@ -118,13 +118,13 @@ def _limits(
     """Per source, how many leading tokens can't have read a forgotten span."""
     if forgotten is not None:
         return [ledger.first_reader(source, forgotten) for source in sources]
+    if payload.forget:
+        # Nothing says where it stood; what the prompt itself has in exact KV needs no copy.
+        return [0] * len(sources)
     limits = [
         forget_limit(payload.directives, index, source.lineage, len(source.tokens))
         for index, source in enumerate(sources)
     ]
-    if payload.forget:
-        # Nothing says where it stood; what the prompt itself has in exact KV needs no copy.
-        return [0] * len(sources)
     # A span may stand in several sources at different places, so another source lends only what
     # it has in common with each source that a forget directive names.
     for named in {d.source for d in payload.directives if d.mode is Mode.FORGET}:

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from leyline_engine.contract import CopySegment, LineageRun, SpanLabel
+from leyline_engine.lineage import run_extents
 from leyline_engine.sources import SessionKey, SourceTurn
 
 ANYTHING = ("", "")
@@ -100,14 +101,12 @@ class SpanLedger:
         Returns:
             A position; ``length`` if there is none.
         """
-        for index, run in enumerate(runs):
-            end = runs[index + 1].start if index + 1 < len(runs) else length
-            readers = self._readers.get((scope, run.lineage), {ANYTHING: run.start})
+        for start, end, readers in self._by_run(runs, scope, length):
             first = min(
                 (readers[span] for span in (*spans, ANYTHING) if span in readers), default=end
             )
             if first < end:
-                return max(first, run.start)
+                return max(first, start)
         return length
 
     def carry(
@@ -154,13 +153,18 @@ class SpanLedger:
         self, runs: Sequence[LineageRun], scope: str, length: int
     ) -> Iterator[tuple[SpanKey, int]]:
         """Every span that KV under a lineage map remembers, and its reader in each run."""
-        for index, run in enumerate(runs):
-            end = runs[index + 1].start if index + 1 < len(runs) else length
-            for span, position in self._readers.get(
-                (scope, run.lineage), {ANYTHING: run.start}
-            ).items():
+        for start, end, readers in self._by_run(runs, scope, length):
+            for span, position in readers.items():
                 if position < end:
-                    yield span, max(position, run.start)
+                    yield span, max(position, start)
+
+    def _by_run(
+        self, runs: Sequence[LineageRun], scope: str, length: int
+    ) -> Iterator[tuple[int, int, Readers]]:
+        """Where each run begins and ends, and its readers; an unknown lineage has read anything."""
+        for run, end in run_extents(runs, length):
+            readers = self._readers.get((scope, run.lineage), {ANYTHING: run.start})
+            yield run.start, end, readers
 
     def remembered(self, runs: Sequence[LineageRun], scope: str, length: int) -> frozenset[SpanKey]:
         """The spans that the first ``length`` positions under a lineage map remember."""
@@ -224,11 +228,6 @@ class SpanLedger:
             if owner == scope:
                 for span in spans:
                     readers.pop(span, None)
-
-    def clear(self) -> None:
-        self._names.clear()
-        self._readers.clear()
-        self._shared.clear()
 
 
 def first_unlabelled(labels: Sequence[SpanLabel], length: int) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 
 from leyline_engine.contract import CopySegment, LineageRun, token_array
@@ -61,6 +61,12 @@ def derive_lineage(
     return state.hexdigest()
 
 
+def run_extents(runs: Sequence[LineageRun], length: int) -> Iterator[tuple[LineageRun, int]]:
+    """Each run with the position at which it ends: where the next begins, else ``length``."""
+    for index, run in enumerate(runs):
+        yield run, runs[index + 1].start if index + 1 < len(runs) else length
+
+
 def share_lineage(share: str) -> str:
     """The lineage of what a scope within a tenant shares; empty for the empty scope.
 
@@ -88,8 +94,7 @@ def fold_keys(
     keys = array("q", token_array(tokens))
     if len(keys) and (min(keys) < 0 or max(keys) > MAX_TOKEN):
         raise ValueError(f"token ids must lie in [0, {MAX_TOKEN}]")
-    for index, run in enumerate(runs):
-        end = runs[index + 1].start if index + 1 < len(runs) else len(keys)
+    for run, end in run_extents(runs, len(keys)):
         prefix = lineage_bits(run.lineage, scope) << TOKEN_BITS
         keys[run.start : end] = array("q", [prefix | key for key in keys[run.start : end]])
     return keys

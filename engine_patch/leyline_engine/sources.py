@@ -79,8 +79,5 @@ class SourceRegistry:
         if not turns:
             self._sessions.pop(session, None)
 
-    def drop_session(self, session: SessionKey) -> None:
-        self._sessions.pop(session, None)
-
     def clear(self) -> None:
         self._sessions.clear()

@@ -128,7 +128,7 @@ class Admitter:
         if payload is not None and forgets(payload):
             # After the copies: they may draw on positions before the forgotten span.
             admission = self._forget(message_id, request, payload, admission)
-        return replace(self._judge(admission, payload, request.refusal), spans=request.spans)
+        return replace(self._judge(admission, request), spans=request.spans)
 
     def _check(self, prompt: array[int], payload: EditPayload | None) -> _Request:
         keys = fold_keys(prompt)
@@ -276,21 +276,20 @@ class Admitter:
             ],
             plan.copies,
         )
+        ledger = self._cache.ledger
         shared = [common_prefix(source.tokens, prompt) for source in edit.sources]
-        readers = self._cache.ledger.carry(edit.sources, plan.copies, shared)
+        readers = ledger.carry(edit.sources, plan.copies, shared)
         if not payload.share:
             # Who has these runs remembers them from there on; a shared lineage has other parents.
-            ledger, scope = self._cache.ledger, payload.scope
-            known = ledger.remembered(runs, scope, plan.copies[0].dest)
+            known = ledger.remembered(runs, payload.scope, plan.copies[0].dest)
             readers = {span: at for span, at in readers.items() if span not in known}
         goes_on = bool(runs) and runs[-1].lineage == name
         start = runs[-1].start if goes_on else plan.copies[0].dest
         return Carried(name, start, readers, payload.share)
 
-    def _judge(
-        self, admission: Admission, payload: EditPayload | None, refusal: EditRefusedError | None
-    ) -> Admission:
+    def _judge(self, admission: Admission, request: _Request) -> Admission:
         """Name the outcome of the request's edit."""
+        payload, refusal = request.payload, request.refusal
         if payload is None or not (carries_edit(payload) or refusal or _reached(admission.forgot)):
             return admission
         if refusal is not None:

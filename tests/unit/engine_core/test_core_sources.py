@@ -150,6 +150,7 @@ def test_registry_is_bounded() -> None:
     registry.retain(("y", "a"), source("t1"))
     assert registry.get(("x", "b"), "t1") is None
     assert registry.get(("x", "a"), "t3") is not None
-    registry.drop_session(("x", "a"))
+    for turn in registry.turns(("x", "a")):
+        registry.drop(("x", "a"), turn.turn)
     assert registry.get(("x", "a"), "t3") is None
     assert registry.get(("y", "a"), "t1") is not None

@@ -228,14 +228,15 @@ class CacheManager:
                 held += locked
         for node in held:
             self._forgets.wait(ticket, node, len(node.slots))
-        failure = self._erase(slots_of(released))
+        slots = slots_of(released)
+        failure = self._erase(slots)
         if failure is not None:
             raise failure
         for turn in turns:
             if turn not in clean:
                 self.registry.drop(session, turn.turn)
         self.ledger.strike(scope, spans)
-        counts = self._forgets.open(ticket, len(slots_of(released)), shared)
+        counts = self._forgets.open(ticket, len(slots), shared)
         return Forgotten(counts, spans)
 
     def _detach_lineages(self, tainted: Mapping[int, int]) -> tuple[list[Node], list[Node]]:

@@ -12,7 +12,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from hashlib import blake2b
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, cast
 import tokenizers
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
@@ -223,20 +224,35 @@ def _training_text() -> Iterator[str]:
 
 def _train_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer: any text survives encoding and decoding unchanged."""
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return train_bpe(pieces, _training_text(), vocab_size=VOCAB_SIZE, max_context=MAX_CONTEXT)
+
+
+def train_bpe(
+    pieces: PreTokenizer, texts: Iterable[str], *, vocab_size: int, max_context: int
+) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer for the tiny models' chat template.
+
+    Args:
+        pieces: cuts texts into what tokens never reach across; ends in bytes.
+        texts: to train on.
+        vocab_size: special tokens and tool tags included.
+        max_context: tokens that the model takes.
+    """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pieces
     tokenizer.decoder = decoders.ByteLevel()
     tool_tags = [
         AddedToken(tag, special=False, normalized=False)
         for tag in (TOOL_CALL_OPEN, TOOL_CALL_CLOSE)
     ]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(tool_tags),
+        vocab_size=vocab_size - len(tool_tags),
         special_tokens=list(_SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_training_text(), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_tokens(tool_tags)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -244,7 +260,7 @@ def _train_tokenizer() -> PreTrainedTokenizerFast:
         pad_token="<|pad|>",  # noqa: S106
         additional_special_tokens=["<|endoftext|>", "<|im_start|>"],
         clean_up_tokenization_spaces=False,
-        model_max_length=MAX_CONTEXT,
+        model_max_length=max_context,
     )
     fast.chat_template = CHAT_TEMPLATE
     return fast
