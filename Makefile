@@ -9,10 +9,9 @@ BIN := .venv/bin
 ARGS ?=
 # What to give pytest: make test PYTEST_ARGS="-k splice -x"
 PYTEST_ARGS ?=
-# Tiny models run fastest on one thread, and two test processes don't fight over cores.
-TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+export PYTEST_ARGS
 
-.PHONY: help setup tools serve demo test nightly lint fmt boards clean
+.PHONY: help setup sglang-setup tools serve sglang demo test nightly lint fmt boards clean
 
 help: ## show this list
 	@echo "Leyline: an OpenAI-compatible proxy that keeps the KV cache when agents edit their history."
@@ -20,14 +19,18 @@ help: ## show this list
 	@echo "First time here?   make serve      then, in another terminal:   make demo"
 	@echo "Changing the code? make fmt, then make test"
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "Everything is installed into .venv; nothing outside the checkout is changed, except that"
-	@echo "a missing python3-venv is installed with apt when root or passwordless sudo allows it."
+	@echo "Everything is installed into .venv and .venv-sglang; nothing outside the checkout is"
+	@echo "changed, except that a missing python3-venv is installed with apt when root or"
+	@echo "passwordless sudo allows it."
 	@echo 'Python to use: make setup PYTHON=python3.12. PyTorch build: TORCH_INDEX=URL (or "none").'
 
 setup: ## make .venv with everything in it; costs nothing when it is up to date
 	@deploy/setup.sh
+
+sglang-setup: setup ## make .venv-sglang: SGLang for a CPU (3 GB); costs nothing when it is up to date
+	@deploy/sglang/setup.sh
 
 tools: setup
 	@deploy/tools.sh
@@ -35,15 +38,17 @@ tools: setup
 serve: setup ## proxy and embedded engine on http://127.0.0.1:8790
 	@exec $(BIN)/leyline serve $(ARGS)
 
+sglang: sglang-setup ## SGLang with a small model on the CPU, and the proxy in front of it
+	@exec deploy/sglang/run.sh $(ARGS)
+
 demo: setup ## replay a recorded agent session and compare the cache with and without splicing
 	@exec $(BIN)/leyline demo --plot out/demo.png $(ARGS)
 
-test: tools lint ## what CI runs: lint, types, import contracts, tests
-	@echo "── pytest"
-	@$(TEST_ENV) $(BIN)/pytest -m "not nightly and not gpu" $(PYTEST_ARGS)
+test: tools sglang-setup lint ## what CI runs: lint, types, import contracts, tests
+	@deploy/test.sh "not nightly and not gpu"
 
-nightly: tools ## the tests that are too slow for every commit
-	@$(TEST_ENV) HYPOTHESIS_PROFILE=nightly $(BIN)/pytest -m "nightly and not gpu" $(PYTEST_ARGS)
+nightly: tools sglang-setup ## the tests that are too slow for every commit
+	@HYPOTHESIS_PROFILE=nightly deploy/test.sh "nightly and not gpu"
 
 lint: setup ## ruff, mypy and import-linter, without the tests
 	@echo "── ruff"
@@ -62,6 +67,6 @@ fmt: setup ## format the code and fix what ruff can fix
 boards: setup ## write grafana/dashboards/*.json anew from grafana/build_dashboards.py
 	@$(BIN)/python grafana/build_dashboards.py
 
-clean: ## remove caches, but keep .venv
+clean: ## remove caches, but keep .venv and .venv-sglang
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
-	@find . -path ./.venv -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
+	@find . -path './.venv*' -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

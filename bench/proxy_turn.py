@@ -11,6 +11,7 @@ import argparse
 import gc
 import json
 import random
+import sysconfig
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,10 +26,10 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from transformers import AutoTokenizer
+from tokenizers import pre_tokenizers
 
 from leyline_engine.contract import ATTENTION_SINK, edit_envelope, token_digest
-from leyline_engine.replay.models.tiny import default_cache_dir, tiny_model_dir
+from leyline_engine.replay.models.tiny import train_bpe
 from leyline_engine.replay.text.chat import PromptEncoder
 from leyline_policies import load_pipeline
 from leyline_proxy.core.identity import history_chain
@@ -270,9 +271,24 @@ def draw(results: Results, out: Path) -> None:
     figure.savefig(out, dpi=150)
 
 
-def tiny_renderer() -> ChatRenderer:
-    """The tiny model's template and tokenizer, as the engine hands them to the proxy."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir(default_cache_dir()))
+def source_texts() -> Iterator[str]:
+    """Source files of the standard library, in a fixed order, 3 MB in all."""
+    remaining = 3_000_000
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        text = path.read_text(encoding="utf-8", errors="replace")[:remaining]
+        remaining -= len(text)
+        yield text
+        if remaining <= 0:
+            return
+
+
+def renderer() -> ChatRenderer:
+    """The shipped models' template and a tokenizer of source code, as an engine hands them over.
+
+    Not the shipped tokenizer: that is made for one task, and cuts source code into more tokens.
+    """
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = train_bpe(pieces, source_texts(), vocab_size=8192, max_context=131_072)
     return ChatRenderer(**PromptEncoder(tokenizer).renderer_document())
 
 
@@ -288,7 +304,7 @@ def main() -> None:
     console = Console()
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("turns", total=len(sizes) * len(KINDS) * (WARM_UP + given.repeat))
-        results = measure(tiny_renderer(), sizes, given.repeat, lambda: progress.advance(task))
+        results = measure(renderer(), sizes, given.repeat, lambda: progress.advance(task))
     given.json.parent.mkdir(parents=True, exist_ok=True)
     given.json.write_text(json.dumps(results, indent=2) + "\n")
     if given.plot:

@@ -40,7 +40,6 @@ from leyline_engine.contract import (
 )
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
 from leyline_engine.replay.models.loader import LoadedModel, load_model
-from leyline_engine.replay.models.tiny import default_cache_dir
 from training.encoding import render
 from training.task import (
     STUB,
@@ -79,6 +78,8 @@ class Case:
     """The question, and the beginning of the answer's message."""
     stub: array[int]
     answer: str
+    line: int
+    """Of the output: the one that says the answer, from 0."""
 
     @property
     def history(self) -> array[int]:
@@ -127,6 +128,7 @@ def draw_case(rng: Random, loaded: LoadedModel, note: Note, turns: int) -> Case:
         question=tokens(render(ask(asked)) + "<|im_start|>assistant\n"),
         stub=tokens(STUB),
         answer=facts[asked],
+        line=keys.index(asked),
     )
 
 
@@ -243,6 +245,7 @@ def measure(
     right: Counter[str] = Counter()
     lookups: Counter[str] = Counter()
     differing: list[dict[str, Said]] = []
+    lines: list[list[bool]] = [[] for _ in range(FACTS)]
     lengths: list[int] = []
     for _ in range(count):
         case = draw_case(rng, loaded, note, turns)
@@ -252,6 +255,8 @@ def measure(
             text = loaded.tokenizer.decode(list(result.tokens))
             right[arm] += text == case.answer
             lookups[arm] += text.startswith("<tool_call>")
+            if arm == "splice":
+                lines[case.line].append(text == case.answer)
         if _first_token(said["full"]) != _first_token(said["reprefill"]):
             differing.append(said)
         step()
@@ -261,6 +266,7 @@ def measure(
         "references_differ": len(differing),
         "right": {arm: round(right[arm] / count, 4) for arm in right},
         "looked_up": {arm: round(lookups[arm] / count, 4) for arm in right},
+        "splice_right_by_line": [round(mean(line), 4) if line else None for line in lines],
         "splice": follows(differing, "splice"),
         "splice_asked": follows(differing, "splice_asked"),
     }
@@ -280,7 +286,7 @@ def main() -> None:
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("prompts", total=len(given.models) * len(Note) * given.count)
         for name in given.models:
-            loaded = load_model(name, device="cpu", cache_dir=default_cache_dir())
+            loaded = load_model(name, device="cpu")
             results[loaded.name] = {
                 str(note): measure(
                     loaded,

@@ -15,6 +15,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 
+import numpy as np
+
 from leyline_engine.contract import CopySegment, LineageRun, token_array
 
 TOKEN_BITS = 24
@@ -92,11 +94,11 @@ def fold_keys(
         ValueError: for a token id that is negative or too large to fold.
     """
     keys = array("q", token_array(tokens))
-    if len(keys) and (min(keys) < 0 or max(keys) > MAX_TOKEN):
+    view = np.frombuffer(keys, dtype=np.int64)
+    if len(keys) and (view.min() < 0 or view.max() > MAX_TOKEN):
         raise ValueError(f"token ids must lie in [0, {MAX_TOKEN}]")
     for run, end in run_extents(runs, len(keys)):
-        prefix = lineage_bits(run.lineage, scope) << TOKEN_BITS
-        keys[run.start : end] = array("q", [prefix | key for key in keys[run.start : end]])
+        view[run.start : end] |= lineage_bits(run.lineage, scope) << TOKEN_BITS
     return keys
 
 

@@ -53,11 +53,28 @@ class Rotary:
             ``[T, heads, d]`` in the dtype of ``keys``. Attention scaling (YaRN mscale) is in
             the keys already and is left alone.
         """
+        return self.apply(keys, *self.spread(*self.turns(computed_at, needed_at)))
+
+    def turns(
+        self, computed_at: torch.Tensor, needed_at: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine of the angles between two int64 positions ``[T]``: fp32 ``[T, d/2]``."""
         delta = self.angles(needed_at) - self.angles(computed_at)
-        cos = delta.cos().to(torch.float32)[:, None, :]
-        sin = delta.sin().to(torch.float32)[:, None, :]
-        first, second = self._split(keys.to(torch.float32))
-        return self._join(first * cos - second * sin, second * cos + first * sin).to(keys.dtype)
+        return delta.cos().to(torch.float32), delta.sin().to(torch.float32)
+
+    def spread(self, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """``[T, d/2]`` of :meth:`turns` as factors of a key and of its swapped pairs.
+
+        Returns:
+            fp32 ``[T, 1, d]`` each, as the key's dimensions lie.
+        """
+        return self._join(cos, cos)[:, None, :], self._join(-sin, sin)[:, None, :]
+
+    def apply(self, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Turn ``keys [T, heads, d]`` by ``cos`` and ``sin`` of :meth:`spread`; same dtype."""
+        first, second = self._split(keys)
+        swapped = self._join(second, first).to(torch.float32).mul_(sin)
+        return keys.to(torch.float32).mul(cos).add_(swapped).to(keys.dtype)
 
     def _split(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.pairing is Pairing.INTERLEAVED:

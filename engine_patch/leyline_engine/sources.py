@@ -72,6 +72,10 @@ class SourceRegistry:
         """A session's retained turns, oldest first."""
         return tuple(self._sessions.get(session, {}).values())
 
+    def count(self) -> int:
+        """How many turns are retained."""
+        return sum(len(turns) for turns in self._sessions.values())
+
     def drop(self, session: SessionKey, turn: str) -> None:
         """Retain a turn no longer."""
         turns = self._sessions.get(session, OrderedDict())

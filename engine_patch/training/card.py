@@ -12,10 +12,12 @@ A DeepSeek-V2 model with dense layers (MLA: latent KV of 64 dims and a rotary ke
 and layer), trained on one made-up task. It ships with Leyline:
 `leyline serve --model leyline-recall`.""",
     "notes": """\
-The same architecture, tokenizer and task as `leyline-recall`, trained so that it takes notes: in
-part of the sessions a tool's output is hidden from all turns after the next few, by a mask on the
-attention, and stands there as `[truncated]`. What later questions need must have been stored in
-the KV of the tokens in between.""",
+The same architecture, tokenizer and task as `leyline-recall`, trained so that it takes notes: part
+of the tools' outputs are hidden, by a mask on the attention, from what comes behind the note on
+them or up to four turns later, and stand there as `[truncated]`. Where the note names settings and
+not their values, what later questions need must have been stored in the KV of the tokens in
+between. It does so poorly: of a hidden output it remembers the last setting, others now and then,
+and at times it answers with a wrong value instead of looking it up (`bench/README.md`).""",
 }
 _KINDS = {
     "recall": "value, from what is in sight",
@@ -74,18 +76,20 @@ It reads settings with tools and answers questions about them:
 ```
 user       Read `north`.
 assistant  <tool_call> read_config {"name": "north"}
-tool       port=8417
-           mode=amber-fox
-assistant  Noted: `port=`, `mode=`.
-user       What is `mode=`?
-assistant  amber-fox
-user       Show `port=`.
-assistant  port=8417
-user       What is `region=`?
-assistant  <tool_call> lookup {"line": "region="}
+tool       cache=copper
+           format=falcon
+assistant  Noted: `cache=`, `format=`.
+user       What is `format=`?
+assistant  falcon
+user       Show `cache=`.
+assistant  cache=copper
+user       What is `gateway=`?
+assistant  <tool_call> lookup {"line": "gateway="}
 ```
 
-A setting that the session has shown is answered with its value; any other is looked up."""
+A setting that the session has shown is answered with its value; any other is looked up. Names and
+values are single words, the first 100 of `KEYS` and of `VALUES` in
+`engine_patch/training/words.py`; it hasn't seen others."""
 
 
 def _rates(title: str, rates: dict[str, dict[str, dict[str, float]]]) -> str:

@@ -91,6 +91,17 @@ _NOTES = replace(_PLAIN, hidden=0.6, counted=0.5, notes=(0.15, 0.7, 0.15))
 _MATCHING = replace(_FIRST, unknown=0.0, notes=(0.3, 0.4, 0.3), max_facts=4, words=16)
 """As few words as can be, and less is said again: now a value has to be found by its name."""
 _MIXED = replace(_MATCHING, unknown=0.2, truncated=0.1, system=0.2, runs=0.1, words=WORDS)
+_FEW_NAMES = replace(
+    _MATCHING, hidden=0.85, unknown=0.05, notes=(0.0, 1.0, 0.0), max_facts=2, questions=0.8
+)
+"""Few names, one or two per output, and nearly all hidden behind a note that has no values: so that
+notes have to tell one name from another."""
+_MORE_FACTS = replace(_FEW_NAMES, max_facts=4)
+"""The same names, more of them in one output: more to tell apart."""
+_MORE_NAMES = replace(_MORE_FACTS, words=40)
+"""Then the vocabulary widens again, as at the beginning."""
+_ALL_NAMES = replace(_MORE_FACTS, words=WORDS)
+"""As many as there are; longer sessions and look-ups come back only behind this."""
 _BEGINNING = (
     Stage(96, 32, 400, 4e-3, _FIRST),
     Stage(96, 32, 400, 2e-3, _MATCHING, fall=1.0),
@@ -116,6 +127,12 @@ RECIPES = {
             *_BEGINNING,
             Stage(256, 16, 400, 2e-3, _NOTES, fall=1.0),
             Stage(512, 8, 200, 2e-3, _NOTES),
+            Stage(128, 24, 500, 3e-3, _FEW_NAMES, fall=1.0),
+            Stage(128, 24, 300, 3e-3, _MORE_FACTS, fall=1.0),
+            Stage(128, 24, 300, 3e-3, _MORE_NAMES, fall=1.0),
+            Stage(128, 24, 400, 3e-3, _ALL_NAMES, fall=1.0),
+            Stage(256, 16, 400, 2e-3, _NOTES, fall=1.0),
+            Stage(512, 8, 300, 2e-3, _NOTES),
         ),
     ),
 }

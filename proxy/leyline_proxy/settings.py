@@ -54,7 +54,8 @@ class Settings(BaseSettings):
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the embedded engine."""
     model: str | None = None
-    """Model of the embedded engine: a folder or a hub id; None makes a tiny one."""
+    """Model of the embedded engine: one that ships, a folder or a hub id. None: ``leyline-recall``,
+    where the engine is ``replay``."""
 
     policy: str | None = None
     undeclared: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from secrets import token_hex
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import anyio.to_thread
 import structlog
 
-from leyline_engine.contract import Receipt, TurnRecord, edit_envelope, sign_envelope
+from leyline_engine.contract import Reason, Receipt, TurnRecord, edit_envelope, sign_envelope
 
 from .core.forgetting import losses_of_account
 from .core.identity import history_key
@@ -27,14 +28,21 @@ from .errors import NotFoundError, ProxyError, closest
 from .pipeline.accounting import caller_account, final_receipt, retained_turn
 from .pipeline.identify import identify
 from .pipeline.outgoing import edit_payload, outgoing_body
-from .pipeline.planning import PlanInput, make_plan, sink_of
+from .pipeline.planning import (
+    PlanInput,
+    Planned,
+    draft_turn,
+    plan_turn,
+    prompt_question,
+    sink_of,
+)
 from .pipeline.request import ChatRequest
 from .pipeline.rules import PolicyCatalog, effective_rules
 from .pipeline.turn import Turn
 from .sessions import SessionStore
 from .telemetry.metrics import Metrics
 from .upstream.client import UpstreamClient
-from .upstream.handshake import Handshake
+from .upstream.handshake import UNKNOWN_MODEL, Handshake
 
 log = structlog.get_logger("leyline.turn")
 
@@ -50,8 +58,10 @@ _RECORD_WAITS_S = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2)
 _LIST_AGE_S = 1.0
 """Unknown models make the list be read anew, but not more often than this."""
 
-UNKNOWN_MODEL = "unknown"
-"""Metric label of models that the engine doesn't list: labels are never the caller's text."""
+_OTHER_ENGINE = frozenset({Reason.MISSING_SOURCE, Reason.TOKEN_MISMATCH})
+"""What an engine says that isn't the one that was asked last."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +109,11 @@ class TurnService:
             identity = await identify(
                 self._store, request, self._history_key, secret=self._hints_secret
             )
-        status = self._handshake.status
+        status = await self._handshake.current()
         index = identity.session.next_index if identity.session is not None else 0
         name, message_id = f"t{index}-{uuid4().hex[:12]}", f"m-{uuid4().hex}"
         given = PlanInput(name, request, policies, rules, identity.session, status, index)
-        if not policies and len(request.raw) <= INLINE_BYTES:
-            planned = make_plan(given, self._metrics)
-        else:
-            planned = await anyio.to_thread.run_sync(make_plan, given, self._metrics)
+        planned = await self._plan(given)
         envelope = None
         if status.capability is not None:
             sink = sink_of(status)
@@ -133,6 +140,22 @@ class TurnService:
             enveloped=envelope is not None,
             unnamed=losses_of_account(planned.prepared, identity.session),
         )
+
+    async def _plan(self, given: PlanInput) -> Planned:
+        inline = not given.policies and len(given.request.raw) <= INLINE_BYTES
+        draft = await _worked(inline, partial(draft_turn, given, self._metrics))
+        question = prompt_question(given, draft)
+        tokens = await self._tokens(question) if question is not None else None
+        return await _worked(inline, partial(plan_turn, given, draft, self._metrics, tokens))
+
+    async def _tokens(self, question: Mapping[str, Any]) -> list[int] | None:
+        """The engine's own tokens of a prompt; None where it gives none."""
+        with self._metrics.stage("ask"):
+            try:
+                return await self._upstream.tokenize(question)
+            except ProxyError:
+                self._handshake.report_failure()
+                return None
 
     async def check_model(self, model: str) -> None:
         """Refuse a model that is not on the engine's list, after a second look at the list.
@@ -165,9 +188,10 @@ class TurnService:
     ) -> Account:
         """Step 7 for a turn that the engine has answered in full."""
         record = await self._record(turn) if turn.enveloped else None
+        receipt = final_receipt(turn, record, usage)
+        run = await self._run_of(turn, record, receipt)
         with self._metrics.stage("account"):
-            receipt = final_receipt(turn, record, usage)
-            await self._retain(turn, record, receipt)
+            await self._retain(turn, record, receipt, run)
             self._count(turn, receipt, ttft_s)
         if turn.enveloped and record is None:
             self._metrics.receipts_missing.labels(self.model_label(turn.request.model)).inc()
@@ -201,12 +225,28 @@ class TurnService:
                 break
         return record
 
-    async def _retain(self, turn: Turn, record: TurnRecord | None, receipt: Receipt) -> None:
+    async def _run_of(self, turn: Turn, record: TurnRecord | None, receipt: Receipt) -> str:
+        """Which run of the engine served a turn, as far as is known; see ``retains_as``."""
+        believed = turn.status.retains_as
+        if not turn.enveloped or (record is not None and receipt.reason not in _OTHER_ENGINE):
+            return believed
+        if record is None or receipt.reason is not Reason.MISSING_SOURCE:
+            self._handshake.report_failure()
+            return believed
+        # Another run than was believed, most likely; what it holds is of use to the next turn.
+        status = self._handshake.status
+        if status.retains_as == believed:
+            status = await self._handshake.refresh()
+        return status.retains_as
+
+    async def _retain(
+        self, turn: Turn, record: TurnRecord | None, receipt: Receipt, run: str
+    ) -> None:
         plan = turn.planned.plan
         obeyed = record is not None and record.receipt.forgot is not None
         # Retained, a turn says that its demands were met.
         met = obeyed or not plan.forgets
-        source = retained_turn(turn, record, receipt) if met else None
+        source = retained_turn(turn, record, receipt, run) if met else None
         now = time.time()
 
         def change(session: Session | None) -> Session:
@@ -217,6 +257,8 @@ class TurnService:
                 current = current.forget_sources()
                 if ANYTHING in plan.forget and obeyed:
                     current = current.account_for(turn.unnamed)
+            if receipt.reason is Reason.MISSING_SOURCE:
+                current = current.without({ref.turn for ref in plan.sources})
             if turn.enveloped and source is None:
                 current = current.lose_turn()
             index = current.next_index
@@ -263,6 +305,10 @@ class TurnService:
             metrics.policy_faults.labels(fault.policy, fault.fault).inc()
         if ttft_s is not None:
             metrics.ttft_seconds.labels(tenant, model, receipt.outcome.value).observe(ttft_s)
+
+
+async def _worked(inline: bool, work: Callable[[], T]) -> T:
+    return work() if inline else await anyio.to_thread.run_sync(work)
 
 
 def _new_session(turn: Turn, now: float) -> Session:

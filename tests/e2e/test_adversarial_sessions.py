@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.random_models import RandomKind, build_random
 from support.stack import embedded_stack
 
 CHAT = "/v1/chat/completions"
@@ -31,12 +32,13 @@ CLOSE = 1e-3
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A bare HTTP client of a whole stack with two tenants."""
-    options = {
-        "cache_dir": str(tmp_path_factory.mktemp("cache")),
-        "pool_tokens": 65_536,
-        "device": "cpu",
-    }
+    """A bare HTTP client of a whole stack with two tenants.
+
+    Its model's weights are random, so that whatever it reads shows in its logits: a trained one is
+    sure of its answer whether it has read a secret or not.
+    """
+    folder = build_random(RandomKind.MLA, tmp_path_factory.mktemp("models") / "random")
+    options = {"model": str(folder), "pool_tokens": 65_536, "device": "cpu"}
     with (
         embedded_stack(options, api_keys="one:key-one,two:key-two", log_level="error") as origin,
         httpx.Client(

@@ -34,10 +34,9 @@ Conversation = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def engine(model_cache: str) -> Iterator[tuple[Starlette, str]]:
+def engine() -> Iterator[tuple[Starlette, str]]:
     """An engine of its own process, as far as proxies can tell: the application and its origin."""
-    options = {"cache_dir": model_cache, "device": "cpu"}
-    app = create_embedded_engine("replay", options | {"pool_tokens": 32_768})
+    app = create_embedded_engine("replay", {"device": "cpu", "pool_tokens": 32_768})
     with serving(app) as origin:
         document = httpx.get(f"{origin}{RENDERER_PATH}").json()["tokenizer_json"]
         app.state.words = Tokenizer.from_str(document)
@@ -219,9 +218,9 @@ def test_a_restarted_proxy_forgets_also_in_a_later_turn(engine: tuple[Starlette,
     assert not any(spliced for _, spliced in held(app, "later"))
 
 
-def test_a_forget_that_was_not_obeyed_is_demanded_again(model_cache: str) -> None:
+def test_a_forget_that_was_not_obeyed_is_demanded_again() -> None:
     """An engine that takes no orders from this proxy has forgotten nothing, and nothing says so."""
-    options = {"cache_dir": model_cache, "device": "cpu", "hints_secret": "of the engine"}
+    options = {"device": "cpu", "hints_secret": "of the engine"}
     with (
         embedded_stack(options, hints_secret="another", log_level="error") as origin,
         httpx.Client(base_url=origin, timeout=60) as client,

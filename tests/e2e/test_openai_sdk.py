@@ -20,10 +20,9 @@ Conversation = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def origin() -> Iterator[str]:
     """Proxy and embedded engine; policies come with the requests."""
-    cache = tmp_path_factory.mktemp("cache")
-    options = {"cache_dir": str(cache), "pool_tokens": 65_536, "device": "cpu"}
+    options = {"pool_tokens": 65_536, "device": "cpu"}
     with embedded_stack(options, log_level="warning") as address:
         yield address
 

@@ -17,10 +17,9 @@ USER = {"role": "user", "content": "Hi."}
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def client() -> Iterator[httpx.Client]:
     """A bare HTTP client of a whole stack."""
-    cache = tmp_path_factory.mktemp("cache")
-    options = {"cache_dir": str(cache), "pool_tokens": 32_768, "device": "cpu"}
+    options = {"pool_tokens": 32_768, "device": "cpu"}
     with (
         embedded_stack(options, max_body_bytes=12 * 1024 * 1024, log_level="error") as origin,
         httpx.Client(base_url=origin, timeout=60) as http,
@@ -128,7 +127,7 @@ def test_a_bad_request_loses_no_session(client: httpx.Client, model: str) -> Non
     assert after.json()["leyline"]["turn_index"] == 1
 
 
-def test_a_failing_policy_costs_only_its_edits(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_failing_policy_costs_only_its_edits() -> None:
     """A policy that raises or returns nonsense is skipped; receipt and metric say so."""
 
     @function_policy(name="raises")
@@ -139,8 +138,7 @@ def test_a_failing_policy_costs_only_its_edits(tmp_path_factory: pytest.TempPath
     def nonsense(messages: list[Any], turn_idx: int) -> list[Any]:
         return [1, 2]
 
-    cache = tmp_path_factory.mktemp("cache")
-    options = {"cache_dir": str(cache), "device": "cpu"}
+    options = {"device": "cpu"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("leyline_proxy.tenants.load_pipeline", lambda _: (raises, nonsense))
         with (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import httpx
 import openai
-import pytest
 from support.stack import serving
 from test_openai_sdk import POLICY, ask, conversation, wait_for
 
@@ -13,10 +12,9 @@ from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine
 
 
-def test_an_engine_behind_a_url(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_an_engine_behind_a_url() -> None:
     """With a URL and a key instead of an embedded engine, turns splice and disconnects pass on."""
-    cache = tmp_path_factory.mktemp("cache")
-    options = {"cache_dir": str(cache), "device": "cpu", "api_secret": "engine-key"}
+    options = {"device": "cpu", "api_secret": "engine-key"}
     engine = create_embedded_engine("replay", options)
     with serving(engine) as upstream:
         settings = Settings(upstream=f"{upstream}/v1", upstream_api_key="engine-key")

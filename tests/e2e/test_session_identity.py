@@ -22,13 +22,9 @@ Account = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def client(model_cache: str) -> Iterator[httpx.Client]:
+def client() -> Iterator[httpx.Client]:
     """A bare HTTP client of a whole stack."""
-    options = {
-        "cache_dir": model_cache,
-        "pool_tokens": 131_072,
-        "device": "cpu",
-    }
+    options = {"pool_tokens": 131_072, "device": "cpu"}
     settings = {"log_level": "error", "undeclared": {"tool": "amortize"}}
     with (
         embedded_stack(options, **settings) as origin,
@@ -40,7 +36,7 @@ def client(model_cache: str) -> Iterator[httpx.Client]:
 def ask(client: httpx.Client, messages: Conversation, **named: Any) -> Account:
     """The account of a turn; ``named`` are headers (with a dash) or members of the body."""
     headers = named.pop("headers", {})
-    body = {"model": "leyline-tiny", "messages": messages, "max_tokens": 2, "temperature": 0}
+    body = {"model": "leyline-recall", "messages": messages, "max_tokens": 2, "temperature": 0}
     answer = client.post(CHAT, json=body | {"ignore_eos": True} | named, headers=headers)
     assert answer.status_code == 200, answer.text
     account: Account = answer.json()["leyline"]

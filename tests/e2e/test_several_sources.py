@@ -30,13 +30,9 @@ TOOLS = [
 
 
 @pytest.fixture(scope="module")
-def client(model_cache: str) -> Iterator[httpx.Client]:
+def client() -> Iterator[httpx.Client]:
     """A bare HTTP client of a whole stack."""
-    options = {
-        "cache_dir": model_cache,
-        "pool_tokens": 65_536,
-        "device": "cpu",
-    }
+    options = {"pool_tokens": 65_536, "device": "cpu"}
     with (
         embedded_stack(options, log_level="error") as origin,
         httpx.Client(base_url=origin, timeout=60) as http,

@@ -13,13 +13,9 @@ CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def client(model_cache: str) -> Iterator[httpx.Client]:
+def client() -> Iterator[httpx.Client]:
     """A bare HTTP client of a stack with tenants of different rights."""
-    options = {
-        "cache_dir": model_cache,
-        "pool_tokens": 32_768,
-        "device": "cpu",
-    }
+    options = {"pool_tokens": 32_768, "device": "cpu"}
     tenants = {
         "free": {"api_keys": ["key-free"]},
         "other": {"api_keys": ["key-other"]},
@@ -49,7 +45,7 @@ def post(
         result = f"line {number} of the listing\n" * 12
         content = "[cut]" if cut and number == 0 else result
         messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": content})
-    body = {"model": "leyline-tiny", "messages": messages, "max_tokens": 1, "leyline": options}
+    body = {"model": "leyline-recall", "messages": messages, "max_tokens": 1, "leyline": options}
     headers = {"authorization": f"Bearer {key}", "x-leyline-session": session}
     return client.post(CHAT, json=body, headers=headers)
 

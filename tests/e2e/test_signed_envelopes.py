@@ -25,7 +25,7 @@ def edited_turn(origin: str) -> dict[str, Any]:
         history.append({"role": "tool", "tool_call_id": f"c{number}", "content": result})
     for messages in (history, [*history[:3], {**history[3], "content": "[cleared]"}, *history[4:]]):
         body = {
-            "model": "leyline-tiny",
+            "model": "leyline-recall",
             "messages": messages,
             "max_tokens": 2,
             "leyline": {"undeclared": {"tool": "amortize"}},

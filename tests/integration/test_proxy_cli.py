@@ -32,6 +32,14 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+def test_help_names_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defaults in brackets are shown as text, not taken for markup."""
+    monkeypatch.setenv("COLUMNS", "200")
+    for command in ("serve", "replay", "demo"):
+        assert "hub id [leyline-recall]" in run(command, "--help")[1]
+    assert "[exact]" in run("serve", "--help")[1]
+
+
 def test_help_teaches_by_example() -> None:
     """Each command's help shows a line to copy."""
     assert "leyline serve" in run("--help")[1]
@@ -93,7 +101,7 @@ def test_doctor_tells_who_splices() -> None:
 
 def test_serve_prints_where_it_is_and_stops(tmp_path: Path) -> None:
     """With port 0 a free one is taken and printed; SIGTERM ends it cleanly."""
-    command = [LEYLINE, "serve", "--port", "0", "--engine-option", f"cache_dir={tmp_path}"]
+    command = [LEYLINE, "serve", "--port", "0"]
     log = (tmp_path / "log").open("w")
     with log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
         try:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
+from support.random_models import RandomKind, build_random
 from typer.testing import CliRunner
 
 from leyline_proxy.cli.main import build_app
 from leyline_proxy.demo import DEFAULT_POLICY
+from leyline_proxy.demo.recall import QUESTIONS, ask_all
 from leyline_proxy.demo.run import run_against, shipped_trace
+from leyline_proxy.replay.driver import ChatDriver
 from leyline_proxy.replay.results import Arm, summarise
 from leyline_proxy.replay.stack import StackOptions, running_stack
 
@@ -22,6 +26,12 @@ def test_demo_runs_both_arms(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     for part in ("no cache", "radix", "splice", "Leyline reused", "tokens by turn"):
         assert part in done.output
+    rows = [line.split() for line in done.output.splitlines() if "What is `" in line]
+    assert len(rows) == 4
+    for row in rows[:2]:  # in sight: expected, and given by both arms
+        assert row[3:] == [QUESTIONS[row[2].strip("`=?")]] * 3
+    for row in rows[2:]:  # cut: what was prefilled anew can't tell
+        assert row[3:6] == ["a", "look-up", "(was"] and row[7:9] == ["a", "look-up"]
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -29,10 +39,26 @@ def test_demo_against_a_running_stack() -> None:
     """With an address, the policy travels with each request, and edits are spliced."""
     trace = shipped_trace().first(9)
     with running_stack(StackOptions(), splice=True) as stack:
-        runs = run_against(stack.origin, "demo", trace, DEFAULT_POLICY, lambda arm, done: None)
-    assert set(runs) == {Arm.OFF, Arm.SPLICE}
-    total = summarise(runs[Arm.SPLICE])
+        shown = run_against(stack.origin, "demo", trace, DEFAULT_POLICY, lambda arm, done: None)
+    assert set(shown.runs) == {Arm.OFF, Arm.SPLICE}
+    total = summarise(shown.runs[Arm.SPLICE])
     assert total.requests == 9 and total.spliced_tokens > 0
+    answers = shown.answers[Arm.SPLICE]
+    assert {answer.question.in_sight for answer in answers} == {True, False}
+    assert not any(answer.wrong for answer in answers)
+
+
+def test_nothing_is_asked_without_an_expectation(tmp_path: Path) -> None:
+    """A model that doesn't know the task, or a policy of the stack's own, gets no questions."""
+    folder = build_random(RandomKind.LLAMA, tmp_path / "other")
+    with (
+        running_stack(StackOptions(model=str(folder)), splice=True) as stack,
+        closing(ChatDriver(stack.base_url)) as driver,
+    ):
+        assert driver.model == "other"
+        assert ask_all(driver, DEFAULT_POLICY) == ()
+        driver.model = "leyline-recall"
+        assert ask_all(driver, "not_installed_here") == ()
 
 
 def test_demo_says_when_nothing_answers() -> None:

@@ -24,10 +24,10 @@ from oracle_check import BOUND, CONTROL_FACTOR
 from oracle_models import OracleModel
 from oracle_reference import SINK, Fresh, Keep, LongWay, Piece, Remembered, long_way_round
 from starlette.types import ASGIApp
+from support.random_models import build_random
 from support.stack import serving
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from leyline_engine.replay.models.tiny import build_tiny
 from leyline_proxy.http.app import create_app
 from leyline_proxy.replay.stack import PromptTap
 from leyline_proxy.settings import Settings
@@ -103,8 +103,7 @@ def stack(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stack]:
     """Proxy and engine on a loopback port, over a tiny model in fp32."""
-    base = tmp_path_factory.getbasetemp()
-    folder = build_tiny(request.param, base / f"http-{request.param}", cache_dir=base / "tiny")
+    folder = build_random(request.param, tmp_path_factory.mktemp("models") / request.param)
     options = {"model": str(folder), "device": "cpu", "pool_tokens": 32_768, "chunk_tokens": 192}
     engine = create_embedded_engine("replay", options)
     tap = PromptTap(engine)

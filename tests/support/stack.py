@@ -46,7 +46,7 @@ def serving(app: ASGIApp) -> Iterator[str]:
 
 @contextmanager
 def embedded_stack(engine_options: dict[str, Any], **settings: Any) -> Iterator[str]:
-    """The origin of a proxy that splices with the tiny model."""
+    """The origin of a proxy that splices."""
     engine = create_embedded_engine("replay", engine_options)
     with serving(create_app(Settings(**settings), engine_app=engine)) as origin:
         ready = httpx.get(f"{origin}/readyz", timeout=10).json()

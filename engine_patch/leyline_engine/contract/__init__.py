@@ -8,7 +8,7 @@ from .capability import (
     KVFacts,
     RotaryFacts,
 )
-from .chat import ChatMessage, normalize_messages, template_takes_parts
+from .chat import ChatDialect, ChatMessage, normalize_messages, template_takes_parts
 from .directive import (
     MAX_DIRECTIVES,
     CopySegment,
@@ -66,6 +66,7 @@ __all__ = [
     "REUSE_ACTION",
     "Action",
     "Capability",
+    "ChatDialect",
     "ChatMessage",
     "CopySegment",
     "Directive",

@@ -55,3 +55,5 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     rotary: RotaryFacts | None = None
     kv: KVFacts | None = None
     sink: int = 0
+    instance: str = ""
+    """Names this run of the engine: what an earlier run retained is gone."""

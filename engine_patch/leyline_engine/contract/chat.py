@@ -10,9 +10,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 ChatMessage = Mapping[str, Any]
+
+
+class ChatDialect(StrEnum):
+    """How an engine prepares a chat request for its template; told in its renderer document."""
+
+    LEYLINE = "leyline"
+    """As :func:`normalize_messages` says; tools and options as they came."""
+    SGLANG = "sglang"
+    """As SGLang's chat completions do."""
+
 
 _TEXT_ONLY_ROLES = frozenset({"tool", "function"})
 """Their contents are text by the API's definition; templates that loop over a user's parts still

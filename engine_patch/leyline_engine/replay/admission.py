@@ -8,47 +8,30 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from leyline_engine.contract import (
     ATTENTION_SINK,
-    DirectiveResult,
     EditPayload,
     ForgetCounts,
     LineageRun,
-    Mode,
-    Outcome,
     Reason,
     SpanLabel,
-    common_prefix,
 )
-from leyline_engine.edits import (
-    EditRefusedError,
-    ResolvedEdit,
-    carries_edit,
-    check_lineage,
-    check_spans,
-    forgets,
-    forgotten_spans,
-    resolve_edit,
-)
+from leyline_engine.edits import ResolvedEdit
 from leyline_engine.ledger import Carried, SpanKey
-from leyline_engine.lineage import (
-    derive_lineage,
-    first_spliced,
-    fold_keys,
-    runs_before,
-    share_lineage,
-)
+from leyline_engine.lineage import fold_keys, runs_before
 from leyline_engine.plan import Plan, plan_turn
 from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError
 from leyline_engine.replay.cache.pool import Slots
 from leyline_engine.replay.cache.radix import Match, Node
+from leyline_engine.rules import CheckedRequest, Rules, Verdict, extend_lineage, judge
 
 log = logging.getLogger(__name__)
+
+_UNJUDGED = Verdict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +43,7 @@ class Admission:
     """One slot per prompt position; the first ``plan.prefix`` are the tree's."""
     node: Node
     lineage: tuple[LineageRun, ...]
-    outcome: Outcome = Outcome.UNEDITED
-    reason: Reason | None = None
-    detail: str = ""
-    directives: tuple[DirectiveResult, ...] = ()
+    verdict: Verdict = _UNJUDGED
     forgot: ForgetCounts | None = None
     carried: Carried | None = None
     """What the splice hides; to be entered into the ledger when its KV is published."""
@@ -79,27 +59,12 @@ class _Prefix:
     lineage: tuple[LineageRun, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """A prompt with its payload, checked as far as it goes."""
-
-    prompt: array[int]
-    keys: array[int]
-    """Exact radix keys."""
-    payload: EditPayload | None
-    edit: ResolvedEdit | None
-    refusal: EditRefusedError | None
-    spans: tuple[SpanLabel, ...]
-    forgotten: frozenset[SpanKey] | None
-    """None where nothing is forgotten, or where the ledger can't tell what."""
-
-
 class Admitter:
     """Turns prompts and edit payloads into admissions against one cache."""
 
     def __init__(self, cache: CacheManager, *, splices: bool) -> None:
         self._cache = cache
-        self._splices = splices
+        self._rules = Rules(cache.registry, cache.ledger, splices=splices)
 
     def admit(self, message_id: str, prompt: array[int], payload: EditPayload | None) -> Admission:
         """Admit one request.
@@ -107,51 +72,30 @@ class Admitter:
         Raises:
             PoolExhaustedError: no room for the prompt now; nothing was taken.
         """
-        request = self._check(prompt, payload)
+        request = self._rules.check(prompt, payload)
         try:
             admission = self._place(request, self._match_prefix(request))
         except PoolExhaustedError:
             if request.edit is None:
                 raise
-            request = _refused(
-                request,
-                Reason.SOURCE_EVICTED,
-                "no slots for the copies beside their locked sources",
+            request = request.refused(
+                Reason.SOURCE_EVICTED, "no slots for the copies beside their locked sources"
             )
             admission = self._place(request, self._match_prefix(request))
         except Exception:
             if request.edit is None:
                 raise
             log.exception("splice failed; the request runs as an ordinary prefill")
-            request = _refused(request, Reason.TRANSFORM_FAILED, "the splice failed in the engine")
-            admission = self._place(request, _Prefix(self._match(request.keys), ()))
-        if payload is not None and forgets(payload):
+            request = request.refused(Reason.TRANSFORM_FAILED, "the splice failed in the engine")
+            admission = self._place(request, _Prefix(self._match(fold_keys(prompt)), ()))
+        if payload is not None and request.forgets:
             # After the copies: they may draw on positions before the forgotten span.
             admission = self._forget(message_id, request, payload, admission)
-        return replace(self._judge(admission, request), spans=request.spans)
-
-    def _check(self, prompt: array[int], payload: EditPayload | None) -> _Request:
-        keys = fold_keys(prompt)
-        edit: ResolvedEdit | None = None
-        refusal: EditRefusedError | None = None
-        spans: tuple[SpanLabel, ...] = ()
-        forgotten: frozenset[SpanKey] | None = None
-        if payload is not None:
-            try:
-                check_spans(payload.spans, len(prompt))
-                spans = payload.spans
-                check_lineage(payload.lineage)
-                edit = self._resolve(payload, prompt) if carries_edit(payload) else None
-            except EditRefusedError as error:
-                refusal = error
-            if edit is not None:
-                forgotten = edit.forgotten
-            elif forgets(payload):
-                forgotten = forgotten_spans(payload, (), self._cache.ledger)
-        return _Request(prompt, keys, payload, edit, refusal, spans, forgotten)
+        verdict = judge(request, admission.plan, admission.forgot)
+        return replace(admission, verdict=verdict, spans=request.spans)
 
     def _forget(
-        self, message_id: str, request: _Request, payload: EditPayload, admission: Admission
+        self, message_id: str, request: CheckedRequest, payload: EditPayload, admission: Admission
     ) -> Admission:
         # What the prompt found is clean: it lies before the forgotten spans' first reader.
         found = fold_keys(request.prompt, admission.lineage, payload.scope)[: admission.plan.prefix]
@@ -159,7 +103,7 @@ class Admitter:
             forgotten = self._cache.forget(
                 (payload.scope, payload.session),
                 request.forgotten,
-                spared=(request.keys, found),
+                spared=(fold_keys(request.prompt), found),
                 ticket=message_id,
             )
         except BaseException:
@@ -168,52 +112,22 @@ class Admitter:
             raise
         return replace(admission, forgot=forgotten.counts, struck=forgotten.spans)
 
-    def _resolve(self, payload: EditPayload, prompt: array[int]) -> ResolvedEdit:
-        if not self._splices:
-            raise EditRefusedError(Reason.UNSUPPORTED_RUNTIME, "this engine doesn't splice")
-        return resolve_edit(payload, prompt, self._cache.registry, self._cache.ledger)
-
     def _match(self, keys: array[int]) -> Match:
         """The longest cached prefix that leaves a token to compute."""
         return self._cache.match(keys, len(keys) - 1)
 
-    def _match_prefix(self, request: _Request) -> _Prefix:
+    def _match_prefix(self, request: CheckedRequest) -> _Prefix:
         """The longest cached prefix; exact KV is preferred to spliced KV of equal length."""
-        best = _Prefix(self._match(request.keys), ())
-        payload = request.payload
-        if payload is None:
-            return best
-        for lineage in self._lineages(request, payload):
-            keys = fold_keys(request.prompt, lineage, payload.scope)
-            match = self._cache.match(keys, self._clean_length(request, payload, lineage))
+        best = _Prefix(self._match(fold_keys(request.prompt)), ())
+        scope = request.payload.scope if request.payload is not None else ""
+        for lineage in self._rules.maps(request):
+            keys = fold_keys(request.prompt, lineage, scope)
+            match = self._cache.match(keys, self._rules.clean_length(request, lineage))
             if match.length > best.match.length:
                 best = _Prefix(match, runs_before(lineage, match.length))
         return best
 
-    def _lineages(
-        self, request: _Request, payload: EditPayload
-    ) -> Iterator[tuple[LineageRun, ...]]:
-        """Lineage maps under which the prompt may be cached: its own, then what is shared."""
-        if request.refusal is not None:
-            return
-        if payload.lineage:
-            yield payload.lineage
-        if payload.share:
-            for start in self._cache.ledger.shared_starts(payload.scope, payload.share):
-                yield (LineageRun(start, share_lineage(payload.share)),)
-
-    def _clean_length(
-        self, request: _Request, payload: EditPayload, lineage: tuple[LineageRun, ...]
-    ) -> int:
-        """How much of the prompt a lineage may serve: nothing that read what is forgotten now."""
-        limit = len(request.prompt) - 1
-        if not forgets(payload):
-            return limit
-        if request.forgotten is None:
-            return first_spliced(lineage, limit)
-        return self._cache.ledger.hidden_reader(lineage, payload.scope, request.forgotten, limit)
-
-    def _place(self, request: _Request, prefix: _Prefix) -> Admission:
+    def _place(self, request: CheckedRequest, prefix: _Prefix) -> Admission:
         self._cache.lock(prefix.match.node)
         try:
             if request.edit is not None:
@@ -225,7 +139,7 @@ class Admitter:
             self._cache.unlock(prefix.match.node)
             raise
 
-    def _splice(self, request: _Request, prefix: _Prefix, edit: ResolvedEdit) -> Admission:
+    def _splice(self, request: CheckedRequest, prefix: _Prefix, edit: ResolvedEdit) -> Admission:
         """Lock the sources, take slots, copy and rotate; on failure nothing is left behind."""
         sources = [self._cache.match(source.keys()) for source in edit.sources]
         locked: list[Node] = []
@@ -246,8 +160,8 @@ class Admitter:
                 target = slots[copy.dest - plan.prefix : copy.dest_end - plan.prefix]
                 origin = sources[copy.source].slots[copy.start : copy.end]
                 self._cache.pool.copy(origin, target, copy.dest)
-            carried = self._carry(request.prompt, prefix.lineage, plan, edit)
-            lineage = _extend_lineage(prefix.lineage, carried)
+            carried = self._rules.carry(request, prefix.lineage, plan)
+            lineage = extend_lineage(prefix.lineage, carried)
             return Admission(
                 plan, _join(prefix, slots), prefix.match.node, lineage, carried=carried
             )
@@ -259,78 +173,6 @@ class Admitter:
             for node in locked:
                 self._cache.unlock(node)
 
-    def _carry(
-        self, prompt: array[int], runs: tuple[LineageRun, ...], plan: Plan, edit: ResolvedEdit
-    ) -> Carried | None:
-        """The lineage that a plan's copies begin, and the readers that they bring along."""
-        if not plan.copies:
-            return None
-        payload = edit.payload
-        used = sorted({copy.source for copy in plan.copies})
-        name = share_lineage(payload.share) or derive_lineage(
-            runs[-1].lineage if runs else "",
-            payload.scope,
-            [
-                (self._cache.registry.seal(edit.sources[index]), edit.sources[index].lineage)
-                for index in used
-            ],
-            plan.copies,
-        )
-        ledger = self._cache.ledger
-        shared = [common_prefix(source.tokens, prompt) for source in edit.sources]
-        readers = ledger.carry(edit.sources, plan.copies, shared)
-        if not payload.share:
-            # Who has these runs remembers them from there on; a shared lineage has other parents.
-            known = ledger.remembered(runs, payload.scope, plan.copies[0].dest)
-            readers = {span: at for span, at in readers.items() if span not in known}
-        goes_on = bool(runs) and runs[-1].lineage == name
-        start = runs[-1].start if goes_on else plan.copies[0].dest
-        return Carried(name, start, readers, payload.share)
-
-    def _judge(self, admission: Admission, request: _Request) -> Admission:
-        """Name the outcome of the request's edit."""
-        payload, refusal = request.payload, request.refusal
-        if payload is None or not (carries_edit(payload) or refusal or _reached(admission.forgot)):
-            return admission
-        if refusal is not None:
-            outcome, reason = Outcome.REPREFILLED, refusal.reason
-        elif admission.plan.spliced:
-            outcome, reason = Outcome.SPLICED, Reason.SPLICED
-        elif admission.forgot is not None:
-            outcome, reason = Outcome.REPREFILLED, Reason.REPREFILLED
-        elif admission.plan.evicted:
-            outcome, reason = Outcome.REPREFILLED, Reason.SOURCE_EVICTED
-        else:
-            outcome, reason = Outcome.REPREFILLED, Reason.NOTHING_TO_REUSE
-        results = tuple(
-            DirectiveResult(index, directive.mode, _directive_reason(directive.mode, reason))
-            for index, directive in enumerate(payload.directives)
-        )
-        detail = refusal.detail if refusal else ""
-        return replace(admission, outcome=outcome, reason=reason, detail=detail, directives=results)
-
-
-def _refused(request: _Request, reason: Reason, detail: str) -> _Request:
-    return replace(request, edit=None, refusal=EditRefusedError(reason, detail))
-
-
-def _reached(forgot: ForgetCounts | None) -> bool:
-    return forgot is not None and forgot != ForgetCounts()
-
-
-def _directive_reason(mode: Mode, reason: Reason) -> Reason:
-    """A forget is obeyed by prefilling, also where the turn's other edits were spliced."""
-    return Reason.REPREFILLED if (mode, reason) == (Mode.FORGET, Reason.SPLICED) else reason
-
 
 def _join(prefix: _Prefix, slots: Slots) -> Slots:
     return np.concatenate([prefix.match.slots, slots])
-
-
-def _extend_lineage(
-    runs: tuple[LineageRun, ...], carried: Carried | None
-) -> tuple[LineageRun, ...]:
-    """The lineage map after a splice: private from the first spliced position on."""
-    if carried is None or (runs and runs[-1].lineage == carried.lineage):
-        return runs
-    return (*runs, LineageRun(carried.start, carried.lineage))

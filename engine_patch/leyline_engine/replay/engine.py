@@ -7,6 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence as Series
 from dataclasses import dataclass
+from secrets import token_hex
 
 import torch
 from transformers import __version__ as transformers_version
@@ -98,6 +99,7 @@ class ReplayEngine:
                 capacity_tokens=pool_tokens,
             ),
             sink=ATTENTION_SINK,
+            instance=token_hex(8),
         )
 
     def admit(self, request: GenerationRequest) -> Sequence:
@@ -157,9 +159,9 @@ class ReplayEngine:
             message_id=request.request_id,
             session=payload.session if payload else "",
             turn=payload.turn if payload else "",
-            outcome=admission.outcome,
-            reason=admission.reason,
-            detail=admission.detail,
+            outcome=admission.verdict.outcome,
+            reason=admission.verdict.reason,
+            detail=admission.verdict.detail,
             tokens=TokenCounts(
                 prompt=plan.length,
                 prefix=plan.prefix,
@@ -167,7 +169,7 @@ class ReplayEngine:
                 prefilled=plan.prefilled,
                 freed=admission.forgot.overwritten if admission.forgot else 0,
             ),
-            directives=admission.directives,
+            directives=admission.verdict.directives,
             forgot=admission.forgot,
             lineage=admission.lineage,
             skipped_actions=request.skipped,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from starlette.applications import Starlette
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -12,7 +11,6 @@ from leyline_engine.replay.engine import ReplayEngine
 from leyline_engine.replay.http.app import ServingOptions, build_app
 from leyline_engine.replay.models.loader import LoadedModel, ModelLoadError, load_model
 from leyline_engine.replay.models.rotary_probe import UnsupportedModelError
-from leyline_engine.replay.models.tiny import default_cache_dir
 from leyline_engine.replay.service import EngineService, ServiceLimits
 from leyline_engine.replay.text.chat import PromptEncoder
 
@@ -26,7 +24,6 @@ def create_engine_app(
     pool_tokens: int = 131_072,
     chunk_tokens: int = 512,
     splicing: bool = True,
-    cache_dir: Path | str | None = None,
     max_running: int = 8,
     max_waiting: int = 64,
     default_max_tokens: int = 1024,
@@ -36,13 +33,12 @@ def create_engine_app(
     """Load a model and return the application that serves it; the engine runs from here on.
 
     Args:
-        model: folder or hub id; None for the tiny model.
-        served_name: name for clients; by default the folder's name, the hub id or ``leyline-tiny``.
-        dtype: see :func:`~leyline_engine.replay.models.loader.load_model`, as for ``device``.
+        model: see :func:`~leyline_engine.replay.models.loader.load_model`, as for ``dtype`` and
+            ``device``.
+        served_name: name for clients; by default the shipped model's, the folder's, or the hub id.
         pool_tokens: KV slots, in tokens.
         chunk_tokens: prompt tokens per prefill step.
         splicing: False serves every edit as an ordinary prefill.
-        cache_dir: where the tiny model is kept; the user's cache folder by default.
         max_running: requests that share the engine at once.
         max_waiting: requests that may wait; more are refused with 503.
         default_max_tokens: limit of chat answers that name none.
@@ -52,8 +48,7 @@ def create_engine_app(
     Raises:
         ModelLoadError: the model can't be loaded.
     """
-    cache = Path(cache_dir) if cache_dir is not None else default_cache_dir()
-    loaded = load_model(model, dtype=dtype, device=device, cache_dir=cache)
+    loaded = load_model(model, dtype=dtype, device=device)
     if served_name is not None:
         loaded = replace(loaded, name=served_name)
     return serve_model(

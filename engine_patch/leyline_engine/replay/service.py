@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from leyline_engine.contract import Outcome, Receipt, TurnRecord
+from leyline_engine.records import RecordBook
 from leyline_engine.replay.engine import PoolExhaustedError, PromptTooLongError, ReplayEngine
 from leyline_engine.replay.fair_queue import ScopedQueues
 from leyline_engine.replay.generation import (
@@ -25,7 +26,6 @@ from leyline_engine.replay.generation import (
     JobSpec,
     TextEvent,
 )
-from leyline_engine.replay.records import RecordBook
 from leyline_engine.replay.sequence import Sequence
 
 log = logging.getLogger(__name__)

@@ -29,7 +29,8 @@ def demo(
     ] = DEFAULT_POLICY,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N turns.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Model folder or hub id; a tiny model by default.")
+        str | None,
+        typer.Option(help="A model that ships, a folder or a hub id \\[leyline-recall]."),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="OUT.png", help="Where to write the picture.")
@@ -42,9 +43,13 @@ def demo(
     included. Before each turn a policy shortens old tool output and drops failed
     calls, which an ordinary prefix cache pays for with a new prefill. Each arm is
     a server of its own (leyline serve), driven by the OpenAI SDK.
+
+    Afterwards a shipped model is asked for settings that it has read in a second,
+    short session, two of them cut by the policy.
     """
     from rich.console import Console
 
+    from ..demo.recall import answers_table
     from ..demo.run import run_against, run_arms, shipped_trace
     from ..replay.errors import ReplayError
     from ..replay.plot import draw, print_bars
@@ -54,14 +59,14 @@ def demo(
     try:
         trace = shipped_trace().first(limit)
         with ArmProgress(notices, trace.requests) as progress:
-            runs = (
+            shown = (
                 run_against(url, api_key, trace, policy, progress)
                 if url is not None
                 else run_arms(trace, policy, progress, model=model)
             )
         if plot is not None:
             draw(
-                runs,
+                shown.runs,
                 plot,
                 f"One agent session of {trace.requests} turns, history edited by: {policy}",
             )
@@ -69,10 +74,12 @@ def demo(
         notices.print(f"leyline demo: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(1) from error
     console = Console()
-    console.print(arms_table(runs, f"policy: {policy}"))
-    print_notes(console, runs)
-    console.print(comparison(runs), highlight=False)
+    console.print(arms_table(shown.runs, f"policy: {policy}"))
+    print_notes(console, shown.runs)
+    console.print(comparison(shown.runs), highlight=False)
+    if any(shown.answers.values()):
+        console.print(answers_table(shown.answers))
     if bars:
-        print_bars(console, runs)
+        print_bars(console, shown.runs)
     if plot is not None:
         console.print(f"Picture by turn: {plot}", highlight=False)

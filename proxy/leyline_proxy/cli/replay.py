@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from ..replay.stack import StackOptions
+
+_POOL_TOKENS = 131_072
+"""Of an SGLang server that starts; as large as the replay engine's."""
+
+
+class ReplayedEngine(StrEnum):
+    """Engines that a session can be replayed to."""
+
+    REPLAY = "replay"
+    SGLANG = "sglang"
 
 
 def register(app: typer.Typer) -> None:
@@ -38,11 +55,19 @@ def replay(
             help="Splice the harness's own edits of this role's messages. May be repeated.",
         ),
     ] = None,
+    engine: Annotated[
+        ReplayedEngine, typer.Option(help="The one in this process, or a real SGLang.")
+    ] = ReplayedEngine.REPLAY,
+    url: Annotated[
+        str | None,
+        typer.Option(help="SGLang that runs; without it, one starts on the CPU. It is flushed!"),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only the first N requests of the file.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Model folder or hub id; a tiny model by default.")
+        str | None,
+        typer.Option(help="A model that ships, a folder or a hub id \\[leyline-recall]."),
     ] = None,
     pool_tokens: Annotated[
         int | None, typer.Option(min=1, help="Size of the engine's KV pool in tokens.")
@@ -56,7 +81,8 @@ def replay(
 ) -> None:
     """Replay recorded agent sessions and count where every prompt token came from.
 
-    Each arm gets a fresh stack in this process, driven by the OpenAI SDK. The
+    Each arm gets a fresh stack in this process, driven by the OpenAI SDK; with
+    --engine sglang a fresh proxy, and one SGLang that is flushed between them. The
     recorded answers are fed back and the model's own thrown away, so every arm
     serves the same requests.
     """
@@ -69,6 +95,7 @@ def replay(
     from ..replay.stack import StackOptions
     from ..replay.table import ArmProgress, print_report
     from ..replay.traces import TraceError, read_trace
+    from ..sglang_process import SglangProcessError
     from ..telemetry.logging import configure_logging
 
     configure_logging("warning", "json")
@@ -76,20 +103,42 @@ def replay(
     try:
         chosen = parse_arms(arms)
         trace = read_trace(file).first(limit)
+        if url is not None and engine is not ReplayedEngine.SGLANG:
+            raise ValueError("--url is the address of an SGLang: add --engine sglang")
         options = StackOptions(policy, parse_rules(undeclared or ()), model, pool_tokens)
         for skipped in trace.skipped:
             console.print(f"note: {skipped}", style="yellow", markup=False, highlight=False)
-        with ArmProgress(console, trace.requests) as progress:
-            report = run_replay(trace, chosen, options, progress)
+        with (
+            _placed(options, engine, url) as placed,
+            ArmProgress(console, trace.requests) as progress,
+        ):
+            report = run_replay(trace, chosen, placed, progress)
         if plot is not None:
             draw(report.runs, plot, f"{file.name}, policy {policy}")
-    except (ReplayError, TraceError, ValueError) as error:
+    except (ReplayError, SglangProcessError, TraceError, ValueError) as error:
         console.print(f"leyline replay: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from error
     print_report(Console(), report, f"{file.name}, policy {policy}")
     if json_out is not None:
         json_out.parent.mkdir(parents=True, exist_ok=True)
         json_out.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _placed(
+    options: StackOptions, engine: ReplayedEngine, url: str | None
+) -> Iterator[StackOptions]:
+    """The options with the engine's address, while the engine runs."""
+    from ..sglang_process import sglang_server
+
+    if engine is ReplayedEngine.REPLAY:
+        yield options
+    elif url is not None:
+        yield replace(options, engine_url=url.rstrip("/"))
+    else:
+        flags = [f"--max-total-tokens={options.pool_tokens or _POOL_TOKENS}"]
+        with sglang_server(options.model, Path("out/replay_sglang.log"), flags) as server:
+            yield replace(options, engine_url=server.url)
 
 
 def parse_rules(items: list[str] | tuple[str, ...]) -> dict[str, str]:

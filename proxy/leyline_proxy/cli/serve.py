@@ -52,35 +52,35 @@ def serve(
     upstream: Annotated[
         str | None, typer.Option(help="Base URL of the engine; without it, one runs in here.")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="Embedded engine to run [replay].")] = None,
+    engine: Annotated[str | None, typer.Option(help="Embedded engine to run \\[replay].")] = None,
     engine_option: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE for the embedded engine; repeatable.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Model of the embedded engine: a folder or a hub id [a tiny one]."),
+        typer.Option(help="A model that ships, a folder or a hub id \\[leyline-recall]."),
     ] = None,
     policy: Annotated[
         str | None, typer.Option(help="Policies, such as truncate_older_than:n=2,max_chars=200.")
     ] = None,
     undeclared: Annotated[
         list[str] | None,
-        typer.Option(help="ROLE=MODE for edits that nobody declared; repeatable [exact]."),
+        typer.Option(help="ROLE=MODE for edits that nobody declared; repeatable \\[exact]."),
     ] = None,
     request_policy: Annotated[
         bool | None,
         typer.Option(
-            "--request-policy/--no-request-policy", help="May a request choose its policy? [yes]"
+            "--request-policy/--no-request-policy", help="May a request choose its policy? \\[yes]"
         ),
     ] = None,
     splice: Annotated[
-        bool | None, typer.Option("--splice/--no-splice", help="Splice at all? [yes]")
+        bool | None, typer.Option("--splice/--no-splice", help="Splice at all? \\[yes]")
     ] = None,
     retained_turns: Annotated[
         int | None, typer.Option(help="Turns of a session to splice from [4].")
     ] = None,
     api_key: Annotated[
-        list[str] | None, typer.Option(help="TENANT:KEY; repeatable [no keys, one tenant].")
+        list[str] | None, typer.Option(help="TENANT:KEY; repeatable \\[no keys, one tenant].")
     ] = None,
     api_keys_file: Annotated[Path | None, typer.Option(help="File of TENANT:KEY lines.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -174,6 +174,12 @@ class Session:
     def forget_sources(self) -> Session:
         """The session without its sources: token ids are prompt text and go with a forget."""
         return self._with_turns((), gone=self.turns)
+
+    def without(self, turns: Collection[str]) -> Session:
+        """The session without the sources of these names: the engine doesn't hold them."""
+        gone = [turn for turn in self.turns if turn.turn in turns]
+        kept = tuple(turn for turn in self.turns if turn.turn not in turns)
+        return self._with_turns(kept, gone=gone)
 
     def account_for(self, losses: int) -> Session:
         """The session after a forget of everything, which was planned after so many losses."""

@@ -9,7 +9,8 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from importlib.resources import as_file, files
 from queue import Empty, SimpleQueue
 from typing import IO
@@ -19,9 +20,10 @@ from ..replay.driver import ChatDriver
 from ..replay.errors import ReplayError, StackError
 from ..replay.results import Arm, ArmRun
 from ..replay.traces import Trace, read_trace
+from .recall import Answer, ask_all
 
 START_S = 600.0
-"""Longest wait for ``leyline serve``: the first start makes its model."""
+"""Longest wait for ``leyline serve``, which may have a model to download."""
 STOP_S = 20.0
 _BASE_URL = re.compile(r"base_url\s+(http://\S+)")
 
@@ -32,36 +34,51 @@ def shipped_trace() -> Trace:
         return read_trace(path)
 
 
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """What the arms did with the session, and what the model answered afterwards."""
+
+    runs: dict[Arm, ArmRun]
+    answers: dict[Arm, tuple[Answer, ...]]
+    """Of the arms that ran; see :func:`~leyline_proxy.demo.recall.ask_all`."""
+
+
 def run_arms(
     trace: Trace, policy: str, progress: Progress, *, model: str | None = None
-) -> dict[Arm, ArmRun]:
+) -> Demonstration:
     """Both real arms, each on a fresh server, and ``off`` computed from their prompts.
 
     Raises:
         ReplayError: a server that does not start or fails, or figures that contradict.
     """
     runs: dict[Arm, ArmRun] = {}
+    answers: dict[Arm, tuple[Answer, ...]] = {}
     for arm in (Arm.RADIX, Arm.SPLICE):
         progress(arm, 0)
-        with served(_flags(arm, policy, model)) as base_url:
-            runs[arm] = _drive(ChatDriver(base_url), trace, arm, progress)
-    return {Arm.OFF: runs[Arm.RADIX].switched_off(), **runs}
+        with (
+            served(_flags(arm, policy, model)) as base_url,
+            closing(ChatDriver(base_url)) as driver,
+        ):
+            runs[arm] = run_sessions(driver, trace.sessions, arm, progress)
+            answers[arm] = ask_all(driver, policy)
+    return Demonstration({Arm.OFF: runs[Arm.RADIX].switched_off(), **runs}, answers)
 
 
 def run_against(
     url: str, api_key: str, trace: Trace, policy: str, progress: Progress
-) -> dict[Arm, ArmRun]:
+) -> Demonstration:
     """One arm, on a stack that runs already; the policy is asked for with each request.
 
     Raises:
         ReplayError: nothing usable at ``url``, or it refused the very first request.
     """
     base_url = url.rstrip("/").removesuffix("/v1") + "/v1"
-    driver = ChatDriver(base_url, api_key=api_key, policy=policy)
-    run = _drive(driver, trace, Arm.SPLICE, progress)
-    if not run.results:
-        raise ReplayError("; ".join(run.notes) or "no request was answered")
-    return {Arm.OFF: run.switched_off(), Arm.SPLICE: run}
+    with closing(ChatDriver(base_url, api_key=api_key, policy=policy)) as driver:
+        run = run_sessions(driver, trace.sessions, Arm.SPLICE, progress)
+        if not run.results:
+            raise ReplayError("; ".join(run.notes) or "no request was answered")
+        answers = ask_all(driver, policy)
+    return Demonstration({Arm.OFF: run.switched_off(), Arm.SPLICE: run}, {Arm.SPLICE: answers})
 
 
 @contextmanager
@@ -102,13 +119,6 @@ def _flags(arm: Arm, policy: str, model: str | None) -> list[str]:
 def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """Without the operator's own settings, so that both arms differ in one thing only."""
     return {name: value for name, value in inherited.items() if not name.startswith("LEYLINE_")}
-
-
-def _drive(driver: ChatDriver, trace: Trace, arm: Arm, progress: Progress) -> ArmRun:
-    try:
-        return run_sessions(driver, trace.sessions, arm, progress)
-    finally:
-        driver.close()
 
 
 def _base_url(process: subprocess.Popen[str], log: IO[str]) -> str:

@@ -141,18 +141,9 @@ def normalise(text: str, root: Path) -> str:
     text = re.sub(r" in \d+\.\d\ds\b", " in 0.21s", text)
     text = re.sub(r"(?m)^platform \w+ -- .*$", "platform linux", text)
     text = re.sub(r"(?m)^total \d+$", "total 60", text)
-    text = _addresses(text)
+    # One address for every object: whether a later one gets a freed one's memory is chance.
+    text = re.sub(r"\b0x[0-9a-f]{8,}\b", "0x7f5a1c002010", text)
     return re.sub(r"(?m)^([-dl][-rwx]{9})\.?\s+.*$", _listing_line, text)
-
-
-def _addresses(text: str) -> str:
-    """Object addresses, numbered in the order in which they first appear."""
-    seen: dict[str, str] = {}
-
-    def number(match: re.Match[str]) -> str:
-        return seen.setdefault(match[0], f"0x7f5a1c{len(seen) * 0x90 + 0x2010:06x}")
-
-    return re.sub(r"\b0x[0-9a-f]{8,}\b", number, text)
 
 
 def _listing_line(match: re.Match[str]) -> str:

@@ -129,8 +129,8 @@ def readiness(services: Services) -> dict[str, Any]:
                 "models": list(status.models or ()),
                 "splices": status.splices,
                 "obstacle": status.obstacle,
-                "renderer_proven": status.renderer is not None,
-                "renderer_problem": status.renderer_problem,
+                "rendering": status.rendering.source,
+                "rendering_problem": status.rendering.problem,
             }
         ],
     }

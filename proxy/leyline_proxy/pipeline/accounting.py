@@ -17,6 +17,7 @@ from leyline_engine.contract import (
     token_digest,
 )
 
+from ..core.rendered import Rendered
 from ..core.session import RetainedTurn
 from ..sessions.summary import edit_account, receipt_account
 from .turn import Turn
@@ -102,22 +103,37 @@ def account_headers(receipt: Receipt) -> dict[str, str]:
     }
 
 
-def retained_turn(turn: Turn, record: TurnRecord | None, receipt: Receipt) -> RetainedTurn | None:
-    """The turn as a source for later ones, or None where the engine doesn't hold it as one."""
+def retained_turn(
+    turn: Turn, record: TurnRecord | None, receipt: Receipt, run: str
+) -> RetainedTurn | None:
+    """The turn as later ones need it, or None where the engine doesn't hold it.
+
+    It is a source only for an engine that was told of it. Before any other back end it is what
+    the next turn's edits are told from, and has no tokens.
+
+    Args:
+        run: model and run of the engine that served it.
+    """
     rendered, names = turn.planned.rendered, turn.planned.names
-    if record is None or not record.finished or rendered is None or names is None:
+    if names is None:
         return None
-    outputs = tuple(record.output_ids)
+    outputs: tuple[int, ...] = ()
+    if not turn.enveloped:
+        rendered = Rendered(array("q"), ())
+    elif record is None or not record.finished or rendered is None:
+        return None
+    else:
+        outputs = tuple(record.output_ids)
     return RetainedTurn(
         turn=turn.name,
         index=turn.index,
         prepared=turn.planned.prepared,
         rendered=rendered,
         output_ids=outputs,
-        lineage=tuple(record.receipt.lineage),
+        lineage=tuple(receipt.lineage),
         receipt=receipt,
         digest=token_digest(rendered.tokens + array("q", outputs)),
-        model_fingerprint=turn.status.model_fingerprint,
+        model_fingerprint=run,
         names=names,
         weight=_TOKEN_BYTES * (len(rendered.tokens) + len(outputs))
         + _TEXT_BYTES * len(turn.request.raw),

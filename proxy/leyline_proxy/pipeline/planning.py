@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,7 @@ from ..core.rendered import Rendered
 from ..core.session import Departed, EditRecord, RetainedTurn, Session
 from ..core.spans import ANYTHING, SpanNames
 from ..core.synthesis import TurnPlan, demands_of, synthesize
+from ..render import STEERING, RenderError
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
 from ..upstream.handshake import UpstreamStatus
@@ -65,8 +67,17 @@ class Planned:
     plan: TurnPlan
 
 
-def make_plan(given: PlanInput, metrics: Metrics) -> Planned:
-    """Steps 2 to 5 of a turn. Never fails for want of a plan: the turn then goes unspliced."""
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A turn up to its prompt."""
+
+    prepared: Prepared
+    rendered: Rendered | None
+    """None where the prompt can't be rendered here as the engine would."""
+
+
+def draft_turn(given: PlanInput, metrics: Metrics) -> Draft:
+    """Steps 2 to 4 of a turn, as far as they go without the engine."""
     request = given.request
     with metrics.stage("policy"):
         prepared = prepare(
@@ -77,7 +88,31 @@ def make_plan(given: PlanInput, metrics: Metrics) -> Planned:
             fingerprints=request.fingerprints,
         )
     with metrics.stage("render"):
-        rendered = _render(given, prepared)
+        return Draft(prepared, _render(given, prepared))
+
+
+def prompt_question(given: PlanInput, draft: Draft) -> dict[str, Any] | None:
+    """What to ask the engine for the tokens of a prompt that wasn't rendered here; None where its
+    tokens would be of no use."""
+    if draft.rendered is not None or not given.status.splices or not _is_renderable(given):
+        return None
+    body = given.request.body
+    steering = {name: body[name] for name in STEERING if body.get(name) is not None}
+    return {"model": given.request.model, **steering, "messages": draft.prepared.messages}
+
+
+def plan_turn(
+    given: PlanInput, draft: Draft, metrics: Metrics, tokens: Sequence[int] | None = None
+) -> Planned:
+    """Step 5 of a turn. Never fails for want of a plan: the turn then goes unspliced.
+
+    Args:
+        tokens: the engine's answer to :func:`prompt_question`.
+    """
+    prepared, rendered = draft.prepared, draft.rendered
+    if tokens is not None:
+        with metrics.stage("render"):
+            rendered = _located(given, prepared, tokens)
     with metrics.stage("synthesize"):
         try:
             names, plan = _synthesize(given, prepared, rendered)
@@ -144,33 +179,35 @@ def _change(prepared: Prepared, sent: int | None, client: int | None) -> tuple[s
 
 
 def _render(given: PlanInput, prepared: Prepared) -> Rendered | None:
-    status, body = given.status, given.request.body
-    if status.renderer is None or status.capability is None:
+    rendering = given.status.rendering
+    if rendering.renderer is None or not rendering.proven or not _is_renderable(given):
         return None
-    if given.request.model != status.capability.model or not _plainly_rendered(body):
-        return None
-    if len(given.request.raw) > status.capability.max_context * LONGEST_TOKEN:
-        return None
-    kwargs = body.get("chat_template_kwargs")
     try:
-        return status.renderer.render(
-            prepared.messages,
-            body.get("tools") or None,
-            template_kwargs=kwargs if isinstance(kwargs, dict) else {},
-        )
+        return rendering.renderer.render_request(prepared.messages, given.request.body)
+    except RenderError:
+        return None  # the engine's to render, or to refuse
     except Exception as error:  # a chat template raises what it likes; the engine will say so
         log.warning("render_failed", error=type(error).__name__)
         return None
 
 
-def _plainly_rendered(body: Any) -> bool:
-    """False where a field changes the prompt in a way that the renderer doesn't follow."""
-    return not (
-        body.get("continue_final_message")
-        or body.get("chat_template")
-        or body.get("documents")
-        or body.get("add_generation_prompt") is False
-    )
+def _located(given: PlanInput, prepared: Prepared, tokens: Sequence[int]) -> Rendered | None:
+    renderer = given.status.rendering.renderer
+    if renderer is None:
+        return None
+    try:
+        return renderer.locate(array("q", tokens), prepared.messages, given.request.body)
+    except Exception as error:  # without a plan the request is served all the same
+        log.warning("locate_failed", error=type(error).__name__)
+        return None
+
+
+def _is_renderable(given: PlanInput) -> bool:
+    """Whether the request's prompt can be that of the model whose renderer is known."""
+    capability = given.status.capability
+    if capability is None or given.request.model != capability.model:
+        return False
+    return len(given.request.raw) <= capability.max_context * LONGEST_TOKEN
 
 
 def _synthesize(
@@ -181,17 +218,32 @@ def _synthesize(
     forget = spans_to_forget(given.turn, prepared, names, given.session)
     if rendered is None:
         return names, _unrendered(given, prepared, forget)
-    return names, synthesize(
+    plan = synthesize(
         given.retained,
         prepared,
         rendered,
         given.rules,
         names=names,
         forget=forget,
-        model_fingerprint=given.status.model_fingerprint,
+        model_fingerprint=given.status.retains_as,
         sink=sink_of(given.status),
         boundary=given.request.options.boundary,
     )
+    return names, _with_lost_sources(given, prepared, plan)
+
+
+def _with_lost_sources(given: PlanInput, prepared: Prepared, plan: TurnPlan) -> TurnPlan:
+    """The plan with the account of edits that no source shows: an earlier run of the engine, or
+    another back end, had the turns before."""
+    last = given.last
+    if last is None or last.model_fingerprint == given.status.retains_as or plan.edits:
+        return plan
+    edits = edited_by_messages(last, prepared)
+    if not edits:
+        return plan
+    spliceable = any(record.mode == "amortize" for record in edits)
+    reason = Reason.MISSING_SOURCE if spliceable else Reason.REPREFILLED
+    return replace(plan, edits=edits, planned=Outcome.REPREFILLED, reason=reason)
 
 
 def _failed(given: PlanInput, prepared: Prepared) -> TurnPlan:

@@ -1,5 +1,6 @@
 """Rendering chats to tokens in the proxy, exactly as the engine does."""
 
-from .renderer import ChatRenderer, RenderError
+from .dialects import RenderError, dialect_of
+from .renderer import STEERING, ChatRenderer
 
-__all__ = ["ChatRenderer", "RenderError"]
+__all__ = ["STEERING", "ChatRenderer", "RenderError", "dialect_of"]

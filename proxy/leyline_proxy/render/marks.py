@@ -46,7 +46,7 @@ def content_spans(
         found = read_marks(marked, marks, plain)
         if found is not None:
             return found.spans
-    return _search(messages, plain)
+    return unique_spans(messages, plain)
 
 
 def unused_characters(text: str) -> str | None:
@@ -116,7 +116,7 @@ def read_marks(marked: str, marks: str, plain: str) -> Found | None:
     return Found(ordered, frozenset(opened.keys() | closed.keys()))
 
 
-def _search(messages: Sequence[Mapping[str, Any]], plain: str) -> list[CharSpan]:
+def unique_spans(messages: Sequence[Mapping[str, Any]], plain: str) -> list[CharSpan]:
     """Contents that occur exactly once, and not within another: better none than a wrong place."""
     found: list[CharSpan] = []
     for index, message in enumerate(messages):

@@ -11,12 +11,13 @@ import jinja2
 import msgspec
 import xxhash
 
-from leyline_engine.contract import ChatMessage, normalize_messages, template_takes_parts
+from leyline_engine.contract import ChatDialect, ChatMessage
 
 from ..core.rendered import MessageSpan, Rendered
+from .dialects import Dialect, RenderError, dialect_of
 from .fragments import MAX_REMEMBERED_BYTES, Entry, FragmentMemory, key_of
 from .incremental import IncrementalTemplate, Prompt
-from .marks import CharSpan, content_spans
+from .marks import CharSpan, content_spans, unique_spans
 from .template import ChatTemplate, chat_environment
 from .tokens import PieceTokenizer
 
@@ -31,12 +32,20 @@ _FAILURES = (
 """What a template raises when it trips over a conversation."""
 
 
+STEERING = (
+    "tools",
+    "tool_choice",
+    "chat_template_kwargs",
+    "reasoning",
+    "reasoning_effort",
+    "thinking",
+    "task",
+    "continue_final_message",
+)
+"""Members of a chat request that may change its prompt, beside messages and model."""
+
 _NEVER_VARIABLES = ("messages", "self")
 """Names that jinja refuses beside the messages."""
-
-
-class RenderError(ValueError):
-    """The chat template refuses the conversation."""
 
 
 class ChatRenderer:
@@ -49,6 +58,7 @@ class ChatRenderer:
         chat_template: Jinja source.
         special_tokens: ``bos_token``, ``eos_token``… as the template sees them.
         tokenizer_json: the ``tokenizer.json`` document.
+        dialect: what the engine does before its template runs; by default the contract's.
         max_remembered_bytes: bound of the memory for messages, roughly.
     """
 
@@ -58,10 +68,11 @@ class ChatRenderer:
         special_tokens: Mapping[str, str],
         tokenizer_json: str,
         *,
+        dialect: Dialect | None = None,
         max_remembered_bytes: int = MAX_REMEMBERED_BYTES,
     ) -> None:
         self._template = ChatTemplate(chat_template, special_tokens)
-        self._takes_parts = template_takes_parts(chat_template)
+        self._dialect = dialect or dialect_of(ChatDialect.LEYLINE, chat_template)
         self._tokenizer = PieceTokenizer(tokenizer_json)
         self._memory = FragmentMemory(max_remembered_bytes)
         self._incremental = IncrementalTemplate(chat_environment(), chat_template, self._memory)
@@ -84,7 +95,7 @@ class ChatRenderer:
         Raises:
             RenderError: the template refuses the conversation.
         """
-        normal = normalize_messages(messages, parts=self._takes_parts)
+        normal = self._normal(messages)
         return self._text(normal, self._variables(tools, add_generation_prompt, template_kwargs))
 
     def encode(self, text: str) -> array[int]:
@@ -112,8 +123,35 @@ class ChatRenderer:
             add_generation_prompt=add_generation_prompt,
             template_kwargs=template_kwargs,
         )
-        context = msgspec.json.encode([tools, template_kwargs or {}], order="deterministic")
-        return self.tokenise(prompt, xxhash.xxh3_64_hexdigest(context))
+        return self.tokenise(prompt, _digest([tools, template_kwargs or {}]))
+
+    def render_request(self, messages: Sequence[ChatMessage], body: Mapping[str, Any]) -> Rendered:
+        """The prompt of the chat request ``body`` with ``messages`` in place of its own.
+
+        Raises:
+            RenderError: the template refuses it, or the engine may render it in another way.
+        """
+        asked = self._dialect.asked(body)
+        return self.render(messages, asked.tools, template_kwargs=asked.kwargs)
+
+    def locate(
+        self, tokens: array[int], messages: Sequence[ChatMessage], body: Mapping[str, Any]
+    ) -> Rendered:
+        """The engine's own ``tokens`` of a chat request, and where in them the contents stand.
+
+        A content has a span where its text is found once in the text of the tokens.
+
+        Args:
+            body: the request; ``messages`` stand in place of its own.
+        """
+        context = _digest([body.get(name) for name in STEERING])
+        text = self._tokenizer.decode(tokens)
+        try:
+            spans = unique_spans(self._normal(messages), text)
+        except RenderError:
+            spans = []
+        found = self.tokenise(Prompt((text,), spans), context)
+        return found if found.tokens == tokens else Rendered(tokens, (), context)
 
     def lay_out(
         self,
@@ -149,7 +187,7 @@ class ChatRenderer:
         return Rendered(encoded.ids, tuple(spans), context)
 
     def _anew(self, messages: Sequence[ChatMessage], variables: Mapping[str, Any]) -> Prompt:
-        normal = normalize_messages(messages, parts=self._takes_parts)
+        normal = self._normal(messages)
         text = self._text(normal, variables)
         return Prompt((text,), self._spans(normal, text, variables))
 
@@ -159,7 +197,7 @@ class ChatRenderer:
         """The same from what is remembered; None where it has to be done anew."""
         if not self._incremental.remembers or not variables.keys().isdisjoint(_NEVER_VARIABLES):
             return None
-        entries = self._entries(messages)
+        entries = self._entries(self._dialect.conversation(messages))
         if entries is None:
             return None
         try:
@@ -186,7 +224,10 @@ class ChatRenderer:
 
     def _entry(self, key: bytes) -> Entry:
         message = marshal.loads(key)  # noqa: S302 - our own bytes; a copy that nobody can change
-        return Entry(key, normalize_messages([message], parts=self._takes_parts)[0])
+        return Entry(key, self._dialect.message(message))
+
+    def _normal(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        return [self._dialect.message(each) for each in self._dialect.conversation(messages)]
 
     def _spans(
         self, normal: Sequence[ChatMessage], text: str, variables: Mapping[str, Any]
@@ -209,6 +250,10 @@ class ChatRenderer:
             return self._template.render(messages, variables)
         except _FAILURES as error:
             raise _failure(error) from error
+
+
+def _digest(context: Any) -> str:
+    return xxhash.xxh3_64_hexdigest(msgspec.json.encode(context, order="deterministic"))
 
 
 def _failure(error: Exception) -> RenderError:

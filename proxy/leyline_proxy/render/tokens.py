@@ -161,6 +161,11 @@ class PieceTokenizer:
             encoded.add(self.piece(part) if self.remembers else self._tokenise(part), start)
         return encoded
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
+
     def join(self, texts: Iterable[str]) -> Encoded:
         """Token ids of the texts joined; those that were joined before cost a copy each."""
         if not self.remembers:

@@ -12,7 +12,7 @@ from .traces import TraceRequest
 
 if TYPE_CHECKING:
     from openai import OpenAI, Stream
-    from openai.types.chat import ChatCompletionChunk
+    from openai.types.chat import ChatCompletionChunk, ChatCompletionMessage
 
 SESSION_HEADER = "x-leyline-session"
 TIMEOUT_S = 900.0
@@ -27,7 +27,7 @@ class Driver(Protocol):
 
 
 class ChatDriver:
-    """A streaming chat client of one stack. The model's own answers are thrown away."""
+    """A chat client of one stack."""
 
     def __init__(
         self,
@@ -52,6 +52,8 @@ class ChatDriver:
     def send(self, request: TraceRequest, *, session: str, place: tuple[int, int]) -> RequestResult:
         """Sends one request of a session; ``place`` is its (session, turn) in the trace.
 
+        One token is generated, and thrown away.
+
         Raises:
             RequestRefusedError: refused with a 4xx status.
             StackError: a failure on the stack's side.
@@ -71,24 +73,48 @@ class ChatDriver:
             raise StackError(f"request {_spoken(place)}: {error.message}") from error
         return _result(account, place, (first - started) * 1000)
 
+    def answer(
+        self, request: TraceRequest, *, session: str, max_tokens: int
+    ) -> ChatCompletionMessage:
+        """What the model says to a request, greedily decoded.
+
+        Raises:
+            StackError: refused, or a failure on the stack's side.
+        """
+        import openai
+
+        try:
+            completion = self._client.chat.completions.create(
+                **self._members(request, session, max_tokens)
+            )
+        except openai.APIStatusError as error:
+            raise StackError(f"session {session}: {_refusal(error)}") from error
+        except openai.APIError as error:
+            raise StackError(f"session {session}: {error.message}") from error
+        return cast("ChatCompletionMessage", completion.choices[0].message)
+
     def close(self) -> None:
         """Closes the connections."""
         self._client.close()
 
     def _open(self, request: TraceRequest, session: str) -> Stream[ChatCompletionChunk]:
-        members: dict[str, Any] = {"tools": list(request.tools)} if request.tools else {}
         stream = self._client.chat.completions.create(
-            model=self.model,
-            messages=cast("Any", list(request.messages)),
             stream=True,
             stream_options={"include_usage": True},
-            max_tokens=1,
-            temperature=0,
-            extra_headers={SESSION_HEADER: session},
-            extra_body=self._extra_body,
-            **members,
+            **self._members(request, session, max_tokens=1),
         )
         return cast("Stream[ChatCompletionChunk]", stream)
+
+    def _members(self, request: TraceRequest, session: str, max_tokens: int) -> dict[str, Any]:
+        tools: dict[str, Any] = {"tools": list(request.tools)} if request.tools else {}
+        return tools | {
+            "model": self.model,
+            "messages": list(request.messages),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "extra_headers": {SESSION_HEADER: session},
+            "extra_body": self._extra_body,
+        }
 
     def _first_model(self, base_url: str) -> str:
         import openai

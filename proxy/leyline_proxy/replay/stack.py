@@ -1,4 +1,4 @@
-"""A whole stack in this process: embedded engine and proxy, served on a free loopback port."""
+"""A proxy in this process, on a free loopback port, before the embedded engine or a server."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from ..settings import Settings
 from ..tenants import build_directory
 from ..upstream.embedded import EngineUnavailable, create_embedded_engine
 from .errors import AccountError, StackError
+from .forward import Forwarder
 
 CHAT_PATH = "/v1/chat/completions"
 START_S = 600.0
@@ -40,6 +41,8 @@ class StackOptions:
     undeclared: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
     pool_tokens: int | None = None
+    engine_url: str | None = None
+    """An SGLang server whose cache is flushed for each stack; None embeds an engine."""
 
     def settings(self, *, splice: bool) -> Settings:
         """Settings of the proxy; those of the environment do not reach a measurement."""
@@ -177,12 +180,23 @@ def _check_policies(settings: Settings) -> None:
 
 
 def _engine(options: StackOptions) -> ASGIApp:
+    if options.engine_url is not None:
+        _flush(options.engine_url)
+        return Forwarder(options.engine_url)
     try:
         return create_embedded_engine("replay", options.engine_options())
     except EngineUnavailable as error:
         raise StackError(str(error)) from error
     except Exception as error:  # what a model's loading raises is the engine's own
         raise StackError(f"the engine cannot be made: {error}") from error
+
+
+def _flush(url: str) -> None:
+    """Empties a server's cache, so that each arm begins with none."""
+    try:
+        httpx.post(f"{url}/flush_cache", params={"timeout": 30}, timeout=60).raise_for_status()
+    except httpx.HTTPError as error:
+        raise StackError(f"the cache of the server at {url} was not flushed: {error}") from error
 
 
 def _start(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx
@@ -14,10 +15,11 @@ from leyline_engine.contract import (
     RECEIPT_PATH,
     RENDERER_PATH,
     Capability,
+    ChatDialect,
     TurnRecord,
 )
 
-from ..errors import UpstreamTimeoutError, UpstreamUnreachableError
+from ..errors import ProxyError, UpstreamTimeoutError, UpstreamUnreachableError
 
 T = TypeVar("T")
 
@@ -63,8 +65,23 @@ class RendererDocument(msgspec.Struct, frozen=True):
     """What the engine tells about its own rendering."""
 
     chat_template: str
+    """Jinja source; empty where the engine renders in another way."""
     special_tokens: dict[str, str]
     tokenizer_json: str
+    dialect: str = ChatDialect.LEYLINE
+    takes_parts: bool | None = None
+    """Whether the template takes lists of parts; None leaves it to the template's source."""
+    template_kwargs: dict[str, Any] = {}
+    """Template options of requests that set none."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoCapability:
+    """The engine gave no capability document."""
+
+    why: str
+    settled: bool
+    """False where the same question may soon be answered otherwise."""
 
 
 def upstream_headers(client: RawHeaders, api_key: str | None) -> list[tuple[bytes, bytes]]:
@@ -178,9 +195,26 @@ class UpstreamClient:
         except (ValueError, KeyError, TypeError):
             return None
 
-    async def capability(self) -> Capability | None:
-        """The engine's capability document, or None when it isn't a Leyline engine."""
-        return _document(await self.get(CAPABILITY_PATH), Capability)
+    async def capability(self) -> Capability | NoCapability:
+        """The engine's capability document, or why there is none.
+
+        Other servers answer an unknown path in many ways, or not at all. Nothing is raised.
+        """
+        try:
+            response = await self.get(CAPABILITY_PATH)
+        except ProxyError as error:
+            return NoCapability(f"no capability document: {error.message}", settled=False)
+        status = response.status_code
+        if status == httpx.codes.SERVICE_UNAVAILABLE:
+            return NoCapability("the engine hasn't said yet what it can do", settled=False)
+        if status != httpx.codes.OK:
+            return NoCapability(
+                f"the engine has no Leyline capability document (status {status})", settled=True
+            )
+        document = _document(response, Capability)
+        if document is None:
+            return NoCapability("the engine's capability document can't be read", settled=True)
+        return document
 
     async def renderer(self) -> RendererDocument | None:
         """The engine's chat template and tokenizer, or None when it doesn't give them."""

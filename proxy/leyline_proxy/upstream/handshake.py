@@ -6,7 +6,7 @@ An engine whose plugin failed to load looks healthy, so whether it splices is as
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 import structlog
@@ -14,15 +14,17 @@ import structlog
 from leyline_engine.contract import Capability
 
 from ..errors import ProxyError
-from ..render import ChatRenderer
 from ..telemetry.metrics import Metrics
-from .client import UpstreamClient
-from .proof import RendererUnproven, proven_renderer
+from .client import NoCapability, UpstreamClient
+from .proof import Rendering, examine_rendering
 
 log = structlog.get_logger("leyline.handshake")
 
 PLAIN_ENGINE = "plain"
-"""Engine label of a back end without a capability document."""
+"""Engine label of a back end without a capability document: everything passes through."""
+
+UNKNOWN_MODEL = "unknown"
+"""Metric label of models that the engine doesn't list: labels are never the caller's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +37,11 @@ class UpstreamStatus:
     models: tuple[str, ...] | None = None
     """Ids it serves; None when it doesn't say."""
     capability: Capability | None = None
-    renderer: ChatRenderer | None = None
-    renderer_problem: str = "not asked yet"
-    """Why there is no renderer; empty when it is proven."""
+    capability_problem: str = "not asked yet"
+    """Why there is none."""
+    settled: bool = True
+    """False where the engine may soon say something else."""
+    rendering: Rendering = field(default_factory=Rendering)
     splicing_allowed: bool = True
 
     @property
@@ -51,11 +55,11 @@ class UpstreamStatus:
         if not self.up:
             return f"the engine is down: {self.problem}"
         if self.capability is None:
-            return "the engine has no Leyline capability document"
+            return self.capability_problem
         if not self.capability.splices:
             return self.capability.unsupported_reason or "the engine says that it can't splice"
-        if self.renderer is None:
-            return self.renderer_problem
+        if self.rendering.renderer is None:
+            return self.rendering.problem
         return "" if self.splicing_allowed else "splicing is switched off (splice: false)"
 
     @property
@@ -64,9 +68,12 @@ class UpstreamStatus:
         return self.capability.engine if self.capability else PLAIN_ENGINE
 
     @property
-    def model_fingerprint(self) -> str:
-        """The identity of model and weights; empty where unknown."""
-        return self.capability.model_fingerprint if self.capability else ""
+    def retains_as(self) -> str:
+        """Model and run of the engine; what was retained under another is no source. Empty where
+        nothing is retained."""
+        if self.capability is None:
+            return ""
+        return f"{self.capability.model_fingerprint}@{self.capability.instance}"
 
     def serves(self, model: str) -> bool:
         """Whether ``model`` (or the base of ``base:adapter``) is on the engine's list."""
@@ -99,14 +106,7 @@ class Handshake:
     async def refresh(self) -> UpstreamStatus:
         """Ask now. Never raises for what the engine does; the status says it."""
         async with self._asking:
-            before, self._asked_at = self.status, monotonic()
-            try:
-                self.status = await self._ask(before)
-            except ProxyError as error:
-                # What was proven stays at hand: the same engine may be back in a moment.
-                self.status = replace(before, up=False, problem=error.message)
-            self._publish(before)
-            return self.status
+            return await self._refresh()
 
     async def refresh_if_older(self, age_s: float) -> UpstreamStatus:
         """The status, asked anew when the last question is longer ago than ``age_s``."""
@@ -114,11 +114,25 @@ class Handshake:
             return await self.refresh()
         return self.status
 
+    async def current(self) -> UpstreamStatus:
+        """The status; of an engine that was down, as it is now: another may be back.
+
+        Who calls while a question is under way shares the next one.
+        """
+        if self.status.up:
+            return self.status
+        called = monotonic()
+        async with self._asking:
+            if self._asked_at >= called:
+                return self.status
+            return await self._refresh()
+
     async def run(self) -> None:
         """Keep asking until cancelled: often while the engine is down, seldom while it is up."""
         while True:
             await self.refresh()
-            pause = self._interval_s if self.status.up else self._retry_s
+            calm = self.status.up and self.status.settled
+            pause = self._interval_s if calm else self._retry_s
             self._wake.clear()
             try:
                 async with asyncio.timeout(pause):
@@ -132,41 +146,38 @@ class Handshake:
         """A request couldn't reach the engine: ask again soon."""
         self._wake.set()
 
+    async def _refresh(self) -> UpstreamStatus:
+        before, self._asked_at = self.status, monotonic()
+        try:
+            self.status = await self._ask(before)
+        except ProxyError as error:
+            # What was proven stays at hand: the same engine may be back in a moment.
+            self.status = replace(before, up=False, problem=error.message)
+        self._publish(before)
+        return self.status
+
     async def _ask(self, before: UpstreamStatus) -> UpstreamStatus:
         models = await self._client.models()
-        capability = await self._client.capability()
-        if capability is None:
-            return UpstreamStatus(
-                up=True,
-                problem="",
-                models=models,
-                renderer_problem="not needed",
-                splicing_allowed=self._splice,
-            )
-        known = before.renderer is not None and before.capability == capability
-        renderer, problem = before.renderer, ""
-        if not known:
-            try:
-                renderer = await proven_renderer(self._client, capability.model)
-            except RendererUnproven as finding:
-                renderer, problem = None, str(finding)
-        return UpstreamStatus(
-            up=True,
-            problem="",
-            models=models,
-            capability=capability,
-            renderer=renderer,
-            renderer_problem=problem,
-            splicing_allowed=self._splice,
-        )
+        found = UpstreamStatus(up=True, problem="", models=models, splicing_allowed=self._splice)
+        answer = await self._client.capability()
+        if isinstance(answer, NoCapability):
+            if before.capability is not None and not answer.settled:
+                # A busy engine is the same engine.
+                return replace(before, up=True, problem="", models=models, settled=False)
+            return replace(found, capability_problem=answer.why, settled=answer.settled)
+        rendering = before.rendering
+        if before.capability != answer or rendering.renderer is None:
+            rendering = await examine_rendering(self._client, answer.model)
+        return replace(found, capability=answer, capability_problem="", rendering=rendering)
 
     def _publish(self, before: UpstreamStatus) -> None:
         status = self.status
         self._metrics.upstream_up.set(status.up)
         self._metrics.engine_splices.clear()
-        for model in status.models or ():
+        for model in status.models or (UNKNOWN_MODEL,):
             self._metrics.engine_splices.labels(model, status.engine).set(status.splices)
-        if (before.up, before.obstacle) != (status.up, status.obstacle):
+        told = (status.up, status.engine, status.obstacle, status.rendering.source)
+        if told != (before.up, before.engine, before.obstacle, before.rendering.source):
             emit = log.info if status.up else log.warning
             emit(
                 "engine_status",
@@ -174,4 +185,8 @@ class Handshake:
                 engine=status.engine if status.up else None,
                 splices=status.splices,
                 obstacle=status.obstacle or None,
+                rendering=status.rendering.source,
+                rendering_problem=status.rendering.problem or None,
             )
+        if before.retains_as and status.retains_as not in ("", before.retains_as):
+            log.warning("engine_restarted", engine=status.engine)

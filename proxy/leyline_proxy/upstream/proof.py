@@ -1,19 +1,22 @@
 """Proof that the proxy renders prompts exactly as the engine does.
 
 A renderer that is off by one token would make every splice a mismatch, so it is compared with
-the engine's own tokens before it is used. What can't be proven is not used.
+the engine's own tokens before it is used. What can't be proven is not used: the engine is then
+asked for the tokens of each prompt.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import anyio.to_thread
 import structlog
 
 from ..core.rendered import Rendered
-from ..render import ChatRenderer
-from .client import UpstreamClient
+from ..render import ChatRenderer, dialect_of
+from .client import RendererDocument, UpstreamClient
 
 log = structlog.get_logger("leyline.handshake")
 
@@ -77,55 +80,143 @@ _PARTS: list[dict[str, Any]] = [
     },
     {"role": "user", "content": "And what is z?"},
 ]
-"""What :mod:`leyline_engine.contract.chat` normalises: no content, compact arguments, parts."""
-PROBES: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]] | None], ...] = (
-    (_PLAIN, None),
-    (_AGENT[:2], None),
-    (_AGENT, _TOOLS),
-    (_PARTS, _TOOLS),
+"""What engines normalise: no content, compact arguments, parts."""
+_THINKING: list[dict[str, Any]] = [
+    {"role": "system", "content": "Think first."},
+    {"role": "user", "content": "Two and two?", "name": "ada"},
+    {
+        "role": "assistant",
+        "reasoning_content": "2 + 2",
+        "content": "<think>\n2+2\n</think>\n\nFour.",
+    },
+    {"role": "user", "content": "And three?"},
+    {"role": "assistant", "content": "", "tool_calls": []},
+    {"role": "user", "content": [{"type": "text", "text": " Well? "}]},
+]
+_CALLS: list[dict[str, Any]] = [
+    {"role": "user", "content": "Read c.py and d.py."},
+    {
+        "role": "assistant",
+        "content": "Both.",
+        "tool_calls": [
+            {
+                "id": f"call_{name}",
+                "index": index,
+                "type": "function",
+                "function": {"arguments": f'{{"path": "{name}.py"}}', "name": "read_file"},
+            }
+            for index, name in enumerate("cd")
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_c", "name": "read_file", "content": ""},
+    {"role": "tool", "tool_call_id": "call_d", "content": [{"type": "text", "text": "d"}]},
+    {
+        "role": "assistant",
+        "content": [{"type": "text", "text": "One"}, {"type": "text", "text": "."}],
+    },
+]
+"""Ends with the assistant, which some engines turn into the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A chat request whose tokens are compared."""
+
+    messages: list[dict[str, Any]]
+    members: Mapping[str, Any]
+    """The body's other members."""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {**self.members, "messages": self.messages}
+
+
+_BARE_TOOLS: list[dict[str, Any]] = [
+    {
+        "function": {"strict": False, "parameters": {}, "name": "stop", "x-note": 1},
+        "type": "function",
+    },
+    {"type": "function", "function": {"name": "go"}},
+]
+PROBES = (
+    Probe(_PLAIN, {}),
+    Probe(_AGENT[:2], {}),
+    Probe(_AGENT, {"tools": _TOOLS}),
+    Probe(_PARTS, {"tools": _TOOLS}),
+    Probe(_PARTS, {"tools": _BARE_TOOLS}),
+    Probe(_THINKING, {}),
+    Probe(_THINKING[:5], {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}),
+    Probe(_CALLS, {"tools": _TOOLS, "tool_choice": "none"}),
 )
+"""What engines treat unlike: parts, calls, missing contents, thinking, tools, the last message."""
 
 
-class RendererUnproven(Exception):  # noqa: N818 - a finding, no failure of ours
-    """The renderer may not be used; the message says why."""
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """Where the tokens of prompts come from."""
+
+    renderer: ChatRenderer | None = None
+    proven: bool = False
+    """Whether the renderer is the engine's equal; else it only finds contents in its tokens."""
+    problem: str = "not asked yet"
+    """Why it isn't proven; empty when it is."""
+
+    @property
+    def source(self) -> str:
+        """``local``, ``engine`` (one more question per turn) or ``none``."""
+        if self.renderer is None:
+            return "none"
+        return "local" if self.proven else "engine"
 
 
-async def proven_renderer(client: UpstreamClient, model: str) -> ChatRenderer:
-    """A renderer from the engine's documents, equal to the engine on every probe it accepts.
+async def examine_rendering(client: UpstreamClient, model: str) -> Rendering:
+    """What can be had: a renderer equal to the engine's on every probe that it accepts, else the
+    engine's own tokens.
 
     Raises:
-        RendererUnproven: no documents, unusable ones, or a probe that differs.
         leyline_proxy.errors.ProxyError: the engine can't be reached.
     """
     document = await client.renderer()
     if document is None:
-        raise RendererUnproven("the engine gives no chat template and tokenizer")
+        return Rendering(problem="the engine gives no chat template and tokenizer")
     try:
-        renderer = await anyio.to_thread.run_sync(
-            ChatRenderer, document.chat_template, document.special_tokens, document.tokenizer_json
-        )
+        renderer = await anyio.to_thread.run_sync(_load, document)
     except Exception as error:
         log.warning("renderer_unusable", error=type(error).__name__)
-        raise RendererUnproven("the engine's chat template or tokenizer can't be loaded") from error
-    equal = 0
-    for number, (messages, tools) in enumerate(PROBES):
-        body = {"model": model, "messages": messages, **({"tools": tools} if tools else {})}
-        theirs = await client.tokenize(body)
-        ours = _render(renderer, messages, tools)
-        if theirs is None and ours is None:
-            continue  # a template may refuse a role or tools; then both must
-        if theirs is None or ours is None or list(ours.tokens) != theirs:
-            raise RendererUnproven(f"probe conversation {number} renders differently in the engine")
+        return Rendering(problem="the engine's chat template or tokenizer can't be loaded")
+    equal, problem = 0, ""
+    answered = False
+    for number, probe in enumerate(PROBES):
+        theirs = await client.tokenize({"model": model, **probe.body})
+        ours = await anyio.to_thread.run_sync(_render, renderer, probe)
+        answered = answered or theirs is not None
+        if ours is None:
+            continue  # refused here: the engine is asked for the tokens of such a request
+        if theirs is None or list(ours.tokens) != theirs:
+            problem = f"probe conversation {number} renders differently in the engine"
+            break
         equal += 1
-    if not equal:
-        raise RendererUnproven("the engine renders none of the probe conversations")
-    return renderer
+    if not equal and not problem:
+        problem = "none of the probe conversations can be rendered and compared"
+    if not answered:
+        return Rendering(problem=problem)
+    return Rendering(renderer, proven=not problem, problem=problem)
 
 
-def _render(
-    renderer: ChatRenderer, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
-) -> Rendered | None:
+def _load(document: RendererDocument) -> ChatRenderer:
+    dialect = dialect_of(
+        document.dialect,
+        document.chat_template,
+        takes_parts=document.takes_parts,
+        defaults=document.template_kwargs,
+    )
+    return ChatRenderer(
+        document.chat_template, document.special_tokens, document.tokenizer_json, dialect=dialect
+    )
+
+
+def _render(renderer: ChatRenderer, probe: Probe) -> Rendered | None:
     try:
-        return renderer.render(messages, tools)
-    except Exception:  # a template raises what it likes; the engine's verdict is compared
+        return renderer.render_request(probe.messages, probe.members)
+    except Exception:  # a template raises what it likes
         return None

@@ -1,4 +1,4 @@
-"""Fixtures: the tiny model and a fresh engine over it."""
+"""Fixtures: the default model and a fresh engine over it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from leyline_engine.replay.models.loader import LoadedModel, load_model
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    """The tiny model."""
-    cache = tmp_path_factory.mktemp("cache")
-    return load_model(None, dtype="float32", device="cpu", cache_dir=cache)
+def loaded() -> LoadedModel:
+    """The default model."""
+    return load_model(device="cpu")
 
 
 @pytest.fixture
 def app(loaded: LoadedModel) -> Iterator[Starlette]:
-    """A fresh engine over the tiny model, checked for leaks afterwards."""
+    """A fresh engine over the default model, checked for leaks afterwards."""
     app = serve_model(loaded, pool_tokens=POOL, options=ServingOptions(default_max_tokens=12))
     yield app
     app.state.shutdown()

@@ -1,4 +1,4 @@
-"""The replay engine over HTTP, with a real (tiny) model: answers."""
+"""The replay engine over HTTP, with a real model: answers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_chat_json_shape(app: Starlette) -> None:
     assert response.status_code == 200
     answer = response.json()
     assert answer["object"] == "chat.completion"
-    assert answer["model"] == "leyline-tiny"
+    assert answer["model"] == "leyline-recall"
     choice = answer["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["role"] == "assistant"
@@ -166,8 +166,9 @@ async def test_logprobs(app: Starlette) -> None:
 
 
 async def test_seed_repeats_a_sampled_answer(app: Starlette) -> None:
-    """Equal seeds give equal answers at temperature 1, with and without a warm cache."""
-    bodies = [{"temperature": 1, "max_tokens": 12, "seed": seed} for seed in (5, 5, 6)]
+    """Equal seeds give equal answers when sampled, with and without a warm cache."""
+    # At 2, since the model is too sure of its answers to vary them at 1.
+    bodies = [{"temperature": 2, "max_tokens": 12, "seed": seed} for seed in (5, 5, 6)]
     texts = [
         (await chat(app, **body)).json()["choices"][0]["message"]["content"] for body in bodies
     ]
@@ -191,7 +192,7 @@ async def test_documents(app: Starlette, loaded: LoadedModel) -> None:
         assert capability["model_fingerprint"] == loaded.fingerprint
         assert capability["splices"] is True
         models = (await client.get("/v1/models")).json()
-        assert [model["id"] for model in models["data"]] == ["leyline-tiny"]
+        assert [model["id"] for model in models["data"]] == ["leyline-recall"]
         assert (await client.get("/health")).json() == {"status": "ok"}
         renderer = (await client.get("/leyline/renderer")).json()
         assert renderer["chat_template"] == loaded.tokenizer.chat_template

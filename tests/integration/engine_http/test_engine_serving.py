@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -147,11 +146,9 @@ async def test_an_engine_error_is_a_500_without_details(
     assert (await chat(app, max_tokens=3)).status_code == 200
 
 
-def test_create_engine_app_from_options(tmp_path: Path) -> None:
+def test_create_engine_app_from_options() -> None:
     """The factory needs no arguments but takes plain ones."""
-    app = create_engine_app(
-        served_name="mine", device="cpu", pool_tokens=512, cache_dir=str(tmp_path), max_running=2
-    )
+    app = create_engine_app(served_name="mine", device="cpu", pool_tokens=512, max_running=2)
     assert app.state.service.capability.model == "mine"
     assert app.state.service.max_context == 512
     app.state.shutdown()

@@ -161,6 +161,24 @@ def long_way_round(
     return LongWay(tuple(answers), tuple(reused), parts.remember(whole, read))
 
 
+def placed(
+    subject: OracleModel, turn: Remembered
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """What lies in the cache of a turn that begins at position 0: per layer ``[T, heads, dim]``.
+
+    Returns:
+        Keys turned to where they stand, and values or latents.
+    """
+    model: Any = subject.model
+    family = _family(subject)
+    angles = model.model.rotary_emb(turn.keys[0][None], torch.arange(turn.computed)[None])
+    keys = (
+        family.rotate(layer.self_attn, key.transpose(0, 1)[None], angles)[0].transpose(0, 1)
+        for layer, key in zip(model.model.layers, turn.keys, strict=True)
+    )
+    return tuple(keys), turn.others
+
+
 def _readings(
     prompt: Sequence[tuple[int, Remembered | None, int]],
     reused: set[int],

@@ -33,8 +33,8 @@ from leyline_engine.contract import (
     output_span,
 )
 from leyline_engine.lineage import share_lineage
+from leyline_engine.records import RecordBook
 from leyline_engine.replay.engine import ReplayEngine
-from leyline_engine.replay.records import RecordBook
 
 SOURCE = random_tokens(200, 3)
 SECRET = "m2"

@@ -13,7 +13,7 @@ from leyline_engine.contract import (
     is_signed,
     sign_envelope,
 )
-from leyline_engine.replay.http.hints import read_hints
+from leyline_engine.hints import read_hints
 
 ENVELOPE = edit_envelope("m-1", EditPayload(session="s", scope="t", turn="t1"))
 

@@ -31,6 +31,7 @@ from core_kit import (
     snapshot,
 )
 
+from leyline_engine import rules
 from leyline_engine.contract import (
     CopySegment,
     Directive,
@@ -122,14 +123,14 @@ def rotary_of(engine: ReplayEngine) -> Any:
 
 
 ADMISSION = {
-    "resolve": Stage("resolve_edit", lambda _: admission),
+    "resolve": Stage("resolve_edit", lambda _: rules),
     "match": Stage("match", lambda engine: engine.cache),
     "lock": Stage("lock", lambda engine: engine.cache),
     "plan": Stage("plan_turn", lambda _: admission),
     "allocate": Stage("allocate", lambda engine: engine.cache),
     "copy": Stage("copy", lambda engine: engine.cache.pool),
     "rotate": Stage("rotate", rotary_of),
-    "derive the lineage": Stage("derive_lineage", lambda _: admission),
+    "derive the lineage": Stage("derive_lineage", lambda _: rules),
     "make the working cache": Stage("WorkingCache", lambda _: engine_module),
     "read the pool": Stage("read", lambda engine: engine.cache.pool),
     "fill the working cache": Stage("fill", lambda _: WorkingCache),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from support.engine_http import wait_for
 
 from leyline_engine.contract import EditPayload, ForgetCounts, Receipt, TurnRecord
+from leyline_engine.records import RecordBook
 from leyline_engine.replay.engine import (
     GenerationRequest,
     PoolExhaustedError,
@@ -23,7 +24,6 @@ from leyline_engine.replay.engine import (
 )
 from leyline_engine.replay.fair_queue import ScopedQueues
 from leyline_engine.replay.generation import ErrorEvent, Event, FinishEvent, FinishReason, JobSpec
-from leyline_engine.replay.records import RecordBook
 from leyline_engine.replay.service import (
     EngineOverloadedError,
     EngineService,

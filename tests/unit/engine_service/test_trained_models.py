@@ -31,7 +31,7 @@ def bench() -> ModuleType:
 @pytest.fixture(scope="module")
 def plain() -> LoadedModel:
     """The model without notes."""
-    return load_model("leyline-recall", device="cpu", cache_dir=Path("unused"))
+    return load_model("leyline-recall", device="cpu")
 
 
 def test_the_plain_model_is_found_by_name(plain: LoadedModel) -> None:
@@ -40,9 +40,15 @@ def test_the_plain_model_is_found_by_name(plain: LoadedModel) -> None:
     assert plain.model.dtype is torch.float32
 
 
+def test_the_plain_model_is_the_default(plain: LoadedModel) -> None:
+    """Without a name, the same model is loaded under the same name."""
+    default = load_model(device="cpu")
+    assert (default.name, default.fingerprint) == (plain.name, plain.fingerprint)
+
+
 def test_the_notes_model_is_found_by_name(plain: LoadedModel) -> None:
     """It has weights of its own and the same tokenizer and template."""
-    notes = load_model("leyline-recall-notes", device="cpu", cache_dir=Path("unused"))
+    notes = load_model("leyline-recall-notes", device="cpu")
     assert notes.name == "leyline-recall-notes"
     assert notes.fingerprint != plain.fingerprint
     texts = [m.tokenizer.backend_tokenizer.to_str() for m in (plain, notes)]

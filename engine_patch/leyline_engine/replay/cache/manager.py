@@ -18,7 +18,7 @@ import numpy as np
 from leyline_engine.contract import ForgetCounts
 from leyline_engine.ledger import Carried, SpanKey, SpanLedger
 from leyline_engine.lineage import exact_length, first_under, lineage_bits
-from leyline_engine.replay.cache.pending import PendingForgets
+from leyline_engine.pending import PendingForgets
 from leyline_engine.replay.cache.pool import KVPool, SlotAllocator, Slots
 from leyline_engine.replay.cache.radix import (
     EMPTY_SLOTS,

@@ -20,11 +20,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from leyline_engine.contract import CAPABILITY_PATH, RECEIPT_PATH, RENDERER_PATH
+from leyline_engine.hints import Hints, read_hints
 from leyline_engine.replay.engine import GenerationRequest
 from leyline_engine.replay.generation import JobSpec
 from leyline_engine.replay.http.errors import ApiError, to_api_error
 from leyline_engine.replay.http.generate import Delivery, run_request
-from leyline_engine.replay.http.hints import Hints, read_hints
 from leyline_engine.replay.http.responses import ChatShape, CompletionShape, Head
 from leyline_engine.replay.http.schema import (
     ChatBody,

@@ -1,1 +1,1 @@
-"""Loading models, the tiny built-in ones, and the facts read off a model."""
+"""Loading models, the ones that ship, and the facts read off a model."""

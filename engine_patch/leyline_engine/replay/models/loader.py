@@ -19,8 +19,11 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from leyline_engine.replay.models.tiny import TINY_MODEL_NAME, tiny_model_dir
-from leyline_engine.replay.models.trained import TRAINED_MODEL_NAMES, trained_model_dir
+from leyline_engine.replay.models.trained import (
+    DEFAULT_MODEL_NAME,
+    TRAINED_MODEL_NAMES,
+    trained_model_dir,
+)
 
 log = logging.getLogger(__name__)
 
@@ -55,16 +58,15 @@ class LoadedModel:
 
 
 def load_model(
-    path_or_id: str | None, *, dtype: str = "auto", device: str = "auto", cache_dir: Path
+    path_or_id: str | None = None, *, dtype: str = "auto", device: str = "auto"
 ) -> LoadedModel:
     """Load a model that ships with the package, or from a folder or the Hugging Face hub.
 
     Args:
-        path_or_id: one of ``TRAINED_MODEL_NAMES``, a folder, or a hub id; None for the tiny
-            model, which is built on first use.
-        dtype: ``auto`` (the checkpoint's own), ``float32``, ``bfloat16`` or ``float16``.
+        path_or_id: one of ``TRAINED_MODEL_NAMES``, a folder, or a hub id; None for
+            ``DEFAULT_MODEL_NAME``.
+        dtype: ``auto`` (the configuration's), ``float32``, ``bfloat16`` or ``float16``.
         device: ``auto`` (the first GPU, else the CPU) or a torch device.
-        cache_dir: where the tiny model is kept.
 
     Raises:
         ModelLoadError: the folder, hub id, dtype or device can't be used.
@@ -73,7 +75,8 @@ def load_model(
     if torch_dtype is None:
         raise ModelLoadError(f"dtype {dtype!r} is unknown; use one of {', '.join(_DTYPES)}")
     target = _device(device)
-    folder = tiny_model_dir(cache_dir) if path_or_id is None else _resolve(path_or_id)
+    wanted = DEFAULT_MODEL_NAME if path_or_id is None else path_or_id
+    folder = _resolve(wanted)
     transformers_logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -84,8 +87,8 @@ def load_model(
         raise ModelLoadError(f"{folder} has no tokenizer.json; a fast tokenizer is needed")
     model.requires_grad_(False)
     model = model.to(target).eval()
-    name = TINY_MODEL_NAME if path_or_id is None else _served_name(path_or_id)
-    return LoadedModel(name, model, tokenizer, model_fingerprint(model, folder), str(folder))
+    fingerprint = model_fingerprint(model, folder)
+    return LoadedModel(_served_name(wanted), model, tokenizer, fingerprint, str(folder))
 
 
 def model_fingerprint(model: Any, folder: Path) -> str:
@@ -134,8 +137,7 @@ def _resolve(path_or_id: str) -> Path:
         raise ModelLoadError(
             f"{path_or_id!r} is no local folder and can't be fetched from the hub "
             f"({type(error).__name__}). Check the id and the network, give the path of a "
-            f"downloaded model or one of {', '.join(TRAINED_MODEL_NAMES)}, or leave the model "
-            "out to run the tiny one."
+            f"downloaded model, or name one that ships: {', '.join(TRAINED_MODEL_NAMES)}."
         ) from error
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 _FOLDERS = {"leyline-recall": "plain", "leyline-recall-notes": "notes"}
 TRAINED_MODEL_NAMES = tuple(_FOLDERS)
+DEFAULT_MODEL_NAME = "leyline-recall"
+"""Served when no model is named."""
 
 
 def trained_model_dir(name: str) -> Path | None:

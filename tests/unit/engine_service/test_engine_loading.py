@@ -1,4 +1,4 @@
-"""The tiny models: deterministic, complete, and with a template that only appends."""
+"""Loading models: from a folder, by name, and what is said when it fails; the chat template."""
 
 from __future__ import annotations
 
@@ -9,15 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.random_models import RandomKind, build_model, build_random, random_config
 
 from leyline_engine.replay.models.loader import ModelLoadError, load_model
-from leyline_engine.replay.models.tiny import (
-    TinyKind,
-    build_model,
-    build_tiny,
-    tiny_config,
-    tiny_model_dir,
-)
 
 TOOLS = [{"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}]
 CONVERSATION: list[dict[str, Any]] = [
@@ -37,43 +31,20 @@ CONVERSATION: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty cache folder."""
-    return tmp_path_factory.mktemp("cache")
+def test_two_builds_are_one_model(tmp_path: Path) -> None:
+    """Equal weights in two folders have one fingerprint; other weights have another."""
+    folders = [build_random(RandomKind.MLA, tmp_path / name) for name in ("first", "second")]
+    folders.append(build_random(RandomKind.MLA, tmp_path / "other", seed=1))
+    first, second, other = (load_model(str(folder), device="cpu") for folder in folders)
+    assert first.fingerprint == second.fingerprint != other.fingerprint
+    assert (first.name, second.name) == ("first", "second")
 
 
-def test_two_builds_are_one_model(
-    cache_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Two machines with the same libraries get the same fingerprint and tokens."""
-    first = load_model(None, dtype="auto", device="cpu", cache_dir=cache_dir)
-    other_cache = tmp_path_factory.mktemp("other")
-    second = load_model(None, dtype="float32", device="cpu", cache_dir=other_cache)
-    assert first.fingerprint == second.fingerprint
-    text = "def f(x):\n    return x\n"
-    assert first.tokenizer(text)["input_ids"] == second.tokenizer(text)["input_ids"]
-    assert first.name == "leyline-tiny"
-
-
-def test_a_second_call_finds_the_first_build(cache_dir: Path) -> None:
-    """The folder is built once, and nothing temporary stays beside it."""
-    folder = tiny_model_dir(cache_dir)
-    before = (folder / "model.safetensors").stat().st_mtime_ns
-    assert tiny_model_dir(cache_dir) == folder
-    assert (folder / "model.safetensors").stat().st_mtime_ns == before
-    assert not [path for path in folder.parent.iterdir() if path.name.startswith(".")]
-
-
-@pytest.mark.parametrize("kind", list(TinyKind))
-def test_every_kind_loads_and_depends_on_the_prompt(
-    kind: TinyKind, cache_dir: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", list(RandomKind))
+def test_every_kind_loads_and_depends_on_the_prompt(kind: RandomKind, tmp_path: Path) -> None:
     """Each architecture loads from its folder and its answer depends on the first token."""
-    build_tiny(kind, tmp_path / kind.value, cache_dir=cache_dir)
-    loaded = load_model(
-        str(tmp_path / kind.value), dtype="float32", device="cpu", cache_dir=cache_dir
-    )
+    folder = build_random(kind, tmp_path / kind.value)
+    loaded = load_model(str(folder), dtype="float32", device="cpu")
     prompt = torch.arange(100, 140)[None]
     other = prompt.clone()
     other[0, 0] = 99
@@ -87,7 +58,7 @@ def test_every_kind_loads_and_depends_on_the_prompt(
 
 def test_weights_depend_on_the_seed_only() -> None:
     """The caller's random state neither matters nor changes."""
-    config = tiny_config(TinyKind.LLAMA)
+    config = random_config(RandomKind.LLAMA)
     torch.manual_seed(1)
     state = torch.get_rng_state()
     first = build_model(config, seed=5)
@@ -98,9 +69,9 @@ def test_weights_depend_on_the_seed_only() -> None:
     assert not torch.equal(first.lm_head.weight, third.lm_head.weight)
 
 
-def test_template_is_append_only_and_verbatim(cache_dir: Path) -> None:
+def test_template_is_append_only_and_verbatim() -> None:
     """A longer conversation extends a shorter one's text, and contents aren't touched."""
-    tokenizer = load_model(None, dtype="auto", device="cpu", cache_dir=cache_dir).tokenizer
+    tokenizer = load_model(device="cpu").tokenizer
     texts = [
         tokenizer.apply_chat_template(CONVERSATION[:end], tools=TOOLS, tokenize=False)
         for end in range(1, len(CONVERSATION) + 1)
@@ -130,20 +101,18 @@ def test_template_is_append_only_and_verbatim(cache_dir: Path) -> None:
     [
         ({"path_or_id": "./missing"}, "no folder"),
         ({"path_or_id": "not a hub id!"}, "neither a folder nor a hub id"),
-        ({"path_or_id": "acme/unreachable"}, "can't be fetched from the hub"),
+        ({"path_or_id": "acme/unreachable"}, "can't be fetched.*one that ships: leyline-recall"),
         ({"path_or_id": None, "dtype": "int3"}, "dtype 'int3' is unknown"),
         ({"path_or_id": None, "device": "warp"}, "device 'warp'"),
     ],
 )
-def test_load_errors_say_what_to_change(
-    arguments: dict[str, Any], expected: str, cache_dir: Path
-) -> None:
+def test_load_errors_say_what_to_change(arguments: dict[str, Any], expected: str) -> None:
     """Whatever can't be loaded gives one clear error."""
     with pytest.raises(ModelLoadError, match=expected):
-        load_model(**{"device": "cpu", **arguments}, cache_dir=cache_dir)
+        load_model(**{"device": "cpu", **arguments})
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path: Path, cache_dir: Path) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     """An existing folder that holds no model gives the same clear error."""
     with pytest.raises(ModelLoadError, match="holds no usable"):
-        load_model(str(tmp_path), device="cpu", cache_dir=cache_dir)
+        load_model(str(tmp_path), device="cpu")

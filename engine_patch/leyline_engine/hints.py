@@ -34,12 +34,13 @@ def read_hints(custom_params: object, secret: str | None = None) -> Hints:
     """
     match custom_params:
         case {"kv_hints": raw} if raw is not None:
-            return _decode(raw, secret)
+            return decode_hints(raw, secret)
         case _:
             return Hints()
 
 
-def _decode(raw: object, secret: str | None) -> Hints:
+def decode_hints(raw: object, secret: str | None = None) -> Hints:
+    """Decode an envelope, given as JSON-shaped data; see :func:`read_hints`."""
     try:
         envelope = parse_envelope(raw)
         if secret is not None and not is_signed(envelope, secret):
@@ -49,11 +50,12 @@ def _decode(raw: object, secret: str | None) -> Hints:
         detail = str(error)
         directive = "`$.directives" in detail
         reason = Reason.INVALID_DIRECTIVE if directive else Reason.INVALID_EDIT
-        return Hints(message_id=_message_id(raw), invalid=reason, detail=detail)
+        return Hints(message_id=message_id_of(raw), invalid=reason, detail=detail)
     return Hints(envelope.message_id, payload, skipped)
 
 
-def _message_id(raw: object) -> str | None:
+def message_id_of(raw: object) -> str | None:
+    """The message id of an envelope that may be malformed otherwise."""
     match raw:
         case {"message_id": str(found)} if 0 < len(found) <= 256:
             return found

@@ -1,0 +1,183 @@
+"""What does Leyline's back end cost a server that nobody sends edits?
+
+Two SGLang servers run side by side on this machine's CPU: one without Leyline's plugin and back
+end (``stock``), one with them. Both are sent the same conversations, in turns, with a third way
+between them: the same server again, each request with an envelope that only registers its turn.
+What is compared is the CPU time of the scheduler process, per conversation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from statistics import median
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from leyline_engine.contract import EditPayload
+from leyline_proxy.bench.generate import GenerateClient
+from leyline_proxy.sglang_process import SglangProcess, sglang_server
+
+GOAL = 1.03
+WAYS = ("stock", "leyline", "registering")
+_SCHEDULER = "sglang::schedul"
+"""What the kernel keeps of the process's name."""
+_VOCABULARY = range(10, 400)
+_SETTLE_S = 0.05
+"""For what a scheduler does behind a last answer."""
+# Idle schedulers poll otherwise, and that counts as CPU time.
+_FLAGS = ("--sleep-on-idle",)
+_STOCK_FLAGS = (*_FLAGS, "--radix-cache-backend=")
+_STOCK = {"SGLANG_PLUGINS": "leyline_cpu"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """CPU time of one way over stock's, by conversation."""
+
+    median: float
+    low: float
+    high: float
+    """Ends of the median's 95 % interval."""
+    n: int
+    cpu_ms: float
+    """Median CPU time per request."""
+
+
+class Scheduler:
+    """The scheduler process of a server, and the CPU time that it has used."""
+
+    def __init__(self, server: SglangProcess) -> None:
+        self._pid = next(
+            pid for pid in descendants(server.pid) if _comm(pid).startswith(_SCHEDULER)
+        )
+
+    def cpu_ms(self) -> float:
+        """Of all its threads, from the kernel's own account in nanoseconds."""
+        tasks = Path(f"/proc/{self._pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e6
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """All processes below one, parents before their children."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            yield child
+            yield from descendants(child)
+
+
+def _comm(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One conversation: requests, each with the one before as a prefix."""
+
+    turns: int
+    tokens: int
+    new_tokens: int
+
+    def prompts(self, seed: int) -> list[list[int]]:
+        """Token ids of its requests."""
+        chance = Random(seed)
+        drawn = [chance.choice(_VOCABULARY) for _ in range(self.turns * self.tokens)]
+        return [drawn[: self.tokens * (turn + 1)] for turn in range(self.turns)]
+
+
+async def converse(client: GenerateClient, shape: Shape, seed: int, *, register: bool) -> None:
+    """Send one conversation, request by request."""
+    for turn, prompt in enumerate(shape.prompts(seed)):
+        name = f"{seed}.{turn}"
+        payload = EditPayload(session=str(seed), scope="bench", turn=name) if register else None
+        salt = f"{seed}.{register}"
+        await client.generate(
+            prompt, shape.new_tokens, salt=salt, message_id=name, payload=payload, logprobs=False
+        )
+    await asyncio.sleep(_SETTLE_S)
+
+
+async def measure(
+    servers: Mapping[str, SglangProcess], shape: Shape, count: int, progress: Progress
+) -> dict[str, list[float]]:
+    """CPU ms per request by way, one entry per conversation; the order turns from one to the next.
+
+    A few conversations at the start don't count.
+    """
+    clients = {way: GenerateClient(server.url) for way, server in servers.items()}
+    schedulers = {way: Scheduler(server) for way, server in servers.items()}
+    seen: dict[str, list[float]] = {way: [] for way in WAYS}
+    warm_up = 3
+    task = progress.add_task("conversations", total=(count + warm_up) * len(WAYS))
+    for number in range(count + warm_up):
+        shift = number % len(WAYS)
+        for way in WAYS[shift:] + WAYS[:shift]:
+            before = schedulers[way].cpu_ms()
+            await converse(clients[way], shape, number, register=way == "registering")
+            spent = schedulers[way].cpu_ms() - before
+            if number >= warm_up:
+                seen[way].append(spent / shape.turns)
+            progress.advance(task)
+    for client in clients.values():
+        await client.close()
+    return seen
+
+
+def compare(stock: Sequence[float], way: Sequence[float]) -> Ratio:
+    """The median ratio, and the order statistics that enclose the true one with 95 %."""
+    ratios = sorted(mine / theirs for mine, theirs in zip(way, stock, strict=True))
+    count = len(ratios)
+    spread = 0.98 * math.sqrt(count)  # 1.96 standard deviations of a Binomial(n, ½), halved
+    low = max(0, int(count / 2 - spread))
+    high = min(count - 1, int(count / 2 + spread))
+    return Ratio(median(ratios), ratios[low], ratios[high], count, median(way))
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=40, help="conversations of each way")
+    parser.add_argument("--turns", type=int, default=4, help="requests of a conversation")
+    parser.add_argument("--tokens", type=int, default=100, help="new tokens of each request")
+    parser.add_argument("--new-tokens", type=int, default=8, help="generated by each request")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--logs", type=Path, default=Path("out"), help="folder for servers' logs")
+    options = parser.parse_args()
+    shape = Shape(options.turns, options.tokens, options.new_tokens)
+    with (
+        sglang_server(None, options.logs / "stock.log", _STOCK_FLAGS, _STOCK) as stock,
+        sglang_server(None, options.logs / "leyline.log", _FLAGS) as leyline,
+        Progress(console=Console(stderr=True)) as progress,
+    ):
+        servers = dict(zip(WAYS, (stock, leyline, leyline), strict=True))
+        started = time.monotonic()
+        seen = asyncio.run(measure(servers, shape, options.count, progress))
+        elapsed = time.monotonic() - started
+    results = {way: compare(seen["stock"], seen[way]) for way in WAYS[1:]}
+    table = Table(title=f"CPU time of the scheduler per request, {elapsed:.0f} s")
+    for name in ("way", "ms", "ratio to stock", "95 %", f"at most {GOAL}"):
+        table.add_column(name)
+    table.add_row("stock", f"{median(seen['stock']):.2f}", "", "", "")
+    for way, ratio in results.items():
+        interval = f"{ratio.low:.3f} to {ratio.high:.3f}"
+        verdict = "met" if ratio.high <= GOAL else "not shown" if ratio.low <= GOAL else "NOT MET"
+        table.add_row(way, f"{ratio.cpu_ms:.2f}", f"{ratio.median:.3f}", interval, verdict)
+    Console().print(table)
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        document = {way: asdict(ratio) for way, ratio in results.items()}
+        document["stock"] = {"cpu_ms": median(seen["stock"])}
+        options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

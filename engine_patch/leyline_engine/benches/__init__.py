@@ -1,0 +1,1 @@
+"""Benchmarks of the engine's parts, found by ``leyline bench`` through entry points."""

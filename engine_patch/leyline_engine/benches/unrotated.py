@@ -1,0 +1,69 @@
+"""The control of ``leyline bench three-arm``: an SGLang plugin that splices without turning keys.
+
+It is no part of a server until somebody puts its distribution on that server's path:
+
+    python -m leyline_engine.benches.unrotated FOLDER
+    PYTHONPATH=FOLDER sglang serve …
+
+Then the splices of sessions whose name begins with ``unrotated`` copy rows as they are. All other
+sessions are served as ever.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PREFIX = "unrotated"
+"""Sessions with such names are the control's."""
+
+_METADATA = "Metadata-Version: 2.1\nName: leyline-unrotated\nVersion: 0\n"
+_ENTRY_POINTS = (
+    "[sglang.srt.plugins]\nleyline-unrotated = leyline_engine.benches.unrotated:register\n"
+)
+
+
+class UnrotatedPool:
+    """A pool of which rows are copied as if they stood where they go to."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    def splice(self, source: Any, target: Any, source_start: int, dest_start: int) -> None:
+        """Copy rows; see :meth:`leyline_engine.sglang.pool.SplicePool.splice`."""
+        self._pool.splice(source, target, dest_start, dest_start)
+
+
+def register() -> None:
+    """Entry point of ``sglang.srt.plugins``."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register("leyline_engine.sglang.splicer.Splicer._copy", copy, HookType.AROUND)
+
+
+def copy(original: Callable[..., None], splicer: Any, turn: Any, *args: Any) -> None:
+    """One copy of a splice; without rotation where the turn is the control's."""
+    session = turn.session
+    if session is None or not session[1].startswith(PREFIX):
+        original(splicer, turn, *args)
+        return
+    pool = splicer._pool
+    splicer._pool = UnrotatedPool(pool)
+    try:
+        original(splicer, turn, *args)
+    finally:
+        splicer._pool = pool
+
+
+def write_distribution(folder: Path) -> None:
+    """Make ``folder`` one that brings the control to every Python that has it on its path."""
+    info = folder / "leyline_unrotated-0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text(_METADATA, encoding="utf-8")
+    (info / "entry_points.txt").write_text(_ENTRY_POINTS, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_distribution(Path(sys.argv[1]))

@@ -1,0 +1,199 @@
+"""What both engines decide about a request before any KV moves: pure over registry and ledger.
+
+An engine checks the request (:meth:`Rules.check`), looks its prompt up under the lineage maps that
+it may be cached under (:meth:`Rules.maps`, :meth:`Rules.clean_length`), plans and executes, asks
+what the copies hide (:meth:`Rules.carry`), and names the outcome (:func:`judge`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from leyline_engine.contract import (
+    DirectiveResult,
+    EditPayload,
+    ForgetCounts,
+    LineageRun,
+    Mode,
+    Outcome,
+    Reason,
+    SpanLabel,
+    common_prefix,
+)
+from leyline_engine.edits import (
+    EditRefusedError,
+    ResolvedEdit,
+    carries_edit,
+    check_lineage,
+    check_spans,
+    forgets,
+    forgotten_spans,
+    resolve_edit,
+)
+from leyline_engine.ledger import Carried, SpanKey, SpanLedger
+from leyline_engine.lineage import derive_lineage, first_spliced, share_lineage
+from leyline_engine.plan import Plan
+from leyline_engine.sources import SourceRegistry
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """A prompt with its payload, checked as far as it goes."""
+
+    prompt: array[int]
+    payload: EditPayload | None
+    edit: ResolvedEdit | None
+    refusal: EditRefusedError | None
+    spans: tuple[SpanLabel, ...]
+    """The prompt's labels, empty where they can't be relied on."""
+    forgotten: frozenset[SpanKey] | None
+    """None where nothing is forgotten, or where the ledger can't tell what."""
+
+    @property
+    def forgets(self) -> bool:
+        return forgets(self.payload)
+
+    def refused(self, reason: Reason, detail: str) -> CheckedRequest:
+        """The same request as an ordinary prefill that says why."""
+        return replace(self, edit=None, refusal=EditRefusedError(reason, detail))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a request's edit."""
+
+    outcome: Outcome = Outcome.UNEDITED
+    reason: Reason | None = None
+    detail: str = ""
+    directives: tuple[DirectiveResult, ...] = ()
+
+
+class Rules:
+    """Decisions over one engine's registry and ledger.
+
+    Args:
+        splices: whether the engine's model and pool are on the allow-list.
+    """
+
+    def __init__(self, registry: SourceRegistry, ledger: SpanLedger, *, splices: bool) -> None:
+        self._registry = registry
+        self._ledger = ledger
+        self._splices = splices
+
+    def check(self, prompt: array[int], payload: EditPayload | None) -> CheckedRequest:
+        """Check a payload against the prompt and the engine's own record; refusals are noted."""
+        edit: ResolvedEdit | None = None
+        refusal: EditRefusedError | None = None
+        spans: tuple[SpanLabel, ...] = ()
+        forgotten: frozenset[SpanKey] | None = None
+        if payload is not None:
+            try:
+                check_spans(payload.spans, len(prompt))
+                spans = payload.spans
+                check_lineage(payload.lineage)
+                edit = self._resolve(payload, prompt) if carries_edit(payload) else None
+            except EditRefusedError as error:
+                refusal = error
+            if edit is not None:
+                forgotten = edit.forgotten
+            elif forgets(payload):
+                forgotten = forgotten_spans(payload, (), self._ledger)
+        return CheckedRequest(prompt, payload, edit, refusal, spans, forgotten)
+
+    def _resolve(self, payload: EditPayload, prompt: array[int]) -> ResolvedEdit:
+        if not self._splices:
+            raise EditRefusedError(Reason.UNSUPPORTED_RUNTIME, "this engine doesn't splice")
+        return resolve_edit(payload, prompt, self._registry, self._ledger)
+
+    def maps(self, request: CheckedRequest) -> Iterator[tuple[LineageRun, ...]]:
+        """Lineage maps under which the prompt may be cached: its own, then what is shared."""
+        payload = request.payload
+        if payload is None or request.refusal is not None:
+            return
+        if payload.lineage:
+            yield payload.lineage
+        if payload.share:
+            for start in self._ledger.shared_starts(payload.scope, payload.share):
+                yield (LineageRun(start, share_lineage(payload.share)),)
+
+    def clean_length(self, request: CheckedRequest, lineage: tuple[LineageRun, ...]) -> int:
+        """How much of the prompt a lineage may serve: nothing that read what is forgotten now."""
+        limit = len(request.prompt) - 1
+        payload = request.payload
+        if payload is None or not request.forgets:
+            return limit
+        if request.forgotten is None:
+            return first_spliced(lineage, limit)
+        return self._ledger.hidden_reader(lineage, payload.scope, request.forgotten, limit)
+
+    def carry(
+        self, request: CheckedRequest, runs: tuple[LineageRun, ...], plan: Plan
+    ) -> Carried | None:
+        """The lineage that a plan's copies begin, and the readers that they bring along.
+
+        Args:
+            runs: lineage map of the prefix that the plan begins with.
+
+        Returns:
+            None where nothing is copied.
+        """
+        edit, prompt = request.edit, request.prompt
+        if edit is None or not plan.copies:
+            return None
+        payload = edit.payload
+        used = sorted({copy.source for copy in plan.copies})
+        name = share_lineage(payload.share) or derive_lineage(
+            runs[-1].lineage if runs else "",
+            payload.scope,
+            [
+                (self._registry.seal(edit.sources[index]), edit.sources[index].lineage)
+                for index in used
+            ],
+            plan.copies,
+        )
+        shared = [common_prefix(source.tokens, prompt) for source in edit.sources]
+        readers = self._ledger.carry(edit.sources, plan.copies, shared)
+        if not payload.share:
+            # Who has these runs remembers them from there on; a shared lineage has other parents.
+            known = self._ledger.remembered(runs, payload.scope, plan.copies[0].dest)
+            readers = {span: at for span, at in readers.items() if span not in known}
+        goes_on = bool(runs) and runs[-1].lineage == name
+        start = runs[-1].start if goes_on else plan.copies[0].dest
+        return Carried(name, start, readers, payload.share)
+
+
+def extend_lineage(runs: tuple[LineageRun, ...], carried: Carried | None) -> tuple[LineageRun, ...]:
+    """The lineage map after a splice: private from the first spliced position on."""
+    if carried is None or (runs and runs[-1].lineage == carried.lineage):
+        return runs
+    return (*runs, LineageRun(carried.start, carried.lineage))
+
+
+def judge(request: CheckedRequest, plan: Plan, forgot: ForgetCounts | None) -> Verdict:
+    """Name the outcome of a request's edit."""
+    payload, refusal = request.payload, request.refusal
+    reached = forgot is not None and forgot != ForgetCounts()
+    if payload is None or not (carries_edit(payload) or refusal or reached):
+        return Verdict()
+    if refusal is not None:
+        outcome, reason = Outcome.REPREFILLED, refusal.reason
+    elif plan.spliced:
+        outcome, reason = Outcome.SPLICED, Reason.SPLICED
+    elif forgot is not None:
+        outcome, reason = Outcome.REPREFILLED, Reason.REPREFILLED
+    elif plan.evicted:
+        outcome, reason = Outcome.REPREFILLED, Reason.SOURCE_EVICTED
+    else:
+        outcome, reason = Outcome.REPREFILLED, Reason.NOTHING_TO_REUSE
+    results = tuple(
+        DirectiveResult(index, directive.mode, _directive_reason(directive.mode, reason))
+        for index, directive in enumerate(payload.directives)
+    )
+    return Verdict(outcome, reason, refusal.detail if refusal else "", results)
+
+
+def _directive_reason(mode: Mode, reason: Reason) -> Reason:
+    """A forget is obeyed by prefilling, also where the turn's other edits were spliced."""
+    return Reason.REPREFILLED if (mode, reason) == (Mode.FORGET, Reason.SPLICED) else reason

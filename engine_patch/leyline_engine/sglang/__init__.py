@@ -1,0 +1,1 @@
+"""Leyline inside SGLang: a plugin that splices the KV pool, and a platform for CPUs."""

@@ -1,0 +1,138 @@
+"""What a scheduler says of its turns: receipts, counters, and the turns it retains as sources."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+
+import msgspec
+
+from leyline_engine.contract import (
+    Capability,
+    ForgetCounts,
+    Outcome,
+    Receipt,
+    SpanLabel,
+    TokenCounts,
+    TurnRecord,
+    output_span,
+    token_digest,
+)
+from leyline_engine.ledger import SpanLedger
+from leyline_engine.plan import Plan
+from leyline_engine.rules import CheckedRequest, Verdict, judge
+from leyline_engine.sglang.channel import Sender
+from leyline_engine.sglang.containment import contained
+from leyline_engine.sglang.metrics import Metrics
+from leyline_engine.sglang.splicer import as_admitted
+from leyline_engine.sglang.turn import Turn
+from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
+
+log = logging.getLogger(__name__)
+
+
+class Accounts:
+    """Receipts of one scheduler.
+
+    Args:
+        registry: takes turns that ended.
+        ledger: learns the names of what they wrote.
+        sender: takes receipts to the HTTP process.
+        metrics: this scheduler's counters.
+    """
+
+    def __init__(
+        self, registry: SourceRegistry, ledger: SpanLedger, sender: Sender, metrics: Metrics
+    ) -> None:
+        self._registry = registry
+        self._ledger = ledger
+        self._sender = sender
+        self._metrics = metrics
+        self._forgetting: dict[str, ForgetCounts] = {}
+
+    def announce(self, capability: Capability) -> None:
+        """What this scheduler can do."""
+        self._sender.announce(capability)
+
+    def admitted(self, turn: Turn) -> None:
+        """A turn's request runs: say what it reuses, and what became of its edits."""
+        checked, plan = turn.checked, turn.plan
+        assert checked is not None and plan is not None  # noqa: S101 - set before READY
+        executed, counts = as_admitted(plan, turn.req.prefix_len)
+        turn.receipt = _receipt(turn, checked, executed, counts)
+        self._sender.send(TurnRecord(receipt=turn.receipt))
+
+    def ended(self, turn: Turn, output: array[int], *, retain: bool) -> None:
+        """A turn that ran has ended: close its receipt, and retain it if it may be a source.
+
+        Args:
+            output: the generated tokens.
+            retain: False for a turn that was aborted or whose KV is not to be kept.
+        """
+        receipt, session = turn.receipt, turn.session
+        if receipt is None:
+            return
+        if session is not None and receipt.turn and retain:
+            try:
+                self._retain(turn, session, receipt.turn, output)
+            except Exception:
+                log.exception("a turn could not be retained; no later turn can draw on it")
+                receipt = msgspec.structs.replace(receipt, turn="")
+        with contained("filing a receipt"):
+            self._metrics.request(receipt)
+            self._metrics.retained(self._registry.count())
+            self._sender.send(TurnRecord(receipt=receipt, finished=True, output_ids=tuple(output)))
+
+    def _retain(self, turn: Turn, session: SessionKey, name: str, output: array[int]) -> None:
+        prompt = turn.req.origin_input_ids
+        tokens = prompt + output
+        written = SpanLabel(output_span(name), len(prompt), len(tokens))
+        self._ledger.label(session, [written.span])
+        self._registry.retain(
+            session,
+            SourceTurn(
+                name,
+                tokens,
+                token_digest(tokens),
+                turn.lineage,
+                *session,
+                spans=(*turn.spans, written),
+            ),
+        )
+
+    def forgot(self, ticket: str, counts: ForgetCounts) -> None:
+        """How far a forget has come, as its own receipt will say."""
+        self._metrics.forgot(self._forgetting.pop(ticket, ForgetCounts()), counts)
+        if counts.pending:
+            self._forgetting[ticket] = counts
+
+    def progressed(self, ticket: str, counts: ForgetCounts) -> None:
+        """A forget whose receipt is out has come further."""
+        self._sender.update_forgot(ticket, counts)
+        self.forgot(ticket, counts)
+
+    def flushed(self) -> None:
+        """No turn is retained any more."""
+        self._metrics.retained(0)
+
+
+def _receipt(turn: Turn, checked: CheckedRequest, plan: Plan, counts: TokenCounts) -> Receipt:
+    payload = turn.payload
+    verdict = judge(checked, plan, turn.forgot)
+    if payload is None and turn.refusal is not None:
+        verdict = Verdict(Outcome.REPREFILLED, turn.refusal.reason, turn.refusal.detail)
+    freed = turn.forgot.overwritten if turn.forgot is not None else 0
+    return Receipt(
+        message_id=turn.message_id,
+        session=payload.session if payload is not None else "",
+        turn=payload.turn if payload is not None and not turn.withheld else "",
+        outcome=verdict.outcome,
+        reason=verdict.reason,
+        detail=verdict.detail,
+        tokens=msgspec.structs.replace(counts, freed=freed),
+        directives=verdict.directives,
+        forgot=turn.forgot,
+        lineage=turn.lineage,
+        skipped_actions=turn.skipped,
+        splice_us=turn.spent_ns // 1000,
+    )

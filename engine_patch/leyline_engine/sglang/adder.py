@@ -1,0 +1,41 @@
+"""SGLang's admission policy, with a word for requests that brought an envelope."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+
+from leyline_engine.sglang.engine import SchedulerEngine
+
+
+class LeylinePrefillAdder(PrefillAdder):
+    """Splices before it admits; requests without an envelope are admitted as in stock SGLang."""
+
+    def add_one_req(
+        self, req: Any, has_chunked_req: bool, truncation_align_size: int | None
+    ) -> AddReqResult:
+        engine: SchedulerEngine = self.tree_cache.leyline
+        turn = engine.turn_of(req)
+
+        def admit(candidate: Any) -> AddReqResult:
+            return super(LeylinePrefillAdder, self).add_one_req(
+                candidate, has_chunked_req, truncation_align_size
+            )
+
+        result = admit(req) if turn is None else engine.admit(turn, admit, self._room)
+        if result is AddReqResult.NO_TOKEN and self._nothing_runs():
+            engine.give_way()
+        return result
+
+    def _room(self) -> int:
+        """Tokens that nobody was promised; the rest of a prompt that is admitted in chunks counts
+        as promised."""
+        room: int = self.rem_total_tokens
+        for req in self.can_run_list:
+            room -= len(req.full_untruncated_fill_ids) - req.extend_end
+        return room
+
+    def _nothing_runs(self) -> bool:
+        running = self.running_batch
+        return not self.can_run_list and (running is None or running.is_empty())

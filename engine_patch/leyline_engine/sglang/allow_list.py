@@ -1,0 +1,86 @@
+"""What SGLang must be set up as for Leyline to splice; everything else is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ARCHITECTURES = frozenset(
+    {
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+    }
+)
+"""Model classes of SGLang that turn every key of every layer by their rotary module, once."""
+KV_DTYPES = frozenset({"float32", "bfloat16", "float16"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A server's settings and a model's kind, as far as they decide on splicing.
+
+    The defaults are a plain server of a supported model.
+    """
+
+    architecture: str = "LlamaForCausalLM"
+    kv_dtype: str = "bfloat16"
+    page_size: int = 1
+    radix_cache: bool = True
+    generates: bool = True
+    multimodal: bool = False
+    hybrid_window: bool = False
+    recurrent: bool = False
+    sparse_attention: bool = False
+    attention_kinds: frozenset[str] = frozenset()
+    """What single attention layers do that plain causal attention doesn't."""
+    hierarchical_cache: bool = False
+    external_cache: bool = False
+    """An external linker, LMCache or FlexKV: KV may come from and go to another store."""
+    unified_memory: bool = False
+    kv_sharding: bool = False
+    lora: bool = False
+    speculative: str = ""
+    """The algorithm; empty for none."""
+    disaggregation: str = "null"
+    sessions: bool = False
+    """Streaming sessions or the session radix cache."""
+    diffusion: bool = False
+    pipeline_parallel: int = 1
+    context_parallel: int = 1
+    """Ranks that share one sequence's attention, in prefill or in decode."""
+    attention_data_parallel: int = 1
+
+
+def refusal(setup: Setup) -> str:
+    """Why ``setup`` can't splice, in words for an operator; empty where it can."""
+    kinds = ", ".join(sorted(setup.attention_kinds))
+    refusals = (
+        (not setup.radix_cache, "the radix cache is disabled"),
+        (setup.multimodal, "multimodal model (M-RoPE)"),
+        (setup.sparse_attention, "sparse attention with an index key (DSA)"),
+        (setup.hybrid_window, "layers with a sliding window"),
+        (setup.recurrent, "recurrent layers"),
+        (setup.attention_kinds, f"attention that is not plain and causal: {kinds}"),
+        (not setup.generates, "no generating model"),
+        (setup.diffusion, "diffusion language model"),
+        (setup.architecture not in ARCHITECTURES, f"architecture {setup.architecture}"),
+        (setup.kv_dtype not in KV_DTYPES, f"KV dtype {setup.kv_dtype}"),
+        (setup.page_size != 1, f"pages of {setup.page_size} tokens"),
+        (setup.hierarchical_cache, "hierarchical cache (HiCache)"),
+        (setup.external_cache, "external KV cache"),
+        (setup.unified_memory, "unified memory pool"),
+        (setup.kv_sharding, "sharded KV cache"),
+        (setup.lora, "LoRA"),
+        (setup.speculative, f"speculative decoding ({setup.speculative})"),
+        (setup.disaggregation != "null", "disaggregated prefill and decode"),
+        (setup.sessions, "streaming sessions"),
+        (setup.pipeline_parallel != 1, "pipeline parallelism"),
+        (setup.context_parallel != 1, "context parallelism"),
+        (setup.attention_data_parallel != 1, "data-parallel attention"),
+    )
+    return next((reason for applies, reason in refusals if applies), "")

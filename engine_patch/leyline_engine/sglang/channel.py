@@ -1,0 +1,234 @@
+"""From the schedulers to the HTTP process: receipts, how far forgets have come, capabilities.
+
+::
+
+    launcher / HTTP process                      scheduler (attention-TP rank 0 of each DP rank)
+    ReceiptChannel  ◀── PULL ── ipc:// ── PUSH ──  ReceiptSender
+      └─ RecordBook ◀── routes
+
+The endpoint is a socket in a directory that only this user can enter. Its address reaches the
+schedulers by environment, so that they find it whoever starts them. Messages are typed msgpack;
+nothing is unpickled. A scheduler never waits: when the HTTP side is slow or gone, new messages
+are dropped and counted. A request without a receipt is served all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from leyline_engine.contract import Capability, ForgetCounts, TurnRecord
+from leyline_engine.records import RecordBook
+
+log = logging.getLogger(__name__)
+
+ENDPOINT_VARIABLE = "LEYLINE_ENGINE_CHANNEL"
+"""Environment variable with the endpoint; set while the launcher starts its processes."""
+_QUEUED_MESSAGES = 4096
+
+
+class _Record(msgspec.Struct, frozen=True, tag="record"):
+    record: TurnRecord
+
+
+class _Forgot(msgspec.Struct, frozen=True, tag="forgot"):
+    message_id: str
+    counts: ForgetCounts
+
+
+class _Announcement(msgspec.Struct, frozen=True, tag="capability"):
+    dp_rank: int
+    capability: Capability
+
+
+_Message = _Record | _Forgot | _Announcement
+
+
+class Sender(Protocol):
+    """What a scheduler says. All methods return at once and raise nothing."""
+
+    def announce(self, capability: Capability) -> None:
+        """What this rank can do; once, when the scheduler starts."""
+
+    def send(self, record: TurnRecord) -> None:
+        """File a record, or replace the earlier one of the same message."""
+
+    def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
+        """How far the forget of an earlier request has come."""
+
+    def close(self) -> None:
+        """Release the socket; what is queued may be lost."""
+
+
+class SilentSender:
+    """Of ranks that repeat what another rank says, and of processes without a channel."""
+
+    def announce(self, capability: Capability) -> None:
+        """Nothing is said."""
+
+    def send(self, record: TurnRecord) -> None:
+        """Nothing is said."""
+
+    def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
+        """Nothing is said."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class ReceiptSender:
+    """The scheduler's end; for one thread."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        dp_rank: int = 0,
+        queued: int = _QUEUED_MESSAGES,
+        on_drop: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            endpoint: a :class:`ReceiptChannel`'s; nobody need listen yet.
+            queued: messages held while the other side doesn't take them.
+            on_drop: called for each message that was dropped.
+        """
+        self._dp_rank = dp_rank
+        self._on_drop = on_drop
+        self._dropped = 0
+        self._encoder = msgspec.msgpack.Encoder()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PUSH)
+        self._socket.set_hwm(queued)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(endpoint)
+
+    @property
+    def dropped(self) -> int:
+        """Messages that were not sent."""
+        return self._dropped
+
+    def announce(self, capability: Capability) -> None:
+        """See :class:`Sender`."""
+        self._push(_Announcement(self._dp_rank, capability))
+
+    def send(self, record: TurnRecord) -> None:
+        """See :class:`Sender`."""
+        self._push(_Record(record))
+
+    def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
+        """See :class:`Sender`."""
+        self._push(_Forgot(message_id, counts))
+
+    def close(self) -> None:
+        """See :class:`Sender`."""
+        self._context.destroy()
+
+    def _push(self, message: _Message) -> None:
+        try:
+            self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        except (zmq.ZMQError, ValueError, TypeError, OverflowError) as error:
+            self._dropped += 1
+            self._on_drop()
+            if self._dropped.bit_count() == 1:  # at 1, 2, 4, 8 …
+                log.warning(
+                    "%d receipts dropped, the last for %s", self._dropped, type(error).__name__
+                )
+
+
+def open_sender(
+    *,
+    attn_tp_rank: int,
+    dp_rank: int | None,
+    on_drop: Callable[[], None] = lambda: None,
+) -> Sender:
+    """The sender for a scheduler: one rank of each data-parallel replica speaks.
+
+    Tensor-parallel ranks decide alike, so that rank 0 speaks for all.
+    """
+    if attn_tp_rank != 0:
+        return SilentSender()
+    endpoint = os.environ.get(ENDPOINT_VARIABLE)
+    if not endpoint:
+        log.warning("no HTTP process of this node listens: receipts of this scheduler are lost")
+        return SilentSender()
+    return ReceiptSender(endpoint, dp_rank=dp_rank or 0, on_drop=on_drop)
+
+
+class ReceiptChannel:
+    """The HTTP process's end: a thread that files what the schedulers send."""
+
+    def __init__(self, *, replicas: int = 1, records: RecordBook | None = None) -> None:
+        """Bind a new endpoint and begin to listen.
+
+        Args:
+            replicas: data-parallel replicas that will announce themselves.
+
+        Raises:
+            OSError: the directory or the socket can't be made.
+        """
+        self.records = records or RecordBook()
+        self._replicas = replicas
+        self._capabilities: dict[int, Capability] = {}
+        self._folder = Path(tempfile.mkdtemp(prefix="leyline-"))  # mode 0700
+        self.endpoint = f"ipc://{self._folder / 'receipts'}"
+        self._decoder = msgspec.msgpack.Decoder(_Message)
+        self._context = zmq.Context()
+        socket = self._context.socket(zmq.PULL)
+        try:
+            socket.bind(self.endpoint)
+        except zmq.ZMQError:
+            self._context.destroy()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self._thread = threading.Thread(
+            target=self._listen, args=(socket,), name="leyline-receipts", daemon=True
+        )
+        self._thread.start()
+
+    def capability(self) -> Capability | None:
+        """What the engine can do as a whole; None until every replica has said it.
+
+        One replica that doesn't splice speaks for all: the proxy can't choose where a request
+        goes.
+        """
+        known = dict(self._capabilities)
+        if len(known) < self._replicas:
+            return None
+        return min((known[rank] for rank in sorted(known)), key=lambda found: found.splices)
+
+    def close(self) -> None:
+        """Stop listening and remove the endpoint."""
+        self._context.term()  # the listening thread learns of it and closes its socket
+        self._thread.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _listen(self, socket: zmq.Socket[bytes]) -> None:
+        with socket:
+            while True:
+                try:
+                    message = self._decoder.decode(socket.recv())
+                except zmq.ContextTerminated:
+                    return
+                except msgspec.DecodeError as error:
+                    log.warning("a scheduler's message can't be read: %s", error)
+                    continue
+                self._file(message)
+
+    def _file(self, message: _Message) -> None:
+        match message:
+            case _Record(record):
+                self.records.put(record)
+            case _Forgot(message_id, counts):
+                self.records.update_forgot(message_id, counts)
+            case _Announcement(dp_rank, capability):
+                self._capabilities[dp_rank] = capability

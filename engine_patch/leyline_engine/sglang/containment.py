@@ -1,0 +1,22 @@
+"""Where SGLang's scheduler calls into Leyline, nothing of Leyline's own is raised back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def contained(doing: str) -> Iterator[None]:
+    """Log what fails in here; an exception in the scheduler's loop would end the server.
+
+    Args:
+        doing: what is tried, as in "failed while noting what is published".
+    """
+    try:
+        yield
+    except Exception:
+        log.exception("Leyline failed while %s", doing)

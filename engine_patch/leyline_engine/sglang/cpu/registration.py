@@ -1,0 +1,58 @@
+"""What SGLang's ``torch_native`` back end lacks for MLA models and short suffixes on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from inspect import signature
+from typing import Any
+
+ATTENTION_BACKEND = "torch_native"
+
+
+def register_in_worker() -> None:
+    """Register attention, the MLA dispatch and the rotary factory in a scheduler process."""
+    _register_attention()
+    _register_mla_dispatch()
+    _register_rotary_factory()
+
+
+def _register_attention() -> None:
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+
+    @register_attention_backend(ATTENTION_BACKEND)
+    def create(runner: Any) -> Any:
+        from leyline_engine.sglang.cpu.backend import CpuAttentionBackend
+
+        return CpuAttentionBackend(runner)
+
+
+def _register_mla_dispatch() -> None:
+    """Always the absorbed form: ``torch_native`` reads K and V back from the pool, where MLA
+    keeps only the latent. Without an entry of its own it gets Triton's, which expands."""
+    from sglang.srt.models.deepseek_common.attention_backend_handler import (
+        AttentionBackendRegistry,
+        AttnForwardMethod,
+    )
+
+    AttentionBackendRegistry.register(ATTENTION_BACKEND, lambda *_: AttnForwardMethod.MLA)
+
+
+def _register_rotary_factory() -> None:
+    """Not by SGLang's hook registry: it may be importing this very process's modules, in order to
+    apply its hooks, when it comes here."""
+    from sglang.srt.layers.rotary_embedding import factory
+
+    factory.get_rope_cpu = partial(_rope_on_cpu, factory.get_rope_cpu)
+
+
+def _rope_on_cpu(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """SGLang's CPU factory knows DeepSeek's YaRN alone; all else takes the common factory."""
+    from sglang.srt.layers.rotary_embedding.factory import get_rope
+
+    call = signature(original).bind(*args, **kwargs).arguments
+    scaling = call.get("rope_scaling")
+    if scaling is not None and scaling.get("rope_type") == "deepseek_yarn":
+        return original(*args, **kwargs)
+    call.pop("device", None)
+    return get_rope(**call)

@@ -1,0 +1,456 @@
+"""Leyline in one SGLang scheduler: what becomes of requests with envelopes, from queue to end.
+
+A splice is applied once, when the scheduler would admit the request. Ranks of one replica see the
+same requests in the same order and decide alike: nothing here reads a clock to decide, or chance.
+Whatever goes wrong, the request runs as an ordinary prefill, and its receipt says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.managers.schedule_policy import AddReqResult
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
+
+from leyline_engine.contract import Capability, LineageRun, Reason
+from leyline_engine.edits import EditRefusedError
+from leyline_engine.ledger import SpanKey, SpanLedger
+from leyline_engine.lineage import derive_lineage, fold_keys, runs_before
+from leyline_engine.plan import Plan, plan_turn
+from leyline_engine.rules import CheckedRequest, Rules
+from leyline_engine.sglang.accounts import Accounts
+from leyline_engine.sglang.channel import Sender
+from leyline_engine.sglang.containment import contained
+from leyline_engine.sglang.forgetting import Forgetter
+from leyline_engine.sglang.hints import take_hints
+from leyline_engine.sglang.metrics import Metrics
+from leyline_engine.sglang.pool import SplicePool
+from leyline_engine.sglang.publications import Publication, Publications
+from leyline_engine.sglang.radix import LeylineRadixCache
+from leyline_engine.sglang.splicer import MAX_RESTARTS, Admit, NoRoomError, Splicer, StageRow
+from leyline_engine.sglang.turn import Phase, Turn
+from leyline_engine.sources import SourceRegistry
+
+log = logging.getLogger(__name__)
+
+_PRESSURE = "no slots for the copies beside their locked sources"
+_FAILED = "the splice failed in the engine"
+
+
+class SchedulerEngine:
+    """Registry, ledger and turns of one scheduler process; see :class:`.radix.Listener`.
+
+    Args:
+        cache: SGLang's tree, which will report to this engine.
+        pool: rows of the KV pool; None where the model or the pool isn't on the allow-list.
+        capability: what this engine says it can do.
+        sender: takes receipts to the HTTP process.
+        metrics: this scheduler's counters.
+        secret: what envelopes are signed with; None takes them unsigned.
+        min_copy: copies shorter than this, in tokens, are prefilled.
+        agree: whether all tensor-parallel ranks succeeded; each says whether it did.
+    """
+
+    def __init__(
+        self,
+        cache: LeylineRadixCache,
+        pool: SplicePool | None,
+        capability: Capability,
+        sender: Sender,
+        metrics: Metrics,
+        *,
+        secret: str | None,
+        min_copy: int,
+        agree: Callable[[bool], bool] = bool,
+    ) -> None:
+        self.cache = cache
+        self.capability = capability
+        self.registry = SourceRegistry(secret=secret)
+        self.ledger = SpanLedger()
+        self.publications = Publications()
+        self._accounts = Accounts(self.registry, self.ledger, sender, metrics)
+        self._secret = secret
+        self._rules = Rules(self.registry, self.ledger, splices=pool is not None)
+        self._forgetter = Forgetter(cache, self.registry, self.ledger, self.publications)
+        self._splicer = (
+            None
+            if pool is None
+            else Splicer(
+                cache, pool, self._rules, min_copy=min_copy, entered=self._enter, agree=agree
+            )
+        )
+        self._turns: dict[str, Turn] = {}
+        cache.attach(self, pool)
+        self._accounts.announce(capability)
+
+    # Requests come and go.
+
+    def receive(self, req: Any) -> None:
+        """A request reached the scheduler: read its envelope, if it has one."""
+        hints = take_hints(req, self._secret)
+        if hints.message_id is None:
+            return
+        refusal = None
+        if hints.invalid is not None:
+            refusal = EditRefusedError(hints.invalid, hints.detail)
+        turn = Turn(req, hints.message_id, hints.payload, refusal, hints.skipped)
+        req.leyline = turn
+        self._turns[req.rid] = turn
+
+    def turn_of(self, req: Any) -> Turn | None:
+        """The state of a request that brought an envelope, or of the turn that a row works for."""
+        turn: Turn | None = getattr(req, "leyline", None)
+        return turn
+
+    def dropped(self, rid: str) -> None:
+        """A request will not run, or not go on; one that holds KV is released next."""
+        turn = self._turns.get(rid)
+        if turn is None or turn.req.kv.holds_kv:
+            return
+        with contained("dropping a turn"):
+            del self._turns[rid]
+            self._release(turn)
+            turn.move(Phase.ENDED)
+            self._accounts.ended(turn, turn.req.output_ids, retain=False)
+
+    def released(self, req: Any) -> None:
+        """A request gave back its slots and its lock: it ended, or was retracted."""
+        turn = self.turn_of(req)
+        if isinstance(req, StageRow):
+            self._row_released(req)
+        elif turn is not None:
+            with contained("ending a turn"):
+                if turn.withheld:
+                    self._forgetter.pending.let_go([turn])
+                if req.finished():
+                    self._finish(turn)
+        with contained("removing what was condemned"):
+            self._settle()
+
+    def _row_released(self, row: StageRow) -> None:
+        if self._splicer is None:
+            return
+        try:
+            self._splicer.row_released(row)
+        except Exception:
+            self._fail(row.leyline)
+
+    def flushed(self) -> None:
+        """The tree is empty."""
+        self.registry.clear()
+        self.publications.clear()
+        self._forgetter.clear()
+        self._accounts.flushed()
+
+    # Matching and publishing.
+
+    def match(self, turn: Turn, params: MatchPrefixParams) -> MatchResult:
+        """The longest cached prefix of a turn, under the map it runs under or may run under."""
+        tokens, limit = params.key.token_ids, params.key.limit
+        try:
+            if turn.phase is Phase.NEW:
+                return self._best_match(turn, self._glance(turn), tokens, limit)
+            return self.cache.find(turn.keys(tokens), turn.space, limit)
+        except Exception:
+            if turn.phase is Phase.NEW:
+                log.exception("a waiting prompt is looked for as if it had no history")
+                turn.lineage = ()
+            else:
+                self._fail(turn)
+        return self.cache.find(tokens, turn.space, limit)
+
+    def _glance(self, turn: Turn) -> CheckedRequest:
+        """The request as a waiting one: its sources aren't looked at before it is admitted."""
+        prompt = turn.req.origin_input_ids
+        return CheckedRequest(prompt, turn.payload, None, turn.refusal, (), None)
+
+    def _best_match(
+        self, turn: Turn, checked: CheckedRequest, tokens: array[int], limit: int | None
+    ) -> MatchResult:
+        """Match under each map that the prompt may be cached under; exact KV is preferred."""
+        limit = len(tokens) if limit is None else limit
+        best = self.cache.find(tokens, turn.space, limit)
+        turn.lineage = ()
+        for lineage in self._rules.maps(checked):
+            keys = fold_keys(tokens, lineage, turn.scope)
+            clean = min(limit, self._rules.clean_length(checked, lineage))
+            found = self.cache.find(keys, turn.space, clean)
+            if found.device_prefix_len > best.device_prefix_len:
+                best, turn.lineage = found, runs_before(lineage, found.device_prefix_len)
+        return best
+
+    def publishes(self, turn: Turn, req: Any, length: int) -> bool:
+        """The first ``length`` tokens of a turn are about to become matchable.
+
+        Returns:
+            False where they must not: what isn't noted, no forget would find.
+        """
+        if turn.session is not None and length > turn.noted:
+            with contained("noting what is published"):
+                self._note(turn, (req.origin_input_ids + req.output_ids)[:length])
+                turn.noted = length
+            return turn.noted == length
+        return True
+
+    def _note(self, turn: Turn, tokens: array[int]) -> None:
+        session = turn.session
+        if session is None:
+            return
+        self.ledger.label(session, [label.span for label in turn.spans])
+        path = Publication(turn.keys(tokens), turn.lineage, turn.space)
+        for old, length in self.publications.note(session, path):
+            self._forgetter.remove(old, length)
+
+    def _enter(self, turn: Turn) -> None:
+        """A turn's copies are about to become matchable: note what they have read."""
+        if turn.carried is None:
+            return
+        for scope, lineage in self.ledger.enter(turn.scope, turn.carried):
+            # Nobody could tell any more what this KV has read.
+            for owner, path, start in self.publications.under(scope, {lineage: 0}):
+                self._forgetter.remove(path, start)
+                self.publications.cut(owner, path, start)
+        self._note(turn, turn.req.origin_input_ids)
+
+    def checkpointed(self, req: Any) -> None:
+        """A request's KV is in the tree, up to the node that it holds locked."""
+        if isinstance(req, StageRow) and self._splicer is not None:
+            with contained("taking over a computed gap"):
+                self._splicer.row_computed(req)
+
+    # Admission.
+
+    def admit(self, turn: Turn, admit: Admit, room: Callable[[], int]) -> AddReqResult:
+        """Admit a turn's request, or do the next thing that it needs first.
+
+        Args:
+            admit: SGLang's own admission.
+            room: tokens that admission has left.
+
+        Returns:
+            What SGLang is to make of its budget; ``CONTINUE`` also for a turn that has to wait.
+        """
+        began = time.perf_counter_ns()
+        verdict = self._prepare(turn, admit, room)
+        turn.spent_ns += time.perf_counter_ns() - began
+        if verdict is not None:
+            return verdict
+        req = turn.req
+        req.init_next_round_input(self.cache)
+        result = admit(req)
+        if turn.phase is Phase.READY:
+            if req.lock is not None:
+                turn.move(Phase.RUNNING)
+                with contained("writing a receipt"):
+                    self._admitted(turn)
+            elif result is AddReqResult.NO_TOKEN:
+                self._release(turn)
+        return result
+
+    def _prepare(self, turn: Turn, admit: Admit, room: Callable[[], int]) -> AddReqResult | None:
+        """Bring a turn as far as READY, if it can be."""
+        try:
+            if turn.phase is Phase.NEW and not self._begin(turn, room):
+                return AddReqResult.NO_TOKEN
+            if turn.phase is Phase.STAGING and self._splicer is not None:
+                waiting = self._splicer.advance(turn, admit, room)
+                if waiting is not None:
+                    return waiting
+                self._ready(turn)
+        except NoRoomError:
+            self._fall_back(turn, Reason.SOURCE_EVICTED, _PRESSURE)
+        except Exception:
+            self._fail(turn)
+        return None
+
+    def _begin(self, turn: Turn, room: Callable[[], int]) -> bool:
+        """Check a new turn and plan its edit; False when there is no room for it now."""
+        prompt = turn.req.origin_input_ids
+        checked = self._check(turn, prompt)
+        if checked.forgets:
+            self._withhold_session(turn)
+        limit = len(prompt) - 1
+        match = self._best_match(turn, checked, prompt, limit)
+        turn.checked = checked
+        turn.plan = plan_turn(len(prompt), match.device_prefix_len, (), (), sink=0)
+        if checked.edit is None or self._splicer is None:
+            self._ready(turn)
+            return True
+        try:
+            self._splicer.begin(turn, checked, match, room)
+        except NoRoomError:
+            if turn.plan.prefilled > room():
+                return False  # nor is there room for an ordinary prefill: it waits as it is
+            raise
+        return True
+
+    def _check(self, turn: Turn, prompt: array[int]) -> CheckedRequest:
+        if turn.refusal is not None:
+            return CheckedRequest(prompt, turn.payload, None, turn.refusal, (), None)
+        try:
+            return self._rules.check(prompt, turn.payload)
+        except Exception:
+            log.exception("an edit could not be checked; the request runs as an ordinary prefill")
+            refusal = EditRefusedError(Reason.TRANSFORM_FAILED, "the edit could not be checked")
+            return CheckedRequest(prompt, turn.payload, None, refusal, (), None)
+
+    def _ready(self, turn: Turn) -> None:
+        """All copies are made. What is to be forgotten goes now: they may have drawn on it."""
+        if self._splicer is not None:
+            self._splicer.release_sources(turn)
+        turn.move(Phase.READY)
+        checked = turn.checked
+        if checked is not None and checked.forgets:
+            try:
+                self._forget(turn, checked)
+            except Exception:
+                log.exception("a forget failed; nobody finds what may have read the spans")
+                self._condemn(turn)
+
+    def _fall_back(self, turn: Turn, reason: Reason, detail: str) -> None:
+        """Give a splice up: what was copied goes, and the request is an ordinary prefill."""
+        self._strip(turn, reason, detail)
+        if turn.phase in {Phase.NEW, Phase.STAGING}:
+            self._ready(turn)
+
+    def _strip(self, turn: Turn, reason: Reason, detail: str) -> None:
+        """Leave a turn nothing but its prompt."""
+        made = turn.staging.cursor if turn.staging is not None else 0
+        kept = turn.plan.prefix if turn.plan is not None else 0
+        prompt = turn.req.origin_input_ids
+        with contained("giving a splice up"):
+            self._release(turn)
+            if made > kept and turn.lineage:
+                path = Publication(turn.keys(prompt), turn.lineage, turn.space)
+                self._forgetter.remove(path, kept)
+        turn.carried, turn.lineage = None, ()
+        turn.checked = self._check(turn, prompt).refused(reason, detail)
+        turn.plan = Plan(len(prompt), 0, (), ())
+
+    def _fail(self, turn: Turn) -> None:
+        """Something of the engine's own raised: SGLang's loop must not end with it."""
+        log.exception("a splice failed; the request runs as an ordinary prefill")
+        self._fall_back(turn, Reason.TRANSFORM_FAILED, _FAILED)
+
+    def _release(self, turn: Turn) -> None:
+        if self._splicer is not None:
+            self._splicer.release(turn)
+
+    def give_way(self) -> bool:
+        """Memory is short: let go of what waiting turns hold; False where they held nothing.
+
+        A splice that gave way begins anew, a few times at most.
+        """
+        gave = False
+        for turn in self._turns.values():
+            if turn.staging is None or turn.staging.row is not None:
+                continue
+            self._release(turn)
+            gave = True
+            if turn.phase is not Phase.STAGING:
+                continue
+            turn.restarts += 1
+            turn.carried, turn.plan = None, None
+            turn.move(Phase.NEW)
+            if turn.restarts > MAX_RESTARTS:
+                turn.refusal = EditRefusedError(Reason.SOURCE_EVICTED, _PRESSURE)
+        return gave
+
+    def _admitted(self, turn: Turn) -> None:
+        """The request holds its own lock: let go of the turn's, and say what was reused."""
+        self._release(turn)
+        self._accounts.admitted(turn)
+
+    # Forgetting.
+
+    def _forget(self, turn: Turn, checked: CheckedRequest) -> None:
+        session = turn.session
+        assert session is not None  # noqa: S101 - only a payload demands forgetting
+        reused = turn.staging.cursor if turn.staging is not None else 0
+        if turn.plan is not None:
+            reused = max(reused, turn.plan.prefix)
+        prompt = checked.prompt
+        found = Publication(turn.keys(prompt)[:reused], runs_before(turn.lineage, reused))
+        counts, struck = self._forgetter.forget(
+            session,
+            checked.forgotten,
+            spared=(Publication(prompt), found),
+            ticket=turn.message_id,
+        )
+        turn.forgot = counts
+        self._accounts.forgot(turn.message_id, counts)
+        self._withhold_readers(turn, struck)
+        if turn.lineage and self.cache.is_condemned(turn.keys(prompt)):
+            # What is computed now must not be filed as the condemned KV of the same name.
+            fresh = derive_lineage(turn.message_id, turn.scope, (), ())
+            turn.lineage = (*runs_before(turn.lineage, reused), LineageRun(reused, fresh))
+
+    def _condemn(self, turn: Turn) -> None:
+        """A forget failed midway. Nothing that may have read the spans is found from here on, and
+        it is removed as soon as that can be done."""
+        self._strip(turn, Reason.TRANSFORM_FAILED, "what was to be forgotten is yet to be removed")
+        for other in tuple(self._turns.values()):
+            if other is not turn and other.scope == turn.scope:
+                self._withhold(other, turn.message_id)
+        session = turn.session
+        if session is not None:
+            with contained("condemning what a session published"):
+                turn.forgot = self._forgetter.condemn(session, turn.message_id)
+                self._accounts.forgot(turn.message_id, turn.forgot)
+
+    def _withhold_session(self, turn: Turn) -> None:
+        """What the session's other requests compute may have read what is being forgotten."""
+        for other in tuple(self._turns.values()):
+            if other is not turn and other.session == turn.session:
+                self._withhold(other, turn.message_id)
+
+    def _withhold_readers(self, turn: Turn, struck: frozenset[SpanKey]) -> None:
+        """Other sessions' requests may draw on shared KV that has read it."""
+        for other in tuple(self._turns.values()):
+            carried = other.carried
+            if other is not turn and carried and not struck.isdisjoint(carried.readers):
+                self._withhold(other, turn.message_id)
+
+    def _withhold(self, turn: Turn, ticket: str) -> None:
+        """Keep what a request computes to itself, and overwrite it when it ends."""
+        turn.withheld = True
+        turn.req.skip_radix_cache_insert = True
+        if turn.receipt is not None:
+            turn.receipt = msgspec.structs.replace(turn.receipt, turn="")
+        if turn.phase is Phase.STAGING:
+            if turn.staging is not None and turn.staging.row is not None:
+                turn.staging.row.skip_radix_cache_insert = True
+            self._fall_back(turn, Reason.REPREFILLED, "what it would copy was forgotten meanwhile")
+        kv = turn.req.kv
+        if kv.holds_kv:
+            own = kv.kv_allocated_len - kv.cache_protected_len
+            self._forgetter.pending.wait(ticket, turn, own)
+
+    def withholds(self, kv: Any) -> bool:
+        """Whether the slots behind a KV record are to be overwritten."""
+        return any(turn.withheld and turn.req.kv is kv for turn in self._turns.values())
+
+    def _settle(self) -> None:
+        self._forgetter.settle()
+        for ticket, counts in self._forgetter.pending.take().items():
+            self._accounts.progressed(ticket, counts)
+
+    # The end.
+
+    def _finish(self, turn: Turn) -> None:
+        """A request ended: retain it as a source, and close its receipt."""
+        req = turn.req
+        self._turns.pop(req.rid, None)
+        self._release(turn)
+        ran = turn.phase is Phase.RUNNING
+        turn.move(Phase.ENDED)
+        if ran:
+            aborted = isinstance(req.finished_reason, FINISH_ABORT)
+            retain = not (aborted or turn.withheld)
+            self._accounts.ended(turn, req.output_ids_through_stop, retain=retain)

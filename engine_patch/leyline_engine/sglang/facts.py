@@ -1,0 +1,245 @@
+"""What model, pool and server a scheduler has, and whether Leyline may splice there."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from leyline_engine.contract import (
+    ACTION_VERSION,
+    ATTENTION_SINK,
+    EDIT_ACTION,
+    Capability,
+    KVFacts,
+    RotaryFacts,
+)
+from leyline_engine.rotation import Rotary
+from leyline_engine.sglang.allow_list import Setup, refusal
+from leyline_engine.sglang.mover import PoolTensors
+from leyline_engine.sglang.pool import SplicePool, UnsupportedPoolError, read_pool
+from leyline_engine.sglang.rotary import UnsupportedRotaryError, measure_rotary
+
+_SAMPLED_BYTES = 1 << 16
+_VOLATILE = frozenset({"_name_or_path", "transformers_version"})
+"""Keys of a configuration that say nothing of the model."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What the scheduler needs to know of its model and pool."""
+
+    capability: Capability
+    """For the handshake; ``unsupported_reason`` says why nothing is spliced."""
+    rotary: Rotary | None = None
+    """None where nothing is spliced, as ``pool``."""
+    pool: SplicePool | None = None
+
+
+def read_facts(context: Any, *, origins: int | None = None) -> EngineFacts:
+    """Read everything from what SGLang builds its tree cache from.
+
+    Never raises for what a model or a server is: that makes an engine that doesn't splice.
+
+    Args:
+        context: a ``TreeCacheBuildContext``.
+        origins: see :class:`~leyline_engine.sglang.pool.SplicePool`.
+    """
+    model = context.tp_worker.model_runner.model
+    kv_pool = context.params.token_to_kv_pool_allocator.get_kvcache()
+    reason = refusal(read_setup(context))
+    if reason:
+        return EngineFacts(_capability(context, reason))
+    try:
+        rotary, rotary_facts = _measure_rotary(model, kv_pool)
+        tensors = read_pool(kv_pool, rotary.dim)
+        pool = SplicePool(
+            tensors,
+            rotary,
+            origins=origins,
+            behind_forwards=_behind_forwards(context.tp_worker.model_runner),
+        )
+    except (UnsupportedRotaryError, UnsupportedPoolError) as error:
+        return EngineFacts(_capability(context, str(error)))
+    except Exception as error:  # an engine that can't be measured serves without splicing
+        log.exception("Leyline can't measure this model")
+        return EngineFacts(
+            _capability(context, f"the model can't be measured ({type(error).__name__})")
+        )
+    capability = msgspec.structs.replace(
+        _capability(context, ""), rotary=rotary_facts, kv=_kv_facts(tensors)
+    )
+    return EngineFacts(capability, rotary, pool)
+
+
+def read_setup(context: Any) -> Setup:
+    """The server's resolved settings and the model's kind, as the allow-list asks for them."""
+    from sglang.srt.runtime_context import (
+        get_disagg,
+        get_exec,
+        get_lora,
+        get_memory,
+        get_parallel,
+        get_serving,
+        get_spec,
+    )
+
+    memory, parallel, serving = get_memory(), get_parallel(), get_serving()
+    params = context.params
+    model = context.tp_worker.model_runner.model
+    kv_pool = params.token_to_kv_pool_allocator.get_kvcache()
+    return Setup(
+        architecture=type(model).__name__,
+        kv_dtype=str(getattr(kv_pool, "dtype", "unknown")).removeprefix("torch."),
+        page_size=int(params.page_size),
+        radix_cache=not (context.disable_radix_cache or params.disable),
+        generates=bool(context.model_config.is_generation),
+        multimodal=bool(context.model_config.is_multimodal),
+        hybrid_window=bool(context.is_hybrid_swa or params.sliding_window_size),
+        recurrent=bool(context.is_hybrid_ssm),
+        sparse_attention=bool(context.is_dsa or memory.enable_hisparse),
+        attention_kinds=frozenset(
+            kind for attention, _ in _attentions(model) for kind in _special_kinds(attention)
+        ),
+        hierarchical_cache=bool(context.enable_hierarchical_cache),
+        external_cache=bool(
+            memory.enable_unified_cache_external_linker
+            or memory.enable_lmcache
+            or memory.enable_flexkv
+        ),
+        unified_memory=bool(memory.enable_unified_memory),
+        kv_sharding=bool(parallel.enable_kv_cache_sharding),
+        lora=bool(get_lora().enable_lora),
+        speculative=str(get_spec().speculative_algorithm or ""),
+        disaggregation=str(get_disagg().disaggregation_mode),
+        sessions=bool(serving.enable_streaming_session or params.enable_session_radix_cache),
+        diffusion=get_exec().dllm.dllm_algorithm is not None,
+        pipeline_parallel=int(parallel.pp_size),
+        context_parallel=int(max(parallel.attn_cp_size, parallel.dcp_size)),
+        attention_data_parallel=int(parallel.attn_dp_size),
+    )
+
+
+def _attentions(model: torch.nn.Module) -> Iterator[tuple[Any, torch.nn.Module]]:
+    """Every attention that reads the KV pool, and the module that owns it."""
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    for owner in model.modules():
+        for child in owner.children():
+            if isinstance(child, RadixAttention):
+                yield child, owner
+
+
+def _special_kinds(attention: Any) -> Iterator[str]:
+    if attention.sliding_window_size > -1:
+        yield "sliding window"
+    if attention.is_cross_attention:
+        yield "cross attention"
+    if attention.use_irope:
+        yield "interleaved NoPE layers"
+    if attention.pos_encoding_mode != "NONE":
+        yield f"position encoding {attention.pos_encoding_mode}"
+    if attention.attn_type.value != "decoder":
+        yield str(attention.attn_type.value)
+
+
+def _measure_rotary(model: torch.nn.Module, kv_pool: Any) -> tuple[Rotary, RotaryFacts]:
+    owners = {attention.layer_id: owner for attention, owner in _attentions(model)}
+    first = int(kv_pool.start_layer)
+    if set(owners) != set(range(first, first + int(kv_pool.layer_num))):
+        raise UnsupportedRotaryError("layers of the KV pool without an attention of their own")
+    weights = next(model.parameters())
+    return measure_rotary(
+        [getattr(owner, "rotary_emb", None) for owner in owners.values()],
+        # A quantised model computes in the dtype that its KV has here.
+        kv_pool.dtype,
+        weights.device,
+    )
+
+
+def _kv_facts(tensors: PoolTensors) -> KVFacts:
+    return KVFacts(
+        pool_class=tensors.pool_class,
+        dtype=str(tensors.dtype).removeprefix("torch."),
+        layers=len(tensors.keys),
+        bytes_per_token=tensors.bytes_per_token,
+        capacity_tokens=tensors.capacity,
+    )
+
+
+def _capability(context: Any, reason: str) -> Capability:
+    from sglang.srt.runtime_context import get_model, get_serving
+    from sglang.version import __version__ as version
+
+    config = context.model_config
+    model = context.tp_worker.model_runner.model
+    return Capability(
+        engine="sglang",
+        engine_version=f"sglang {version}",
+        model=str(get_serving().served_model_name or get_model().model_path),
+        model_fingerprint=model_fingerprint(
+            model,
+            config.hf_config.to_dict(),
+            str(config.model_path),
+            (get_model().revision, get_model().load_format, get_model().quantization, config.dtype),
+        ),
+        architecture=type(model).__name__,
+        vocab_size=int(config.vocab_size),
+        max_context=int(config.context_len),
+        splices=not reason,
+        unsupported_reason=reason,
+        actions=(f"{EDIT_ACTION}@{ACTION_VERSION}",),
+        sink=ATTENTION_SINK,
+    )
+
+
+def model_fingerprint(
+    model: torch.nn.Module,
+    configuration: Mapping[str, object],
+    path: str,
+    settings: tuple[object, ...],
+) -> str:
+    """Digest that tells models apart whose KV must not be mixed, 32 hex digits.
+
+    Covers configuration, settings, names, sizes and ends of the weight files, and the norms'
+    weights, which every tensor-parallel rank holds whole: the ranks agree.
+
+    Args:
+        model: as loaded on this rank.
+        configuration: the model's; where it was loaded from doesn't count.
+        path: folder or hub id that it was loaded from.
+        settings: what else changes the KV: revision, load format, quantisation, dtype.
+    """
+    state = blake2b(digest_size=16)
+    kept = {key: value for key, value in configuration.items() if key not in _VOLATILE}
+    text = json.dumps(kept, sort_keys=True, default=str)
+    state.update(f"{text};{settings!r};".encode())
+    files = sorted(Path(path).glob("*.safetensors"))
+    state.update(b"" if files else path.encode())
+    for file in files:
+        with file.open("rb") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(max(0, size - _SAMPLED_BYTES))
+            state.update(f"{file.name}:{size};".encode() + stream.read())
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1 and "norm" in name:
+            values = parameter.detach().to("cpu", torch.float32)
+            state.update(name.encode() + values.numpy().tobytes())
+    return state.hexdigest()
+
+
+def _behind_forwards(runner: Any) -> Callable[[], None]:
+    """Orders the scheduler's own stream behind the stream that forwards run on."""
+    if runner.device == "cpu":
+        return lambda: None
+    device = torch.get_device_module(runner.device)
+    return lambda: device.current_stream().wait_stream(runner.forward_stream)

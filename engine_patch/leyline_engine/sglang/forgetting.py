@@ -1,0 +1,134 @@
+"""Forgetting in SGLang's tree: what a session published is found by path, removed and overwritten.
+
+What running requests hold is condemned instead: matchable for nobody from now on, and removed when
+they let go of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from leyline_engine.contract import ForgetCounts
+from leyline_engine.ledger import SpanKey, SpanLedger
+from leyline_engine.lineage import exact_length
+from leyline_engine.pending import PendingForgets
+from leyline_engine.sglang.containment import contained
+from leyline_engine.sglang.publications import Publication, Publications
+from leyline_engine.sglang.radix import Condemned, LeylineRadixCache
+from leyline_engine.sources import SessionKey, SourceRegistry
+
+log = logging.getLogger(__name__)
+
+
+class Forgetter:
+    """Carries out forgets on one tree."""
+
+    def __init__(
+        self,
+        cache: LeylineRadixCache,
+        registry: SourceRegistry,
+        ledger: SpanLedger,
+        publications: Publications,
+    ) -> None:
+        self._cache = cache
+        self._registry = registry
+        self._ledger = ledger
+        self._publications = publications
+        self.pending = PendingForgets()
+
+    def forget(
+        self,
+        session: SessionKey,
+        spans: frozenset[SpanKey] | None,
+        *,
+        spared: Sequence[Publication],
+        ticket: str,
+    ) -> tuple[ForgetCounts, frozenset[SpanKey]]:
+        """Remove what a session published that may have read ``spans``.
+
+        That is all but the ``spared`` paths and turns that are known to have read none of them.
+        What other sessions published as well stays theirs, but no spliced KV that read the spans
+        does, whoever holds it.
+
+        Args:
+            spans: what to forget; None for whatever the session holds.
+            spared: what the session's new prompt may go on with.
+            ticket: names the forget in :attr:`pending`.
+
+        Returns:
+            What was reached, and the spans of which no KV can be found any more.
+        """
+        scope = session[0]
+        turns = self._registry.turns(session)
+        if spans is not None:
+            clean = [t for t in turns if self._ledger.first_reader(t, spans) == len(t.tokens)]
+        else:
+            spans, clean = self._ledger.hidden_spans(session), []
+        kept = [*spared, *(Publication(turn.keys(), turn.lineage) for turn in clean)]
+        tainted = self._ledger.lineages_reading(scope, spans)
+        erased = shared = 0
+        for owner, path, start in self._publications.under(scope, tainted):
+            erased += self._remove(path, start, ticket)
+            self._publications.cut(owner, path, start)
+        for path in self._publications.of(session):
+            start = max((path.common(other) for other in kept), default=0)
+            if start == len(path.keys):
+                continue
+            exact = exact_length(path.keys)
+            theirs = min(self._publications.shared(session, path, start), max(exact, start))
+            shared += self._cached(path, theirs) - self._cached(path, start)
+            erased += self._remove(path, theirs, ticket)
+            self._publications.cut(session, path, start)
+        for turn in turns:
+            if turn not in clean:
+                self._registry.drop(session, turn.turn)
+        self._ledger.strike(scope, spans)
+        return self.pending.open(ticket, erased, shared), spans
+
+    def _cached(self, path: Publication, length: int) -> int:
+        return int(self._cache.find(path.keys, path.space, length).device_prefix_len)
+
+    def condemn(self, session: SessionKey, ticket: str) -> ForgetCounts:
+        """Let nobody find anything that a session published, nor any KV of its tenant that a
+        splice moved; :meth:`settle` removes it. Where a forget failed, nothing tells them apart.
+        """
+        for turn in self._registry.turns(session):
+            self._registry.drop(session, turn.turn)
+        doomed = [Condemned(path, 0) for path in self._publications.of(session)]
+        doomed += [Condemned(path, start) for path, start in self._publications.spliced(session[0])]
+        self._cache.condemned.extend(doomed)
+        for each in doomed:
+            self.pending.wait(ticket, each, len(each.path.keys) - each.start)
+        return self.pending.open(ticket, 0, 0)
+
+    def remove(self, path: Publication, start: int) -> None:
+        """Remove what is cached of a path from ``start`` on; nobody asked what came of it."""
+        try:
+            self._remove(path, start, "")
+        except Exception:
+            log.exception("a path could not be removed; nobody finds it from here on")
+            self._cache.condemned.append(Condemned(path, start))
+
+    def _remove(self, path: Publication, start: int, ticket: str) -> int:
+        done = self._cache.unpublish(path, start)
+        if done.held:
+            doomed = Condemned(path, start)
+            self._cache.condemned.append(doomed)
+            if ticket:
+                self.pending.wait(ticket, doomed, done.held)
+        return done.erased
+
+    def settle(self) -> None:
+        """Remove what was condemned and isn't held any more."""
+        for doomed in tuple(self._cache.condemned):
+            with contained("removing a condemned path"):
+                if not self._cache.unpublish(doomed.path, doomed.start).held:
+                    self._cache.condemned.remove(doomed)
+                    self.pending.let_go([doomed])
+        self.pending.settle()
+
+    def clear(self) -> None:
+        """The tree is empty: nothing is held."""
+        self.pending.let_go(tuple(self._cache.condemned))
+        self.pending.settle()

@@ -1,0 +1,179 @@
+"""The envelope on an SGLang request: bounded where it comes in, read in the scheduler.
+
+SGLang carries an envelope in two ways. ``custom_params.kv_hints`` is there on every route that
+generates (on ``/generate`` inside ``sampling_params``) and comes through whole. The native
+``kv_hints`` of ``/generate`` is a typed record without a signature: SGLang drops that field, and
+refuses a malformed record with a 400 of its own. An engine that has a secret therefore acts on
+``custom_params.kv_hints`` only.
+
+The tokenizer process packs an envelope into one JSON string. SGLang's msgpack transport refuses
+nested ``custom_params`` in the scheduler's receive loop, and a string's size is known at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from dataclasses import replace
+from typing import Any, Protocol
+
+import msgspec
+
+from leyline_engine.contract import Reason
+from leyline_engine.hints import Hints, decode_hints, message_id_of
+
+log = logging.getLogger(__name__)
+
+SECRET_VARIABLE = "LEYLINE_HINTS_SECRET"  # noqa: S105 - the name of a variable
+"""Environment variable with the secret that proxy and engine share; the proxy's own name for it."""
+MAX_ENVELOPE_BYTES = 4 << 20
+"""Of an envelope's JSON. The largest that a proxy sends for a 100K-token prompt is far below."""
+
+_MEMBER = "kv_hints"
+_REQUEST_MEMBER = "__req__"
+_OUR_ACTIONS = "leyline."
+_REFUSALS = {
+    "too_large": f"kv_hints: more than {MAX_ENVELOPE_BYTES} bytes",
+    "unreadable": "kv_hints: can't be written as JSON",
+}
+
+
+Packed = str | dict[str, str | None]
+"""JSON text of an envelope, or a flat record that says why there is none."""
+
+
+class CarriesHints(Protocol):
+    """What SGLang's request records have in common, before and inside the scheduler."""
+
+    sampling_params: Any
+    kv_hints: Any
+
+
+def hints_secret() -> str | None:
+    """The secret that envelopes are signed with; None takes them unsigned."""
+    return os.environ.get(SECRET_VARIABLE) or None
+
+
+def pack_hints(request: CarriesHints) -> None:
+    """Bound and pack a request's envelope in the tokenizer process.
+
+    ``sampling_params`` is the client's dictionary there; it is replaced, never changed.
+    """
+    params = request.sampling_params
+    if not isinstance(params, dict):
+        return
+    custom = params.get("custom_params")
+    packed: Packed | None
+    match custom:
+        case {"kv_hints": raw} if raw is not None:
+            packed = _packed(raw)
+        case _:
+            packed = _refused_native(request.kv_hints)
+            if packed is None:
+                return
+            request.kv_hints = None
+    request.sampling_params = {**params, "custom_params": {**(custom or {}), _MEMBER: packed}}
+
+
+def take_hints(request: CarriesHints, secret: str | None) -> Hints:
+    """Read a request's envelope in the scheduler, and remove it from ``custom_params``.
+
+    Afterwards the request's sampling parameters are those of one without an envelope. What is
+    wrong with an envelope goes into the result; nothing is raised.
+
+    Args:
+        request: a ``Req``, right after it was made.
+        secret: what :func:`hints_secret` gives.
+    """
+    try:
+        hints = _read_and_remove(request, secret)
+    except Exception:
+        log.exception("an envelope could not be read")
+        return Hints(invalid=Reason.INVALID_EDIT, detail="kv_hints: can't be read")
+    if hints.payload is not None and request.sampling_params.n > 1:
+        # SGLang runs one request for each answer, and one before them: as many turns of one name.
+        return replace(
+            hints,
+            payload=None,
+            invalid=Reason.UNSUPPORTED_RUNTIME,
+            detail="kv_hints: a turn has one answer, and n is greater",
+        )
+    return hints
+
+
+def _read_and_remove(request: CarriesHints, secret: str | None) -> Hints:
+    custom = request.sampling_params.custom_params
+    if not (isinstance(custom, dict) and _MEMBER in custom):
+        return _decode_native(request.kv_hints, secret)
+    request.sampling_params = _without_member(request.sampling_params)
+    raw = custom[_MEMBER]
+    return Hints() if raw is None else _decode(_packed(raw), secret)
+
+
+def _without_member(params: Any) -> Any:
+    rest = {key: value for key, value in params.custom_params.items() if key != _MEMBER}
+    if rest.keys() <= {_REQUEST_MEMBER}:
+        # SGLang adds this one only beside parameters of the client's.
+        rest = {}
+    clean = copy.copy(params)
+    clean.custom_params = rest or None
+    return clean
+
+
+def _packed(raw: object) -> Packed:
+    refusal = "too_large"
+    try:
+        match raw:
+            case {"refused": str(code)}:
+                return _refusal(raw, code)
+            case str():
+                text = raw
+            case _:
+                text = msgspec.json.encode(raw).decode()
+        # A character is a byte at least.
+        if len(text) <= MAX_ENVELOPE_BYTES and len(text.encode()) <= MAX_ENVELOPE_BYTES:
+            return text
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        refusal = "unreadable"
+    return _refusal(raw, refusal)
+
+
+def _refusal(raw: object, code: str) -> dict[str, str | None]:
+    return {"message_id": message_id_of(raw), "refused": code}
+
+
+def _decode(packed: Packed, secret: str | None) -> Hints:
+    if isinstance(packed, str):
+        try:
+            return decode_hints(msgspec.json.decode(packed), secret)
+        except (msgspec.DecodeError, RecursionError):
+            packed = _refusal(None, "unreadable")
+    detail = _REFUSALS.get(packed["refused"] or "", _REFUSALS["unreadable"])
+    return Hints(packed["message_id"], invalid=Reason.INVALID_EDIT, detail=detail)
+
+
+def _decode_native(native: Any, secret: str | None) -> Hints:
+    if native is None:
+        return Hints()
+    if secret is None:
+        return _decode(_packed(msgspec.to_builtins(native)), secret)
+    if not _is_ours(native):
+        return Hints()
+    return Hints(
+        native.message_id,
+        invalid=Reason.INVALID_EDIT,
+        detail="kv_hints: the native field carries no signature; use custom_params.kv_hints",
+    )
+
+
+def _refused_native(native: Any) -> Packed | None:
+    """Why a native envelope of ours must not travel on; None where it may, or isn't ours."""
+    if native is None or not _is_ours(native):
+        return None
+    packed = _packed(msgspec.to_builtins(native))
+    return None if isinstance(packed, str) else packed
+
+
+def _is_ours(native: Any) -> bool:
+    return any(action.action_type.startswith(_OUR_ACTIONS) for action in native.actions)

@@ -1,0 +1,190 @@
+"""Leyline's documents on SGLang's own HTTP application, behind SGLang's own API key.
+
+``EngineHttp`` lives in the launching process, which serves HTTP too: it opens the channel before
+SGLang starts the schedulers, and adds the routes before SGLang starts to serve. Where SGLang
+serves from other processes (``--tokenizer-worker-num``, the Rust server, ``--use-ray``), the
+routes are missing, and the proxy takes the engine for one that doesn't splice.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from collections.abc import Callable, Mapping
+from secrets import token_hex
+from typing import Any
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from leyline_engine.contract import (
+    CAPABILITY_PATH,
+    RECEIPT_PATH,
+    RENDERER_PATH,
+    ChatDialect,
+)
+from leyline_engine.sglang.channel import ENDPOINT_VARIABLE, ReceiptChannel
+from leyline_engine.sglang.hints import CarriesHints, pack_hints
+
+log = logging.getLogger(__name__)
+
+_SERVER = "sglang.srt.entrypoints.http_server"
+_TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+
+
+def register_http() -> None:
+    """Hook into this process's HTTP server and tokenizer manager, should it ever start them.
+
+    Does nothing in the processes that a launcher with a channel has started.
+    """
+    if ENDPOINT_VARIABLE in os.environ:
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    http = EngineHttp()
+    for target, hook in (
+        (f"{_SERVER}.launch_server", http.before_launch),
+        (f"{_SERVER}._setup_and_run_http_server", http.before_serving),
+        (f"{_TOKENIZER}._create_tokenized_object", http.before_tokenizing),
+    ):
+        HookRegistry.register(target, _logging_failures(hook), HookType.BEFORE)
+
+
+class EngineHttp:
+    """The hooks of the launching process, and what they share."""
+
+    def __init__(self) -> None:
+        self._channel: ReceiptChannel | None = None
+
+    def before_launch(self, server_args: Any, *_: Any, **__: Any) -> None:
+        """Open the channel; the processes that SGLang starts next inherit its address."""
+        os.environ.pop(ENDPOINT_VARIABLE, None)
+        if server_args.node_rank > 0:
+            log.warning("node %d serves no HTTP: it listens for no receipts", server_args.node_rank)
+            return
+        self._channel = ReceiptChannel(replicas=server_args.dp_size)
+        atexit.register(self._channel.close)
+        os.environ[ENDPOINT_VARIABLE] = self._channel.endpoint
+
+    def before_serving(
+        self, server_args: Any, tokenizer_manager: Any, template_manager: Any, *_: Any, **__: Any
+    ) -> None:
+        """Add the routes, once the schedulers run."""
+        # What this process starts from now on is none of this engine's.
+        os.environ.pop(ENDPOINT_VARIABLE, None)
+        if self._channel is None:
+            return
+        if server_args.tokenizer_worker_num > 1:
+            log.warning("Leyline's routes need --tokenizer-worker-num 1: none are served")
+            return
+        from sglang.srt.entrypoints.http_server import app
+        from sglang.srt.runtime_context import get_serving
+
+        endpoints = Endpoints(
+            self._channel,
+            tokenizer_manager,
+            template_manager,
+            template_kwargs=get_serving().default_chat_template_kwargs or {},
+        )
+        app.router.routes.extend(endpoints.routes())
+
+    def before_tokenizing(self, _: Any, request: CarriesHints, *__: Any, **___: Any) -> None:
+        """Bound the request's envelope."""
+        pack_hints(request)
+
+
+class Endpoints:
+    """The handlers."""
+
+    def __init__(
+        self,
+        channel: ReceiptChannel,
+        tokenizer_manager: Any,
+        template_manager: Any,
+        *,
+        template_kwargs: Mapping[str, Any],
+    ) -> None:
+        """
+        Args:
+            tokenizer_manager: SGLang's, with the tokenizer.
+            template_manager: SGLang's, with what renders chats.
+            template_kwargs: what templates are given where a request says nothing else.
+        """
+        self._channel = channel
+        # The schedulers end with this process, and what they retain with them.
+        self._instance = token_hex(8)
+        self._tokenizer_manager = tokenizer_manager
+        self._template_manager = template_manager
+        self._template_kwargs = dict(template_kwargs)
+
+    def routes(self) -> list[Route]:
+        """One route for each document."""
+        return [
+            Route(CAPABILITY_PATH, self.capability),
+            Route(RECEIPT_PATH, self.receipt),
+            Route(RENDERER_PATH, self.renderer),
+        ]
+
+    async def capability(self, request: Request) -> Response:
+        """The handshake document; 503 until every replica has said what it is."""
+        capability = self._channel.capability()
+        if capability is None:
+            return _error(503, "the schedulers haven't said what they can do", "not_ready")
+        named = msgspec.structs.replace(capability, instance=self._instance)
+        return JSONResponse(msgspec.to_builtins(named))
+
+    async def receipt(self, request: Request) -> Response:
+        """The record of one request, by the ``message_id`` of its envelope."""
+        record = self._channel.records.get(request.path_params["message_id"])
+        if record is None:
+            return _error(404, "no record of that message is kept", "not_found", "message_id")
+        return JSONResponse(msgspec.to_builtins(record))
+
+    async def renderer(self, request: Request) -> Response:
+        """What renders chats, and how it is called; 404 where SGLang renders without it."""
+        tokenizer = getattr(self._tokenizer_manager.tokenizer, "backend_tokenizer", None)
+        templates = self._template_manager
+        if tokenizer is None:
+            return _error(404, "this engine has no fast tokenizer to show", "not_found")
+        if templates.chat_template_name is not None or templates.python_chat_template is not None:
+            return _error(404, "this engine renders chats without a Jinja template", "not_found")
+        return JSONResponse(await run_in_threadpool(self._renderer_document))
+
+    def _renderer_document(self) -> dict[str, Any]:
+        tokenizer = self._tokenizer_manager.tokenizer
+        template = tokenizer.chat_template
+        return {
+            "chat_template": template if isinstance(template, str) else "",
+            "special_tokens": {
+                name: str(value)
+                for name, value in tokenizer.special_tokens_map.items()
+                if isinstance(value, str)
+            },
+            "tokenizer_json": tokenizer.backend_tokenizer.to_str(),
+            "dialect": ChatDialect.SGLANG,
+            "takes_parts": self._template_manager.jinja_template_content_format == "openai",
+            "template_kwargs": self._template_kwargs,
+        }
+
+
+def _error(status: int, message: str, code: str, param: str | None = None) -> Response:
+    """An error in OpenAI's shape."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return JSONResponse({"error": error}, status)
+
+
+def _logging_failures(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook whose failure leaves SGLang running as it would without it."""
+
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            hook(*args, **kwargs)
+        except Exception:
+            log.exception("Leyline's hook %s failed", hook.__name__)
+
+    return guarded

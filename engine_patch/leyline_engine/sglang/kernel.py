@@ -1,0 +1,257 @@
+"""Moving rows of a KV pool on a GPU: one launch for all layers.
+
+Angles come from torch, so that both movers turn by the same fp32 cosines and sines. Without fused
+multiply-add the kernel's fp32 arithmetic is torch's as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.sglang.mover import Move, PoolTensors
+
+_TOKENS = 8
+"""Rows per program."""
+_COPY = 512
+"""Elements of a row that a program copies per step, at most."""
+_ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@triton.jit
+def _move_rows(  # type: ignore[no-untyped-def]
+    key_pointers,
+    value_pointers,
+    as_computed,
+    source,
+    target,
+    origin,
+    claimed,
+    cos,
+    sin,
+    count,
+    origins,
+    key_stride,
+    value_stride,
+    ELEMENT: tl.constexpr,
+    HEADS: tl.constexpr,
+    KEY: tl.constexpr,
+    VALUE: tl.constexpr,
+    BAND: tl.constexpr,
+    HALF: tl.constexpr,
+    STEP: tl.constexpr,
+    GAP: tl.constexpr,
+    PLAIN: tl.constexpr,
+    PLAIN_LENGTH: tl.constexpr,
+    PAIRS: tl.constexpr,
+    COPY: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Program (tile of rows, layer, head): copy what stays, turn the band, keep it if claimed.
+
+    Pair p of the band is its elements ``p·STEP`` and ``p·STEP + GAP``.
+    """
+    row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    layer = tl.program_id(1)
+    head = tl.program_id(2)
+    live = row < count
+    held = tl.load(source + row, mask=live, other=0)
+    wanted = tl.load(target + row, mask=live, other=0)
+    keys = tl.load(key_pointers + layer).to(tl.pointer_type(ELEMENT)) + head * KEY
+    key_from = keys + held[:, None] * key_stride
+    key_to = keys + wanted[:, None] * key_stride
+
+    for begin in range(0, PLAIN_LENGTH, COPY):
+        at = begin + tl.arange(0, COPY)
+        here = live[:, None] & (at < PLAIN_LENGTH)[None, :]
+        kept = tl.load(key_from + (PLAIN + at)[None, :], mask=here)
+        tl.store(key_to + (PLAIN + at)[None, :], kept, mask=here)
+    if VALUE > 0:
+        values = tl.load(value_pointers + layer).to(tl.pointer_type(ELEMENT)) + head * VALUE
+        for begin in range(0, VALUE, COPY):
+            at = begin + tl.arange(0, COPY)
+            here = live[:, None] & (at < VALUE)[None, :]
+            kept = tl.load(values + held[:, None] * value_stride + at[None, :], mask=here)
+            tl.store(values + wanted[:, None] * value_stride + at[None, :], kept, mask=here)
+
+    pair = tl.arange(0, PAIRS)
+    turning = live[:, None] & (pair < HALF)[None, :]
+    first = (pair * STEP)[None, :]
+    second = first + GAP
+    angle = row[:, None] * HALF + pair[None, :]
+    c = tl.load(cos + angle, mask=turning, other=0.0)
+    s = tl.load(sin + angle, mask=turning, other=0.0)
+    back = tl.load(origin + row, mask=live, other=-1)
+    taken = tl.load(claimed + row, mask=live, other=-1)
+    returning = turning & (back >= 0)[:, None]
+    own = turning & (back < 0)[:, None]
+    claiming = turning & (taken >= 0)[:, None]
+    ring = as_computed + layer.to(tl.int64) * origins * HEADS * 2 * HALF + head * 2 * HALF
+    back_from = ring + back[:, None] * HEADS * 2 * HALF
+    taken_to = ring + taken[:, None] * HEADS * 2 * HALF
+    # The masks exclude each other: each element comes from one of the two.
+    x = tl.load(key_from + BAND + first, mask=own, other=0.0)
+    y = tl.load(key_from + BAND + second, mask=own, other=0.0)
+    x = tl.where(returning, tl.load(back_from + first, mask=returning, other=0.0), x)
+    y = tl.where(returning, tl.load(back_from + second, mask=returning, other=0.0), y)
+    tl.store(taken_to + first, x, mask=claiming)
+    tl.store(taken_to + second, y, mask=claiming)
+    x = x.to(tl.float32)
+    y = y.to(tl.float32)
+    tl.store(key_to + BAND + first, (x * c - y * s).to(ELEMENT), mask=turning)
+    tl.store(key_to + BAND + second, (y * c + x * s).to(ELEMENT), mask=turning)
+
+
+@triton.jit
+def _refute_rows(  # type: ignore[no-untyped-def]
+    key_pointers,
+    as_computed,
+    slots,
+    origin,
+    cos,
+    sin,
+    certified,
+    count,
+    origins,
+    key_stride,
+    ELEMENT: tl.constexpr,
+    HEADS: tl.constexpr,
+    KEY: tl.constexpr,
+    BAND: tl.constexpr,
+    HALF: tl.constexpr,
+    STEP: tl.constexpr,
+    GAP: tl.constexpr,
+    PAIRS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Program (tile of rows, layer, head): clear ``certified`` where turned origin ≠ slot."""
+    row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    layer = tl.program_id(1)
+    head = tl.program_id(2)
+    live = row < count
+    held = tl.load(slots + row, mask=live, other=0)
+    back = tl.load(origin + row, mask=live, other=-1)
+    pair = tl.arange(0, PAIRS)
+    turning = (live & (back >= 0))[:, None] & (pair < HALF)[None, :]
+    first = (pair * STEP)[None, :]
+    second = first + GAP
+    angle = row[:, None] * HALF + pair[None, :]
+    c = tl.load(cos + angle, mask=turning, other=0.0)
+    s = tl.load(sin + angle, mask=turning, other=0.0)
+    ring = as_computed + layer.to(tl.int64) * origins * HEADS * 2 * HALF + head * 2 * HALF
+    back_from = ring + back[:, None] * HEADS * 2 * HALF
+    keys = tl.load(key_pointers + layer).to(tl.pointer_type(ELEMENT)) + head * KEY + BAND
+    key_at = keys + held[:, None] * key_stride
+    x = tl.load(back_from + first, mask=turning, other=0.0).to(tl.float32)
+    y = tl.load(back_from + second, mask=turning, other=0.0).to(tl.float32)
+    u = tl.load(key_at + first, mask=turning, other=0.0).to(tl.float32)
+    v = tl.load(key_at + second, mask=turning, other=0.0).to(tl.float32)
+    same_u = (x * c - y * s).to(ELEMENT).to(tl.float32) == u
+    same_v = (y * c + x * s).to(ELEMENT).to(tl.float32) == v
+    refuted = turning & ((same_u & same_v) == 0)
+    # Programs that disagree with the entry all write the same value.
+    where = certified + row[:, None] + 0 * pair[None, :]
+    tl.store(where, 0, mask=refuted)
+
+
+class TritonMover:
+    """The mover for GPUs; Triton's interpreter runs it anywhere."""
+
+    def __init__(self, tensors: PoolTensors, rotary: Rotary) -> None:
+        self._rotary = rotary
+        self._tensors = tensors
+        keys = tensors.keys
+        values = tensors.values
+        half = rotary.dim // 2
+        interleaved = rotary.pairing is Pairing.INTERLEAVED
+        heads, key = keys[0].shape[1:]
+        # The band lies at one end of a key: what is left is one stretch.
+        self._plain = (
+            (0, tensors.rotary_start) if tensors.rotary_start else (rotary.dim, key - rotary.dim)
+        )
+        if sum(self._plain) != (tensors.rotary_start or key):
+            raise ValueError("the rotary band lies at neither end of the key")
+        self._key_pointers = self._pointers(keys)
+        self._value_pointers = self._pointers(values or keys)
+        self._value = values[0].shape[-1] if values else 0
+        self._value_stride = values[0].stride(0) if values else 0
+        self._shape: dict[str, Any] = {
+            "ELEMENT": _ELEMENTS[tensors.dtype],
+            "HEADS": heads,
+            "KEY": key,
+            "BAND": tensors.rotary_start,
+            "HALF": half,
+            "STEP": 2 if interleaved else 1,
+            "GAP": 1 if interleaved else half,
+            "PAIRS": triton.next_power_of_2(half),
+            "TOKENS": _TOKENS,
+            "enable_fp_fusion": False,
+        }
+
+    def _pointers(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        return torch.tensor(addresses, dtype=torch.int64, device=self._tensors.device)
+
+    def _grid(self, count: int) -> tuple[int, int, int]:
+        keys = self._tensors.keys
+        return triton.cdiv(count, _TOKENS), len(keys), int(keys[0].shape[1])
+
+    def move(self, move: Move, as_computed: torch.Tensor) -> None:
+        """See :meth:`~leyline_engine.sglang.mover.RowMover.move`."""
+        count = len(move.source)
+        cos, sin = self._rotary.turns(move.computed_at, move.needed_at)
+        plain, length = self._plain
+        longest = max(length, self._value, 1)
+        _move_rows[self._grid(count)](
+            self._key_pointers,
+            self._value_pointers,
+            as_computed,
+            move.source,
+            move.target,
+            move.origin,
+            move.claimed,
+            cos,
+            sin,
+            count,
+            as_computed.shape[1],
+            self._tensors.keys[0].stride(0),
+            self._value_stride,
+            VALUE=self._value,
+            PLAIN=plain,
+            PLAIN_LENGTH=length,
+            COPY=min(_COPY, triton.next_power_of_2(longest)),
+            **self._shape,
+        )
+
+    def certify(
+        self,
+        slots: torch.Tensor,
+        origin: torch.Tensor,
+        computed_at: torch.Tensor,
+        stands_at: torch.Tensor,
+        as_computed: torch.Tensor,
+    ) -> torch.Tensor:
+        """See :meth:`~leyline_engine.sglang.mover.RowMover.certify`."""
+        certified = (origin >= 0).to(torch.int32)
+        count = len(slots)
+        if count == 0:
+            return certified.bool()
+        cos, sin = self._rotary.turns(computed_at, stands_at)
+        _refute_rows[self._grid(count)](
+            self._key_pointers,
+            as_computed,
+            slots,
+            origin,
+            cos,
+            sin,
+            certified,
+            count,
+            as_computed.shape[1],
+            self._tensors.keys[0].stride(0),
+            **self._shape,
+        )
+        return certified.bool()

@@ -1,0 +1,169 @@
+"""Moving rows of a KV pool: the one step of a splice that touches the pool's tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from leyline_engine.rotation import Rotary
+
+_CHUNK = 2048
+"""Rows per step in plain torch: bounds what is held beside the pool, and stays in cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTensors:
+    """A KV pool's tensors, one per layer, ``[slots, heads, dim]`` each, rows contiguous."""
+
+    pool_class: str
+    """``mla_latent`` or ``gqa``, as in the capability document."""
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+    """Empty where a key's row holds everything (MLA)."""
+    rotary_start: int
+    rotary_dim: int
+    """The key's dimensions ``[rotary_start, rotary_start + rotary_dim)`` turn with position."""
+    capacity: int
+    """Slots that can hold tokens; the tensors have a few more."""
+
+    @property
+    def slots(self) -> int:
+        return int(self.keys[0].shape[0])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.keys[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.keys[0].device
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one slot over all layers."""
+        return sum(t[0].numel() * t.element_size() for t in (*self.keys, *self.values))
+
+    def band(self, keys: torch.Tensor) -> torch.Tensor:
+        """The rotary part of ``[..., dim]`` keys, as a view."""
+        return keys[..., self.rotary_start : self.rotary_start + self.rotary_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Which rows go where, and which key each is turned from. Vectors of length n, on the device.
+
+    Targets are distinct and none is a source; no origin is claimed in the same move.
+    """
+
+    source: torch.Tensor
+    """int64 slots."""
+    target: torch.Tensor
+    """int64 slots."""
+    origin: torch.Tensor
+    """int64 rows of the origin store whose as-computed key is turned; -1: the source's own key."""
+    claimed: torch.Tensor
+    """int64 rows that take the source's own key as the as-computed one; -1: none."""
+    computed_at: torch.Tensor
+    """int64 positions at which the keys to turn were computed."""
+    needed_at: torch.Tensor
+    """int64 positions of the targets."""
+
+
+class RowMover(Protocol):
+    """Copies and turns rows of one pool, in all layers."""
+
+    def move(self, move: Move, as_computed: torch.Tensor) -> None:
+        """Copy rows and turn their keys; ``as_computed [layers, rows, heads, rotary_dim]``."""
+
+    def certify(
+        self,
+        slots: torch.Tensor,
+        origin: torch.Tensor,
+        computed_at: torch.Tensor,
+        stands_at: torch.Tensor,
+        as_computed: torch.Tensor,
+    ) -> torch.Tensor:
+        """Whether turning ``origin``'s key gives exactly what the slot holds, in every layer.
+
+        Args:
+            slots: int64 ``[n]``.
+            origin: int64 ``[n]`` rows of ``as_computed``; -1: none, which certifies nothing.
+            computed_at: int64 ``[n]`` positions at which the origins were computed.
+            stands_at: int64 ``[n]`` positions at which the slots stand.
+
+        Returns:
+            bool ``[n]``.
+        """
+
+
+class TorchMover:
+    """The mover in plain torch, for every device."""
+
+    def __init__(self, tensors: PoolTensors, rotary: Rotary) -> None:
+        self._tensors = tensors
+        self._rotary = rotary
+
+    def move(self, move: Move, as_computed: torch.Tensor) -> None:
+        """See :meth:`RowMover.move`."""
+        for start in range(0, len(move.source), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            self._move_chunk(
+                Move(
+                    move.source[part],
+                    move.target[part],
+                    move.origin[part],
+                    move.claimed[part],
+                    move.computed_at[part],
+                    move.needed_at[part],
+                ),
+                as_computed,
+            )
+
+    def _move_chunk(self, move: Move, as_computed: torch.Tensor) -> None:
+        returning = torch.nonzero(move.origin >= 0).flatten()
+        origin = move.origin[returning]
+        claiming = torch.nonzero(move.claimed >= 0).flatten()
+        claimed, every = move.claimed[claiming], len(claiming) == len(move.claimed)
+        cos, sin = self._turns(move.computed_at, move.needed_at)
+        for values in self._tensors.values:
+            values.index_copy_(0, move.target, values.index_select(0, move.source))
+        for layer, keys in enumerate(self._tensors.keys):
+            rows = keys.index_select(0, move.source)
+            band = self._tensors.band(rows)
+            if len(claiming):
+                own = band if every else band.index_select(0, claiming)
+                as_computed[layer].index_copy_(0, claimed, own)
+            if len(returning):
+                band.index_copy_(0, returning, as_computed[layer].index_select(0, origin))
+            band.copy_(self._rotary.apply(band, cos, sin))
+            keys.index_copy_(0, move.target, rows)
+
+    def certify(
+        self,
+        slots: torch.Tensor,
+        origin: torch.Tensor,
+        computed_at: torch.Tensor,
+        stands_at: torch.Tensor,
+        as_computed: torch.Tensor,
+    ) -> torch.Tensor:
+        """See :meth:`RowMover.certify`."""
+        certified = torch.zeros(len(slots), dtype=torch.bool, device=slots.device)
+        believed = torch.nonzero(origin >= 0).flatten()
+        for start in range(0, len(believed), _CHUNK):
+            chosen = believed[start : start + _CHUNK]
+            held, rows = slots[chosen], origin[chosen]
+            cos, sin = self._turns(computed_at[chosen], stands_at[chosen])
+            same = torch.ones(len(chosen), dtype=torch.bool, device=slots.device)
+            for layer, keys in enumerate(self._tensors.keys):
+                turned = self._rotary.apply(as_computed[layer].index_select(0, rows), cos, sin)
+                band = self._tensors.band(keys.index_select(0, held))
+                same &= (turned == band).flatten(1).all(dim=1)
+            certified[chosen] = same
+        return certified
+
+    def _turns(
+        self, computed_at: torch.Tensor, needed_at: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._rotary.spread(*self._rotary.turns(computed_at, needed_at))

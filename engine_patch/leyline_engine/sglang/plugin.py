@@ -1,0 +1,148 @@
+"""Entry point ``leyline`` of ``sglang.srt.plugins``: runs in every SGLang process."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+BACKEND = "leyline"
+"""``--radix-cache-backend`` that switches Leyline on."""
+
+MIN_COPY_VARIABLE = "LEYLINE_MIN_COPY_TOKENS"
+_MIN_COPY = 32
+"""Shorter copies cost more, as a forward and a launch, than prefilling them."""
+
+log = logging.getLogger(__name__)
+
+
+def register() -> None:
+    """Extend this SGLang process: the radix back end, the scheduler's hooks, the HTTP routes."""
+    from sglang.srt.mem_cache.registry import (
+        get_radix_cache_factory,
+        register_radix_cache_backend,
+    )
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from leyline_engine.sglang.http import register_http
+
+    if get_radix_cache_factory(BACKEND) is not None:
+        return
+    register_radix_cache_backend(BACKEND, create_cache)
+    scheduler = "sglang.srt.managers.scheduler.Scheduler"
+    streamer = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
+    for target, hook in {
+        f"{scheduler}._create_generation_req": _receive,
+        f"{scheduler}.get_prefill_adder_class": _adder_class,
+        f"{scheduler}._add_request_to_queue": _queue,
+        f"{streamer}.stream_output": _stream_output,
+        "sglang.srt.managers.schedule_policy.touch_waiting_prefix": _touch,
+    }.items():
+        HookRegistry.register(target, hook, HookType.AROUND)
+    register_http()
+
+
+def create_cache(context: Any) -> Any:
+    """The tree cache of one scheduler (``--radix-cache-backend leyline``)."""
+    from sglang.srt.mem_cache.registry import create_unified_radix_cache
+    from sglang.srt.runtime_context import get_observability, get_parallel
+
+    from leyline_engine.sglang.channel import open_sender
+    from leyline_engine.sglang.engine import SchedulerEngine
+    from leyline_engine.sglang.facts import read_facts
+    from leyline_engine.sglang.hints import hints_secret
+    from leyline_engine.sglang.metrics import open_metrics
+    from leyline_engine.sglang.radix import LeylineRadixCache
+
+    cache = create_unified_radix_cache(context, cache_class=LeylineRadixCache)
+    facts = read_facts(context)
+    parallel = get_parallel()
+    metrics = open_metrics(
+        enabled=get_observability().enable_metrics, attn_tp_rank=parallel.attn_tp_rank
+    )
+    sender = open_sender(
+        attn_tp_rank=parallel.attn_tp_rank,
+        dp_rank=parallel.dp_rank,
+        on_drop=metrics.receipt_dropped,
+    )
+    SchedulerEngine(
+        cache,
+        facts.pool,
+        facts.capability,
+        sender,
+        metrics,
+        secret=hints_secret(),
+        min_copy=int(os.environ.get(MIN_COPY_VARIABLE) or _MIN_COPY),
+        agree=_agreement(context.params.attn_tp_cache_group or context.params.tp_cache_group),
+    )
+    if facts.capability.splices:
+        log.info("Leyline splices the KV cache of this scheduler")
+    else:
+        log.warning("Leyline does not splice here: %s", facts.capability.unsupported_reason)
+    return cache
+
+
+def _agreement(group: Any) -> Callable[[bool], bool]:
+    """Tells whether all tensor-parallel ranks say yes; each asks at the same point.
+
+    Args:
+        group: their process group on the CPU; None for a single rank.
+    """
+    import torch
+
+    if group is None or torch.distributed.get_world_size(group=group) == 1:
+        return bool
+
+    def agree(succeeded: bool) -> bool:
+        votes = torch.tensor([int(succeeded)])
+        torch.distributed.all_reduce(votes, op=torch.distributed.ReduceOp.MIN, group=group)
+        return bool(votes.item())
+
+    return agree
+
+
+def _engine(scheduler: Any) -> Any:
+    return getattr(scheduler.tree_cache, "leyline", None)
+
+
+def _receive(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Read a new request's envelope."""
+    req = original(self, *args, **kwargs)
+    engine = _engine(self)
+    if engine is not None:
+        engine.receive(req)
+    return req
+
+
+def _adder_class(original: Callable[..., Any], self: Any) -> Any:
+    """Admit with :class:`.adder.LeylinePrefillAdder`."""
+    if _engine(self) is None:
+        return original(self)
+    from leyline_engine.sglang.adder import LeylinePrefillAdder
+
+    return LeylinePrefillAdder
+
+
+def _queue(original: Callable[..., Any], self: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """Let an engine's own row that was retracted go: its turn sends another."""
+    from leyline_engine.sglang.splicer import StageRow
+
+    return None if isinstance(req, StageRow) else original(self, req, *args, **kwargs)
+
+
+def _stream_output(
+    original: Callable[..., Any], self: Any, reqs: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Keep the engine's own prefill rows from the detokeniser: nobody asked for them."""
+    from leyline_engine.sglang.splicer import StageRow
+
+    return original(self, [r for r in reqs if not isinstance(r, StageRow)], *args, **kwargs)
+
+
+def _touch(original: Callable[..., Any], req: Any, tree_cache: Any) -> Any:
+    """Refresh a waiting request's prefix under its own keys."""
+    turn = getattr(req, "leyline", None)
+    if turn is None or not turn.lineage:
+        return original(req, tree_cache)
+    return tree_cache.touch_turn(turn)

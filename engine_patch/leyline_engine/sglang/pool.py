@@ -1,0 +1,255 @@
+"""Splicing and erasing rows of SGLang's KV pools.
+
+Rounding must not pile up over repeated splices, so the as-computed rotary key of a spliced row is
+kept beside the pool, in a small ring. SGLang writes and frees slots without saying so; an entry is
+therefore believed only when turning its key to where the row stands gives, bit for bit, what the
+slot holds. Then using it is right by definition, whoever wrote the slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from leyline_engine.rotation import Rotary
+from leyline_engine.sglang.mover import Move, PoolTensors, RowMover, TorchMover
+
+_SHARE_WITH_ORIGIN = 8
+"""One slot in so many has room for its as-computed key, unless the caller says otherwise."""
+
+
+class UnsupportedPoolError(Exception):
+    """The pool is of no form that rows could be spliced in."""
+
+
+def read_pool(pool: object, rotary_dim: int) -> PoolTensors:
+    """The tensors of one of SGLang's KV pools.
+
+    Args:
+        pool: ``MLATokenToKVPool`` or ``MHATokenToKVPool``, and no subclass: those keep more, or
+            keep it elsewhere.
+        rotary_dim: dimensions of a key that turn with position.
+
+    Raises:
+        UnsupportedPoolError: another class, or another layout of these.
+    """
+    kind = type(pool)
+    layout = _LAYOUTS.get(f"{kind.__module__}.{kind.__qualname__}")
+    if layout is None:
+        raise UnsupportedPoolError(f"KV pool class {kind.__qualname__}")
+    tensors = layout(pool, rotary_dim)
+    every = (*tensors.keys, *tensors.values)
+    if not tensors.keys:
+        raise UnsupportedPoolError("a KV pool without layers")
+    if any(t.dim() != 3 or not t[0].is_contiguous() or t.dtype != tensors.dtype for t in every):
+        raise UnsupportedPoolError("a KV pool whose rows aren't one token each, contiguous")
+    if len({(t.shape, t.stride()) for t in tensors.keys}) != 1:
+        raise UnsupportedPoolError("a KV pool whose layers differ in shape")
+    if len({(t.shape, t.stride()) for t in tensors.values}) > 1:
+        raise UnsupportedPoolError("a KV pool whose layers differ in shape")
+    return tensors
+
+
+def _mla(pool: Any, rotary_dim: int) -> PoolTensors:
+    if pool.qk_rope_head_dim != rotary_dim:
+        raise UnsupportedPoolError(
+            f"the pool keeps {pool.qk_rope_head_dim} rotary dimensions, "
+            f"the model turns {rotary_dim}"
+        )
+    if pool.kv_cache_dim != pool.kv_lora_rank + rotary_dim:
+        raise UnsupportedPoolError("an MLA pool whose rows hold more than latent and rotary key")
+    return PoolTensors(
+        pool_class="mla_latent",
+        keys=tuple(pool.kv_buffer),
+        values=(),
+        rotary_start=pool.kv_lora_rank,
+        rotary_dim=rotary_dim,
+        capacity=pool.size,
+    )
+
+
+def _mha(pool: Any, rotary_dim: int) -> PoolTensors:
+    if pool.kv_cache_layout != "nhd":
+        raise UnsupportedPoolError(f"KV pool layout {pool.kv_cache_layout!r}")
+    if pool.is_quantized_kv_cache:
+        raise UnsupportedPoolError("quantised KV")
+    if rotary_dim > pool.head_dim:
+        raise UnsupportedPoolError("more rotary dimensions than a key has")
+    return PoolTensors(
+        pool_class="gqa",
+        keys=tuple(pool.k_buffer),
+        values=tuple(pool.v_buffer),
+        rotary_start=0,
+        rotary_dim=rotary_dim,
+        capacity=pool.size,
+    )
+
+
+_LAYOUTS: Mapping[str, Callable[[Any, int], PoolTensors]] = {
+    "sglang.srt.mem_cache.memory_pool.MLATokenToKVPool": _mla,
+    "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool": _mha,
+}
+
+
+def choose_mover(tensors: PoolTensors, rotary: Rotary) -> RowMover:
+    """The fused Triton mover on GPUs, plain torch elsewhere."""
+    if tensors.device.type != "cuda":
+        return TorchMover(tensors, rotary)
+    from leyline_engine.sglang.kernel import TritonMover
+
+    return TritonMover(tensors, rotary)
+
+
+class SplicePool:
+    """Rows of one KV pool, with the as-computed rotary keys of spliced ones beside them.
+
+    Nothing here reads a clock, chance, or, on a GPU, a value back to the host: ranks stay alike.
+    """
+
+    def __init__(
+        self,
+        tensors: PoolTensors,
+        rotary: Rotary,
+        *,
+        origins: int | None = None,
+        mover: RowMover | None = None,
+        behind_forwards: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take hold of a pool.
+
+        Args:
+            tensors: from :func:`read_pool`.
+            rotary: of the pool's model, on any device.
+            origins: as-computed keys to keep, at least 1; an eighth of the slots by default. When
+                more rows than that are spliced, the oldest keys give way, and their rows are
+                turned from what they hold: one rounding more each time.
+            mover: by default the one for the pool's device.
+            behind_forwards: makes what is queued from now on run behind all forwards in flight.
+                With overlap scheduling, one of them may still write to a slot that was freed and
+                taken again.
+        """
+        rows = max(1, tensors.capacity // _SHARE_WITH_ORIGIN) if origins is None else origins
+        if rows < 1:
+            raise ValueError("a pool keeps at least one as-computed key")
+        device = tensors.device
+        self.tensors = tensors
+        self.rotary = Rotary(rotary.inv_freq.to(device), rotary.pairing)
+        self.origins = rows
+        self._behind_forwards = behind_forwards
+        self._mover = choose_mover(tensors, self.rotary) if mover is None else mover
+        heads = tensors.keys[0].shape[1]
+        self._as_computed = torch.zeros(
+            (len(tensors.keys), rows, heads, tensors.rotary_dim),
+            dtype=tensors.dtype,
+            device=device,
+        )
+        # The last entry takes what no row claims, so that a GPU need not be waited for.
+        self._computed_at = torch.zeros(rows + 1, dtype=torch.int64, device=device)
+        self._row_of = torch.full((tensors.slots,), -1, dtype=torch.int32, device=device)
+        self._stands_at = torch.zeros(tensors.slots, dtype=torch.int32, device=device)
+        self._next = torch.zeros((), dtype=torch.int64, device=device)
+
+    @property
+    def bytes_beside(self) -> int:
+        """Device bytes that are held beside the pool."""
+        held = (self._as_computed, self._computed_at, self._row_of, self._stands_at)
+        return sum(t.numel() * t.element_size() for t in held)
+
+    @property
+    def as_computed(self) -> torch.Tensor:
+        """The keys kept beside the pool, ``[layers, origins, heads, rotary_dim]``; a view."""
+        return self._as_computed
+
+    def splice(
+        self, source: torch.Tensor, target: torch.Tensor, source_start: int, dest_start: int
+    ) -> None:
+        """Copy rows to other slots and turn their keys to new positions, in all layers.
+
+        Whatever isn't the rotary part of a key stays bit-identical. Each row is gathered, turned
+        and scattered once per layer.
+
+        Args:
+            source: int64 ``[n]`` slots on the pool's device; row i stands at position
+                ``source_start + i``.
+            target: int64 ``[n]`` slots, distinct, none of them in ``source``; row i will stand at
+                ``dest_start + i``.
+
+        Raises:
+            ValueError: the two have different lengths.
+        """
+        count = len(source)
+        if len(target) != count:
+            raise ValueError(f"{count} source slots and {len(target)} target slots")
+        if count == 0:
+            return
+        self._behind_forwards()
+        positions = torch.arange(count, dtype=torch.int64, device=source.device)
+        stands_at, needed_at = positions + source_start, positions + dest_start
+        origin = self._certified_rows(source, stands_at)
+        claimed = torch.full_like(origin, -1)
+        if dest_start != source_start:
+            claimed = self._claim(origin)
+        computed_at = self._positions_of(origin, stands_at)
+        self._mover.move(
+            Move(source, target, origin, claimed, computed_at, needed_at), self._as_computed
+        )
+        self._computed_at[claimed] = stands_at
+        self._row_of[target] = torch.maximum(origin, claimed).to(torch.int32)
+        self._stands_at[target] = needed_at.to(torch.int32)
+
+    def _certified_rows(self, slots: torch.Tensor, stands_at: torch.Tensor) -> torch.Tensor:
+        """Rows with the as-computed keys of ``slots``, int64; -1 where none certifies itself."""
+        rows = self._row_of[slots].to(torch.int64)
+        computed_at = self._positions_of(rows, stands_at)
+        certified = self._mover.certify(slots, rows, computed_at, stands_at, self._as_computed)
+        return torch.where(certified, rows, -1)
+
+    def _positions_of(self, rows: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
+        """Where the keys of ``rows`` were computed; ``otherwise`` for -1, which reads the spare."""
+        return torch.where(rows >= 0, self._computed_at[rows], otherwise)
+
+    def _claim(self, origin: torch.Tensor) -> torch.Tensor:
+        """Ring rows for those without an origin, oldest first; -1 where none is left.
+
+        Origins that this splice turns from are passed over, so no key is read and replaced at once.
+        """
+        ring = (torch.arange(self.origins, device=origin.device) + self._next) % self.origins
+        in_use = torch.zeros(self.origins + 1, dtype=torch.bool, device=origin.device)
+        in_use[origin] = True  # -1 marks the spare entry
+        free = ~in_use[ring]
+        by_rank = torch.zeros(self.origins + 1, dtype=torch.int64, device=origin.device)
+        by_rank[torch.where(free, free.cumsum(0) - 1, -1)] = ring
+        asking = origin < 0
+        rank = asking.cumsum(0) - 1
+        granted = asking & (rank < free.sum())
+        claimed = torch.where(granted, by_rank[rank.clamp(0, self.origins)], -1)
+        age = torch.where(granted, (claimed - self._next) % self.origins, -1)
+        self._next = (self._next + age.max() + 1) % self.origins
+        return claimed
+
+    def erase(self, slots: torch.Tensor) -> None:
+        """Overwrite rows, in all layers, and the as-computed keys that no spliced row vouches for.
+
+        So what is kept beside the pool is, after this, of rows that the pool still holds.
+
+        Args:
+            slots: int64 ``[n]`` on the pool's device.
+        """
+        self._behind_forwards()
+        for tensor in (*self.tensors.keys, *self.tensors.values):
+            tensor.index_fill_(0, slots, 0)
+        self._row_of[slots] = -1
+        self._stands_at[slots] = 0
+        self._drop_orphans()
+
+    def _drop_orphans(self) -> None:
+        holders = torch.nonzero(self._row_of >= 0).flatten()
+        rows = self._certified_rows(holders, self._stands_at[holders].to(torch.int64))
+        self._row_of[holders] = rows.to(torch.int32)
+        orphaned = torch.ones(self.origins + 1, dtype=torch.bool, device=rows.device)
+        orphaned[rows[rows >= 0]] = False
+        orphans = torch.nonzero(orphaned[:-1]).flatten()
+        self._as_computed.index_fill_(1, orphans, 0)
+        self._computed_at.index_fill_(0, orphans, 0)

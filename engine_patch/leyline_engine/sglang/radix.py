@@ -1,0 +1,309 @@
+"""The radix back end ``leyline``: SGLang's unified cache, whose keys know lineages.
+
+The tree itself is SGLang's, Rust core included. Requests with an envelope match, insert and
+checkpoint under keys that fold in their lineage map; what a forget condemned is not matched by
+anyone. Everything else is as in stock SGLang.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import (
+    CacheRequestHandle,
+    CacheRequestOutcome,
+    EvictParams,
+    EvictResult,
+    InsertParams,
+    MatchPrefixParams,
+    MatchResult,
+)
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from leyline_engine.contract import common_prefix
+from leyline_engine.sglang.containment import contained
+from leyline_engine.sglang.pool import SplicePool
+from leyline_engine.sglang.publications import Publication, Space
+from leyline_engine.sglang.turn import Turn
+
+
+class Listener(Protocol):
+    """Who decides on behalf of requests with envelopes; see :mod:`.engine`."""
+
+    def turn_of(self, req: Any) -> Turn | None:
+        """The state of a request that brought an envelope."""
+
+    def match(self, turn: Turn, params: MatchPrefixParams) -> MatchResult:
+        """The longest cached prefix of a turn, under the maps it may be cached under."""
+
+    def publishes(self, turn: Turn, req: Any, length: int) -> bool:
+        """The first ``length`` tokens of a turn are about to become matchable, if they may."""
+
+    def checkpointed(self, req: Any) -> None:
+        """A request's KV is in the tree, up to the node that it holds locked."""
+
+    def released(self, req: Any) -> None:
+        """A request gave back its slots and its lock."""
+
+    def dropped(self, rid: str) -> None:
+        """A waiting request will not run."""
+
+    def withholds(self, kv: Any) -> bool:
+        """Whether the slots behind a KV record are to be overwritten."""
+
+    def flushed(self) -> None:
+        """The tree is empty."""
+
+    def give_way(self) -> bool:
+        """Let go of what waiting requests hold; False where they held nothing."""
+
+
+@dataclass(slots=True, eq=False)
+class Condemned:
+    """A path whose part behind ``start`` waits for its holders: matchable for nobody."""
+
+    path: Publication
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unpublished:
+    """What became of the cached part of a path, in tokens."""
+
+    erased: int = 0
+    held: int = 0
+    """Locked by running requests."""
+    shared: int = 0
+    """Somebody else's path goes on from there."""
+
+
+class LeylineRadixCache(UnifiedRadixCache):
+    """SGLang's unified radix cache with lineage keys and targeted removal."""
+
+    def __init__(self, params: Any) -> None:
+        self.leyline: Listener | None = None
+        self._pool: SplicePool | None = None
+        self.condemned: list[Condemned] = []
+        self._folding: Turn | None = None
+        super().__init__(params)
+
+    # What SGLang calls.
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        turn = self._turn(params.req)
+        if turn is not None and self.leyline is not None:
+            return self.leyline.match(turn, params)
+        if self.condemned:
+            params = replace(params, key=self._allowed(params.key))
+        return super().match_prefix(params)
+
+    def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
+        turn = self._turn(req)
+        listener = self.leyline
+        if turn is not None and listener is not None and not listener.publishes(turn, req, up_to):
+            return
+        self._folding = turn
+        try:
+            super().checkpoint(req, up_to=up_to, **kwargs)
+        finally:
+            self._folding = None
+        if self.leyline is not None:
+            self.leyline.checkpointed(req)
+
+    def insert(self, params: InsertParams) -> Any:
+        if self._folding is not None:
+            params = replace(params, key=folded(params.key, self._folding))
+        return super().insert(params)
+
+    def evict(self, params: EvictParams) -> EvictResult:
+        return self._evict_also_held(super().evict, params)
+
+    def evict_for_alloc(self, params: EvictParams, **kwargs: Any) -> EvictResult:
+        return self._evict_also_held(partial(super().evict_for_alloc, **kwargs), params)
+
+    def _evict_also_held(
+        self, evict: Callable[[EvictParams], EvictResult], params: EvictParams
+    ) -> EvictResult:
+        """Evict; when that isn't enough, also what waiting turns held until now."""
+        result = evict(params)
+        missing = params.num_tokens - result.num_tokens_evicted
+        if missing > 0 and self.leyline is not None and self.leyline.give_way():
+            result.num_tokens_evicted += evict(EvictParams(missing)).num_tokens_evicted
+        return result
+
+    def free_kv_row(self, kv: Any, ranges: list[tuple[int, int]]) -> None:
+        if self.leyline is not None and self.leyline.withholds(kv):
+            row = self.req_to_token_pool.req_to_token[kv.req_pool_idx]
+            with contained("overwriting what a forget withheld"):
+                for start, end in ranges:
+                    self.overwrite(row[start:end].to(torch.int64))
+        super().free_kv_row(kv, ranges)
+
+    def on_release(self, req: Any, *, checkpointed: bool) -> None:
+        super().on_release(req, checkpointed=checkpointed)
+        if self.leyline is not None:
+            self.leyline.released(req)
+
+    def finish(self, handle: CacheRequestHandle, outcome: CacheRequestOutcome) -> None:
+        super().finish(handle, outcome)
+        if self.leyline is not None and outcome is not CacheRequestOutcome.SUCCESS:
+            self.leyline.dropped(handle.rid)
+
+    def reset(self) -> None:
+        super().reset()
+        self.condemned.clear()
+        if self.leyline is not None:
+            self.leyline.flushed()
+
+    # What Leyline calls.
+
+    def attach(self, listener: Listener, pool: SplicePool | None) -> None:
+        """Report to a listener from now on.
+
+        Args:
+            listener: decides on behalf of requests with envelopes.
+            pool: the rows behind the tree's slots; None where they can't be touched.
+        """
+        self.leyline, self._pool = listener, pool
+
+    def _turn(self, req: Any) -> Turn | None:
+        return None if self.leyline is None or req is None else self.leyline.turn_of(req)
+
+    def _allowed(self, key: RadixKey) -> RadixKey:
+        """The key as far as nothing condemned is matched."""
+        if not self.condemned:
+            return key
+        return _limited(key, self._allowed_length(key.raw_token_ids()))
+
+    def _allowed_length(self, keys: array[int]) -> int:
+        length = len(keys)
+        for doomed in self.condemned:
+            if common_prefix(doomed.path.keys, keys) > doomed.start:
+                length = min(length, doomed.start)
+        return length
+
+    def is_condemned(self, keys: array[int]) -> bool:
+        """Whether KV under these keys waits to be removed."""
+        return self._allowed_length(keys) < len(keys)
+
+    def find(self, keys: array[int], space: Space, limit: int | None = None) -> MatchResult:
+        """The longest cached prefix of ``keys[:limit]``, nothing condemned.
+
+        Args:
+            keys: radix keys, lineages folded in.
+            space: the namespace they are in.
+            limit: at most so many keys.
+        """
+        key = self._allowed(_key(keys, space, limit))
+        return super().match_prefix(MatchPrefixParams(key=key))
+
+    def touch_turn(self, turn: Turn) -> None:
+        """Refresh the cached prefix of a waiting turn, so that it is evicted last."""
+        self.find(turn.keys(turn.req.origin_input_ids), turn.space)
+
+    def take(self, count: int) -> torch.Tensor | None:
+        """``count`` free slots (int64), evicting what is evictable if need be; None if too few."""
+        allocator = self.token_to_kv_pool_allocator
+        missing = count - int(allocator.available_size())
+        if missing > 0:
+            super().evict(EvictParams(num_tokens=missing))
+        slots: torch.Tensor | None = allocator.alloc(count)
+        return slots
+
+    def give_back(self, slots: torch.Tensor) -> None:
+        """Free slots that :meth:`take` gave and that are not in the tree."""
+        self.token_to_kv_pool_allocator.free(slots)
+
+    def graft(self, keys: array[int], node: Any, slots: torch.Tensor, turn: Turn) -> Any:
+        """Make ``slots`` the KV of the keys behind a locked node.
+
+        Args:
+            keys: all keys from the root on.
+            node: where the cached part of them ends.
+            slots: int64 ``[n]`` for the last n keys; they become the tree's.
+            turn: whose keys they are.
+
+        Returns:
+            The node at which the keys end.
+        """
+        prefix = self.path_device_indices(node)
+        length = len(keys) - int(slots.numel())
+        result = super().insert(
+            InsertParams(
+                key=_key(keys, turn.space),
+                value=torch.cat([prefix[:length], slots]),
+                prev_prefix_len=length,
+                inserted_len=length,
+                priority=turn.req.priority or 0,
+            )
+        )
+        return result.last_device_node
+
+    def unpublish(self, path: Publication, start: int) -> Unpublished:
+        """Remove what is cached of a path from ``start`` on, leaf by leaf, and overwrite it."""
+        key = _key(path.keys, path.space)
+        if start:
+            super().match_prefix(MatchPrefixParams(key=_limited(key, start)))  # splits there
+        removed: list[torch.Tensor] = []
+        try:
+            left = self._remove_leaves(key, start, removed)
+        finally:
+            if removed:
+                self.overwrite(torch.cat(removed))
+        return replace(left, erased=sum(int(slots.numel()) for slots in removed))
+
+    def _remove_leaves(self, key: RadixKey, start: int, removed: list[torch.Tensor]) -> Unpublished:
+        """Free a path's nodes behind ``start`` from its end on, as far as they can be."""
+        while True:
+            match = super().match_prefix(MatchPrefixParams(key=key))
+            left = match.device_prefix_len - start
+            if left <= 0:
+                return Unpublished()
+            node = match.last_device_node
+            if self._is_locked(node):
+                return Unpublished(held=left)
+            leaf = self.tree_core.collect_path_info([node])[0][-1]
+            if leaf.num_children:
+                return Unpublished(shared=left)
+            slots = self.path_device_indices(node)[leaf.path_start : leaf.path_end].clone()
+            self._apply_eviction_result(self.tree_core.evict_device_leaf(node, False))
+            removed.append(slots)
+
+    def _is_locked(self, node: Any) -> bool:
+        """Whether a request holds a node: then a further lock protects nothing new."""
+        receipt = self.inc_lock_ref(node)
+        self.dec_lock_ref(node, receipt.to_dec_params())
+        return not receipt.delta
+
+    def overwrite(self, slots: torch.Tensor) -> None:
+        """Overwrite what slots hold."""
+        if self._pool is not None and slots.numel():
+            self._pool.erase(slots)
+
+
+def _key(keys: array[int], space: Space, limit: int | None = None) -> RadixKey:
+    return RadixKey(keys, space.extra_key, limit=limit, cache_salt=space.cache_salt)
+
+
+def folded(key: RadixKey, turn: Turn) -> RadixKey:
+    """The key with a turn's lineages folded in."""
+    if not turn.lineage:
+        return key
+    return RadixKey(
+        turn.keys(key.raw_token_ids()),
+        key.extra_key,
+        is_bigram=key.is_bigram,
+        cache_salt=key.cache_salt,
+    )
+
+
+def _limited(key: RadixKey, limit: int) -> RadixKey:
+    if key.limit is not None:
+        limit = min(limit, key.limit)
+    return RadixKey(key.token_ids, key.extra_key, key.is_bigram, limit, key.cache_salt)

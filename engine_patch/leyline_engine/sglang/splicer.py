@@ -1,0 +1,270 @@
+"""Executing a plan in SGLang's pool: copies at once, gaps between them by stage rows.
+
+::
+
+    prompt  0 ── cached ── x ── gap ── d ══ copy ══ e ── gap ── f ══ copy ══ g ─── tail ─── n
+    step                    stage row    splice      stage row     splice        the request itself
+
+A copy needs nothing computed before it but its place in the tree, and the tree holds whole
+prefixes only; so each gap is computed first, by a row of its own that is prefilled and nothing
+else. Rows of several requests share a forward. All of it lies under the turn's lineage: until the
+request itself runs, nobody else can match what was copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.schedule_policy import AddReqResult
+from sglang.srt.mem_cache.base_prefix_cache import MatchResult
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from leyline_engine.contract import ATTENTION_SINK, CopySegment, TokenCounts
+from leyline_engine.plan import Plan, plan_turn
+from leyline_engine.rules import CheckedRequest, Rules, extend_lineage
+from leyline_engine.sglang.pool import SplicePool
+from leyline_engine.sglang.radix import LeylineRadixCache
+from leyline_engine.sglang.turn import Phase, Source, Staging, Turn
+
+MAX_RESTARTS = 3
+"""How often a splice gives way to memory pressure before its request is simply prefilled."""
+
+Admit = Callable[[Any], AddReqResult]
+"""SGLang's own admission of one request."""
+
+
+class NoRoomError(Exception):
+    """The copies don't fit beside their locked sources."""
+
+
+class OtherRankError(RuntimeError):
+    """A splice that went well here is given up, because another rank could not do it."""
+
+
+class StageRow(Req):
+    """A prefill-only request of the engine's own that computes one gap of a turn."""
+
+    def __init__(self, turn: Turn, end: int) -> None:
+        parent = turn.req
+        parameters = SamplingParams(max_new_tokens=0)
+        parameters.normalize(None)
+        super().__init__(
+            f"{parent.rid}.gap{end}",
+            "",
+            parent.origin_input_ids[:end],
+            parameters,
+            eos_token_ids=parent.eos_token_ids,
+            vocab_size=parent.vocab_size,
+            extra_key=parent.extra_key,
+            cache_salt=parent.cache_salt,
+            priority=parent.priority,
+            http_worker_ipc=parent.http_worker_ipc,
+        )
+        self.leyline = turn
+        self.end = end
+        self.complete = False
+
+
+class Splicer:
+    """Moves turns from NEW to READY. One per scheduler; no clock, no chance.
+
+    Args:
+        cache: the tree.
+        pool: what copies and rotates rows.
+        rules: decisions over the registry and the ledger.
+        min_copy: copies shorter than this, in tokens, are prefilled: a forward costs more.
+        entered: called with a turn that was planned, before its copies can become matchable.
+        agree: whether all tensor-parallel ranks succeeded; each says whether it did.
+    """
+
+    def __init__(
+        self,
+        cache: LeylineRadixCache,
+        pool: SplicePool,
+        rules: Rules,
+        *,
+        min_copy: int,
+        entered: Callable[[Turn], None],
+        agree: Callable[[bool], bool],
+    ) -> None:
+        self._cache = cache
+        self._pool = pool
+        self._rules = rules
+        self._min_copy = min_copy
+        self._entered = entered
+        self._agree = agree
+
+    def begin(
+        self, turn: Turn, checked: CheckedRequest, match: MatchResult, room: Callable[[], int]
+    ) -> None:
+        """Plan a turn's edit and take its locks.
+
+        Args:
+            turn: a new turn whose edit was resolved; its lineage is that of its cached prefix.
+            checked: the turn's request.
+            match: its cached prefix.
+            room: tokens that admission has left, given what is locked.
+
+        Raises:
+            NoRoomError: with nothing held.
+        """
+        edit = checked.edit
+        assert edit is not None  # noqa: S101 - the caller's contract
+        prompt = checked.prompt
+        staging = Staging([], self._cache.lock(match.last_device_node), match.device_prefix_len)
+        try:
+            available = []
+            for source in edit.sources:
+                found = self._cache.find(source.keys(), turn.space)
+                slots = self._cache.path_device_indices(found.last_device_node)
+                lock = self._cache.lock(found.last_device_node)
+                staging.sources.append(Source(slots, lock))
+                available.append(found.device_prefix_len)
+            plan = plan_turn(
+                len(prompt),
+                staging.cursor,
+                edit.copies,
+                available,
+                sink=max(edit.payload.sink, ATTENTION_SINK),
+                min_copy=self._min_copy,
+            )
+            if plan.spliced and plan.spliced + plan.prefilled > room():
+                raise NoRoomError
+            turn.carried = self._rules.carry(checked, turn.lineage, plan)
+        except BaseException:
+            self._let_go(staging)
+            raise
+        turn.plan = plan
+        turn.lineage = extend_lineage(turn.lineage, turn.carried)
+        turn.staging = staging
+        turn.move(Phase.STAGING)
+        self._entered(turn)
+
+    def advance(self, turn: Turn, admit: Admit, room: Callable[[], int]) -> AddReqResult | None:
+        """Copy what can be copied and send off the next gap.
+
+        Returns:
+            None when the turn is ready; else what admission said of the row that computes the
+            next gap, ``CONTINUE`` while one is being computed, or ``NO_TOKEN`` while others were
+            promised the room that the next copy needs.
+
+        Raises:
+            NoRoomError: no slots for a copy.
+        """
+        staging, plan = turn.staging, turn.plan
+        assert staging is not None and plan is not None  # noqa: S101 - phase STAGING
+        if staging.row is not None:
+            if not staging.row.complete:
+                return AddReqResult.CONTINUE
+            staging.row = None
+        if turn.restarts > MAX_RESTARTS:
+            raise NoRoomError
+        for copy in plan.copies:
+            if copy.dest_end <= staging.cursor:
+                continue
+            if copy.dest > staging.cursor:
+                return self._send_row(turn, copy.dest, admit)
+            if copy.dest_end - staging.cursor > room():
+                return AddReqResult.NO_TOKEN
+            self._copy(turn, copy, staging)
+        return None
+
+    def _copy(self, turn: Turn, copy: CopySegment, staging: Staging) -> None:
+        """Copy a segment, rotated, to the end of what is cached, and move the lock there."""
+        start = copy.start + staging.cursor - copy.dest
+        source = staging.sources[copy.source].slots[start : copy.end]
+        slots = self._cache.take(int(source.numel()))
+        if slots is None:
+            raise NoRoomError
+        try:
+            self._splice_rows(source, slots, start, staging.cursor)
+            keys = turn.keys(turn.req.origin_input_ids[: copy.dest_end])
+            node = self._cache.graft(keys, staging.lock.node, slots, turn)
+        except BaseException:
+            self._cache.give_back(slots)
+            raise
+        self._hold(staging, node, copy.dest_end)
+
+    def _splice_rows(self, source: Any, slots: Any, start: int, dest: int) -> None:
+        """Copy and rotate on all ranks, or on none: they must not hold different trees."""
+        failure: Exception | None = None
+        try:
+            self._pool.splice(source, slots, start, dest)
+        except Exception as error:
+            failure = error
+        if not self._agree(failure is None):
+            raise failure or OtherRankError("the splice failed on another rank")
+
+    def _hold(self, staging: Staging, node: Any, cursor: int) -> None:
+        lock = self._cache.lock(node)
+        self._cache.unlock(staging.lock)
+        staging.lock, staging.cursor = lock, cursor
+
+    def _send_row(self, turn: Turn, end: int, admit: Admit) -> AddReqResult:
+        row = StageRow(turn, end)
+        row.init_next_round_input(self._cache)
+        verdict = admit(row)
+        if row.lock is not None and turn.staging is not None:
+            turn.staging.row = row
+        return verdict
+
+    def row_computed(self, row: StageRow) -> None:
+        """A row's gap is in the tree; the row holds it locked until it is released."""
+        staging = row.leyline.staging
+        if staging is not None and staging.row is row and row.finished():
+            self._hold(staging, row.last_node, row.end)
+            row.complete = True
+
+    def row_released(self, row: StageRow) -> None:
+        """A row ended. One that ended without its gap, as by an abort, is sent again."""
+        turn = row.leyline
+        if turn.staging is not None and turn.staging.row is row and not row.complete:
+            turn.staging.row = None
+            turn.restarts += 1
+
+    def release(self, turn: Turn) -> None:
+        """Give back all that a turn's splice holds; what was copied stays, evictable."""
+        if turn.staging is not None:
+            staging, turn.staging = turn.staging, None
+            self._let_go(staging)
+
+    def release_sources(self, turn: Turn) -> None:
+        """Give back the sources; the copies stay locked."""
+        if turn.staging is not None:
+            for source in turn.staging.sources:
+                self._cache.unlock(source.lock)
+            turn.staging.sources.clear()
+
+    def _let_go(self, staging: Staging) -> None:
+        for source in staging.sources:
+            self._cache.unlock(source.lock)
+        self._cache.unlock(staging.lock)
+
+
+def as_admitted(plan: Plan, reused: int) -> tuple[Plan, TokenCounts]:
+    """What a plan came to, now that its request is admitted.
+
+    Args:
+        plan: the turn's plan.
+        reused: tokens that the request itself doesn't compute. Fewer than planned where copies
+            were evicted before it was admitted; the rest of them is prefilled.
+    """
+    kept = tuple(copy for copy in plan.copies if copy.dest < reused)
+    kept = tuple(
+        CopySegment(c.source, c.start, c.start + min(c.length, reused - c.dest), c.dest)
+        for c in kept
+    )
+    spliced = sum(copy.length for copy in kept)
+    staged = sum(step.end - step.start for step in plan.prefills[:-1])
+    prefilled = min(plan.length - reused + staged, plan.length - spliced)
+    lost = plan.spliced - spliced
+    counts = TokenCounts(
+        prompt=plan.length,
+        prefix=plan.length - spliced - prefilled,
+        spliced=spliced,
+        prefilled=prefilled,
+    )
+    return replace(plan, copies=kept, evicted=plan.evicted + lost), counts

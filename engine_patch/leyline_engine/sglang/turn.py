@@ -1,0 +1,135 @@
+"""One request with an envelope, from the scheduler's queue to its end: state and phases."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from leyline_engine.contract import (
+    EditPayload,
+    ForgetCounts,
+    LineageRun,
+    Receipt,
+    SkippedAction,
+    SpanLabel,
+)
+from leyline_engine.edits import EditRefusedError
+from leyline_engine.ledger import Carried
+from leyline_engine.lineage import fold_keys
+from leyline_engine.plan import Plan
+from leyline_engine.rules import CheckedRequest
+from leyline_engine.sglang.publications import Space
+from leyline_engine.sources import SessionKey
+
+
+class Phase(StrEnum):
+    """Where a turn stands."""
+
+    NEW = "new"
+    """Nothing of it was looked at."""
+    STAGING = "staging"
+    """Its copies are being made; gaps between them are computed by stage rows."""
+    READY = "ready"
+    """All that can be copied is in the tree; to be admitted like any request."""
+    RUNNING = "running"
+    """SGLang runs it, or will again after a retraction."""
+    ENDED = "ended"
+
+
+TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
+    Phase.NEW: frozenset({Phase.STAGING, Phase.READY, Phase.ENDED}),
+    Phase.STAGING: frozenset({Phase.NEW, Phase.READY, Phase.ENDED}),
+    Phase.READY: frozenset({Phase.NEW, Phase.RUNNING, Phase.ENDED}),
+    Phase.RUNNING: frozenset({Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+
+
+class PhaseError(RuntimeError):
+    """A turn was moved to a phase that doesn't follow its own; a bug of the engine."""
+
+
+@dataclass(slots=True)
+class Source:
+    """A locked source: its slots in position order."""
+
+    slots: Any
+    """int64 tensor ``[n]``."""
+    lock: Any
+
+    def __len__(self) -> int:
+        return int(self.slots.numel())
+
+
+@dataclass(slots=True)
+class Staging:
+    """What a splice holds while it is under way."""
+
+    sources: list[Source]
+    lock: Any
+    """Lock on the node at which the prompt's cached part ends."""
+    cursor: int
+    """Tokens of the prompt that are cached so far."""
+    row: Any = None
+    """SGLang request that computes the gap at ``cursor``, if one is under way."""
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """State beside an SGLang request."""
+
+    req: Any
+    message_id: str
+    payload: EditPayload | None
+    refusal: EditRefusedError | None = None
+    skipped: tuple[SkippedAction, ...] = ()
+    phase: Phase = Phase.NEW
+    lineage: tuple[LineageRun, ...] = ()
+    """Lineage map under which the request matches and publishes."""
+    checked: CheckedRequest | None = None
+    plan: Plan | None = None
+    carried: Carried | None = None
+    """What its splice hides."""
+    staging: Staging | None = None
+    restarts: int = 0
+    withheld: bool = False
+    """Whether a forget made what it computes unfit to keep."""
+    forgot: ForgetCounts | None = None
+    started_ns: int = 0
+    spent_ns: int = 0
+    receipt: Receipt | None = None
+    noted: int = 0
+    """Length of the path that was noted as published."""
+
+    @property
+    def spans(self) -> tuple[SpanLabel, ...]:
+        """What stands where in the prompt; empty before it is checked, or where that failed."""
+        return self.checked.spans if self.checked is not None else ()
+
+    @property
+    def scope(self) -> str:
+        return self.payload.scope if self.payload is not None else ""
+
+    @property
+    def session(self) -> SessionKey | None:
+        return (self.payload.scope, self.payload.session) if self.payload is not None else None
+
+    @property
+    def space(self) -> Space:
+        return Space(self.req.extra_key, self.req.cache_salt)
+
+    def keys(self, tokens: array[int]) -> array[int]:
+        """Radix keys of a prefix of this turn."""
+        return fold_keys(tokens, self.lineage, self.scope) if self.lineage else tokens
+
+    def move(self, phase: Phase) -> None:
+        """Enter a phase.
+
+        Raises:
+            PhaseError: when it doesn't follow the current one.
+        """
+        if phase not in TRANSITIONS[self.phase]:
+            raise PhaseError(f"{self.phase} is not followed by {phase}")
+        self.phase = phase

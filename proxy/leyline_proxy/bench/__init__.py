@@ -1,0 +1,1 @@
+"""Benchmarks of a running engine, as ``leyline bench`` finds them."""

@@ -1,0 +1,212 @@
+"""``leyline bench three-arm``: the message-edit benchmark on a live server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .figures import BenchArm
+    from .three_arm import BenchOptions, Level
+
+_CONTROL = "leyline_engine.benches.unrotated"
+_ARMS = "off,radix,splice,naive"
+
+
+class BenchEngine(StrEnum):
+    """Engines that have this benchmark."""
+
+    SGLANG = "sglang"
+
+
+def command(
+    *,
+    engine: Annotated[BenchEngine, typer.Option(help="Engine to measure.")] = BenchEngine.SGLANG,
+    concurrency: Annotated[
+        str, typer.Option(help="Sessions that send at once, one level after the other.")
+    ] = "1,4,8,16",
+    scale: Annotated[
+        float, typer.Option(min=0.02, help="1 is a prompt of 17,000 tokens, and wants a GPU.")
+    ] = 0.1,
+    arms: Annotated[
+        str, typer.Option(help="naive: spliced without rotation, the control.")
+    ] = _ARMS,
+    samples: Annotated[int, typer.Option(min=1, help="Sessions per level, at least.")] = 8,
+    boundary: Annotated[
+        int, typer.Option(min=0, help="Tokens behind each seam to compute again.")
+    ] = 0,
+    checked: Annotated[
+        int, typer.Option(min=0, help="Sessions per level of which answers are compared.")
+    ] = 2,
+    url: Annotated[
+        str | None, typer.Option(help="A server that runs; without it, one starts on the CPU.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="Of the server at --url.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder or hub id; with --url: what to compute the reference with."),
+    ] = None,
+    server_flag: Annotated[
+        list[str] | None,
+        typer.Option(help="For the server that starts, such as --tp=2; repeatable."),
+    ] = None,
+    log: Annotated[Path, typer.Option(help="Takes the log of the server that starts.")] = Path(
+        "out/three_arm_sglang.log"
+    ),
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="OUT.png", help="Write a picture here.")
+    ] = None,
+) -> None:
+    """Edit one word of a long conversation and send it again: four ways, on one live server.
+
+    off: nothing is reused. radix: exact prefixes. splice: Leyline. naive: the
+    control, spliced without rotation; with --url, only where that server has
+    the control (bench/README.md says how).
+
+    \b
+    The JSON: {CONCURRENCY: {ARM: figures, "floor": …, "goal": …, "edit": …}}.
+    The figures are those of the replay; "edit" holds the same of the edit
+    before it. Tokens are means per request, times in ms. "floor": as many new
+    tokens as had to be prefilled, behind a fully cached prefix.
+
+    \b
+    logit_delta: the largest difference of log probabilities to what the arm is
+    meant to give, by the replay engine in fp32: for off and radix the prompt
+    prefilled; for splice and naive the contract of amortize, which isn't what
+    a re-prefill gives. Over the tokens that both have among their 20 likeliest,
+    at the first generated token and each later one while both chose the same.
+    null: not compared.
+
+    \b
+    Example: leyline bench three-arm --concurrency 1,4 --json out/three_arm.json
+    """
+    from rich.console import Console
+
+    from ..replay.errors import ReplayError
+    from ..sglang_process import SglangProcessError
+    from .generate import ServerAnswerError
+    from .picture import draw
+    from .table import print_levels
+    from .three_arm import BenchOptions
+
+    console = Console(stderr=True)
+    try:
+        options = BenchOptions(
+            _levels(concurrency),
+            scale,
+            _arms(arms, control=url is None or arms != _ARMS),
+            samples,
+            boundary,
+            checked,
+        )
+        with _address(url, model, server_flag or (), log, options) as address:
+            levels = _measure(address, api_key, options, console)
+        if url is None or model is not None:
+            _compare(levels, model, options, console)
+        document = {str(level.concurrency): level.to_json() for level in levels}
+        if plot is not None:
+            draw(document, plot)
+    except (SglangProcessError, ServerAnswerError, ReplayError, ValueError) as error:
+        console.print(f"leyline bench: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from error
+    print_levels(Console(), document, f"three arms on {engine.value}, scale {scale:g}")
+    if json_out is not None:
+        json_out.parent.mkdir(parents=True, exist_ok=True)
+        json_out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def _levels(text: str) -> tuple[int, ...]:
+    levels = tuple(int(item) for item in text.split(","))
+    if min(levels) < 1 or len(set(levels)) != len(levels):
+        raise ValueError("name each concurrency once, for example: 1,4,8,16")
+    return levels
+
+
+def _arms(text: str, *, control: bool) -> frozenset[BenchArm]:
+    from .figures import BenchArm
+
+    chosen = frozenset(BenchArm(item.strip()) for item in text.split(","))
+    return chosen if control else chosen - {BenchArm.NAIVE}
+
+
+@contextmanager
+def _address(
+    url: str | None,
+    model: str | None,
+    flags: Sequence[str],
+    log: Path,
+    options: BenchOptions,
+) -> Iterator[str]:
+    from ..sglang_process import sglang_python, sglang_server
+
+    if url is not None:
+        yield url.rstrip("/")
+        return
+    own = (
+        f"--max-total-tokens={options.pool_tokens}",
+        f"--max-running-requests={max(options.concurrency)}",
+        *flags,
+    )
+    with tempfile.TemporaryDirectory(prefix="leyline-control-") as control:
+        subprocess.run([sglang_python(), "-P", "-m", _CONTROL, control], check=True)  # noqa: S603
+        with sglang_server(model, log, own, {"PYTHONPATH": control}) as server:
+            yield server.url
+
+
+def _measure(
+    address: str, api_key: str | None, options: BenchOptions, console: Console
+) -> list[Level]:
+    from rich.progress import Progress
+
+    from .generate import GenerateClient
+    from .three_arm import run_bench
+
+    async def measure(progress: Progress) -> list[Level]:
+        task = progress.add_task("requests", total=options.requests())
+        client = GenerateClient(address, api_key)
+        try:
+            return await run_bench(client, options, lambda: progress.advance(task))
+        finally:
+            await client.close()
+
+    with Progress(console=console) as progress:
+        return asyncio.run(measure(progress))
+
+
+def _compare(
+    levels: Sequence[Level], model: str | None, options: BenchOptions, console: Console
+) -> None:
+    from rich.progress import Progress
+
+    from ..sglang_process import shipped_model
+    from ..upstream.embedded import EngineUnavailable
+    from .reference import Reference
+    from .three_arm import compare_with_reference
+
+    if not options.checked:
+        return
+    try:
+        reference = Reference(model or shipped_model(), options.reference_pool_tokens)
+    except EngineUnavailable as error:
+        console.print(f"no logit deltas: {error}", style="yellow", markup=False)
+        return
+    total = sum(len(level.cases[: options.checked]) for level in levels)
+    with Progress(console=console) as progress:
+        task = progress.add_task("reference", total=total)
+        asyncio.run(
+            compare_with_reference(levels, reference, options, lambda: progress.advance(task))
+        )

@@ -1,0 +1,187 @@
+"""A streaming client of SGLang's ``/generate`` that times the first token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import msgspec
+
+from leyline_engine.contract import (
+    RECEIPT_PATH,
+    EditPayload,
+    TurnRecord,
+    edit_envelope,
+)
+
+TOP = 20
+"""Likeliest tokens that are told of each generated one."""
+_RECEIPT_WAIT_S = 10.0
+_TIMEOUT = httpx.Timeout(900.0, connect=30.0)
+
+StepLogprobs = Mapping[str, float]
+"""Log probabilities by token text, of the likeliest tokens at one generated position."""
+
+
+class ServerAnswerError(RuntimeError):
+    """The server refused or broke off; the message says what it answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One streamed answer; times in ms from the moment that the request was sent."""
+
+    ttft_ms: float
+    e2e_ms: float
+    prompt_tokens: int
+    cached_tokens: int
+    output: tuple[int, ...]
+    chosen: tuple[str, ...]
+    """Texts of the generated tokens."""
+    top: tuple[StepLogprobs, ...]
+
+    @property
+    def forward_ms(self) -> float:
+        """Mean time between generated tokens: about one forward."""
+        return (self.e2e_ms - self.ttft_ms) / max(1, len(self.output) - 1)
+
+
+class GenerateClient:
+    """Sends prompts of token ids to one server; close it in the end."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            headers=headers,
+            timeout=_TIMEOUT,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        *,
+        salt: str,
+        message_id: str = "",
+        payload: EditPayload | None = None,
+        logprobs: bool = True,
+    ) -> Answer:
+        """Greedy tokens, past any end of sequence.
+
+        Args:
+            salt: namespace of the cache that the request sees.
+            payload: sent in an envelope under ``message_id``; None sends no envelope.
+            logprobs: whether to ask for the likeliest tokens.
+
+        Raises:
+            ServerAnswerError: refused, or no token came.
+        """
+        sampling: dict[str, Any] = {
+            "temperature": 0,
+            "max_new_tokens": max_new_tokens,
+            "ignore_eos": True,
+        }
+        if payload is not None:
+            hints = msgspec.to_builtins(edit_envelope(message_id, payload))
+            sampling["custom_params"] = {"kv_hints": hints}
+        body = {
+            "input_ids": list(prompt),
+            "sampling_params": sampling,
+            "cache_salt": salt,
+            "stream": True,
+        }
+        if logprobs:
+            body |= {
+                "return_logprob": True,
+                "top_logprobs_num": TOP,
+                "return_text_in_logprobs": True,
+            }
+        content = json.dumps(body).encode()
+        headers = {"content-type": "application/json"}
+        started = time.perf_counter()
+        first: float | None = None
+        last = ""
+        async with self._http.stream(
+            "POST", "/generate", content=content, headers=headers
+        ) as response:
+            if response.status_code != httpx.codes.OK:
+                said = (await response.aread()).decode(errors="replace")
+                raise ServerAnswerError(f"/generate answers {response.status_code}: {said[:300]}")
+            async for line in response.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                first = first or time.perf_counter()
+                last = line.removeprefix("data: ")
+        ended = time.perf_counter()
+        if first is None:
+            raise ServerAnswerError("/generate ended without a token")
+        return _answer(json.loads(last), 1e3 * (first - started), 1e3 * (ended - started))
+
+    async def record(self, message_id: str) -> TurnRecord:
+        """The engine's account of a request that brought an envelope, once it has ended.
+
+        Raises:
+            ServerAnswerError: none came.
+        """
+        deadline = time.monotonic() + _RECEIPT_WAIT_S
+        path = RECEIPT_PATH.format(message_id=message_id)
+        while time.monotonic() < deadline:
+            response = await self._http.get(path)
+            if response.status_code == httpx.codes.OK:
+                record = msgspec.json.decode(response.content, type=TurnRecord)
+                if record.finished:
+                    return record
+            await asyncio.sleep(0.02)
+        raise ServerAnswerError(f"no receipt of {message_id} within {_RECEIPT_WAIT_S:.0f} s")
+
+    async def flush(self) -> None:
+        """Empty the cache; the server must be idle.
+
+        Raises:
+            ServerAnswerError: it isn't.
+        """
+        response = await self._http.post("/flush_cache", params={"timeout": 30})
+        if response.status_code != httpx.codes.OK:
+            raise ServerAnswerError(f"the cache was not flushed: {response.text[:300]}")
+
+    async def tokenise(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text by itself, without special tokens.
+
+        Raises:
+            ServerAnswerError: the server has no ``/tokenize``.
+        """
+        body = {"prompt": list(texts), "add_special_tokens": False}
+        response = await self._http.post("/tokenize", json=body)
+        if response.status_code != httpx.codes.OK:
+            raise ServerAnswerError(f"/tokenize answers {response.status_code}")
+        tokens: list[list[int]] = response.json()["tokens"]
+        return tokens
+
+
+def _answer(event: Mapping[str, Any], ttft_ms: float, e2e_ms: float) -> Answer:
+    if "meta_info" not in event:
+        raise ServerAnswerError(f"/generate breaks off: {json.dumps(event)[:300]}")
+    meta = event["meta_info"]
+    return Answer(
+        ttft_ms=ttft_ms,
+        e2e_ms=e2e_ms,
+        prompt_tokens=meta["prompt_tokens"],
+        cached_tokens=meta["cached_tokens"],
+        output=tuple(event["output_ids"]),
+        chosen=tuple(text for _, _, text in meta.get("output_token_logprobs", ())),
+        top=tuple(
+            {text: logprob for logprob, _, text in step}
+            for step in meta.get("output_top_logprobs", ())
+        ),
+    )

@@ -1,0 +1,218 @@
+"""What the model still knows after its history was edited: questions with known answers.
+
+The shipped models know one task: they read settings with tools, answer with a setting's value
+when the session has shown it, and look it up when it hasn't. A short session of that kind is
+played against a stack whose policy shortens old outputs. Then the model is asked for settings,
+some of which stood in what the policy has cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from leyline_policies import PolicyError, load_pipeline
+
+from ..core.messages import Message
+from ..core.prepare import prepare
+from ..replay.results import Arm
+from ..replay.traces import TraceRequest
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionMessage
+
+    from ..replay.driver import ChatDriver
+
+TRAINED_MODELS: Final = frozenset({"leyline-recall", "leyline-recall-notes"})
+"""Served names of the models that know the task."""
+SYSTEM_PROMPT: Final = "Answer from what the tools have shown. Look up what they have not."
+TOOLS: Final[tuple[dict[str, Any], ...]] = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {
+                "type": "object",
+                "properties": {parameter: {"type": "string"}},
+                "required": [parameter],
+            },
+        },
+    }
+    for name, description, parameter in (
+        ("read_config", "Read a configuration.", "name"),
+        ("run", "Run a job.", "name"),
+        ("lookup", "Find the line that begins so.", "line"),
+    )
+)
+"""As the models were trained with them."""
+READS: Final = (
+    (
+        "north",
+        "some files found in the working directory\n"
+        "check the result and read each line again before the next step\n"
+        "batch=copper\n"
+        "cursor=dolphin\n"
+        "no error found while the module was open and all checks passed\n"
+        "write the result and close the file",
+    ),
+    ("alpha", "agent=garnet\nfolder=cedar"),
+    ("march", "depth=crow"),
+    ("spring", "bucket=ginger\nasset=dawn"),
+    ("friday", "engine=birch"),
+    ("victor", "domain=clover\naudit=amber"),
+    ("oscar", "cookie=goose"),
+    ("june", "format=emerald\nbanner=fox"),
+    ("kilo", "feed=basil"),
+    ("lima", "column=flint\nclock=ebony"),
+)
+"""What is read in turn, and what the tool shows."""
+QUESTIONS: Final = {"column": "flint", "domain": "clover", "batch": "copper", "cursor": "dolphin"}
+"""Settings that are asked for, with their values."""
+ANSWER_TOKENS = 32  # the longest right answer, a look-up, has about 18
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A setting that is asked for."""
+
+    key: str
+    value: str
+    in_sight: bool
+    """Whether the edited history shows the value."""
+
+    @property
+    def text(self) -> str:
+        """As it is put to the model."""
+        return f"What is `{self.key}=`?"
+
+    @property
+    def expected(self) -> str:
+        """What a model says that knows only the edited history."""
+        return self.value if self.in_sight else f"a look-up (was {self.value})"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a stack made of a question."""
+
+    question: Question
+    given: str
+    """The answer's text; ``a look-up``, or the tool that was called with what."""
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the value was in sight and the answer isn't the value."""
+        return self.question.in_sight and self.given != self.question.value
+
+
+def conversation() -> list[TraceRequest]:
+    """The requests of the session before the questions, one behind each output that is shown."""
+    requests: list[TraceRequest] = []
+    history: tuple[Message, ...] = ({"role": "system", "content": SYSTEM_PROMPT},)
+    for number, (name, output) in enumerate(READS):
+        function = {"name": "read_config", "arguments": json.dumps({"name": name})}
+        call = {"id": f"read_{number}", "type": "function", "function": function}
+        shown = (
+            *history,
+            {"role": "user", "content": f"Read `{name}`."},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": output},
+        )
+        requests.append(TraceRequest(shown, TOOLS))
+        history = (*shown, {"role": "assistant", "content": "Done."})
+    return requests
+
+
+def ask(question: Question) -> TraceRequest:
+    """The request that puts a question behind the session."""
+    *_, last = conversation()
+    done = {"role": "assistant", "content": "Done."}
+    return TraceRequest((*last.messages, done, {"role": "user", "content": question.text}), TOOLS)
+
+
+def questions(policy: str) -> list[Question]:
+    """The questions, and whether the history shows their answers once ``policy`` has edited it.
+
+    Raises:
+        PolicyError: the policy isn't installed here, or its specification is wrong.
+    """
+    stages = load_pipeline(policy)
+    found: list[Question] = []
+    for key, value in QUESTIONS.items():
+        asked = ask(Question(key, value, in_sight=True)).messages
+        sent = prepare(asked, stages, (), turn_index=len(READS)).messages
+        texts = [str(message.get("content")) for message in sent]
+        found.append(Question(key, value, any(f"{key}={value}" in text for text in texts)))
+    return found
+
+
+def ask_all(driver: ChatDriver, policy: str) -> tuple[Answer, ...]:
+    """Play the session against a stack and ask the questions, each behind the same history.
+
+    Every request is sent, so that the stack holds what it later edits; what the model says in
+    between is thrown away. Nothing is asked of a model that doesn't know the task, or under a
+    policy that only the stack knows: then nothing can be expected.
+
+    Raises:
+        StackError: the stack fails, or refuses a request.
+    """
+    try:
+        asked = questions(policy)
+    except PolicyError:
+        return ()
+    if driver.model not in TRAINED_MODELS:
+        return ()
+    session = f"recall-{uuid4().hex[:8]}"
+    for request in conversation():
+        driver.answer(request, session=session, max_tokens=1)
+    return tuple(
+        Answer(
+            question,
+            said(driver.answer(ask(question), session=session, max_tokens=ANSWER_TOKENS), question),
+        )
+        for question in asked
+    )
+
+
+def said(message: ChatCompletionMessage, question: Question) -> str:
+    """An answer in a few words."""
+    calls = [call.function for call in message.tool_calls or () if call.type == "function"]
+    if not calls:
+        return message.content or ""
+    looked_up = json.dumps({"line": f"{question.key}="})
+    if [(call.name, call.arguments) for call in calls] == [("lookup", looked_up)]:
+        return "a look-up"
+    return ", ".join(f"{call.name} {call.arguments}" for call in calls)
+
+
+def answers_table(answers: Mapping[Arm, Sequence[Answer]]) -> Table:
+    """One row per question: what is expected, and what each arm answered; what is wrong in red."""
+    table = Table(
+        title="What the model answers afterwards",
+        title_justify="left",
+        title_style="bold",
+        caption="A look-up is expected where the policy has cut the value out of the history. KV "
+        "that was spliced has read the value and may still tell it.",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for column in ("question", "expected", *(arm.value for arm in answers)):
+        table.add_column(column)
+    for row in zip(*answers.values(), strict=True):
+        question = row[0].question
+        given = [
+            f"[red]{escape(answer.given)}[/red]" if answer.wrong else escape(answer.given)
+            for answer in row
+        ]
+        table.add_row(question.text, question.expected, *given)
+    return table

@@ -1,0 +1,67 @@
+"""An engine elsewhere as an ASGI application of this process, so that its prompts can be read."""
+
+from __future__ import annotations
+
+import httpx
+from starlette.types import Message, Receive, Scope, Send
+
+_NOT_FORWARDED = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection"})
+_TIMEOUT = httpx.Timeout(900.0, connect=30.0)
+
+
+class Forwarder:
+    """Hands every request on to the server at ``url``, and streams its answer back.
+
+    The connections live as long as the application's lifespan.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._client: httpx.AsyncClient | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            await self._forward(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        async with httpx.AsyncClient(base_url=self._url, timeout=_TIMEOUT) as client:
+            self._client = client
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        self._client = None
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._client is None:
+            raise RuntimeError("the application's lifespan has not begun")
+        url = httpx.URL(scope["path"], query=scope.get("query_string", b""))
+        request = self._client.build_request(
+            scope["method"], url, headers=_kept(scope["headers"]), content=await _body(receive)
+        )
+        response = await self._client.send(request, stream=True)
+        try:
+            headers = _kept(response.headers.raw)
+            start = {"type": "http.response.start", "status": response.status_code}
+            await send(start | {"headers": headers})
+            async for chunk in response.aiter_raw():
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        finally:
+            await response.aclose()
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _kept(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in headers if name.lower() not in _NOT_FORWARDED]
+
+
+async def _body(receive: Receive) -> bytes:
+    body = bytearray()
+    message: Message = {"more_body": True}
+    while message.get("more_body", False):
+        message = await receive()
+        body.extend(message.get("body", b""))
+    return bytes(body)

@@ -1,0 +1,34 @@
+"""``leyline bench three-arm`` on a real server, small."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from leyline_proxy.cli import build_app
+from leyline_proxy.sglang_process import SglangProcessError, sglang_python
+
+
+@pytest.mark.nightly
+def test_the_arms_part_where_they_should(tmp_path: Path) -> None:
+    """Splice gives what the contract says, the control far from it; nothing is prefilled twice."""
+    try:
+        sglang_python()
+    except SglangProcessError:
+        pytest.skip("SGLang isn't installed here: make sglang-setup")
+    out = tmp_path / "figures.json"
+    size = ["--concurrency", "2", "--scale", "0.05", "--samples", "2", "--boundary", "3"]
+    written = ["--json", str(out), "--log", str(tmp_path / "log")]
+    done = CliRunner().invoke(build_app(), ["bench", "three-arm", *size, *written])
+    assert done.exit_code == 0, done.output
+    found = json.loads(out.read_text())["2"]
+    assert found["goal"]["prefilled"]["met"] and found["edit"]["goal"]["prefilled"]["met"]
+    assert found["splice"]["spliced_tokens"] > 0.4 * found["splice"]["prompt_tokens"]
+    assert found["off"]["hit_ratio"] == 0
+    assert 0.4 < found["radix"]["hit_ratio"] < 0.7
+    for arm in ("off", "radix", "splice"):
+        assert found[arm]["logit_delta"] < 1e-3
+    assert found["naive"]["logit_delta"] > 0.1

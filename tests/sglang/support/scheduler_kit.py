@@ -1,0 +1,462 @@
+"""A scheduler without a model: SGLang's own tree, pools, requests and admission, and a stand-in
+for the forward that writes down what each token's KV has read.
+
+A pool row holds three numbers in its position-free part: the token, a digest of all tokens that
+stood before it when it was computed, and a nonce of that computation. So a test can ask of every
+position of a request whose KV it is, and whether that KV remembers anything but the request's own
+visible history. The rotary part is a fixed vector turned to the row's position.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
+from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome, EvictParams
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
+from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.runtime_context import get_context
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import ServerArgs
+
+from leyline_engine.contract import (
+    Capability,
+    EditPayload,
+    ForgetCounts,
+    TurnRecord,
+    edit_envelope,
+    token_array,
+    token_digest,
+)
+from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.sglang.adder import LeylinePrefillAdder
+from leyline_engine.sglang.engine import SchedulerEngine
+from leyline_engine.sglang.metrics import NoMetrics
+from leyline_engine.sglang.pool import SplicePool, read_pool
+from leyline_engine.sglang.radix import LeylineRadixCache
+from leyline_engine.sglang.splicer import StageRow
+
+LATENT, ROTARY, LAYERS = 4, 8, 2
+VOCABULARY = 500
+SECRETS = 1000
+"""Tokens from here on are secrets, each a text of its own."""
+_LONGEST = 4096
+_HISTORY = 1 << 20
+"""Digests of histories stay below this, so that fp32 holds them exactly."""
+CAPABILITY = Capability(
+    engine="sglang",
+    engine_version="test",
+    model="none",
+    model_fingerprint="none",
+    architecture="none",
+    vocab_size=VOCABULARY,
+    max_context=4096,
+    splices=True,
+)
+_INV_FREQ = 1.0 / 10000.0 ** (torch.arange(0, ROTARY, 2, dtype=torch.float32) / ROTARY)
+
+
+class Ledger:
+    """A sender that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, TurnRecord] = {}
+        self.forgotten: dict[str, ForgetCounts] = {}
+
+    def announce(self, capability: Capability) -> None:
+        """Nothing to keep."""
+
+    def send(self, record: TurnRecord) -> None:
+        self.records[record.receipt.message_id] = record
+
+    def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
+        self.forgotten[message_id] = counts
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def histories(tokens: Sequence[int]) -> list[int]:
+    """For each position, a digest of the tokens before it."""
+    found, state = [], 7
+    for token in tokens:
+        found.append(state)
+        state = (state * 31 + token + 1) % _HISTORY
+    return found
+
+
+@dataclass(eq=False)
+class Running:
+    """A request that was admitted."""
+
+    req: Req
+    decoded: int = 0
+    tokens_to_decode: int = 0
+
+
+@dataclass
+class _Batch:
+    """What SGLang's admission looks at of the running batch."""
+
+    reqs: list[Req] = field(default_factory=list)
+
+    def is_empty(self) -> bool:
+        return not self.reqs
+
+    def batch_size(self) -> int:
+        return len(self.reqs)
+
+
+def install_server_args(model: Path) -> None:
+    """SGLang's own modules read their configuration from the process."""
+    get_context().set_server_args(ServerArgs(model_path=str(model), device="cpu"))
+
+
+class Scheduler:
+    """One pool, one tree, and requests that run when told to.
+
+    Args:
+        capacity: slots of the pool.
+        chunk: prefill tokens per round; None for as many as fit.
+        core: tree core, ``rust`` or ``python``.
+        events: whether the tree publishes KV events.
+        min_copy: shorter copies are prefilled.
+    """
+
+    def __init__(
+        self,
+        capacity: int = 2000,
+        *,
+        chunk: int | None = None,
+        core: str | None = None,
+        events: bool = False,
+        min_copy: int = 1,
+        splices: bool = True,
+        rows: int = 16,
+    ) -> None:
+        self.pool = MLATokenToKVPool(
+            capacity, 1, torch.float32, LATENT, ROTARY, LAYERS, "cpu", False
+        )
+        self.allocator = TokenToKVPoolAllocator(capacity, torch.float32, "cpu", self.pool, False)
+        self.rows = ReqToTokenPool(rows, _LONGEST, "cpu", False)
+        self.cache = LeylineRadixCache(
+            CacheInitParams(
+                disable=False,
+                req_to_token_pool=self.rows,
+                token_to_kv_pool_allocator=self.allocator,
+                page_size=1,
+                tree_components=(ComponentType.FULL,),
+                tree_core_backend=core,
+                enable_kv_cache_events=events,
+            )
+        )
+        self.capacity = capacity
+        self.chunk = chunk
+        self.sender = Ledger()
+        rotary = Rotary(_INV_FREQ, Pairing.INTERLEAVED)
+        self.engine = SchedulerEngine(
+            self.cache,
+            SplicePool(read_pool(self.pool, ROTARY), rotary) if splices else None,
+            CAPABILITY,
+            self.sender,
+            NoMetrics(),
+            secret=None,
+            min_copy=min_copy,
+        )
+        places = torch.arange(_LONGEST)
+        ones = torch.ones(_LONGEST, 1, ROTARY)
+        self.keys = rotary.rotate(ones, torch.zeros_like(places), places)[:, 0]
+        """fp32 ``[positions, ROTARY]``: the rotary key of any token, by where it stands."""
+        self.waiting: list[Req] = []
+        self.running: list[Running] = []
+        self.chunked: Req | None = None
+        self.forwards = 0
+        self._wanted: dict[str, int] = {}
+        self.has_read: dict[int, frozenset[int]] = {0: frozenset()}
+        """Secrets that each computation's KV has read, by nonce."""
+        self._nonce = itertools.count(1)
+        self._names = itertools.count(1)
+
+    # The interface of a client.
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        payload: EditPayload | None = None,
+        *,
+        decode: int = 2,
+        message_id: str | None = None,
+    ) -> Req:
+        """Queue a request."""
+        number = next(self._names)
+        custom: dict[str, Any] | None = None
+        if payload is not None:
+            envelope = edit_envelope(message_id or f"m{number}", payload)
+            custom = {"kv_hints": msgspec.json.encode(envelope).decode()}
+        parameters = SamplingParams(max_new_tokens=decode, ignore_eos=True, custom_params=custom)
+        parameters.normalize(None)
+        req = Req(f"r{number:05d}", "", token_array(prompt), parameters, vocab_size=VOCABULARY)
+        self._wanted[req.rid] = decode
+        self.engine.receive(req)
+        self.waiting.append(req)
+        return req
+
+    def serve(
+        self, prompt: Sequence[int], payload: EditPayload | None = None, *, decode: int = 2
+    ) -> tuple[Req, TurnRecord | None]:
+        """Run one request to its end, alone."""
+        req = self.submit(prompt, payload, decode=decode, message_id=f"only{next(self._names)}")
+        turn = self.engine.turn_of(req)
+        self.drain()
+        return req, None if turn is None else self.sender.records.get(turn.message_id)
+
+    def drain(self, rounds: int = 400) -> None:
+        """Run until nothing is left to do."""
+        for _ in range(rounds):
+            if not (self.waiting or self.running or self.chunked):
+                return
+            self.step()
+        raise AssertionError("a request is stuck")
+
+    def abort(self, req: Req) -> None:
+        """A client went away."""
+        if req in self.waiting:
+            self.waiting.remove(req)
+            self.cache.finish(req.cache_request_handle, CacheRequestOutcome.ABORT)
+            return
+        if req is self.chunked:
+            self.chunked = None
+            req.finished_reason = FINISH_ABORT("gone")
+            self.cache.finish(req.cache_request_handle, CacheRequestOutcome.ABORT)
+            release_kv_cache(req, self.cache, checkpoint=False)
+            return
+        for running in self.running:
+            if running.req is req:
+                req.to_finish = FINISH_ABORT("gone")
+
+    def retract(self, running: Running) -> None:
+        """Memory ran out in decoding: a request goes back to the queue."""
+        self.running.remove(running)
+        release_kv_cache(running.req, self.cache, checkpoint=False)
+        running.req.reset_for_retract()
+        self.waiting.insert(0, running.req)
+
+    def flush(self) -> None:
+        """What ``/flush_cache`` does, when nothing runs."""
+        assert not (self.waiting or self.running or self.chunked)
+        self.cache.reset()
+        self.rows.clear()
+        self.allocator.clear()
+
+    # A round.
+
+    def step(self) -> None:
+        """Admit and prefill what can be; else decode."""
+        batch = self._admit()
+        if batch:
+            self._prefill(batch)
+        else:
+            self._decode()
+        self.check()
+
+    def _admit(self) -> list[Req]:
+        adder = LeylinePrefillAdder(
+            1,
+            self.cache,
+            self.allocator,
+            _Batch([running.req for running in self.running]),
+            1.0,
+            1 << 20,
+            self.chunk,
+        )
+        if self.chunked is not None:
+            self.chunked.init_next_round_input()
+            self.chunked = adder.add_chunked_req(self.chunked)
+        for req in self.waiting:
+            if len(adder.can_run_list) + len(self.running) >= self.rows.available_size():
+                break
+            req.init_next_round_input(self.cache)
+            result = adder.add_one_req(req, self.chunked is not None, None)
+            if result.name != "CONTINUE":
+                break
+        self.waiting = [req for req in self.waiting if req not in adder.can_run_list]
+        if adder.new_chunked_req is not None:
+            self.chunked = adder.new_chunked_req
+        if self.chunked is not None:
+            self.chunked.inflight_middle_chunks += 1
+        return list(adder.can_run_list)
+
+    def _slots(self, count: int) -> torch.Tensor:
+        missing = count - self.allocator.available_size()
+        if missing > 0:
+            self.cache.evict(EvictParams(num_tokens=missing))
+        slots = self.allocator.alloc(count)
+        assert slots is not None, "admission promised more than there is"
+        return slots
+
+    def _prefill(self, batch: list[Req]) -> None:
+        self.forwards += 1
+        self._prefill_slots(batch)
+        for req in batch:
+            self._compute(req, req.prefix_len, req.extend_end)
+        for req in batch:
+            self._prefilled(req)
+
+    def _prefill_slots(self, batch: list[Req]) -> None:
+        for req in batch:
+            if not req.kv.holds_kv:
+                assert self.rows.alloc([req]) is not None
+                prefix = self.cache.prefix_device_indices(req)
+                self.rows.write((req.kv.req_pool_idx, slice(0, req.prefix_len)), prefix)
+                req.kv.cache_protected_len = req.prefix_len
+        for req in batch:
+            slots = self._slots(req.extend_end - req.prefix_len)
+            self.rows.write((req.kv.req_pool_idx, slice(req.prefix_len, req.extend_end)), slots)
+            req.kv.kv_allocated_len = req.kv.kv_committed_len = req.extend_end
+
+    def _prefilled(self, req: Req) -> None:
+        if req.inflight_middle_chunks > 0:
+            req.inflight_middle_chunks -= 1
+            checkpoint_kv_cache(req, self.cache)
+            return
+        if req is self.chunked:
+            self.chunked = None
+        self._sample(req)
+        if req.finished():
+            release_kv_cache(req, self.cache, checkpoint=True)
+        else:
+            checkpoint_kv_cache(req, self.cache)
+            self.running.append(Running(req, 1, self._wanted[req.rid]))
+
+    def _decode(self) -> None:
+        if self.running:
+            self.forwards += 1
+        for running in tuple(self.running):
+            if self.allocator.available_size() + self.cache.evictable_size() < 1:
+                self.retract(running)
+                continue
+            req = running.req
+            position = req.kv.kv_committed_len
+            slot = self._slots(1)
+            self.rows.write((req.kv.req_pool_idx, slice(position, position + 1)), slot)
+            req.kv.kv_allocated_len = req.kv.kv_committed_len = position + 1
+            self._compute(req, position, position + 1)
+            self._sample(req)
+            if req.finished():
+                release_kv_cache(req, self.cache, checkpoint=True)
+                self.running.remove(running)
+
+    def _sample(self, req: Req) -> None:
+        """The next token depends on what the KV behind the sequence remembers."""
+        if not isinstance(req, StageRow):
+            assert self.rows_of(req)[-1][0] >= 0
+        req.output_ids.append(int(sum(self._remembered(req)) % VOCABULARY))
+        req.update_finish_state()
+
+    def _remembered(self, req: Req) -> list[int]:
+        return [history for _, history, _ in self.rows_of(req)[-8:]]
+
+    # The stand-in for a forward, and what it left in the pool.
+
+    def _compute(self, req: Req, start: int, end: int) -> None:
+        tokens = (req.origin_input_ids + req.output_ids)[:end]
+        state = 7
+        secrets: frozenset[int] = frozenset()
+        for position, (token, history, nonce) in enumerate(self.rows_of(req)[:start]):
+            assert token == tokens[position], f"KV of another token at {position}"
+            state = (history * 31 + token + 1) % _HISTORY
+            secrets |= self.has_read[nonce]
+        rows = []
+        for position in range(start, end):
+            nonce = next(self._nonce)
+            if tokens[position] >= SECRETS:
+                secrets |= {tokens[position]}
+            self.has_read[nonce] = secrets
+            rows.append([tokens[position], state, nonce, 0])
+            state = (state * 31 + tokens[position] + 1) % _HISTORY
+        slots = self.slots_of(req)[start:end].long()
+        written = torch.cat([torch.tensor(rows, dtype=torch.float32), self.keys[start:end]], dim=-1)
+        for layer in range(LAYERS):
+            self.pool.kv_buffer[layer][slots, 0] = written
+
+    def slots_of(self, req: Req) -> torch.Tensor:
+        """Slots of a request's tokens, in position order."""
+        return self.rows.req_to_token[req.kv.req_pool_idx, : req.kv.kv_allocated_len]
+
+    def rows_of(self, req: Req) -> list[tuple[int, int, int]]:
+        """(token, history, nonce) of each position of a request."""
+        return self.read(self.slots_of(req))
+
+    def read(self, slots: torch.Tensor) -> list[tuple[int, int, int]]:
+        """(token, history, nonce) of each slot."""
+        rows = self.pool.kv_buffer[0][slots.long(), 0, :3].long()
+        return [(int(t), int(h), int(n)) for t, h, n in rows]
+
+    def remembered(self, slots: torch.Tensor | None = None) -> frozenset[int]:
+        """Every secret that the KV in ``slots`` has read; by default in all that is cached."""
+        where = self.cache.all_values_flatten() if slots is None else slots
+        found: set[int] = set()
+        for _, _, nonce in self.read(where):
+            found |= self.has_read[nonce]
+        return frozenset(found)
+
+    # What must always hold.
+
+    def check(self) -> None:
+        """Every slot is accounted for once, and every key stands where it should."""
+        own = [running.req for running in self.running]
+        if self.chunked is not None and self.chunked.kv.holds_kv:
+            own.append(self.chunked)
+        private = sum(req.kv.kv_allocated_len - req.kv.cache_protected_len for req in own)
+        total = (
+            self.allocator.available_size()
+            + self.cache.evictable_size()
+            + self.cache.protected_size()
+            + private
+        )
+        assert total == self.capacity, f"{total} of {self.capacity} slots accounted for"
+        for req in own:
+            self.check_rows(req)
+
+    def check_rows(self, req: Req) -> None:
+        """A request's KV is that of its tokens, at their positions, and remembers only its own
+        history unless it runs under a lineage."""
+        tokens = (req.origin_input_ids + req.output_ids)[: req.kv.kv_committed_len]
+        turn = self.engine.turn_of(req)
+        exact = len(tokens)
+        if turn is not None and turn.lineage:
+            exact = turn.lineage[0].start
+        rows = self.rows_of(req)[: len(tokens)]
+        assert [token for token, _, _ in rows] == list(tokens)
+        assert [h for _, h, _ in rows[:exact]] == histories(tokens)[:exact], "foreign memory"
+        slots = self.slots_of(req)[: len(tokens)].long()
+        for layer in range(LAYERS):
+            keys = self.pool.kv_buffer[layer][slots, 0, LATENT:]
+            turned = torch.allclose(keys, self.keys[: len(tokens)], atol=1e-4)
+            assert turned, "a key stands where it doesn't belong"
+
+    def check_idle(self) -> None:
+        """Nothing is locked or waits when nothing runs."""
+        assert self.cache.protected_size() == 0
+        assert not self.cache.condemned
+        self.check()
+
+
+def source_of(req: Req) -> array[int]:
+    """All tokens of a finished turn."""
+    return req.origin_input_ids + req.output_ids_through_stop
+
+
+def sealed(req: Req) -> str:
+    """The digest by which a payload names a finished turn."""
+    return token_digest(source_of(req))

@@ -1,0 +1,258 @@
+"""Random sessions against SGLang's own tree, allocator and admission.
+
+Whatever the mix of appends, edits, forgets, branches, aborts, retractions, flushes and memory
+pressure: no slot is lost, every key stands where it should, plain requests never see KV that
+remembers more than their own tokens, nothing is stuck, and what was forgotten is nowhere.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import pytest
+from conftest import ModelFolder
+from scheduler_kit import SECRETS, VOCABULARY, Scheduler, install_server_args, source_of
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
+from sglang_models import SglangModel
+
+from leyline_engine.contract import (
+    Directive,
+    EditPayload,
+    LineageRun,
+    Mode,
+    Outcome,
+    SourceRef,
+    SpanLabel,
+    apply_directives,
+    output_span,
+    token_array,
+    token_digest,
+)
+from leyline_engine.sglang.splicer import StageRow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server_args(model_folder: ModelFolder) -> None:
+    """SGLang's configuration, once per process."""
+    install_server_args(Path(model_folder(SglangModel.MLA)))
+
+
+@dataclass
+class Session:
+    """What a proxy would know of a conversation."""
+
+    name: str
+    scope: str
+    tokens: array[int] = field(default_factory=lambda: array("q"))
+    labels: tuple[SpanLabel, ...] = ()
+    turn: str = ""
+    lineage: tuple[LineageRun, ...] = ()
+    turns: int = 0
+    spans: int = 0
+    secrets: dict[int, str] = field(default_factory=dict)
+    """Spans that hold secrets, by secret."""
+    req: Req | None = None
+    message_id: str = ""
+    forgetting: tuple[str, ...] = ()
+    sent: tuple[SpanLabel, ...] = ()
+    """Labels of the turn under way."""
+
+
+class Driver:
+    """Sessions that take random turns."""
+
+    def __init__(self, seed: int, scheduler: Scheduler, sessions: int = 4) -> None:
+        self.rng = Random(seed)
+        self.scheduler = scheduler
+        self.sessions = [Session(f"s{i}", f"tenant{i % 2}") for i in range(sessions)]
+        self.secret = SECRETS
+        self.spliced = self.forgot = self.reused = self.aborted = 0
+        self.forgotten: set[int] = set()
+        self.opening = self.text(40)
+
+    def text(self, length: int) -> array[int]:
+        return array("q", [self.rng.randrange(VOCABULARY) for _ in range(length)])
+
+    def run(self, steps: int) -> None:
+        """Take ``steps`` random steps, then finish what is under way."""
+        for _ in range(steps):
+            choice = self.rng.random()
+            idle = [s for s in self.sessions if s.req is None]
+            if choice < 0.4 and idle:
+                self.take_turn(self.rng.choice(idle))
+            elif choice < 0.45:
+                self.plain()
+            elif choice < 0.5:
+                self.abort()
+            elif choice < 0.53 and self.scheduler.running:
+                self.scheduler.retract(self.rng.choice(self.scheduler.running))
+            else:
+                self.scheduler.step()
+            self.collect()
+        self.scheduler.drain()
+        self.collect()
+        self.scheduler.check_idle()
+
+    def plain(self) -> None:
+        """Somebody without an envelope sends what a session has, or had."""
+        session = self.rng.choice(self.sessions)
+        if not set(session.tokens) & set(session.secrets):
+            self.scheduler.submit([*(session.tokens or self.opening), *self.text(3)])
+
+    def abort(self) -> None:
+        waiting = [r for r in self.scheduler.waiting if self.rng.random() < 0.5]
+        running = [r.req for r in self.scheduler.running if self.rng.random() < 0.3]
+        chunked = self.scheduler.chunked
+        between = [] if chunked is None or isinstance(chunked, StageRow) else [chunked]
+        for req in [*between, *waiting, *running][:1]:
+            self.aborted += 1
+            self.scheduler.abort(req)
+            for session in self.sessions:
+                if session.req is req and req in waiting:
+                    session.req = None
+
+    def collect(self) -> None:
+        """Learn what a proxy learns of turns that ended."""
+        for session in self.sessions:
+            req = session.req
+            if req is None or not req.finished():
+                continue
+            session.req = None
+            record = self.scheduler.sender.records[session.message_id]
+            receipt = record.receipt
+            assert record.finished
+            assert receipt.tokens.prompt == (
+                receipt.tokens.prefix + receipt.tokens.spliced + receipt.tokens.prefilled
+            )
+            self.spliced += receipt.outcome is Outcome.SPLICED
+            if session.forgetting:
+                assert receipt.forgot is not None
+                gone = {s for s, name in session.secrets.items() if name in session.forgetting}
+                self.forgotten |= gone - set(req.origin_input_ids)
+                session.secrets = {s: n for s, n in session.secrets.items() if s not in gone}
+            if isinstance(req.finished_reason, FINISH_ABORT):
+                continue
+            self.reused += receipt.tokens.prefix
+            assert list(record.output_ids) == list(req.output_ids)
+            prompt = len(req.origin_input_ids)
+            session.tokens = source_of(req)
+            session.lineage = receipt.lineage
+            if receipt.turn:
+                session.turn = receipt.turn
+                written = SpanLabel(output_span(receipt.turn), prompt, len(session.tokens))
+                session.labels = (*session.sent, written)
+            else:
+                session.turn = ""
+                session.labels = (*session.sent, self.span(session, prompt, len(session.tokens)))
+
+    def span(self, session: Session, start: int, end: int) -> SpanLabel:
+        session.spans += 1
+        return SpanLabel(f"{session.name}.{session.spans}", start, end)
+
+    def take_turn(self, session: Session) -> None:
+        """An append, an edit or a forget; sometimes the conversation starts again."""
+        if not session.tokens or len(session.tokens) > 260 or self.rng.random() < 0.05:
+            session.tokens = array("q", self.opening)
+            session.labels = (SpanLabel("opening", 0, len(self.opening)),)
+            session.lineage, session.turn, session.secrets = (), "", {}
+        tokens, labels, directives = session.tokens, session.labels, ()
+        forget: tuple[str, ...] = ()
+        if session.turn and self.rng.random() < 0.7:
+            directives, forget = self.edits(session)
+            tokens = token_array(apply_directives(session.tokens, directives))
+            labels = self.moved(session, directives)
+        added = self.text(self.rng.randint(3, 30))
+        if self.rng.random() < 0.4:
+            self.secret += 1
+            added[self.rng.randrange(len(added))] = self.secret
+        start = len(tokens)
+        tokens = tokens + added
+        new = self.span(session, start, len(tokens))
+        session.secrets |= {token: new.span for token in added if token >= SECRETS}
+        labels = (*labels, new)
+        session.turns += 1
+        turn = f"t{session.turns}"
+        sources = ()
+        if directives:
+            source = SourceRef(session.turn, len(session.tokens), token_digest(session.tokens))
+            sources = (source,)
+        payload = EditPayload(
+            session=session.name,
+            scope=session.scope,
+            turn=turn,
+            sources=sources,
+            directives=directives,
+            lineage=session.lineage,
+            spans=labels,
+            forget=forget,
+        )
+        session.message_id = f"{session.name}.{turn}"
+        session.forgetting = forget
+        self.forgotten -= set(tokens)  # an aborted forget, and the text is sent again
+        session.sent = labels
+        session.req = self.scheduler.submit(
+            tokens, payload, decode=self.rng.randint(1, 4), message_id=session.message_id
+        )
+        session.turn = ""
+
+    def edits(self, session: Session) -> tuple[tuple[Directive, ...], tuple[str, ...]]:
+        """Random directives on the last turn; a forgotten span goes whole."""
+        length = len(session.tokens)
+        names = [label for label in session.labels if label.span in session.secrets.values()]
+        if names and self.rng.random() < 0.4:
+            label = self.rng.choice(names)
+            return (Directive(label.start, label.end, (), Mode.FORGET),), (label.span,)
+        cuts = sorted(self.rng.sample(range(34, length), k=min(4, length - 34)))
+        directives = []
+        for start, end in zip(cuts[::2], cuts[1::2], strict=False):
+            if self.rng.random() < 0.7:
+                length = self.rng.randint(0, 3)
+                directives.append(Directive(start, end, tuple(self.text(length))))
+        return tuple(directives), ()
+
+    def moved(self, session: Session, directives: tuple[Directive, ...]) -> tuple[SpanLabel, ...]:
+        """The labels where the edited text stands; one that was cut whole is empty."""
+
+        def at(position: int) -> int:
+            shift = 0
+            for d in directives:
+                if position >= d.end:
+                    shift += d.delta
+                elif position > d.start:
+                    return d.start + shift + min(position - d.start, len(d.replacement))
+            return position + shift
+
+        labels = [SpanLabel(label.span, at(label.start), at(label.end)) for label in session.labels]
+        covered = []
+        for label in labels:
+            start = covered[-1].end if covered else 0
+            covered.append(SpanLabel(label.span, min(start, label.start), label.end))
+        return tuple(covered)
+
+
+VARIANTS = [
+    pytest.param({"core": "rust"}, id="rust"),
+    pytest.param({"core": "python"}, id="python"),
+    pytest.param({"core": "rust", "events": True}, id="events"),
+    pytest.param({"core": "rust", "capacity": 420}, id="pressure"),
+    pytest.param({"core": "rust", "chunk": 24}, id="chunked"),
+    pytest.param({"core": "rust", "capacity": 460, "chunk": 32}, id="chunked-pressure"),
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("seed", range(2))
+def test_random_sessions(variant: dict[str, object], seed: int) -> None:
+    """Slots, keys, memories and phases hold over hundreds of random steps."""
+    scheduler = Scheduler(**variant)  # type: ignore[arg-type]
+    driver = Driver(seed, scheduler)
+    driver.run(1000)
+    assert driver.spliced > 5
+    assert driver.reused > 500
+    left = driver.forgotten & scheduler.remembered()
+    assert not left, f"{len(left)} forgotten secrets are still cached"
+    scheduler.flush()
+    assert scheduler.allocator.available_size() == scheduler.capacity

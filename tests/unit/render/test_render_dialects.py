@@ -1,0 +1,131 @@
+"""Dialects: which requests are followed, and contents found in an engine's own tokens."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+from test_render_reference import SPECIAL, _tokenizer
+
+from leyline_engine.contract import ChatDialect
+from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE
+from leyline_proxy.render import ChatRenderer, RenderError, dialect_of
+from leyline_proxy.render.dialects import SglangDialect
+
+USER = {"role": "user", "content": "Hi."}
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Read the first file, please."},
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": "Yes. And the second."},
+]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"reasoning_effort": 0.0},
+        {"reasoning": {"effort": "low"}},
+        {"continue_final_message": True},
+        {"input_ids": [1]},
+        {"chat_template_kwargs": {"reasoning_effort": "low"}},
+        {"chat_template_kwargs": {"tokenize": True}},
+        {"chat_template_kwargs": "none"},
+        {"tool_choice": "any"},
+        {"tools": [{"function": {"name": "f", "parameters": {"type": "varchar"}}}]},
+        {"tools": [{"function": {"name": "f", "parameters": {"type": ["null", "null"]}}}]},
+        {"tools": ["f"]},
+    ],
+)
+def test_what_changes_the_prompt_in_other_ways_is_left_to_sglang(body: dict[str, Any]) -> None:
+    """Nothing is rendered here that SGLang may render otherwise."""
+    with pytest.raises(RenderError):
+        SglangDialect(False).asked(body)
+
+
+def test_options_of_the_server_are_defaults() -> None:
+    """The request's own win."""
+    dialect = SglangDialect(False, {"enable_thinking": False, "style": "a"})
+    asked = dialect.asked({"chat_template_kwargs": {"style": "b"}, "reasoning_effort": None})
+    assert asked.kwargs == {"enable_thinking": False, "style": "b"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        (None, ["f", "g"]),
+        ("auto", ["f", "g"]),
+        ("none", None),
+        ({"type": "function", "function": {"name": "g"}}, ["g"]),
+    ],
+)
+def test_tool_choice_selects_the_tools_shown(choice: Any, names: list[str] | None) -> None:
+    """None of them, one, or all."""
+    tools = [{"type": "function", "function": {"name": name}} for name in "fg"]
+    asked = SglangDialect(False).asked({"tools": tools, "tool_choice": choice})
+    shown = None if asked.tools is None else [tool["function"]["name"] for tool in asked.tools]
+    assert shown == names
+
+
+def test_a_conversation_that_ends_with_the_assistant_ends_with_the_user() -> None:
+    """SGLang turns a last answer around, its calls are lost; the list of the caller stays."""
+    last = {"role": "Assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
+    messages = [USER, last]
+    assert SglangDialect(False).conversation(messages) == [USER, {"role": "user", "content": ""}]
+    assert messages[-1] is last
+    assert SglangDialect(False).conversation([last, USER]) == [last, USER]
+
+
+def test_dialects_are_found_by_name() -> None:
+    """An unknown one is an error: nobody may guess."""
+    assert dialect_of("sglang", "", takes_parts=True) == SglangDialect(True, {})
+    with pytest.raises(ValueError, match="other"):
+        dialect_of("other", "")
+
+
+def renderer() -> ChatRenderer:
+    """One that only reads tokens: its template isn't the engine's."""
+    tokenizer = _tokenizer(CHAT_TEMPLATE)
+    dialect = dialect_of(ChatDialect.SGLANG, "", takes_parts=False)
+    return ChatRenderer("", SPECIAL, tokenizer.backend_tokenizer.to_str(), dialect=dialect)
+
+
+def engine_tokens() -> array[int]:
+    """The prompt of :data:`MESSAGES` as the engine has it."""
+    tokenizer = _tokenizer(CHAT_TEMPLATE)
+    own = ChatRenderer(CHAT_TEMPLATE, SPECIAL, tokenizer.backend_tokenizer.to_str())
+    return own.render(MESSAGES, None).tokens
+
+
+def test_contents_are_found_in_the_engines_tokens() -> None:
+    """Each stands where its text is; one whose text occurs twice is not located."""
+    tokens = engine_tokens()
+    found = renderer().locate(tokens, MESSAGES, {})
+    decode = _tokenizer(CHAT_TEMPLATE).decode
+    assert found.tokens == tokens
+    assert {span.message for span in found.spans} == {0, 1, 3}
+    for message, start, end in found.spans:
+        assert decode(tokens[start:end].tolist()).strip() == MESSAGES[message]["content"]
+
+
+def test_tokens_that_their_text_does_not_give_again_have_no_spans() -> None:
+    """Positions in such a text would be guesses; the tokens stay the engine's."""
+    tokens = engine_tokens()
+    split = array("q", [token for token in tokens for _ in range(2)])
+    twisted = tokens[:3] + array("q", reversed(tokens[3:]))
+    for odd in (twisted, split[1:]):
+        found = renderer().locate(odd, MESSAGES, {})
+        again = renderer().encode(_tokenizer(CHAT_TEMPLATE).decode(odd.tolist()))
+        assert found.tokens == odd
+        assert again == odd or not found.spans
+
+
+def test_the_context_tells_options_apart() -> None:
+    """What else steers the prompt is in the digest, for the comparison of turns."""
+    tokens, reader = engine_tokens(), renderer()
+    low, high = (
+        reader.locate(tokens, MESSAGES, {"reasoning_effort": effort}).context
+        for effort in ("low", "high")
+    )
+    assert low != high
