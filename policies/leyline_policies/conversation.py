@@ -71,6 +71,24 @@ def pair_calls(messages: Sequence[Message]) -> tuple[ToolCall, ...]:
     return tuple(ToolCall(name, at, place, tuple(results)) for name, at, place, results in found)
 
 
+def tool_uses_in(messages: Sequence[Message]) -> int:
+    """Tool calls in all messages."""
+    return sum(
+        len(message.get("tool_calls") or ()) + ("function_call" in message)
+        for message in messages
+        if message.get("role") == "assistant"
+    )
+
+
+def tags_of(message: Message) -> tuple[str, ...]:
+    """Tags of a message: its member ``tags``, or ``leyline.tags``."""
+    own = message.get("tags")
+    noted = message.get("leyline")
+    if isinstance(noted, dict) and isinstance(noted.get("tags"), list):
+        own = [*(own if isinstance(own, list) else ()), *noted["tags"]]
+    return tuple(tag for tag in own if isinstance(tag, str)) if isinstance(own, list) else ()
+
+
 def _calls_of(message: Message) -> Iterator[tuple[str, int | None, str]]:
     """Name, position and pairing key of each call in an assistant message."""
     for position, call in enumerate(message.get("tool_calls") or ()):

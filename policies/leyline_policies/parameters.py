@@ -6,7 +6,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Literal, Union
@@ -70,17 +70,23 @@ def read_parameters(target: Callable[..., object], *, skip: int = 0) -> tuple[Pa
 
 
 def convert_settings(
-    policy: str, parameters: Sequence[Parameter], settings: Iterable[tuple[str, Value]]
+    policy: str,
+    parameters: Sequence[Parameter],
+    settings: Iterable[tuple[str, Value]],
+    common: Sequence[Parameter] = (),
 ) -> dict[str, object]:
     """Typed arguments for a policy from the settings of a spec.
 
+    Args:
+        common: settings that every policy takes besides its own ``parameters``.
+
     Raises SpecError for an unknown key, a value of the wrong type or a missing setting.
     """
-    known = {parameter.name: parameter for parameter in parameters}
+    known = {parameter.name: parameter for parameter in (*parameters, *common)}
     arguments: dict[str, object] = {}
     for key, value in settings:
         if key not in known:
-            raise SpecError(_unknown_key(policy, key, known))
+            raise SpecError(_unknown_key(policy, key, parameters, common))
         try:
             arguments[key] = known[key].convert(value)
         except ValueError as error:
@@ -92,9 +98,15 @@ def convert_settings(
     return arguments
 
 
-def _unknown_key(policy: str, key: str, known: Mapping[str, Parameter]) -> str:
-    takes = f"it takes {', '.join(known)}" if known else "it takes no parameters"
-    return f"{policy} has no parameter {shown(key)}{did_you_mean(key, known) or ';'} ({takes})"
+def _unknown_key(
+    policy: str, key: str, parameters: Sequence[Parameter], common: Sequence[Parameter]
+) -> str:
+    own, shared = [each.name for each in parameters], [each.name for each in common]
+    takes = f"it takes {', '.join(own)}" if own else "it takes no parameters"
+    takes += f"; every policy takes {', '.join(shared)}" if shared else ""
+    return (
+        f"{policy} has no parameter {shown(key)}{did_you_mean(key, own + shared) or ';'} ({takes})"
+    )
 
 
 def _parameter(source: inspect.Parameter) -> Parameter:

@@ -24,8 +24,10 @@ Installed under the entry-point group ``leyline.policies``, either is chosen by
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 Message = dict[str, Any]
@@ -39,10 +41,13 @@ read that text, so it may still influence the model. For tidying up.
 ``forget``: nothing that was computed after reading the edited text survives. For redaction.
 """
 
+CONTEXT = "context"
+"""The name of the parameter by which a policy asks for a `leyline_policies.context.Context`."""
+
 MODES: tuple[Mode, ...] = ("amortize", "forget")
 
 TransformFunction = Callable[..., list[Message]]
-"""``f(messages, turn_idx, *, settings…) -> messages``."""
+"""``f(messages, turn_idx, [context,] *, settings…) -> messages``."""
 
 
 class Policy(Protocol):
@@ -58,7 +63,8 @@ class Policy(Protocol):
     """
 
     # A policy that never changes anything may say so with an attribute ``edits = False``: then it
-    # isn't run, and a turn is spared the copy of its messages.
+    # isn't run. One that never changes the messages it is given and always ends soon may say so
+    # with ``trusted = True``: then it is spared the copy of the messages and the time limit.
 
     @property
     def name(self) -> str:
@@ -68,8 +74,12 @@ class Policy(Protocol):
     def mode(self) -> Mode:
         """What the policy's edits promise."""
 
-    def transform(self, messages: list[Message], turn_idx: int) -> list[Message]:
-        """Return the messages to send instead of ``messages``."""
+    @property
+    def transform(self) -> TransformFunction:
+        """``transform(messages, turn_idx)``: the messages to send instead of ``messages``.
+
+        With a third parameter, ``context``, it is given a `leyline_policies.context.Context`.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +91,24 @@ class FunctionPolicy:
     function: TransformFunction
     settings: tuple[tuple[str, object], ...] = ()
 
-    def transform(self, messages: list[Message], turn_idx: int) -> list[Message]:
-        """Call the function."""
-        return self.function(messages, turn_idx, **dict(self.settings))
+    def transform(
+        self, messages: list[Message], turn_idx: int, context: object = None
+    ) -> list[Message]:
+        """Call the function, with the context if it takes one."""
+        given = (messages, turn_idx)
+        if wants_context(self.function):
+            return self.function(*given, context, **dict(self.settings))
+        return self.function(*given, **dict(self.settings))
 
     def with_settings(self, **settings: object) -> FunctionPolicy:
         """The same policy with ``settings`` in place of those it has."""
         return FunctionPolicy(self.name, self.mode, self.function, tuple(settings.items()))
+
+
+@lru_cache(maxsize=1024)
+def wants_context(function: Callable[..., object]) -> bool:
+    """Whether a ``transform`` method or a policy function takes the context."""
+    return CONTEXT in inspect.signature(function).parameters
 
 
 def function_policy(

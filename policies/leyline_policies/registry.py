@@ -10,6 +10,7 @@ Its code is imported only when that name is asked for, or when all policies are 
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,8 +25,9 @@ from leyline_policies.errors import (
     did_you_mean,
     shown,
 )
+from leyline_policies.modifiers import MODIFIERS
 from leyline_policies.parameters import Parameter, read_parameters
-from leyline_policies.policy import MODES, FunctionPolicy, Policy
+from leyline_policies.policy import CONTEXT, MODES, FunctionPolicy, Policy
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -125,10 +127,14 @@ class Registry:
 def built_in_candidates() -> tuple[Candidate, ...]:
     """The policies of this package."""
 
-    def candidate(policy: type[Policy], name: str) -> Candidate:
-        return Candidate(name, BUILT_IN, lambda: policy)
+    def candidate(name: str, class_name: str) -> Candidate:
+        def load() -> object:
+            module = importlib.import_module(f"leyline_policies.builtin.{name}")
+            return getattr(module, class_name)
 
-    return tuple(candidate(policy, name) for name, policy in BUILTINS.items())
+        return Candidate(name, BUILT_IN, load)
+
+    return tuple(candidate(name, class_name) for name, class_name in BUILTINS.items())
 
 
 def _from_entry_point(point: EntryPoint) -> Candidate:
@@ -159,7 +165,7 @@ def _definition(candidate: Candidate, loaded: object) -> PolicyDefinition:
     """A class gives its constructor's settings, a function its own after the first two."""
     if inspect.isclass(loaded):
         build = cast("Callable[..., Policy]", loaded)  # what it builds is checked when it is built
-        parameters = read_parameters(loaded)
+        parameters = _own_parameters(loaded)
         return PolicyDefinition(
             candidate.name, candidate.origin, _summary(loaded), parameters, build
         )
@@ -170,15 +176,27 @@ def _definition(candidate: Candidate, loaded: object) -> PolicyDefinition:
             f"it is a {type(loaded).__name__}; a policy is a class, a function "
             "f(messages, turn_idx, *, settings) or the result of @function_policy"
         )
-    if len(inspect.signature(loaded.function).parameters) < 2:
+    taken = list(inspect.signature(loaded.function).parameters)
+    if len(taken) < 2:
         raise TypeError("the function must take (messages, turn_idx)")
+    skip = 3 if taken[2:3] == [CONTEXT] else 2
     return PolicyDefinition(
         candidate.name,
         candidate.origin,
         _summary(loaded.function),
-        read_parameters(loaded.function, skip=2),
+        _own_parameters(loaded.function, skip),
         loaded.with_settings,
     )
+
+
+def _own_parameters(target: Callable[..., object], skip: int = 0) -> tuple[Parameter, ...]:
+    parameters = read_parameters(target, skip=skip)
+    reserved = {each.name for each in MODIFIERS} & {each.name for each in parameters}
+    if reserved:
+        raise TypeError(
+            f"its parameter {min(reserved)} has a name that every policy takes already; rename it"
+        )
+    return parameters
 
 
 def _check(policy: Policy, definition: PolicyDefinition) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from leyline_policies.errors import SpecError
 from leyline_policies.grammar import Step, Value, parse_steps
+from leyline_policies.modifiers import MODIFIERS, Modifiers
 from leyline_policies.parameters import convert_settings
 from leyline_policies.policy import Policy
 from leyline_policies.registry import Registry
@@ -29,4 +33,12 @@ def load_pipeline(spec: str, registry: Registry | None = None) -> tuple[Policy, 
 
 def _load(step: Step, registry: Registry) -> Policy:
     definition = registry.get(step.name)
-    return definition.create(convert_settings(step.name, definition.parameters, step.settings))
+    taken = {parameter.name for parameter in definition.parameters}
+    arguments = convert_settings(step.name, definition.parameters, step.settings, MODIFIERS)
+    own = {key: value for key, value in arguments.items() if key in taken}
+    around: dict[str, Any] = {key: value for key, value in arguments.items() if key not in taken}
+    policy = definition.create(own)
+    try:
+        return Modifiers(**around).around(policy) if around else policy
+    except (ValueError, SpecError) as error:
+        raise SpecError(f"{step.name}: {error}") from error

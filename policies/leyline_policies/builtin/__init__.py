@@ -1,18 +1,11 @@
-"""The policies that come with Leyline, by name."""
+"""The policies that come with Leyline, each in a module of its own that is imported on demand."""
 
 from __future__ import annotations
 
-from leyline_policies.builtin.drop_failed_calls import DropFailedCalls
-from leyline_policies.builtin.keep_all import KeepAll
-from leyline_policies.builtin.redact import Redact
-from leyline_policies.builtin.truncate_older_than import TruncateOlderThan
-from leyline_policies.policy import Policy
-
-BUILTINS: dict[str, type[Policy]] = {
-    KeepAll.name: KeepAll,
-    TruncateOlderThan.name: TruncateOlderThan,
-    DropFailedCalls.name: DropFailedCalls,
-    Redact.name: Redact,
+BUILTINS: dict[str, str] = {
+    "drop_failed_calls": "DropFailedCalls",
+    "keep_all": "KeepAll",
+    "redact": "Redact",
+    "truncate_older_than": "TruncateOlderThan",
 }
-
-__all__ = ["BUILTINS", "DropFailedCalls", "KeepAll", "Redact", "TruncateOlderThan"]
+"""Name of the policy, which is its module's too, to the class in it."""

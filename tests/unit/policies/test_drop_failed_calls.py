@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from leyline_policies import Message
-from leyline_policies.builtin import DropFailedCalls
+from leyline_policies.builtin.drop_failed_calls import DropFailedCalls
 from leyline_policies.failures import is_failure, is_failure_text
 
 FAILED, FINE = "<returncode>1</returncode>\nno", "<returncode>0</returncode>\nyes"

@@ -11,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_policies import Message, Policy, Registry, SpecError, load_pipeline
-from leyline_policies.builtin import DropFailedCalls, KeepAll, Redact, TruncateOlderThan
+from leyline_policies.builtin.drop_failed_calls import DropFailedCalls
+from leyline_policies.builtin.keep_all import KeepAll
+from leyline_policies.builtin.redact import Redact
+from leyline_policies.builtin.truncate_older_than import TruncateOlderThan
 from leyline_policies.grammar import MAX_STEPS, Step, Value, parse_steps
 from leyline_policies.registry import Candidate
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from leyline_policies import Message
-from leyline_policies.builtin import Redact
+from leyline_policies.builtin.redact import Redact
 
 KEY = r"sk-\w+"
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_policies import Message
-from leyline_policies.builtin import TruncateOlderThan
+from leyline_policies.builtin.truncate_older_than import TruncateOlderThan
 
 LONG = "".join(f"line {number}\n" for number in range(200))
 

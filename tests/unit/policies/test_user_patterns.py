@@ -8,8 +8,9 @@ import time
 import pytest
 
 from leyline_policies import Message, PolicyError
-from leyline_policies.builtin import DropFailedCalls, Redact
+from leyline_policies.builtin.drop_failed_calls import DropFailedCalls
 from leyline_policies.builtin.patterns import PatternTimeoutError, UserPattern, compile_pattern
+from leyline_policies.builtin.redact import Redact
 
 ENDLESS = "(a|aa)+$"
 TEXT = "a" * 60 + "b"

@@ -1,0 +1,170 @@
+"""What a policy may know besides the messages.
+
+A policy asks for it by signature: ``transform(self, messages, turn_idx, context)``, or a function
+``f(messages, turn_idx, context, *, settings…)``. The third parameter must be called ``context``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from leyline_policies.conversation import ToolCall, pair_calls, text_of
+from leyline_policies.marks import without_dropped
+from leyline_policies.policy import Message, Policy, wants_context
+
+MAX_STATE_BYTES = 16 * 1024
+"""Largest state of one policy, as JSON."""
+
+State = dict[str, Any]
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class EditCost:
+    """What an edit costs on the engine in use, as its receipts told; zeros until one came."""
+
+    splices: bool = False
+    """Whether the engine moves the KV behind an edit; if not, it is computed again."""
+    prefill_us: float = 0.0
+    """Microseconds to prefill one token."""
+    splice_us: float = 0.0
+    """Microseconds to move one token's KV."""
+
+    def of(self, tokens_behind: int) -> float:
+        """Microseconds that an edit costs with so many tokens behind it."""
+        return tokens_behind * (self.splice_us if self.splices else self.prefill_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that a policy reports without editing: a warning, what a dry run would do."""
+
+    policy: str
+    kind: str
+    values: Mapping[str, float]
+
+
+class Memo:
+    """What was computed of single messages, kept from turn to turn.
+
+    A message that the conversation held before comes as the very same object, so results are found
+    by identity. What a turn didn't ask for is gone after the next one. For one session; not safe
+    for two threads.
+    """
+
+    def __init__(self) -> None:
+        self._fresh: dict[tuple[object, int], tuple[object, Any]] = {}
+        self._stale: dict[tuple[object, int], tuple[object, Any]] = {}
+
+    def get(self, subject: S, key: object, compute: Callable[[S], T]) -> T:
+        """``compute(subject)``, remembered under ``key``."""
+        place = (key, id(subject))
+        entry = self._fresh.get(place)
+        if entry is None:
+            entry = self._stale.get(place)
+            # The held reference keeps the identity from being given to another object.
+            if entry is None:
+                entry = (subject, compute(subject))
+            self._fresh[place] = entry
+        found: T = entry[1]
+        return found
+
+    def next_turn(self) -> None:
+        """Forget what the last turn didn't ask for."""
+        self._fresh, self._stale = {}, self._fresh
+
+
+def approximate_tokens(message: Message) -> int:
+    """Tokens of a message, roughly: a quarter of its characters, and three for its frame."""
+    characters = len(text_of(message)) + len(str(message.get("reasoning_content") or ""))
+    for call in message.get("tool_calls") or ():
+        body = call.get("function") if isinstance(call, dict) else None
+        if isinstance(body, dict):
+            characters += len(str(body.get("name") or "")) + len(str(body.get("arguments") or ""))
+    return characters // 4 + 3
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Facts of the session, the policy's own state, and where it may report."""
+
+    turn: int = 0
+    """Turns that the session had before this one."""
+    window: int | None = None
+    """The model's context window in tokens; None where unknown."""
+    idle_s: float = 0.0
+    """Seconds since the session's last turn ended; 0 on the first."""
+    model: str = ""
+    cost: EditCost = field(default_factory=EditCost)
+    state: State = field(default_factory=dict)
+    """The policy's own, as JSON; what it leaves here it finds on the next turn."""
+    count: Callable[[Message], int] = approximate_tokens
+    memo: Memo = field(default_factory=Memo)
+    policy: str = ""
+    notes: list[Note] = field(default_factory=list)
+
+    def tokens(self, message: Message) -> int:
+        """Tokens of one message, counted once in its life."""
+        return self.memo.get(message, _TOKENS, self.count)
+
+    def total(self, messages: Sequence[Message]) -> int:
+        """Tokens of several messages."""
+        get, count = self.memo.get, self.count
+        return sum(get(message, _TOKENS, count) for message in messages)
+
+    def calls(self, messages: list[Message]) -> tuple[ToolCall, ...]:
+        """`pair_calls`, worked out once for a list that policies hand on as it is."""
+        return self.memo.get(messages, _CALLS, pair_calls)
+
+    def once(self, message: Message, compute: Callable[[Message], T], key: object = None) -> T:
+        """``compute(message)``, computed once in the message's life.
+
+        The result may depend on the message and the policy's settings only. A policy with several
+        such computations tells them apart by ``key``.
+        """
+        return self.memo.get(message, (self.policy, key), compute)
+
+    def note(self, kind: str, **values: float) -> None:
+        """Report something for the response and the metrics; numbers only, never text."""
+        self.notes.append(Note(self.policy, kind, values))
+
+    def inner(self, name: str, turn: int | None = None, idle_s: float | None = None) -> Context:
+        """The context for a policy inside another: its state is a part of the outer one's."""
+        state = self.state.setdefault("inner", {})
+        return replace(
+            self,
+            turn=self.turn if turn is None else turn,
+            idle_s=self.idle_s if idle_s is None else idle_s,
+            state=state.setdefault(name, {}),
+            policy=f"{self.policy}/{name}",
+        )
+
+    def attempt(self) -> Context:
+        """The same context with states and notes that lead nowhere."""
+        return replace(self, state=deepcopy(self.state), notes=[])
+
+
+_TOKENS = "tokens"
+_CALLS = "calls"
+
+
+def run(policy: Policy, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
+    """Call ``policy`` with what its signature asks for.
+
+    The result may hold the marks of `leyline_policies.marks`, dropped messages included.
+    """
+    transform = policy.transform
+    if wants_context(getattr(transform, "__func__", transform)):
+        return transform(messages, turn_idx, context)
+    return transform(messages, turn_idx)
+
+
+def apply(
+    policy: Policy, messages: list[Message], turn_idx: int, context: Context | None = None
+) -> list[Message]:
+    """The messages to send after ``policy``: `run` without what it dropped."""
+    return without_dropped(run(policy, messages, turn_idx, context or Context(turn=turn_idx)))
