@@ -6,7 +6,16 @@ which there are, and `leyline_policies.conversation` helps to write new ones. St
 
 from __future__ import annotations
 
-from leyline_policies.conversation import ToolCall, map_text, pair_calls, text_of
+from leyline_policies.context import (
+    Context,
+    EditCost,
+    Memo,
+    Note,
+    apply,
+    approximate_tokens,
+    run,
+)
+from leyline_policies.conversation import ToolCall, map_text, pair_calls, tags_of, text_of
 from leyline_policies.errors import (
     NameClashError,
     PluginError,
@@ -14,16 +23,21 @@ from leyline_policies.errors import (
     SpecError,
     UnknownPolicyError,
 )
+from leyline_policies.marks import drop, edit
 from leyline_policies.policy import FunctionPolicy, Message, Mode, Policy, function_policy
 from leyline_policies.registry import ENTRY_POINT_GROUP, PolicyDefinition, Registry
 from leyline_policies.spec import load_pipeline
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "Context",
+    "EditCost",
     "FunctionPolicy",
+    "Memo",
     "Message",
     "Mode",
     "NameClashError",
+    "Note",
     "PluginError",
     "Policy",
     "PolicyDefinition",
@@ -32,9 +46,15 @@ __all__ = [
     "SpecError",
     "ToolCall",
     "UnknownPolicyError",
+    "apply",
+    "approximate_tokens",
+    "drop",
+    "edit",
     "function_policy",
     "load_pipeline",
     "map_text",
     "pair_calls",
+    "run",
+    "tags_of",
     "text_of",
 ]

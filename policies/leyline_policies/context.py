@@ -6,6 +6,7 @@ A policy asks for it by signature: ``transform(self, messages, turn_idx, context
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ MAX_STATE_BYTES = 16 * 1024
 """Largest state of one policy, as JSON."""
 
 State = dict[str, Any]
+_KIND = re.compile(r"[a-z][a-z0-9_]{0,47}")
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -105,6 +107,9 @@ class Context:
     count: Callable[[Message], int] = approximate_tokens
     memo: Memo = field(default_factory=Memo)
     policy: str = ""
+    """Its name."""
+    slot: str = ""
+    """Its place in the pipeline, by which its results are told from another's."""
     notes: list[Note] = field(default_factory=list)
 
     def tokens(self, message: Message) -> int:
@@ -126,10 +131,16 @@ class Context:
         The result may depend on the message and the policy's settings only. A policy with several
         such computations tells them apart by ``key``.
         """
-        return self.memo.get(message, (self.policy, key), compute)
+        return self.memo.get(message, (self.slot, key), compute)
 
     def note(self, kind: str, **values: float) -> None:
-        """Report something for the response and the metrics; numbers only, never text."""
+        """Report something for the response and the metrics; numbers only, never text.
+
+        Raises:
+            ValueError: ``kind`` is no short word of small letters, digits and ``_``.
+        """
+        if not _KIND.fullmatch(kind):
+            raise ValueError(f"a note's kind is a short word such as near_limit, not {kind[:60]!r}")
         self.notes.append(Note(self.policy, kind, values))
 
     def inner(self, name: str, turn: int | None = None, idle_s: float | None = None) -> Context:
@@ -140,7 +151,7 @@ class Context:
             turn=self.turn if turn is None else turn,
             idle_s=self.idle_s if idle_s is None else idle_s,
             state=state.setdefault(name, {}),
-            policy=f"{self.policy}/{name}",
+            slot=f"{self.slot}/{name}",
         )
 
     def attempt(self) -> Context:

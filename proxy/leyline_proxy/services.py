@@ -65,6 +65,7 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         metrics=metrics,
         retained_turns=settings.retained_turns,
         hints_secret=_secret(settings.hints_secret),
+        policy_timeout_s=settings.policy_timeout_s,
     )
     return Services(settings, tenants, store, metrics, upstream, handshake, turns)
 

@@ -58,6 +58,8 @@ class Settings(BaseSettings):
     where the engine is ``replay``."""
 
     policy: str | None = None
+    policy_timeout_s: Annotated[float, Field(gt=0, le=60)] = 1.0
+    """For one policy on one turn, where it isn't one that comes with Leyline."""
     undeclared: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     """Role to mode, for edits that nobody declared: ``tool=amortize``."""
     allow_request_policy: bool = True

@@ -29,6 +29,7 @@ from .pipeline.accounting import caller_account, final_receipt, retained_turn
 from .pipeline.identify import identify
 from .pipeline.outgoing import edit_payload, outgoing_body
 from .pipeline.planning import (
+    Draft,
     PlanInput,
     Planned,
     draft_turn,
@@ -36,8 +37,10 @@ from .pipeline.planning import (
     prompt_question,
     sink_of,
 )
+from .pipeline.policy_facts import PolicyMemos, policy_session
 from .pipeline.request import ChatRequest
 from .pipeline.rules import PolicyCatalog, effective_rules
+from .pipeline.time_limit import TimeLimit
 from .pipeline.turn import Turn
 from .sessions import SessionStore
 from .telemetry.metrics import Metrics
@@ -85,6 +88,7 @@ class TurnService:
         metrics: Metrics,
         retained_turns: int,
         hints_secret: str | None = None,
+        policy_timeout_s: float = 1.0,
     ) -> None:
         self._store = store
         self._upstream = upstream
@@ -95,6 +99,8 @@ class TurnService:
         # Without a secret to share, chains mean something in this process alone.
         self._history_key = history_key(hints_secret or token_hex())
         self._catalog = PolicyCatalog()
+        self._memos = PolicyMemos()
+        self._time_limit = TimeLimit(policy_timeout_s)
 
     async def begin(self, request: ChatRequest) -> Turn:
         """Steps 1 to 5: what to send, and what to ask of the engine.
@@ -113,7 +119,7 @@ class TurnService:
         index = identity.session.next_index if identity.session is not None else 0
         name, message_id = f"t{index}-{uuid4().hex[:12]}", f"m-{uuid4().hex}"
         given = PlanInput(name, request, policies, rules, identity.session, status, index)
-        planned = await self._plan(given)
+        planned = await self._plan(given, identity.session_id)
         envelope = None
         if status.capability is not None:
             sink = sink_of(status)
@@ -141,12 +147,26 @@ class TurnService:
             unnamed=losses_of_account(planned.prepared, identity.session),
         )
 
-    async def _plan(self, given: PlanInput) -> Planned:
+    async def _plan(self, given: PlanInput, session_id: str) -> Planned:
         inline = not given.policies and len(given.request.raw) <= INLINE_BYTES
-        draft = await _worked(inline, partial(draft_turn, given, self._metrics))
+        draft = await _worked(inline, partial(self._draft, given, session_id))
         question = prompt_question(given, draft)
         tokens = await self._tokens(question) if question is not None else None
         return await _worked(inline, partial(plan_turn, given, draft, self._metrics, tokens))
+
+    def _draft(self, given: PlanInput, session_id: str) -> Draft:
+        if not given.policies:
+            return draft_turn(given, self._metrics)
+        with self._memos.of(given.request.tenant.name, session_id, given.policies) as memo:
+            facts = policy_session(
+                given.session,
+                given.status,
+                given.request.model,
+                memo=memo,
+                limit=self._time_limit,
+                now=time.time(),
+            )
+            return draft_turn(replace(given, policy_session=facts), self._metrics)
 
     async def _tokens(self, question: Mapping[str, Any]) -> list[int] | None:
         """The engine's own tokens of a prompt; None where it gives none."""
@@ -263,6 +283,7 @@ class TurnService:
                 current = current.lose_turn()
             index = current.next_index
             kept = replace(source, index=index) if source is not None else None
+            current = replace(current, policy_states=turn.planned.prepared.states)
             summary = TurnSummary(
                 index=index,
                 turn=turn.name,
@@ -303,6 +324,8 @@ class TurnService:
             metrics.edits.labels(tenant, cause, edit.mode, reason).inc()
         for fault in turn.planned.prepared.faults:
             metrics.policy_faults.labels(fault.policy, fault.fault).inc()
+        for note in turn.planned.prepared.notes:
+            metrics.policy_notes.labels(note.policy, note.kind).inc()
         if ttft_s is not None:
             metrics.ttft_seconds.labels(tenant, model, receipt.outcome.value).observe(ttft_s)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 from leyline_policies.builtin.patterns import Matcher, UserPattern, compile_pattern
-from leyline_policies.conversation import ToolCall, pair_calls, text_of
+from leyline_policies.context import Context
+from leyline_policies.conversation import ToolCall, text_of
 from leyline_policies.failures import is_failure
 from leyline_policies.policy import Message, Mode
 
@@ -24,6 +26,7 @@ class DropFailedCalls:
 
     name: ClassVar[str] = "drop_failed_calls"
     mode: ClassVar[Mode] = "amortize"
+    trusted: ClassVar[bool] = True
 
     pattern: str | None = None
     _failure: UserPattern | None = field(init=False, repr=False, compare=False)
@@ -33,43 +36,49 @@ class DropFailedCalls:
         compiled = None if self.pattern is None else compile_pattern(self.pattern)
         object.__setattr__(self, "_failure", compiled)
 
-    def transform(self, messages: list[Message], turn_idx: int) -> list[Message]:
+    def transform(
+        self, messages: list[Message], turn_idx: int, context: Context | None = None
+    ) -> list[Message]:
         """Return the messages without the failed calls and their results.
 
         Raises PatternTimeoutError.
         """
-        dropped = self._retried(messages)
+        context = context or Context()
+        dropped = self._retried(messages, context)
         if not dropped:
-            return list(messages)
+            return messages
         results = {index for call in dropped for index in call.results}
         gone: dict[int, set[int | None]] = {}
         for call in dropped:
             gone.setdefault(call.message, set()).add(call.position)
-        kept = (
-            _without_calls(message, gone[index]) if index in gone else message
-            for index, message in enumerate(messages)
-            if index not in results
-        )
-        return [message for message in kept if message is not None]
+        kept: list[Message] = []
+        for index, message in enumerate(messages):
+            if index in gone:
+                places = frozenset(gone[index])
+                left = context.once(message, partial(_without_calls, positions=places), places)
+                kept += [] if left is None else [left]
+            elif index not in results:
+                kept.append(message)
+        return kept
 
-    def _retried(self, messages: list[Message]) -> list[ToolCall]:
+    def _retried(self, messages: list[Message], context: Context) -> list[ToolCall]:
         """The failed calls that a later call of the same tool made good."""
         failed: list[ToolCall] = []
         last_success: dict[str, int] = {}
-        matcher = None if self._failure is None else self._failure.matcher()
-        for call in pair_calls(messages):
-            if call.results and _failed(messages, call, matcher):
+        fails: Callable[[Message], bool] = is_failure
+        if self._failure is not None:
+            matcher = self._failure.matcher()
+            fails = partial(_found, matcher)
+        for call in context.calls(messages):
+            if any(context.once(messages[index], fails, "fails") for index in call.results):
                 failed.append(call)
             elif call.results:
                 last_success[call.name] = call.message
         return [call for call in failed if last_success.get(call.name, -1) > max(call.results)]
 
 
-def _failed(messages: Sequence[Message], call: ToolCall, matcher: Matcher | None) -> bool:
-    results = (messages[index] for index in call.results)
-    if matcher is None:
-        return any(is_failure(result) for result in results)
-    return any(matcher.found_in(text_of(result)) for result in results)
+def _found(matcher: Matcher, result: Message) -> bool:
+    return matcher.found_in(text_of(result))
 
 
 def _without_calls(message: Message, positions: Set[int | None]) -> Message | None:

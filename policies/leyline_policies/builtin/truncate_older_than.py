@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leyline_policies.conversation import RESULT_ROLES, map_text, pair_calls
+from leyline_policies.context import Context
+from leyline_policies.conversation import RESULT_ROLES, map_text
 from leyline_policies.policy import Message, Mode
 
 _LONGEST_MARKER = len("\n[999999999999 characters cut]\n")
@@ -24,6 +25,7 @@ class TruncateOlderThan:
 
     name: ClassVar[str] = "truncate_older_than"
     mode: ClassVar[Mode] = "amortize"
+    trusted: ClassVar[bool] = True
 
     n: int = 2
     max_chars: int = 200
@@ -37,21 +39,26 @@ class TruncateOlderThan:
         if self.tools is not None and not self.tools:
             raise ValueError("tools=[] names no tool; leave it out to shorten the results of all")
 
-    def transform(self, messages: list[Message], turn_idx: int) -> list[Message]:
+    def transform(
+        self, messages: list[Message], turn_idx: int, context: Context | None = None
+    ) -> list[Message]:
         """Return the messages with the older tool results shortened."""
-        results = self._results(messages)
-        old = set(results[: max(0, len(results) - self.n)])
-        return [
-            map_text(message, self._shorten) if index in old else message
-            for index, message in enumerate(messages)
-        ]
+        context = context or Context()
+        results = self._results(messages, context)
+        edited = list(messages)
+        for index in results[: max(0, len(results) - self.n)]:
+            edited[index] = context.once(messages[index], self._shortened)
+        return edited
 
-    def _results(self, messages: list[Message]) -> list[int]:
+    def _shortened(self, message: Message) -> Message:
+        return map_text(message, self._shorten)
+
+    def _results(self, messages: list[Message], context: Context) -> list[int]:
         """Where the tool results are, oldest first."""
         found = [i for i, message in enumerate(messages) if message.get("role") in RESULT_ROLES]
         if self.tools is None:
             return found
-        names = {index: call.name for call in pair_calls(messages) for index in call.results}
+        names = {index: call.name for call in context.calls(messages) for index in call.results}
         return [i for i in found if names.get(i, messages[i].get("name")) in self.tools]
 
     def _shorten(self, text: str) -> str:

@@ -9,7 +9,7 @@ from .causes import Cause, CauseFinder, strictest
 from .diff import diff_messages
 from .forgetting import Demand, new_demands
 from .options import UndeclaredRules
-from .prepare import Prepared
+from .prepared import Prepared
 from .rendered import Rendered
 from .session import EditMode, EditRecord, RetainedTurn
 from .spans import SpanNames

@@ -9,7 +9,7 @@ from leyline_engine.contract import Mode
 
 from .diff import MessageDiff
 from .options import UndeclaredRules
-from .prepare import Change, Prepared, SentMessage
+from .prepared import Change, Prepared, SentMessage
 from .session import EditMode
 from .token_diff import Hunk
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from leyline_engine.contract import MAX_FORGOTTEN, output_span
 
-from .prepare import Prepared
+from .prepared import Prepared
 from .session import RetainedTurn, Session
 from .spans import ANYTHING, SpanNames, outer_extents
 

@@ -16,7 +16,7 @@ from leyline_engine.contract import output_span
 
 from .diff import MAX_COMPARED_CELLS, common_subsequence, diff_messages
 from .messages import Message, call_ids, text_of
-from .prepare import DECLARED, Prepared
+from .prepared import DECLARED, Prepared
 from .rendered import Rendered
 from .session import Departed, RetainedTurn
 from .spans import ANYTHING, SpanName, SpanNames, outer_extents

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from .prepare import DeclaredEdit
+from .declared import DeclaredEdit
 
 FIELD = "leyline"
 UNDECLARED_KEYS = ("tool", "user", "assistant", "system", "template")

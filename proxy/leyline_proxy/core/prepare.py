@@ -6,156 +6,75 @@ stage that raises or returns nonsense is skipped as a whole; the turn goes on wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from leyline_engine.contract import Mode
+from leyline_policies import Context, EditCost, Memo, Note, Policy, approximate_tokens, run
+from leyline_policies.context import MAX_STATE_BYTES, State
+from leyline_policies.marks import without_dropped
+from leyline_policies.policy import MODES
 
-from .diff import diff_messages
-from .messages import (
-    Message,
-    MessageError,
-    call_ids,
-    check_messages,
-    fingerprint,
-    is_text_only,
-)
-from .text_edit import TextEditError, replace_spans, replace_text
+from .declared import DeclaredEdit, apply_declared
+from .messages import Message, fingerprint, is_text_only
+from .prepared import Change, Fault, ForgetMark, Prepared, SentMessage
+from .stage import Sensitive, Stage, advance, find_fault
 
-DECLARED = "declared"
 _CONTAINERS = (dict, list)
-Fault = Literal["raised", "bad_type", "bad_message", "broken_pair", "lost_last_user"]
+_PRINT = "fingerprint"
+
+Transformed = list[Message]
+Limit = Callable[[Callable[[], Transformed]], Transformed]
+
+
+class PolicyTimeoutError(Exception):
+    """A policy took longer than it may."""
+
+
+class _FaultError(Exception):
+    """A policy broke a rule."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault)
+        self.fault = fault
+
+
+def _unlimited(call: Callable[[], Transformed]) -> Transformed:
+    return call()
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """Why a message isn't the client's own, and what its edit promises."""
+class PolicySession:
+    """What policies may know of the session besides the messages, and what they left in it."""
 
-    cause: str
-    """``policy:NAME`` or ``declared``."""
-    mode: Mode
-    callers_own: bool = False
-    """The caller declares that its own change of the message is meant; nothing was rewritten."""
-
-
-@dataclass(frozen=True, slots=True)
-class SentMessage:
-    """One message as it is sent."""
-
-    message: Message
-    client_index: int | None
-    """Its place in the client's list; None for one that a policy put in."""
-    changes: tuple[Change, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DroppedMessage:
-    """A message of the client's that is not sent."""
-
-    client_index: int
-    change: Change
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetMark:
-    """A client message whose edit demands forgetting: who demands it, and what it became."""
-
-    cause: str
-    result: int
-    """Fingerprint of what the demand left of the message; 0 where it is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyFault:
-    """A stage that was skipped; ``policy`` is ``declared`` for the caller's own edits."""
-
-    policy: str
-    fault: Fault
-
-
-@dataclass(frozen=True)  # no slots: fingerprints are computed once
-class Prepared:
-    """The client's list, the list to send, and how the one became the other."""
-
-    client: tuple[Message, ...]
-    sent: tuple[SentMessage, ...]
-    dropped: tuple[DroppedMessage, ...] = ()
-    faults: tuple[PolicyFault, ...] = ()
-    forget_marks: Mapping[int, ForgetMark] = field(default_factory=dict)
-    """By index in the client's list. Independent of what other policies did to the message."""
-    known_fingerprints: tuple[int, ...] | None = field(default=None, repr=False, compare=False)
-    """:attr:`client_fingerprints`, where they were computed before."""
-
-    @property
-    def messages(self) -> list[Message]:
-        """The messages to send."""
-        return [entry.message for entry in self.sent]
-
-    @cached_property
-    def client_fingerprints(self) -> tuple[int, ...]:
-        """Fingerprints of the client's messages."""
-        known = self.known_fingerprints
-        return tuple(map(fingerprint, self.client)) if known is None else known
-
-    @cached_property
-    def sent_fingerprints(self) -> tuple[int, ...]:
-        """Fingerprints of the messages to send."""
-        return tuple(map(self._sent_print, self.sent))
-
-    @property
-    def sent_as_given(self) -> bool:
-        """Whether the client's list is sent as it is: the two lists then compare alike."""
-        return self.client_fingerprints == self.sent_fingerprints
-
-    def _sent_print(self, entry: SentMessage) -> int:
-        index = entry.client_index
-        if index is not None and entry.message is self.client[index]:
-            return self.client_fingerprints[index]
-        return fingerprint(entry.message)
-
-
-class DeclaredEdit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An edit that the caller declares itself.
-
-    ``replacement`` without ``chars`` replaces the message's whole text; ``drop`` removes the
-    message; neither says that the caller's own change at that message is meant, with this mode.
-    """
-
-    message: int
-    mode: Mode = Mode.AMORTIZE
-    chars: tuple[int, int] | None = None
-    replacement: str | None = None
-    drop: bool = False
-
-    @property
-    def rewrites(self) -> bool:
-        """Whether the edit itself changes what is sent."""
-        return self.drop or self.replacement is not None
-
-
-class PolicyLike(Protocol):
-    """What a policy looks like from here."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def mode(self) -> str: ...
-
-    def transform(self, messages: list[Message], turn_idx: int) -> list[Message]: ...
+    window: int | None = None
+    """The model's context window in tokens."""
+    idle_s: float = 0.0
+    model: str = ""
+    cost: EditCost = field(default_factory=EditCost)
+    states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """As :attr:`Prepared.states` of the session's last turn."""
+    memo: Memo = field(default_factory=Memo)
+    count: Callable[[Message], int] = approximate_tokens
+    """Tokens of a message."""
+    limit: Limit = _unlimited
+    """Calls a policy that isn't trusted. Raises PolicyTimeoutError."""
+    sensitive: Sensitive | None = None
+    """Whose removal is a forget, whatever the policy says."""
 
 
 def prepare(
     client: Sequence[Message],
-    policies: Sequence[PolicyLike],
+    policies: Sequence[Policy],
     declared: Sequence[DeclaredEdit],
     turn_index: int,
     *,
-    fingerprints: tuple[int, ...] | None = None,
+    fingerprints: Sequence[int] | None = None,
+    session: PolicySession | None = None,
 ) -> Prepared:
     """Run declared edits and policies over the client's messages. Never raises for their faults.
 
@@ -164,34 +83,158 @@ def prepare(
 
     Args:
         fingerprints: of the client's messages, where already known.
+        session: without it, policies know of no turn before.
     """
-    policies = [policy for policy in policies if getattr(policy, "edits", True)]
-    untouched = tuple(SentMessage(message, index) for index, message in enumerate(client))
-    stage = _Stage(untouched, (), ())
-    if declared:
-        stage = _apply_declared(stage, declared)
-    for policy in policies:
-        if policy.mode == Mode.FORGET:
-            stage = _apply_policy(stage, policy, turn_index)
-    marks = _forget_marks(stage)
-    searched = stage
-    for policy in policies:
-        if policy.mode == Mode.FORGET and stage is searched:
-            continue
-        stage = _apply_policy(stage, policy, turn_index)
+    session = session or PolicySession()
+    untouched = Stage(tuple(SentMessage(message, index) for index, message in enumerate(client)))
+    stage = apply_declared(untouched, declared) if declared else untouched
+    first = _Runner(session, turn_index, checked=False)
+    done, marks = first.run_all(stage, policies)
+    if done.messages is not stage.messages and find_fault(stage.messages, done.messages):
+        # One of those that are trusted breaks the rules: find out which, and leave it out.
+        first = _Runner(session, turn_index, checked=True)
+        done, marks = first.run_all(stage, policies)
+    known = dict(zip(map(id, client), fingerprints, strict=True)) if fingerprints else {}
+    for entry in done.sent:
+        if entry.changes and id(entry.message) not in known:
+            known[id(entry.message)] = session.memo.get(entry.message, _PRINT, fingerprint)
     return Prepared(
         tuple(client),
-        stage.sent,
-        stage.dropped,
-        tuple(dict.fromkeys(stage.faults)),
-        {**_forget_marks(stage), **marks},
-        fingerprints,
+        done.sent,
+        done.dropped,
+        tuple(dict.fromkeys(done.faults)),
+        marks,
+        tuple(first.notes),
+        first.states,
+        known,
     )
 
 
-def _forget_marks(stage: _Stage) -> dict[int, ForgetMark]:
+class _Runner:
+    """One run of a pipeline.
+
+    Args:
+        checked: whether policies that are trusted are checked like all others.
+    """
+
+    def __init__(self, session: PolicySession, turn_index: int, *, checked: bool) -> None:
+        self._session = session
+        self._turn = turn_index
+        self._checked = checked
+        self.states: dict[str, State] = {}
+        self.notes: list[Note] = []
+
+    def run_all(
+        self, stage: Stage, policies: Sequence[Policy]
+    ) -> tuple[Stage, dict[int, ForgetMark]]:
+        """The list after all policies, and which messages are to be forgotten."""
+        slots = [
+            (f"{place}.{policy.name}", policy)
+            for place, policy in enumerate(policies)
+            if getattr(policy, "edits", True)
+        ]
+        for slot, policy in slots:
+            if policy.mode == "forget":
+                stage = self._apply(stage, slot, policy)
+        marks = _forget_marks(stage)
+        searched = stage
+        for slot, policy in slots:
+            if policy.mode != "forget" or stage is not searched:
+                stage = self._apply(stage, slot, policy)
+        return stage, {**_forget_marks(stage), **marks}
+
+    def _apply(self, stage: Stage, slot: str, policy: Policy) -> Stage:
+        name = policy.name
+        fault: Fault
+        try:
+            given, after = self._transformed(stage, slot, policy)
+        except _FaultError as error:
+            fault = error.fault
+        except Exception:  # a policy is a plugin; whatever it raises costs only its own edits
+            fault = "raised"
+        else:
+            if after is given:
+                return stage
+            change = Change(f"policy:{name}", Mode(policy.mode))
+            done = advance(stage, given, after, change, self._session.sensitive)
+            return stage if done.sent == stage.sent else done
+        if slot not in self.states and slot in self._session.states:
+            self.states[slot] = dict(self._session.states[slot])
+        return stage.fault(name, fault)
+
+    def _transformed(
+        self, stage: Stage, slot: str, policy: Policy
+    ) -> tuple[list[Message], list[Message]]:
+        """What the policy was given, and what it made of it.
+
+        Raises:
+            _FaultError: the policy broke a rule.
+        """
+        if policy.mode not in MODES:
+            raise _FaultError("bad_type")
+        context, given, checked = self._context(slot, policy.name), stage.messages, self._checked
+        if getattr(policy, "trusted", False):
+            after = run(policy, given, self._turn, context)
+        else:
+            given, checked = [*map(_copy, given)], True
+            after = self._limited(policy, given, context)
+            if given != stage.messages:
+                raise _FaultError("mutated")
+        self._keep(slot, context)
+        if checked and after is not given:
+            fault = find_fault(given, without_dropped(after) if _is_list(after) else after)
+            if fault is not None:
+                raise _FaultError(fault)
+        return given, after
+
+    def _limited(self, policy: Policy, given: list[Message], context: Context) -> list[Message]:
+        # The policy gets a list of its own, so that what it was given can be compared.
+        handed = list(given)
+        try:
+            return self._session.limit(lambda: run(policy, handed, self._turn, context))
+        except PolicyTimeoutError as error:
+            raise _FaultError("timed_out") from error
+
+    def _context(self, slot: str, name: str) -> Context:
+        session, again = self._session, slot in self.states
+        # A policy's second run of the turn leaves no trace: the first was on the client's text.
+        state = deepcopy(dict((self.states if again else session.states).get(slot, {})))
+        return Context(
+            turn=self._turn,
+            window=session.window,
+            idle_s=session.idle_s,
+            model=session.model,
+            cost=session.cost,
+            state=state,
+            count=session.count,
+            memo=session.memo,
+            policy=name,
+            slot=slot,
+        )
+
+    def _keep(self, slot: str, context: Context) -> None:
+        """Take over what a policy left behind on its first run of the turn.
+
+        Raises:
+            _FaultError: a state that isn't JSON, or too large.
+        """
+        if slot in self.states:
+            return
+        try:
+            size = len(msgspec.json.encode(context.state)) if context.state else 0
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _FaultError("bad_state") from error
+        if size > MAX_STATE_BYTES:
+            raise _FaultError("bad_state")
+        self.states[slot] = context.state
+        self.notes += context.notes
+
+
+def _forget_marks(stage: Stage) -> dict[int, ForgetMark]:
     marks: dict[int, ForgetMark] = {}
     for entry in stage.sent:
+        if not entry.changes:
+            continue
         causes = [change.cause for change in entry.changes if change.mode is Mode.FORGET]
         if causes and entry.client_index is not None:
             marks[entry.client_index] = ForgetMark(causes[-1], fingerprint(entry.message))
@@ -201,132 +244,8 @@ def _forget_marks(stage: _Stage) -> dict[int, ForgetMark]:
     return marks
 
 
-@dataclass(frozen=True, slots=True)
-class _Stage:
-    sent: tuple[SentMessage, ...]
-    dropped: tuple[DroppedMessage, ...]
-    faults: tuple[PolicyFault, ...]
-
-    def fault(self, name: str, fault: Fault) -> _Stage:
-        return replace(self, faults=(*self.faults, PolicyFault(name, fault)))
-
-
-def _apply_policy(stage: _Stage, policy: PolicyLike, turn_index: int) -> _Stage:
-    name = policy.name
-    try:
-        mode = Mode(policy.mode)
-    except ValueError:
-        return stage.fault(name, "bad_type")
-    before = [entry.message for entry in stage.sent]
-    try:
-        after = policy.transform([*map(_copy, before)], turn_index)
-    except Exception:  # a policy is a plugin; whatever it raises costs only its own edits
-        return stage.fault(name, "raised")
-    if isinstance(after, list) and after == before:
-        return stage
-    fault = find_fault(before, after)
-    if fault is not None:
-        return stage.fault(name, fault)
-    return _advance(stage, before, after, Change(f"policy:{name}", mode))
-
-
-def find_fault(before: Sequence[Message], after: object) -> Fault | None:
-    """What makes ``after`` unfit to be sent in place of ``before``, if anything."""
-    if not isinstance(after, list) or not all(isinstance(message, dict) for message in after):
-        return "bad_type"
-    try:
-        msgspec.json.encode(after)
-        check_messages(after)
-    except MessageError as error:
-        return "broken_pair" if error.param.endswith(".tool_call_id") else "bad_message"
-    except (TypeError, ValueError, RecursionError):  # nothing that JSON could carry
-        return "bad_message"
-    if _unanswered(after) - _unanswered(before):
-        return "broken_pair"
-    last_user = max((i for i, m in enumerate(before) if m.get("role") == "user"), default=None)
-    if last_user is not None:
-        steps = diff_messages(before, after).steps
-        if any(step.kind == "removed" and step.old == last_user for step in steps):
-            return "lost_last_user"
-    return None
-
-
-def _unanswered(messages: Iterable[Message]) -> set[str]:
-    """Ids of tool calls without a result."""
-    called: set[str] = set()
-    answered: set[object] = set()
-    for message in messages:
-        called.update(call_ids(message))
-        if message.get("role") == "tool":
-            answered.add(message.get("tool_call_id"))
-    return called - answered
-
-
-def _advance(
-    stage: _Stage, before: Sequence[Message], after: Sequence[Message], change: Change
-) -> _Stage:
-    """Carry provenance over one policy."""
-    sent: list[SentMessage] = []
-    dropped = list(stage.dropped)
-    for step in diff_messages(before, after).steps:
-        entry = stage.sent[step.old] if step.old is not None else None
-        if step.new is None:
-            if entry is not None and entry.client_index is not None:
-                dropped.append(DroppedMessage(entry.client_index, change))
-        elif entry is None:
-            sent.append(SentMessage(after[step.new], None, (change,)))
-        elif step.kind == "replaced":
-            changes = (*entry.changes, change)
-            sent.append(SentMessage(after[step.new], entry.client_index, changes))
-        elif entry.message == after[step.new]:
-            sent.append(entry)
-        else:  # only a volatile marker differs: no edit, but what the policy wants is sent
-            sent.append(replace(entry, message=after[step.new]))
-    return replace(stage, sent=tuple(sent), dropped=tuple(dropped))
-
-
-def _apply_declared(stage: _Stage, declared: Sequence[DeclaredEdit]) -> _Stage:
-    by_message: dict[int, list[DeclaredEdit]] = {}
-    for edit in declared:
-        by_message.setdefault(edit.message, []).append(edit)
-    sent: list[SentMessage] = []
-    dropped: list[DroppedMessage] = []
-    if any(not 0 <= index < len(stage.sent) for index in by_message):
-        return stage.fault(DECLARED, "bad_message")
-    for index, entry in enumerate(stage.sent):
-        edits = by_message.get(index, [])
-        changes = tuple(
-            dict.fromkeys(Change(DECLARED, edit.mode, not edit.rewrites) for edit in edits)
-        )
-        if any(edit.drop for edit in edits):
-            mode = Mode.FORGET if any(c.mode is Mode.FORGET for c in changes) else Mode.AMORTIZE
-            dropped.append(DroppedMessage(index, Change(DECLARED, mode)))
-            continue
-        try:
-            message = _rewritten(entry.message, edits)
-        except TextEditError:
-            return stage.fault(DECLARED, "bad_message")
-        sent.append(replace(entry, message=message, changes=changes))
-    before = [entry.message for entry in stage.sent]
-    fault = find_fault(before, [entry.message for entry in sent])
-    if fault is not None:
-        return stage.fault(DECLARED, fault)
-    return replace(stage, sent=tuple(sent), dropped=tuple(dropped))
-
-
-def _rewritten(message: Message, edits: Sequence[DeclaredEdit]) -> Message:
-    spans = sorted(
-        (edit.chars[0], edit.chars[1], edit.replacement)
-        for edit in edits
-        if edit.chars is not None and edit.replacement is not None
-    )
-    whole = [edit.replacement for edit in edits if edit.chars is None]
-    texts = [text for text in whole if text is not None]
-    if spans and texts:
-        raise TextEditError("a message's text is replaced both as a whole and in part")
-    if spans:
-        return replace_spans(message, spans)
-    return replace_text(message, texts[-1]) if texts else message
+def _is_list(after: object) -> bool:
+    return isinstance(after, list) and all(isinstance(message, dict) for message in after)
 
 
 def _copy(message: Message) -> Message:

@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from leyline_engine.contract import LineageRun, Outcome, Reason, Receipt, output_span
 
-from .prepare import Prepared
+from .prepared import Prepared
 from .rendered import Rendered
 from .spans import SpanName, SpanNames
 
@@ -140,6 +140,8 @@ class Session:
     next_index: int
     updated: float
     departed: Departed = field(default_factory=Departed)
+    policy_states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What policies left for the next turn, by their place in the pipeline."""
     unnamed: int = 0
     """Losses of account, each of which the engine may hold something of that has no name here:
     turns that were begun and never retained, and names that were too many to remember."""

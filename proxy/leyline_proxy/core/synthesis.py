@@ -28,7 +28,7 @@ from leyline_engine.contract import (
 from .candidates import Candidate, Edit, consider, demand_cause, record_of, records_of
 from .cover import MIN_SWITCH, Piece, cover
 from .options import UndeclaredRules
-from .prepare import Prepared
+from .prepared import Prepared
 from .rendered import Rendered
 from .session import EditRecord, RetainedTurn
 from .spans import ANYTHING, SpanNames, span_labels

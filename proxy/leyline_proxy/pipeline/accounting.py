@@ -90,6 +90,10 @@ def caller_account(turn: Turn, receipt: Receipt) -> dict[str, Any]:
         "policy_faults": [
             {"policy": fault.policy, "fault": fault.fault} for fault in turn.planned.prepared.faults
         ],
+        "policy_notes": [
+            {"policy": note.policy, "kind": note.kind, **note.values}
+            for note in turn.planned.prepared.notes
+        ],
     }
 
 

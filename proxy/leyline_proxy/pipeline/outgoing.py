@@ -6,7 +6,7 @@ import msgspec
 
 from leyline_engine.contract import EditPayload, Envelope, sealed_digest
 
-from ..core.prepare import Prepared
+from ..core.prepared import Prepared
 from ..core.synthesis import TurnPlan
 from ..core.wire import RESERVED, add_members, remove_members, replace_messages
 from .request import OPTIONS_FIELD, ChatRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -16,7 +16,8 @@ from ..core.diff import diff_messages
 from ..core.forgetting import spans_to_forget
 from ..core.naming import name_spans
 from ..core.options import UndeclaredRules
-from ..core.prepare import Prepared, prepare
+from ..core.prepare import PolicySession, prepare
+from ..core.prepared import Prepared
 from ..core.rendered import Rendered
 from ..core.session import Departed, EditRecord, RetainedTurn, Session
 from ..core.spans import ANYTHING, SpanNames
@@ -25,6 +26,7 @@ from ..render import STEERING, RenderError
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
 from ..upstream.handshake import UpstreamStatus
+from .policy_facts import known_objects
 from .request import ChatRequest
 
 log = structlog.get_logger("leyline.turn")
@@ -46,6 +48,8 @@ class PlanInput:
     status: UpstreamStatus
     index: int
     """Number of the turn in its session."""
+    policy_session: PolicySession = field(default_factory=PolicySession)
+    """What the policies may know."""
 
     @property
     def last(self) -> RetainedTurn | None:
@@ -81,11 +85,12 @@ def draft_turn(given: PlanInput, metrics: Metrics) -> Draft:
     request = given.request
     with metrics.stage("policy"):
         prepared = prepare(
-            request.messages,
+            known_objects(request.messages, request.fingerprints, given.last),
             given.policies,
             request.options.edits,
             given.index,
             fingerprints=request.fingerprints,
+            session=given.policy_session,
         )
     with metrics.stage("render"):
         return Draft(prepared, _render(given, prepared))

@@ -92,6 +92,12 @@ class Metrics:
             ("policy", "fault"),
             registry=self.registry,
         )
+        self.policy_notes = Counter(
+            "leyline_policy_notes",
+            "What policies reported without editing: warnings, dry runs.",
+            ("policy", "kind"),
+            registry=self.registry,
+        )
         self.receipts_missing = Counter(
             "leyline_receipts_missing",
             "Turns whose engine gave no receipt.",

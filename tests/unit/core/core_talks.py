@@ -14,7 +14,7 @@ from leyline_engine.contract import CopySegment, LineageRun, token_digest
 from leyline_proxy.core.messages import Message
 from leyline_proxy.core.naming import name_spans
 from leyline_proxy.core.options import UndeclaredRules
-from leyline_proxy.core.prepare import Prepared
+from leyline_proxy.core.prepared import Prepared
 from leyline_proxy.core.rendered import MessageSpan, Rendered
 from leyline_proxy.core.session import Departed, RetainedTurn
 from leyline_proxy.core.synthesis import TurnPlan, synthesize

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from leyline_engine.contract import Mode, Outcome, token_digest
+from leyline_proxy.core.declared import DeclaredEdit
 from leyline_proxy.core.messages import Message
 from leyline_proxy.core.naming import name_spans
 from leyline_proxy.core.options import UndeclaredRules
-from leyline_proxy.core.prepare import DeclaredEdit, Prepared, prepare
+from leyline_proxy.core.prepare import prepare
+from leyline_proxy.core.prepared import Prepared
 from leyline_proxy.core.rendered import MessageSpan, Rendered
 from leyline_proxy.core.session import Departed, RetainedTurn
 from leyline_proxy.core.synthesis import TurnPlan, synthesize

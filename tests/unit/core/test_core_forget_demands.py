@@ -5,8 +5,9 @@ from __future__ import annotations
 from core_talks import ANYTHING, Rule, copies, plan_of, retained
 
 from leyline_engine.contract import Mode
+from leyline_proxy.core.declared import DeclaredEdit
 from leyline_proxy.core.messages import Message
-from leyline_proxy.core.prepare import DeclaredEdit, prepare
+from leyline_proxy.core.prepare import prepare
 
 HIDDEN = "SECRET"
 REDACT = Rule(HIDDEN, "[gone]", "forget", name="redact")

@@ -19,11 +19,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from leyline_engine.contract import CopySegment, Mode, apply_directives, token_digest
-from leyline_policies import load_pipeline
+from leyline_policies import Policy, load_pipeline
 from leyline_proxy.core.messages import Message, text_of
 from leyline_proxy.core.naming import name_spans
 from leyline_proxy.core.options import UndeclaredRules
-from leyline_proxy.core.prepare import PolicyLike, Prepared, prepare
+from leyline_proxy.core.prepare import prepare
+from leyline_proxy.core.prepared import Prepared
 from leyline_proxy.core.rendered import Rendered
 from leyline_proxy.core.session import Departed, RetainedTurn
 from leyline_proxy.core.synthesis import TurnPlan, synthesize
@@ -136,7 +137,7 @@ class Conversation:
         answer: str = "",
     ) -> tuple[TurnPlan, Rendered]:
         """Plan a turn and retain it with the model's answer."""
-        policies: Sequence[PolicyLike] = load_pipeline(policy)
+        policies: Sequence[Policy] = load_pipeline(policy)
         prepared = prepare(messages, policies, (), len(self.turns))
         rendered = self.renderer.render(prepared.messages, tools)
         name = f"t{len(self.turns)}"

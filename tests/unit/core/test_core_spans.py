@@ -13,11 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_engine.contract import Outcome, output_span, token_digest
+from leyline_engine.contract import Mode, Outcome, output_span, token_digest
+from leyline_policies import Policy
+from leyline_proxy.core.declared import DeclaredEdit
 from leyline_proxy.core.forgetting import new_demands, spans_to_forget
 from leyline_proxy.core.messages import Message
 from leyline_proxy.core.naming import MAX_FORMER, name_spans
-from leyline_proxy.core.prepare import DeclaredEdit, Mode, PolicyLike, Prepared, prepare
+from leyline_proxy.core.prepare import prepare
+from leyline_proxy.core.prepared import Prepared
 from leyline_proxy.core.rendered import MessageSpan, Rendered
 from leyline_proxy.core.session import MAX_DEPARTED, RetainedTurn, Session, TurnSummary
 from leyline_proxy.core.spans import ANYTHING, SpanNames, outer_extents, span_labels
@@ -77,7 +80,7 @@ class Talk:
         self.labels: dict[int, set[str]] = {}
         """Names under which the engine was told of a message's text, answers included."""
 
-    def prepared(self, messages: list[Message], policies: list[PolicyLike] = []) -> Prepared:  # noqa: B006
+    def prepared(self, messages: list[Message], policies: list[Policy] = []) -> Prepared:  # noqa: B006
         """The turn's lists."""
         return prepare(messages, policies, [], self.session.next_index)
 

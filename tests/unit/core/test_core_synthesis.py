@@ -20,7 +20,8 @@ from leyline_proxy.core.diff import diff_messages
 from leyline_proxy.core.messages import Message
 from leyline_proxy.core.naming import name_spans
 from leyline_proxy.core.options import UndeclaredRules
-from leyline_proxy.core.prepare import Prepared, prepare
+from leyline_proxy.core.prepare import prepare
+from leyline_proxy.core.prepared import Prepared
 from leyline_proxy.core.rendered import MessageSpan, Rendered
 from leyline_proxy.core.session import Departed, RetainedTurn
 from leyline_proxy.core.synthesis import TurnPlan, synthesize

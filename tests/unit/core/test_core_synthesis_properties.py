@@ -32,10 +32,11 @@ from leyline_engine.contract import (
     Outcome,
     check_directives,
 )
+from leyline_proxy.core.declared import DeclaredEdit
 from leyline_proxy.core.messages import Message
 from leyline_proxy.core.naming import name_spans
 from leyline_proxy.core.options import UndeclaredRules
-from leyline_proxy.core.prepare import DeclaredEdit, prepare
+from leyline_proxy.core.prepare import prepare
 from leyline_proxy.core.session import Departed, RetainedTurn
 from leyline_proxy.core.synthesis import synthesize
 

@@ -1,0 +1,117 @@
+"""A turn's messages as they are sent, and how each came from the client's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from leyline_engine.contract import Mode
+from leyline_policies import Note
+
+from .messages import Message, fingerprint
+
+DECLARED = "declared"
+Fault = Literal[
+    "raised",
+    "timed_out",
+    "bad_type",
+    "bad_message",
+    "bad_state",
+    "mutated",
+    "broken_pair",
+    "lost_last_user",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Why a message isn't the client's own, and what its edit promises."""
+
+    cause: str
+    """``policy:NAME``, ``policy:NAME:CAUSE`` or ``declared``."""
+    mode: Mode
+    callers_own: bool = False
+    """The caller declares that its own change of the message is meant; nothing was rewritten."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentMessage:
+    """One message as it is sent."""
+
+    message: Message
+    client_index: int | None
+    """Its place in the client's list; None for one that a policy put in."""
+    changes: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedMessage:
+    """A message of the client's that is not sent."""
+
+    client_index: int
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetMark:
+    """A client message whose edit demands forgetting: who demands it, and what it became."""
+
+    cause: str
+    result: int
+    """Fingerprint of what the demand left of the message; 0 where it is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFault:
+    """A stage that was skipped; ``policy`` is ``declared`` for the caller's own edits."""
+
+    policy: str
+    fault: Fault
+
+
+@dataclass(frozen=True)  # no slots: fingerprints are computed once
+class Prepared:
+    """The client's list, the list to send, and how the one became the other."""
+
+    client: tuple[Message, ...]
+    sent: tuple[SentMessage, ...]
+    dropped: tuple[DroppedMessage, ...] = ()
+    faults: tuple[PolicyFault, ...] = ()
+    forget_marks: Mapping[int, ForgetMark] = field(default_factory=dict)
+    """By index in the client's list. Independent of what other policies did to the message."""
+    notes: tuple[Note, ...] = ()
+    """What policies reported."""
+    states: Mapping[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    """What policies left for the session's next turn, by their place in the pipeline."""
+    known_fingerprints: Mapping[int, int] = field(default_factory=dict, repr=False, compare=False)
+    """Fingerprints that were computed before, by the identity of messages in the two lists."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages to send."""
+        return [entry.message for entry in self.sent]
+
+    @cached_property
+    def client_fingerprints(self) -> tuple[int, ...]:
+        """Fingerprints of the client's messages."""
+        return tuple(map(self._print, self.client))
+
+    @cached_property
+    def sent_fingerprints(self) -> tuple[int, ...]:
+        """Fingerprints of the messages to send."""
+        own = dict(zip(map(id, self.client), self.client_fingerprints, strict=True))
+        return tuple(
+            own[id(entry.message)] if id(entry.message) in own else self._print(entry.message)
+            for entry in self.sent
+        )
+
+    @property
+    def sent_as_given(self) -> bool:
+        """Whether the client's list is sent as it is: the two lists then compare alike."""
+        return self.client_fingerprints == self.sent_fingerprints
+
+    def _print(self, message: Message) -> int:
+        known = self.known_fingerprints.get(id(message))
+        return fingerprint(message) if known is None else known

@@ -1,0 +1,120 @@
+"""What policies may know of a session, from what the proxy knows of it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+from leyline_policies import Memo, Policy, approximate_tokens
+
+from ..core.messages import Message, text_of
+from ..core.prepare import Limit, PolicySession
+from ..core.session import RetainedTurn, Session
+from ..render import ChatRenderer
+from ..upstream.handshake import UpstreamStatus
+
+_FRAME_TOKENS = 4
+"""What a chat template puts around a message, roughly."""
+
+_MAX_MEMOS = 256
+"""Sessions whose per-message results are kept; others compute them anew."""
+
+
+class PolicyMemos:
+    """Per-message results of policies, by session; the least recently used go first.
+
+    They hold for one pipeline: a session that is given other policies begins anew.
+    """
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, str], tuple[Sequence[Policy], Memo]] = OrderedDict()
+        self._lock = Lock()
+
+    @contextmanager
+    def of(self, tenant: str, session: str, policies: Sequence[Policy]) -> Iterator[Memo]:
+        """The session's memo, for one turn at a time: another turn meanwhile gets one of its own.
+
+        It is lost where the turn fails.
+        """
+        with self._lock:
+            known, memo = self._kept.pop((tenant, session), ((), Memo()))
+        if known is not policies:
+            memo = Memo()
+        memo.next_turn()
+        yield memo
+        with self._lock:
+            self._kept[tenant, session] = (policies, memo)
+            while len(self._kept) > _MAX_MEMOS:
+                self._kept.popitem(last=False)
+
+
+def policy_session(
+    session: Session | None,
+    status: UpstreamStatus,
+    model: str,
+    *,
+    memo: Memo,
+    limit: Limit,
+    now: float,
+) -> PolicySession:
+    """The facts of a session for its policies.
+
+    Args:
+        session: None for a new one.
+        model: as the request names it.
+        now: seconds since the epoch.
+    """
+    capability = status.capability
+    served = capability is not None and capability.model == model
+    return PolicySession(
+        window=capability.max_context if capability is not None and served else None,
+        idle_s=max(0.0, now - session.updated) if session is not None and session.answered else 0.0,
+        model=model,
+        states=session.policy_states if session is not None else {},
+        memo=memo,
+        count=token_counter(status.rendering.renderer if served else None),
+        limit=limit,
+    )
+
+
+def known_objects(
+    messages: Sequence[Message], fingerprints: Sequence[int], last: RetainedTurn | None
+) -> tuple[Message, ...]:
+    """``messages``, each one that the last turn's client list held replaced by that very object.
+
+    What was computed of a message is then found by its identity.
+    """
+    if last is None:
+        return tuple(messages)
+    before = last.prepared.client
+    by_print = dict(zip(last.prepared.client_fingerprints, before, strict=True))
+    found: list[Message] = []
+    for message, value in zip(messages, fingerprints, strict=True):
+        known = by_print.get(value)
+        # Equal fingerprints leave markers and the form of texts open, which are sent as they are.
+        found.append(known if known is not None and known == message else message)
+    return tuple(found)
+
+
+def token_counter(renderer: ChatRenderer | None) -> Callable[[Message], int]:
+    """Tokens of a message: by the model's own tokenizer where it is at hand."""
+    if renderer is None:
+        return approximate_tokens
+
+    def count(message: Message) -> int:
+        texts = [text_of(message), str(message.get("reasoning_content") or "")]
+        for call in message.get("tool_calls") or ():
+            texts += _texts_of_call(call)
+        return _FRAME_TOKENS + sum(len(renderer.encode(text)) for text in texts if text)
+
+    return count
+
+
+def _texts_of_call(call: Any) -> tuple[str, str]:
+    body = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(body, dict):
+        return "", ""
+    return str(body.get("name") or ""), str(body.get("arguments") or "")
