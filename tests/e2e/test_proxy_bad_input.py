@@ -128,7 +128,7 @@ def test_a_bad_request_loses_no_session(client: httpx.Client, model: str) -> Non
 
 
 def test_a_failing_policy_costs_only_its_edits() -> None:
-    """A policy that raises or returns nonsense is skipped; receipt and metric say so."""
+    """One that raises, hangs, or breaks a rule is skipped; receipt and metric say so."""
 
     @function_policy(name="raises")
     def raises(messages: list[Any], turn_idx: int) -> list[Any]:
@@ -138,11 +138,28 @@ def test_a_failing_policy_costs_only_its_edits() -> None:
     def nonsense(messages: list[Any], turn_idx: int) -> list[Any]:
         return [1, 2]
 
+    @function_policy(name="hangs")
+    def hangs(messages: list[Any], turn_idx: int) -> list[Any]:
+        while True:
+            pass
+
+    @function_policy(name="mutates")
+    def mutates(messages: list[Any], turn_idx: int) -> list[Any]:
+        messages[0]["content"] = "something else"
+        return messages
+
+    @function_policy(name="drops")
+    def drops(messages: list[Any], turn_idx: int) -> list[Any]:
+        return [{"role": "system", "content": "nobody asks"}]
+
     options = {"device": "cpu"}
+    policies = (raises, nonsense, hangs, mutates, drops)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("leyline_proxy.tenants.load_pipeline", lambda _: (raises, nonsense))
+        patch.setattr("leyline_proxy.tenants.load_pipeline", lambda _: policies)
         with (
-            embedded_stack(options, policy="patched", log_level="error") as origin,
+            embedded_stack(
+                options, policy="patched", policy_timeout_s=0.2, log_level="error"
+            ) as origin,
             httpx.Client(base_url=origin, timeout=60) as http,
         ):
             name = http.get("/v1/models").json()["data"][0]["id"]
@@ -154,6 +171,9 @@ def test_a_failing_policy_costs_only_its_edits() -> None:
     assert [(item["policy"], item["fault"]) for item in faults] == [
         ("raises", "raised"),
         ("nonsense", "bad_type"),
+        ("hangs", "timed_out"),
+        ("mutates", "mutated"),
+        ("drops", "lost_last_user"),
     ]
     assert "secret words" not in answer.text
     assert 'leyline_policy_faults_total{fault="raised",policy="raises"} 1.0' in metrics

@@ -1,0 +1,57 @@
+"""What policies are told of a session, and what is kept for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leyline_policies import Policy, load_pipeline
+from leyline_proxy.core.messages import Message, fingerprint
+from leyline_proxy.pipeline.policy_facts import PolicyMemos, known_objects, token_counter
+
+
+def _computed(memos: PolicyMemos, message: Message, policies: Sequence[Policy]) -> bool:
+    """Whether something had to be computed of the message."""
+    computed: list[int] = []
+    with memos.of("tenant", "session", policies) as memo:
+        memo.get(message, "key", lambda _: computed.append(1))
+    return bool(computed)
+
+
+def test_a_memo_is_the_sessions_for_its_policies() -> None:
+    """What was computed is found on the next turn, but not by other policies."""
+    memos, message = PolicyMemos(), {"role": "user", "content": "x"}
+    one, other = load_pipeline("keep_all"), load_pipeline("keep_all")
+    assert [_computed(memos, message, one) for _ in range(3)] == [True, False, False]
+    assert _computed(memos, message, other)
+
+
+def test_turns_at_the_same_time_share_no_memo() -> None:
+    """The second gets one of its own."""
+    memos, policies = PolicyMemos(), load_pipeline("keep_all")
+    with memos.of("t", "s", policies) as first, memos.of("t", "s", policies) as second:
+        assert first is not second
+
+
+def test_what_a_turn_does_not_ask_for_is_gone_after_the_next() -> None:
+    """Memory follows the conversation, not its history."""
+    memos, policies = PolicyMemos(), load_pipeline("keep_all")
+    old, new = {"role": "user", "content": "old"}, {"role": "user", "content": "new"}
+    assert _computed(memos, old, policies)
+    assert _computed(memos, new, policies)
+    assert not _computed(memos, new, policies)
+    assert _computed(memos, old, policies)
+
+
+def test_messages_without_a_turn_before_stay_as_they_are() -> None:
+    """A new session has no known objects."""
+    messages = [{"role": "user", "content": "x"}]
+    assert known_objects(messages, [fingerprint(messages[0])], None) == (messages[0],)
+    assert known_objects(messages, [fingerprint(messages[0])], None)[0] is messages[0]
+
+
+def test_tokens_count_text_and_calls() -> None:
+    """Longer arguments, longer count; without a tokenizer a quarter of the characters."""
+    count = token_counter(None)
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "x" * 400}}
+    assert count({"role": "user", "content": "x" * 400}) == 103
+    assert count({"role": "assistant", "content": None, "tool_calls": [call]}) == 103

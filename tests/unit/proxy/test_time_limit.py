@@ -1,0 +1,58 @@
+"""Calls into foreign code that may hang."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from leyline_proxy.core.prepare import PolicyTimeoutError
+from leyline_proxy.pipeline.time_limit import TimeLimit
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def test_a_call_gives_what_it_returns_or_raises() -> None:
+    """The limit is not noticed by what keeps to it."""
+    limit = TimeLimit(5.0)
+    assert limit(lambda: 3) == 3
+    with pytest.raises(KeyError, match="its own"):
+        limit(lambda: {}["its own"])
+
+
+def test_a_call_that_hangs_in_python_is_stopped() -> None:
+    """The caller goes on in time, and no thread stays behind."""
+    limit = TimeLimit(0.05, max_stuck=1)
+    for _ in range(3):  # more often than calls may hang: none does
+        with pytest.raises(PolicyTimeoutError):
+            limit(_spin)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        if not any(thread.name == "leyline-policy" for thread in threading.enumerate()):
+            break
+        time.sleep(0.01)
+    assert not any(thread.name == "leyline-policy" for thread in threading.enumerate())
+
+
+def test_calls_that_cannot_be_stopped_shut_the_door_until_they_end() -> None:
+    """While one hangs, the next isn't made; when it has ended, calls go through again."""
+    limit, release = TimeLimit(0.05, max_stuck=1), threading.Event()
+    with pytest.raises(PolicyTimeoutError):
+        limit(release.wait)
+    made: list[int] = []
+    with pytest.raises(PolicyTimeoutError):
+        limit(lambda: made.append(1))
+    assert made == []
+    release.set()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            limit(lambda: made.append(2))
+            break
+        except PolicyTimeoutError:
+            time.sleep(0.01)
+    assert made[:1] == [2]
