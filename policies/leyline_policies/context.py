@@ -83,10 +83,12 @@ class Memo:
 def approximate_tokens(message: Message) -> int:
     """Tokens of a message, roughly: a quarter of its characters, and three for its frame."""
     characters = len(text_of(message)) + len(str(message.get("reasoning_content") or ""))
-    for call in message.get("tool_calls") or ():
-        body = call.get("function") if isinstance(call, dict) else None
+    calls = [call for call in message.get("tool_calls") or () if isinstance(call, dict)]
+    bodies = [call.get("function") or call.get("custom") for call in calls]
+    for body in (*bodies, message.get("function_call")):
         if isinstance(body, dict):
-            characters += len(str(body.get("name") or "")) + len(str(body.get("arguments") or ""))
+            written = body.get("arguments") or body.get("input") or ""
+            characters += len(str(body.get("name") or "")) + len(str(written))
     return characters // 4 + 3
 
 
@@ -114,12 +116,12 @@ class Context:
 
     def tokens(self, message: Message) -> int:
         """Tokens of one message, counted once in its life."""
-        return self.memo.get(message, _TOKENS, self.count)
+        return self.memo.get(message, TOKENS, self.count)
 
     def total(self, messages: Sequence[Message]) -> int:
         """Tokens of several messages."""
         get, count = self.memo.get, self.count
-        return sum(get(message, _TOKENS, count) for message in messages)
+        return sum(get(message, TOKENS, count) for message in messages)
 
     def calls(self, messages: list[Message]) -> tuple[ToolCall, ...]:
         """`pair_calls`, worked out once for a list that policies hand on as it is."""
@@ -159,7 +161,8 @@ class Context:
         return replace(self, state=deepcopy(self.state), notes=[])
 
 
-_TOKENS = "tokens"
+TOKENS = "tokens"
+"""Key of a message's tokens in a memo."""
 _CALLS = "calls"
 
 

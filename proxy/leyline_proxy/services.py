@@ -9,6 +9,7 @@ import httpx
 from pydantic import SecretStr
 from starlette.types import ASGIApp
 
+from .core.schedule import Timing
 from .sessions import MemorySessionStore, SessionStore
 from .settings import Settings
 from .telemetry.metrics import Metrics
@@ -66,8 +67,20 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         retained_turns=settings.retained_turns,
         hints_secret=_secret(settings.hints_secret),
         policy_timeout_s=settings.policy_timeout_s,
+        timing=_timing(settings),
     )
     return Services(settings, tenants, store, metrics, upstream, handshake, turns)
+
+
+def _timing(settings: Settings) -> Timing | None:
+    if settings.edit_timing == "now":
+        return None
+    return Timing(
+        carry=settings.edit_carry,
+        need=settings.edit_need,
+        pressure=settings.edit_pressure,
+        splicing_waits=settings.edit_timing == "wait",
+    )
 
 
 def _http_client(settings: Settings, engine_app: ASGIApp | None) -> httpx.AsyncClient:

@@ -60,6 +60,15 @@ class Settings(BaseSettings):
     policy: str | None = None
     policy_timeout_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """For one policy on one turn, where it isn't one that comes with Leyline."""
+    edit_timing: Literal["now", "auto", "wait"] = "auto"
+    """``now``: a policy's edits are sent on the turn that it makes them. ``wait``: those that
+    reclaim tokens wait until they pay. ``auto``: they wait where the engine can't splice."""
+    edit_carry: Annotated[float, Field(ge=0, le=10)] = 0.002
+    """What a token that stays costs per turn, as a share of its prefill."""
+    edit_need: Annotated[float, Field(ge=0, le=10)] = 0.25
+    """Worth of a reclaimed token in tokens prefilled, where the window is nearly full."""
+    edit_pressure: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Share of the model's window beyond which no edit waits."""
     undeclared: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     """Role to mode, for edits that nobody declared: ``tool=amortize``."""
     allow_request_policy: bool = True

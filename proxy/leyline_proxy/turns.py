@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,8 +21,10 @@ import structlog
 
 from leyline_engine.contract import Reason, Receipt, TurnRecord, edit_envelope, sign_envelope
 
+from .core.costs import CostBook
 from .core.forgetting import losses_of_account
 from .core.identity import history_key
+from .core.schedule import Timing
 from .core.session import Session, TurnSummary
 from .core.spans import ANYTHING
 from .errors import NotFoundError, ProxyError, closest
@@ -89,6 +92,7 @@ class TurnService:
         retained_turns: int,
         hints_secret: str | None = None,
         policy_timeout_s: float = 1.0,
+        timing: Timing | None = None,
     ) -> None:
         self._store = store
         self._upstream = upstream
@@ -100,6 +104,8 @@ class TurnService:
         self._history_key = history_key(hints_secret or token_hex())
         self._catalog = PolicyCatalog()
         self._memos = PolicyMemos()
+        self._timing = timing
+        self._costs: defaultdict[str, CostBook] = defaultdict(CostBook)
         self._time_limit = TimeLimit(policy_timeout_s)
 
     async def begin(self, request: ChatRequest) -> Turn:
@@ -162,11 +168,13 @@ class TurnService:
                 given.session,
                 given.status,
                 given.request.model,
+                cost=self._costs_of(given.request.model).cost(splices=given.status.splices),
                 memo=memo,
                 limit=self._time_limit,
                 now=time.time(),
             )
-            return draft_turn(replace(given, policy_session=facts), self._metrics)
+            given = replace(given, policy_session=facts, timing=self._timing)
+            return draft_turn(given, self._metrics)
 
     async def _tokens(self, question: Mapping[str, Any]) -> list[int] | None:
         """The engine's own tokens of a prompt; None where it gives none."""
@@ -194,6 +202,9 @@ class TurnService:
                 code="model_not_found",
             )
 
+    def _costs_of(self, model: str) -> CostBook:
+        return self._costs[self.model_label(model)]
+
     def model_label(self, model: str | None) -> str:
         """``model`` as a metric label."""
         known = self._handshake.status.models or ()
@@ -213,6 +224,8 @@ class TurnService:
         with self._metrics.stage("account"):
             await self._retain(turn, record, receipt, run)
             self._count(turn, receipt, ttft_s)
+            first = ttft_s if turn.request.stream else None
+            self._costs_of(turn.request.model).learn(receipt, first)
         if turn.enveloped and record is None:
             self._metrics.receipts_missing.labels(self.model_label(turn.request.model)).inc()
         log.info(

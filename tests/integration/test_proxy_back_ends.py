@@ -113,7 +113,7 @@ async def test_policies_work_before_a_plain_back_end_and_the_account_is_honest()
     """The edit reaches the server, and the caller learns that nothing was spliced, and why."""
     engine = FakeEngine(capability=None)
     headers = {"x-leyline-session": "plain"}
-    async with proxy_before(engine, policy=POLICY) as client:
+    async with proxy_before(engine, policy=POLICY, edit_timing="now") as client:
         accounts = [
             (await client.post(CHAT, json=body(turn), headers=headers)).json()["leyline"]
             for turn in (1, 2, 3, 3)
@@ -126,6 +126,24 @@ async def test_policies_work_before_a_plain_back_end_and_the_account_is_honest()
     assert [edit["cause"] for edit in edited["edits"]] == ["policy:truncate_older_than"]
     assert edited["tokens"]["spliced"] == 0
     assert {accounts[at]["outcome"] for at in (0, 1, 3)} == {"unedited"}
+
+
+async def test_edits_wait_before_a_plain_back_end_until_they_pay() -> None:
+    """What reclaims little is held and noted; what pays by now is sent with all that waited."""
+    engine = FakeEngine(capability=None)
+    headers = {"x-leyline-session": "waits"}
+    accounts, sizes = [], []
+    async with proxy_before(engine, policy=POLICY, edit_carry=0.05) as client:
+        for turn in range(1, 30):
+            answer = await client.post(CHAT, json=body(turn), headers=headers)
+            accounts.append(answer.json()["leyline"])
+            sizes.append(len(engine.sent["messages"][2]["content"]))
+    held = [any(n["kind"] == "edits_held" for n in a["policy_notes"]) for a in accounts]
+    edits = [len(account["edits"]) for account in accounts]
+    first = next(turn for turn, count in enumerate(edits) if count)
+    assert sizes[0] >= len(LONG) > sizes[-1]
+    assert all(held[2:first]) and first > 3 and edits[first] > 1
+    assert not any(wait and sent for wait, sent in zip(held, edits, strict=True))
 
 
 async def test_a_server_that_never_answers_about_leyline_is_plain() -> None:

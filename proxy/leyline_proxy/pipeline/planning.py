@@ -11,6 +11,7 @@ import structlog
 
 from leyline_engine.contract import ATTENTION_SINK, LiteralSegment, Mode, Outcome, Reason
 from leyline_policies import Policy
+from leyline_policies.context import TOKENS
 
 from ..core.diff import diff_messages
 from ..core.forgetting import spans_to_forget
@@ -19,6 +20,7 @@ from ..core.options import UndeclaredRules
 from ..core.prepare import PolicySession, prepare
 from ..core.prepared import Prepared
 from ..core.rendered import Rendered
+from ..core.schedule import Timing, schedule
 from ..core.session import Departed, EditRecord, RetainedTurn, Session
 from ..core.spans import ANYTHING, SpanNames
 from ..core.synthesis import TurnPlan, demands_of, synthesize
@@ -50,6 +52,8 @@ class PlanInput:
     """Number of the turn in its session."""
     policy_session: PolicySession = field(default_factory=PolicySession)
     """What the policies may know."""
+    timing: Timing | None = None
+    """How edits wait; None where none does."""
 
     @property
     def last(self) -> RetainedTurn | None:
@@ -92,8 +96,27 @@ def draft_turn(given: PlanInput, metrics: Metrics) -> Draft:
             fingerprints=request.fingerprints,
             session=given.policy_session,
         )
+        prepared = _timed(given, prepared)
     with metrics.stage("render"):
         return Draft(prepared, _render(given, prepared))
+
+
+def _timed(given: PlanInput, prepared: Prepared) -> Prepared:
+    """The turn with the edits that pay by now."""
+    last, session = given.last, given.policy_session
+    if given.timing is None or not given.policies or last is None:
+        return prepared
+    if last.model_fingerprint != given.status.retains_as:
+        return prepared  # nothing is cached that an edit could cost
+    return schedule(
+        last.prepared,
+        prepared,
+        session.cost,
+        given.timing,
+        tokens=lambda message: session.memo.get(message, TOKENS, session.count),
+        turns=given.index,
+        window=session.window,
+    )
 
 
 def prompt_question(given: PlanInput, draft: Draft) -> dict[str, Any] | None:

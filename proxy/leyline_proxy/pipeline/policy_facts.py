@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
-from leyline_policies import Memo, Policy, approximate_tokens
+from leyline_policies import EditCost, Memo, Policy, approximate_tokens
 
 from ..core.messages import Message, text_of
 from ..core.prepare import Limit, PolicySession
@@ -56,6 +56,7 @@ def policy_session(
     status: UpstreamStatus,
     model: str,
     *,
+    cost: EditCost,
     memo: Memo,
     limit: Limit,
     now: float,
@@ -73,6 +74,7 @@ def policy_session(
         window=capability.max_context if capability is not None and served else None,
         idle_s=max(0.0, now - session.updated) if session is not None and session.answered else 0.0,
         model=model,
+        cost=cost,
         states=session.policy_states if session is not None else {},
         memo=memo,
         count=token_counter(status.rendering.renderer if served else None),

@@ -57,6 +57,8 @@ class StackOptions:
             "policy": self.policy,
             "undeclared": dict(self.undeclared),
             "splice": splice,
+            # Every arm sends the same prompts.
+            "edit_timing": "now",
             "log_level": "warning",
         }
         return Settings(**(defaults | chosen))

@@ -112,7 +112,7 @@ def test_a_session_is_spliced_and_answered_as_without(
     engine: SglangServer, origin: str, start_proxy: StartProxy, stream: bool
 ) -> None:
     """Old outputs are cut and a failed call goes: spliced, with the answers of an ordinary run."""
-    plain = start_proxy(engine.base_url, splice=False)
+    plain = start_proxy(engine.base_url, splice=False, edit_timing="now")
     agents = [
         Agent(origin, f"spliced-{stream}", stream=stream),
         Agent(plain, f"ordinary-{stream}", stream=stream),

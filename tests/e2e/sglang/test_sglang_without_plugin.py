@@ -50,7 +50,7 @@ def restarted(
     No test of another module may use the engine after this one.
     """
     with Proxies() as proxies:
-        origin = proxies.start(engine.base_url, policy=POLICY)
+        origin = proxies.start(engine.base_url, policy=POLICY, edit_timing="now")
         before = [turn(origin, turns).json()["leyline"] for turns in (1, 2, 3)]
         engine.check_clean()
         engine.stop()

@@ -1,0 +1,235 @@
+"""When should an edit be sent? The proxy's scheduler against fixed rules, in tokens prefilled.
+
+Recorded sessions are gone through turn by turn with a policy. Every strategy decides on each turn
+whether the edits that wait are sent; the arithmetic of what is prefilled then is that of a prefix
+cache (all behind the first difference to the turn before) or of a splicing engine (what is new or
+rewritten). No strategy may let the prompt outgrow the window: beyond the pressure all commit.
+
+Settings are tuned on every other session and the rest is reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from leyline_policies import EditCost, Memo, Policy, approximate_tokens, load_pipeline
+from leyline_proxy.core.messages import Message
+from leyline_proxy.core.prepare import PolicySession, prepare
+from leyline_proxy.core.prepared import Prepared
+from leyline_proxy.core.schedule import Balance, Timing, balance, pays, pending
+from leyline_proxy.replay.traces import RecordedSession, read_trace
+
+PRESSURE = 0.8
+PLAIN = EditCost(splices=False, prefill_us=1.0)
+SPLICING = EditCost(splices=True, prefill_us=1.0, splice_us=0.02)
+ENGINES = {"plain": PLAIN, "splicing": SPLICING}
+CARRIES = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
+NEEDS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+SCHEDULER = "scheduler"
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a strategy knows when it decides."""
+
+    found: Balance
+    turn: int
+    since: int
+    """Turns since it committed last."""
+    cost: EditCost
+    window: int
+
+
+Strategy = Callable[[Moment], bool]
+
+
+def scheduled(timing: Timing) -> Strategy:
+    """The proxy's own rule."""
+    return lambda now: pays(now.found, now.cost, timing, turns=now.turn, window=now.window)
+
+
+def fixed_strategies() -> dict[str, Strategy]:
+    """Rules with one fixed number each; ``never`` commits only when it must."""
+
+    def reclaims(tokens: int) -> Strategy:
+        return lambda now: now.found.reclaimed >= tokens
+
+    def fills(share: float) -> Strategy:
+        return lambda now: now.found.prompt > share * now.window
+
+    def every(turns: int) -> Strategy:
+        return lambda now: now.since >= turns
+
+    return {
+        "never": lambda now: False,
+        "every turn": lambda now: True,
+        **{f"every {n} turns": every(n) for n in (2, 5, 10, 20)},
+        **{f"reclaims {n}": reclaims(n) for n in (500, 1_000, 2_000, 5_000, 10_000, 20_000)},
+        **{f"fills {share:.0%}": fills(share) for share in (0.2, 0.4, 0.6)},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A session's turns with all edits made, ready for any strategy."""
+
+    prepared: tuple[Prepared, ...]
+    memo: Memo
+
+    def tokens(self, message: Message) -> int:
+        """Of one message, counted once."""
+        return self.memo.get(message, "tokens", approximate_tokens)
+
+
+def turns_of(session: RecordedSession, policies: Sequence[Policy]) -> Turns:
+    """What the policies make of each request."""
+    memo = Memo()
+    states: dict[str, dict[str, Any]] = {}
+    made: list[Prepared] = []
+    for index, request in enumerate(session.requests):
+        facts = PolicySession(states=states, memo=memo)
+        made.append(prepare(request.messages, policies, (), index, session=facts))
+        states = {slot: dict(state) for slot, state in made[-1].states.items()}
+    return Turns(tuple(made), memo)
+
+
+def prefilled(turns: Turns, strategy: Strategy, cost: EditCost, window: int) -> int:
+    """Prompt tokens that the engine computes over the session."""
+    total, since, sent = 0, 0, None
+    for index, now in enumerate(turns.prepared):
+        chosen, since = now, since + 1
+        if sent is not None and (held := pending(sent, now)) is not None:
+            found = balance(held, now, len(sent.sent), turns.tokens)
+            forced = found.prompt > PRESSURE * window
+            if forced or strategy(Moment(found, index, since, cost, window)):
+                since = 0
+            else:
+                chosen = held
+        total += computed(sent, chosen, cost, turns.tokens)
+        sent = chosen
+    return total
+
+
+def computed(
+    last: Prepared | None, now: Prepared, cost: EditCost, tokens: Callable[[Message], int]
+) -> int:
+    """Tokens of a turn's prompt that aren't in the cache; the last answer is."""
+    messages = now.messages
+    if last is None:
+        return sum(map(tokens, messages))
+    before = last.messages
+    same = 0
+    while same < min(len(before), len(messages)) and before[same] == messages[same]:
+        same += 1
+    behind = messages[same:]
+    if same == len(before):  # nothing was edited
+        return sum(tokens(message) for message in behind[1:] if behind)
+    if not cost.splices:
+        return sum(map(tokens, behind))
+    known = {id(message) for message in before}
+    return sum(
+        tokens(message)
+        for message in behind
+        if id(message) not in known and message.get("role") != "assistant"
+    )
+
+
+def halves(sessions: Sequence[Turns]) -> tuple[list[Turns], list[Turns]]:
+    """Every other session to tune on, the rest to report."""
+    return list(sessions[::2]), list(sessions[1::2])
+
+
+def summed(sessions: Sequence[Turns], strategy: Strategy, cost: EditCost, window: int) -> int:
+    """Prefilled tokens of several sessions."""
+    return sum(prefilled(turns, strategy, cost, window) for turns in sessions)
+
+
+def tuned(sets: Mapping[str, Sequence[Turns]], cost: EditCost, windows: Sequence[int]) -> Timing:
+    """The scheduler's setting with the least prefilled on the halves to tune on."""
+
+    def loss(timing: Timing) -> float:
+        # Relative to each set's own least, so that long sessions don't decide alone.
+        return sum(
+            summed(halves(turns)[0], scheduled(timing), cost, window)
+            / max(1, summed(halves(turns)[0], fixed_strategies()["never"], cost, window))
+            for turns in sets.values()
+            for window in windows
+        )
+
+    settings = [
+        Timing(carry=carry, need=need, pressure=PRESSURE) for carry in CARRIES for need in NEEDS
+    ]
+    return min(track(settings, description="tuning"), key=loss)
+
+
+def compare(
+    sets: Mapping[str, Sequence[Turns]], windows: Sequence[int]
+) -> Iterator[dict[str, object]]:
+    """One row per engine, set and window."""
+    for engine, cost in ENGINES.items():
+        timing = tuned(sets, cost, windows)
+        for name, turns in track(list(sets.items()), description=engine):
+            rest = halves(turns)[1]
+            for window in windows:
+                fixed = {
+                    rule: summed(rest, strategy, cost, window)
+                    for rule, strategy in fixed_strategies().items()
+                }
+                own = summed(rest, scheduled(timing), cost, window)
+                best = min(fixed, key=fixed.__getitem__)
+                yield {
+                    "engine": engine,
+                    "set": name,
+                    "window": window,
+                    "carry": timing.carry,
+                    "need": timing.need,
+                    SCHEDULER: own,
+                    "fixed": fixed,
+                    "best_fixed": best,
+                    "ratio": own / fixed[best] if fixed[best] else 1.0,
+                }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("traces", nargs="+", type=Path, help="recorded sessions, .jsonl(.gz)")
+    parser.add_argument("--policy", default="truncate_older_than", help="what edits")
+    parser.add_argument("--windows", default="16000,32000,128000", help="in tokens")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    options = parser.parse_args()
+    policies = load_pipeline(options.policy)
+    sets = {
+        path.name.partition(".")[0]: [turns_of(s, policies) for s in read_trace(path).sessions]
+        for path in track(options.traces, description="policies")
+    }
+    windows = [int(size) for size in options.windows.split(",")]
+    rows = list(compare(sets, windows))
+    table = Table(
+        "engine", "set", "window", "carry", "need", "prefilled", "best fixed rule", "ratio"
+    )
+    for row in rows:
+        fixed = row["fixed"]
+        assert isinstance(fixed, dict)
+        table.add_row(
+            *(str(row[key]) for key in ("engine", "set", "window", "carry", "need", SCHEDULER)),
+            f"{row['best_fixed']}: {fixed[row['best_fixed']]}",
+            f"{row['ratio']:.3f}",
+        )
+    Console().print(table)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

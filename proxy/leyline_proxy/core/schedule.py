@@ -1,0 +1,195 @@
+"""When an edit is worth what it costs the cache.
+
+An engine that splices moves the KV behind an edit; any other computes it again. So an edit may
+wait, and a batch of them cost what one does. Edits that reclaim tokens wait until
+
+* what they reclaim pays for what is computed anew:
+  ``reclaimed * (carry * expected turns + need * fullness) >= computed anew``, or
+* the prompt would fill too much of the model's window.
+
+``carry`` is what a token in the context costs on every turn that it stays (attention over it while
+the answer is decoded, memory), as a share of what prefilling it costs. How many turns a session has
+yet to come isn't known; as many as it has had is the estimate that needs no tuning (a session's
+age is the best guess of its rest when nothing else is known of it). ``need`` makes room early where
+that is cheap: an edit near the end of the prompt costs little, and spares a dear one later.
+The defaults are those that ``bench/edit_timing.py`` finds.
+
+Edits that forget never wait, nor does any edit of what the engine hasn't seen yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from leyline_policies import EditCost, Note
+
+from .messages import Message
+from .prepared import DECLARED, Prepared, SentMessage
+from .stage import find_fault
+
+SCHEDULER = "scheduler"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The scheduler's settings."""
+
+    carry: float = 0.002
+    """Cost of a token that stays, per turn, as a share of its prefill."""
+    need: float = 0.25
+    """Worth of a reclaimed token where the prompt is about to fill its part of the window, in
+    tokens prefilled; less in proportion where the prompt is shorter."""
+    pressure: float = 0.8
+    """Share of the window beyond which no edit waits."""
+    longest_turns: int = 200
+    """Turns yet to come are never taken to be more."""
+    splicing_waits: bool = True
+    """Whether edits wait on an engine that splices, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What committing the pending edits would cost and bring, in tokens."""
+
+    reclaimed: int
+    """Tokens that the prompt would be shorter."""
+    recomputed: int
+    """Prompt tokens behind the first pending edit: what a plain engine prefills again."""
+    inserted: int
+    """Tokens of messages that the edits wrote; prefilled on any engine."""
+    prompt: int
+    """Tokens of the prompt without the pending edits."""
+
+
+def pending(last: Prepared, now: Prepared) -> Prepared | None:
+    """``now`` with the edits of earlier messages as ``last`` had them; None where they can't wait.
+
+    They can where the client's list only grew, nothing of it is to be forgotten anew or was edited
+    by the caller's own declaration, and the outcome is a list that can be sent.
+    """
+    count = len(last.client)
+    if (
+        now.client_fingerprints[:count] != last.client_fingerprints
+        or any(now.forget_marks.get(i) != last.forget_marks.get(i) for i in range(count))
+        or _declared(now, count) != _declared(last, count)
+        or len(now.client) == count
+    ):
+        return None
+    first_new = next(
+        (
+            place
+            for place, entry in enumerate(now.sent)
+            if entry.client_index is not None and entry.client_index >= count
+        ),
+        len(now.sent),
+    )
+    sent = (*last.sent, *now.sent[first_new:])
+    if _same(sent, now.sent):
+        return None
+    dropped = (*last.dropped, *(d for d in now.dropped if d.client_index >= count))
+    if find_fault([entry.message for entry in now.sent], [entry.message for entry in sent]):
+        return None
+    return replace(now, sent=sent, dropped=dropped)
+
+
+def balance(held: Prepared, now: Prepared, seen: int, tokens: Callable[[Message], int]) -> Balance:
+    """What sending ``now`` in place of ``held`` costs and brings.
+
+    Args:
+        seen: messages of ``held`` that the engine has read on the turn before.
+    """
+    prefix = _common(held.sent, now.sent)
+    # What is new on this turn is prefilled either way.
+    fresh = {id(entry.message) for entry in held.sent[seen:]}
+    known = {id(entry.message) for entry in held.sent}
+    behind = [entry.message for entry in now.sent[prefix:] if id(entry.message) not in fresh]
+    return Balance(
+        reclaimed=_total(held.sent, tokens) - _total(now.sent, tokens),
+        recomputed=sum(map(tokens, behind)),
+        inserted=sum(tokens(message) for message in behind if id(message) not in known),
+        prompt=_total(held.sent, tokens),
+    )
+
+
+def pays(found: Balance, cost: EditCost, timing: Timing, *, turns: int, window: int | None) -> bool:
+    """Whether to commit the pending edits now.
+
+    Args:
+        cost: of the engine in use.
+        turns: that the session has had.
+        window: the model's, in tokens; None where unknown.
+    """
+    if cost.splices and not timing.splicing_waits:
+        return True
+    if window is not None and found.prompt > timing.pressure * window:
+        return True
+    moved = found.recomputed - found.inserted
+    # Both in tokens prefilled: a token that is moved costs a fraction of one.
+    share = cost.splice_us / cost.prefill_us if cost.prefill_us > 0 else 0.0
+    spent = found.inserted + moved * (min(share, 1.0) if cost.splices else 1.0)
+    expected = min(max(turns, 1), timing.longest_turns)
+    fullness = found.prompt / (timing.pressure * window) if window else 0.0
+    return found.reclaimed * (timing.carry * expected + timing.need * fullness) >= spent
+
+
+def schedule(
+    last: Prepared,
+    now: Prepared,
+    cost: EditCost,
+    timing: Timing,
+    *,
+    tokens: Callable[[Message], int],
+    turns: int,
+    window: int | None,
+) -> Prepared:
+    """``now``, or the same turn with its edits of earlier messages put off.
+
+    Args:
+        last: the turn before, as it was sent.
+    """
+    held = pending(last, now)
+    if held is None:
+        return now
+    found = balance(held, now, len(last.sent), tokens)
+    if pays(found, cost, timing, turns=turns, window=window):
+        return now
+    note = Note(
+        SCHEDULER,
+        "edits_held",
+        {"reclaimable_tokens": found.reclaimed, "recomputed_tokens": found.recomputed},
+    )
+    return replace(held, notes=(*now.notes, note))
+
+
+def _declared(prepared: Prepared, count: int) -> list[tuple[int, bool]]:
+    """Which of the first messages the caller declared edits of, and whether they are gone."""
+    changed = [
+        (entry.client_index, False)
+        for entry in prepared.sent
+        if entry.client_index is not None
+        and entry.client_index < count
+        and any(change.cause == DECLARED for change in entry.changes)
+    ]
+    gone = [
+        (item.client_index, True)
+        for item in prepared.dropped
+        if item.client_index < count and item.change.cause == DECLARED
+    ]
+    return changed + gone
+
+
+def _same(left: Sequence[SentMessage], right: Sequence[SentMessage]) -> bool:
+    return len(left) == len(right) and _common(left, right) == len(left)
+
+
+def _common(left: Sequence[SentMessage], right: Sequence[SentMessage]) -> int:
+    """Messages that both lists begin with."""
+    for place, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one.message is not other.message and one.message != other.message:
+            return place
+    return min(len(left), len(right))
+
+
+def _total(entries: Sequence[SentMessage], tokens: Callable[[Message], int]) -> int:
+    return sum(tokens(entry.message) for entry in entries)
