@@ -72,6 +72,14 @@ class NotFoundError(ProxyError):
     code = "not_found"
 
 
+class UnsupportedError(ProxyError):
+    """What was asked for can't be done with this engine."""
+
+    status = 501
+    kind = "invalid_request_error"
+    code = "unsupported"
+
+
 class UpstreamUnreachableError(ProxyError):
     """The engine can't be reached, or it broke off before it answered."""
 

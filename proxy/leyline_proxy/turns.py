@@ -21,13 +21,16 @@ import structlog
 
 from leyline_engine.contract import Reason, Receipt, TurnRecord, edit_envelope, sign_envelope
 
+from .core.context_management import FIELD as CONTEXT_FIELD
+from .core.context_management import applied_edits
 from .core.costs import CostBook
 from .core.forgetting import losses_of_account
 from .core.identity import history_key
+from .core.prepared import Prepared
 from .core.schedule import Timing
 from .core.session import Session, TurnSummary
 from .core.spans import ANYTHING
-from .errors import NotFoundError, ProxyError, closest
+from .errors import NotFoundError, ProxyError, UnsupportedError, closest
 from .pipeline.accounting import caller_account, final_receipt, retained_turn
 from .pipeline.identify import identify
 from .pipeline.outgoing import edit_payload, outgoing_body
@@ -40,15 +43,15 @@ from .pipeline.planning import (
     prompt_question,
     sink_of,
 )
-from .pipeline.policy_facts import PolicyMemos, policy_session
-from .pipeline.request import ChatRequest
+from .pipeline.policy_facts import PolicyMemos, policy_session, token_counter
+from .pipeline.request import OPTIONS_FIELD, ChatRequest
 from .pipeline.rules import PolicyCatalog, effective_rules
 from .pipeline.time_limit import TimeLimit
 from .pipeline.turn import Turn
 from .sessions import SessionStore
 from .telemetry.metrics import Metrics
 from .upstream.client import UpstreamClient
-from .upstream.handshake import UNKNOWN_MODEL, Handshake
+from .upstream.handshake import UNKNOWN_MODEL, Handshake, UpstreamStatus
 
 log = structlog.get_logger("leyline.turn")
 
@@ -75,8 +78,8 @@ class Account:
     """A settled turn."""
 
     receipt: Receipt
-    member: dict[str, Any]
-    """For the response's ``leyline`` member."""
+    members: dict[str, Any]
+    """For the response: ``leyline``, and ``context_management`` where that was asked for."""
 
 
 class TurnService:
@@ -151,7 +154,53 @@ class TurnService:
             body=outgoing_body(request.raw, planned.prepared, envelope),
             enveloped=envelope is not None,
             unnamed=losses_of_account(planned.prepared, identity.session),
+            applied=self._applied(request, status, planned.prepared),
         )
+
+    def _applied(
+        self, request: ChatRequest, status: UpstreamStatus, prepared: Prepared
+    ) -> list[dict[str, Any]]:
+        requested = {policy.name: policy for policy in request.requested}
+        count = token_counter(status.rendering.renderer)
+        return applied_edits(prepared, requested, count) if requested else []
+
+    async def count_prompt(self, request: ChatRequest) -> dict[str, Any]:
+        """How many prompt tokens a request would have, without sending it.
+
+        Raises:
+            NotFoundError: the engine doesn't serve the model.
+            BadRequestError, ForbiddenError: the request's ``leyline`` options.
+            UnsupportedError: nobody can tell: the engine's chat template isn't known.
+        """
+        await self.check_model(request.model)
+        policies, rules = effective_rules(request, self._catalog)
+        identity = await identify(
+            self._store, request, self._history_key, secret=self._hints_secret
+        )
+        status, session = await self._handshake.current(), identity.session
+        index = session.next_index if session is not None else 0
+        given = PlanInput("count", request, policies, rules, session, status, index)
+        draft = await _worked(False, partial(self._draft, given, identity.session_id))
+        counted: dict[str, Any] = {"input_tokens": await self._prompt_tokens(given, draft)}
+        if policies:
+            plain = replace(given, policies=())
+            original = await _worked(False, partial(draft_turn, plain, self._metrics))
+            counted[CONTEXT_FIELD] = {
+                "original_input_tokens": await self._prompt_tokens(plain, original),
+                "applied_edits": self._applied(request, status, draft.prepared),
+            }
+        return counted
+
+    async def _prompt_tokens(self, given: PlanInput, draft: Draft) -> int:
+        if draft.rendered is not None:
+            return len(draft.rendered.tokens)
+        question = prompt_question(given, draft)
+        tokens = await self._tokens(question) if question is not None else None
+        if tokens is None:
+            raise UnsupportedError(
+                "Prompt tokens can't be counted: this engine's chat template isn't known here."
+            )
+        return len(tokens)
 
     async def _plan(self, given: PlanInput, session_id: str) -> Planned:
         inline = not given.policies and len(given.request.raw) <= INLINE_BYTES
@@ -173,7 +222,9 @@ class TurnService:
                 limit=self._time_limit,
                 now=time.time(),
             )
-            given = replace(given, policy_session=facts, timing=self._timing)
+            # What a request asks for itself doesn't wait.
+            timing = None if given.request.requested else self._timing
+            given = replace(given, policy_session=facts, timing=timing)
             return draft_turn(given, self._metrics)
 
     async def _tokens(self, question: Mapping[str, Any]) -> list[int] | None:
@@ -361,4 +412,7 @@ def _new_session(turn: Turn, now: float) -> Session:
 
 
 def _account(turn: Turn, receipt: Receipt) -> Account:
-    return Account(receipt, caller_account(turn, receipt))
+    members = {OPTIONS_FIELD: caller_account(turn, receipt)}
+    if turn.request.requested:
+        members[CONTEXT_FIELD] = {"applied_edits": turn.applied}
+    return Account(receipt, members)

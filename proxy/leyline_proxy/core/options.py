@@ -107,14 +107,25 @@ def parse_options(raw: object) -> RequestOptions:
 
 
 def _option_error(text: str) -> OptionError:
+    struct = DeclaredEdit if ".edits[" in text else RequestOptions
+    return field_error(FIELD, text, struct.__struct_fields__)
+
+
+def field_error(where: str, text: str, known: Iterable[str]) -> OptionError:
+    """The error for what a converter says of a value.
+
+    Args:
+        where: the field that was converted.
+        text: the converter's words, which may end in a path below it.
+        known: the members that the value may have.
+    """
     path = _PATH.search(text)
-    param = FIELD + (path.group(1) if path else "")
+    param = where + (path.group(1) if path else "")
     what = _PATH.sub("", text)
     if unknown := _UNKNOWN.search(what):
-        struct = DeclaredEdit if ".edits[" in param else RequestOptions
-        known = ", ".join(struct.__struct_fields__)
+        names = ", ".join(known)
         return OptionError(
-            param, f"{param} has no field {unknown.group(1)[:80]!r}; it may have {known}."
+            param, f"{param} has no field {unknown.group(1)[:80]!r}; it may have {names}."
         )
     return OptionError(param, f"{param}: {what}.")
 

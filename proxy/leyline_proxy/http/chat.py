@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from ..core.wire import add_members
 from ..errors import UpstreamUnreachableError
 from ..pipeline.accounting import account_headers
-from ..pipeline.request import OPTIONS_FIELD, parse_chat
+from ..pipeline.request import parse_chat
 from ..pipeline.turn import Turn
 from ..tenants import Tenant
 from ..upstream.client import downstream_headers, read
@@ -76,7 +76,8 @@ class ChatExchange(Exchange):
             ttft_s=perf_counter() - self.arrived,
         )
         self._pending = False
-        body = add_members(body, {OPTIONS_FIELD: orjson.dumps(account.member)})
+        members = {name: orjson.dumps(value) for name, value in account.members.items()}
+        body = add_members(body, members)
         headers = downstream_headers(upstream.headers)
         return Response(
             body, headers={**headers, **self.extra_headers, **account_headers(account.receipt)}

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 
 from ..errors import UpstreamUnreachableError
-from ..pipeline.request import OPTIONS_FIELD
 from ..pipeline.turn import Turn
 from ..turns import TurnService
 from ..upstream.client import chunks
@@ -86,7 +85,7 @@ class TurnRelay(Relay):
             self._ttft_s = perf_counter() - self._turn.request.arrived
         if facts.finishes and not self._marked:
             self._marked = True
-            return append_to_event(event, {OPTIONS_FIELD: await self._account()})
+            return append_to_event(event, await self._account())
         if event_data(event) == DONE:
             await self.ended()
         return event
@@ -100,7 +99,7 @@ class TurnRelay(Relay):
     async def _account(self) -> dict[str, Any]:
         if not self._turn.enveloped:
             # There is no receipt, and the usage comes behind this chunk.
-            return self._turns.preview(self._turn, self._usage).member
+            return self._turns.preview(self._turn, self._usage).members
         account = await self._turns.settle(self._turn, self._usage, ttft_s=self._ttft_s)
         self.settled = True
-        return account.member
+        return account.members

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Any
 
 import httpx
@@ -13,12 +14,14 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from leyline_engine.contract import CAPABILITY_PATH
 
 from ..errors import NotFoundError
+from ..pipeline.request import parse_chat
 from ..services import Services
 from ..sessions.summary import session_document, session_overview
 from ..settings import DEFAULT_TENANT
 from ..upstream.client import downstream_headers, read
 from .chat import CHAT_PATH, ChatExchange
 from .completions import COMPLETIONS_PATH, CompletionExchange
+from .limits import read_body
 from .refusal import refusal_response
 from .status_page import status_page
 
@@ -61,6 +64,15 @@ def _install_sessions(app: FastAPI, services: Services) -> None:
         tenant = services.tenants.authenticate(request.headers)
         found = await services.store.sessions(tenant.name)
         return JSONResponse({"sessions": [session_overview(s) for s in found if s.answered]})
+
+    @app.post("/v1/leyline/count_tokens", tags=["leyline"])
+    async def count_tokens(request: Request) -> JSONResponse:
+        """How many prompt tokens a chat request would have after all edits; nothing is sent."""
+        arrived = perf_counter()
+        tenant = services.tenants.authenticate(request.headers)
+        raw = await read_body(request, services.settings.max_body_bytes)
+        chat = parse_chat(raw, request.headers, tenant, arrived=arrived)
+        return JSONResponse(await services.turns.count_prompt(chat))
 
     @app.get("/v1/leyline/sessions/{session_id}", tags=["leyline"])
     async def session(session_id: str, request: Request) -> JSONResponse:

@@ -6,13 +6,14 @@ import msgspec
 
 from leyline_engine.contract import EditPayload, Envelope, sealed_digest
 
+from ..core.context_management import FIELD as CONTEXT_FIELD
 from ..core.prepared import Prepared
 from ..core.synthesis import TurnPlan
 from ..core.wire import RESERVED, add_members, remove_members, replace_messages
 from .request import OPTIONS_FIELD, ChatRequest
 from .rules import effective_share
 
-_OURS = (*RESERVED, OPTIONS_FIELD)
+_OURS = (*RESERVED, OPTIONS_FIELD, CONTEXT_FIELD)
 
 
 def without_reserved(raw: bytes) -> bytes:

@@ -10,6 +10,10 @@ from typing import Any
 
 import msgspec
 
+from leyline_policies import Policy
+
+from ..core.context_management import FIELD as CONTEXT_FIELD
+from ..core.context_management import parse_context_management
 from ..core.messages import Message, MessageError, check_messages, fingerprint
 from ..core.options import OptionError, RequestOptions, parse_options
 from ..errors import BadRequestError
@@ -29,6 +33,8 @@ class ChatRequest:
     body: Mapping[str, Any]
     messages: tuple[Message, ...]
     options: RequestOptions
+    requested: tuple[Policy, ...]
+    """Edits that the member ``context_management`` asks for."""
     model: str
     stream: bool
     arrived: float = field(default_factory=perf_counter)
@@ -69,6 +75,7 @@ def parse_chat(
     try:
         messages = tuple(check_messages(body.get("messages")))
         options = parse_options(body.get(OPTIONS_FIELD))
+        requested = parse_context_management(body.get(CONTEXT_FIELD))
     except MessageError as error:
         raise BadRequestError(str(error), param=error.param) from error
     except OptionError as error:
@@ -82,6 +89,7 @@ def parse_chat(
         body=body,
         messages=messages,
         options=options,
+        requested=requested,
         model=model_of(body),
         stream=stream_of(body),
         arrived=arrived,

@@ -20,6 +20,9 @@ class PolicyCatalog:
     def __init__(self) -> None:
         self._registry: Registry | None = None
         self._loaded: OrderedDict[str, tuple[Policy, ...]] = OrderedDict()
+        self._joined: OrderedDict[
+            tuple[int, tuple[Policy, ...]], tuple[tuple[Policy, ...], tuple[Policy, ...]]
+        ] = OrderedDict()
 
     def load(self, spec: str) -> tuple[Policy, ...]:
         """The policies of ``spec``.
@@ -44,6 +47,23 @@ class PolicyCatalog:
             self._loaded.popitem(last=False)
         return policies
 
+    def joined(
+        self, policies: tuple[Policy, ...], requested: tuple[Policy, ...]
+    ) -> tuple[Policy, ...]:
+        """``policies`` and then ``requested``; the same tuple for equal ones, by whose identity
+        what was computed for it is found."""
+        if not requested:
+            return policies
+        key = (id(policies), requested)
+        known = self._joined.get(key)
+        # The held tuple keeps the identity from being given to another.
+        if known is None or known[0] is not policies:
+            self._joined[key] = known = (policies, (*policies, *requested))
+        self._joined.move_to_end(key)
+        if len(self._joined) > _CACHED_SPECS:
+            self._joined.popitem(last=False)
+        return known[1]
+
 
 def effective_rules(
     request: ChatRequest, catalog: PolicyCatalog
@@ -67,7 +87,7 @@ def effective_rules(
                 param=field,
             )
     policies = tenant.policies if options.policy is None else catalog.load(options.policy)
-    return policies, _undeclared(request)
+    return catalog.joined(policies, request.requested), _undeclared(request)
 
 
 def effective_share(request: ChatRequest) -> str:

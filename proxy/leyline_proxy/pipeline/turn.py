@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..upstream.handshake import UpstreamStatus
 from .identify import Identity
@@ -30,3 +31,5 @@ class Turn:
     """Whether the body carries an envelope, so that there is a receipt to ask for."""
     unnamed: int
     """The session's losses of account when the plan was made; see ``Session.unnamed``."""
+    applied: list[dict[str, Any]]
+    """What the edits of ``context_management`` did."""
