@@ -112,6 +112,8 @@ class Context:
     """Its name."""
     slot: str = ""
     """Its place in the pipeline, by which its results are told from another's."""
+    elapsed_s: float = 0.0
+    """Seconds since the session began."""
     notes: list[Note] = field(default_factory=list)
 
     def tokens(self, message: Message) -> int:

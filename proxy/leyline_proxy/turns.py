@@ -407,6 +407,7 @@ def _new_session(turn: Turn, now: float) -> Session:
         history=(),
         next_index=0,
         updated=now,
+        created=now,
         unnamed=turn.unnamed,
     )
 

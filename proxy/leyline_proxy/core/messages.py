@@ -8,11 +8,15 @@ from typing import Any
 import msgspec
 import xxhash
 
+from leyline_policies.verbs import ANNOTATION
+
 Message = dict[str, Any]
 """An OpenAI chat message as decoded JSON."""
 
 VOLATILE_KEYS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 """Cache markers that move from turn to turn; ignored in comparison, not in what is sent."""
+
+_NEVER_SENT_KEYS = frozenset({ANNOTATION})
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _OPAQUE_KEYS = frozenset({"arguments"})
@@ -61,7 +65,7 @@ def _canonical_message(message: Message) -> dict[str, Any]:
     canonical = {
         key: _canonical(value) if isinstance(value, _CONTAINERS) else value
         for key, value in message.items()
-        if value is not None and key not in VOLATILE_KEYS
+        if value is not None and key not in VOLATILE_KEYS and key not in _NEVER_SENT_KEYS
     }
     content = canonical.get("content")
     if isinstance(content, list) and len(content) == 1:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from leyline_engine.contract import Mode
 from leyline_policies import Context, EditCost, Memo, Note, Policy, approximate_tokens, run
+from leyline_policies.alignment import put_back
 from leyline_policies.context import MAX_STATE_BYTES, State
 from leyline_policies.marks import without_dropped
 from leyline_policies.policy import MODES
+from leyline_policies.verbs import ANNOTATION, Verbs, is_annotated, pinned
 
 from .declared import DeclaredEdit, apply_declared
 from .messages import Message, fingerprint, is_text_only
@@ -54,6 +56,7 @@ class PolicySession:
     window: int | None = None
     """The model's context window in tokens."""
     idle_s: float = 0.0
+    elapsed_s: float = 0.0
     model: str = ""
     cost: EditCost = field(default_factory=EditCost)
     states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -94,6 +97,8 @@ def prepare(
         # One of those that are trusted breaks the rules: find out which, and leave it out.
         first = _Runner(session, turn_index, checked=True)
         done, marks = first.run_all(stage, policies)
+    if any(map(is_annotated, done.messages)):
+        done = replace(done, sent=tuple(map(_unannotated, done.sent)))
     known = dict(zip(map(id, client), fingerprints, strict=True)) if fingerprints else {}
     for entry in done.sent:
         if entry.changes and id(entry.message) not in known:
@@ -133,6 +138,7 @@ class _Runner:
             for place, policy in enumerate(policies)
             if getattr(policy, "edits", True)
         ]
+        stage = self._say(stage)
         for slot, policy in slots:
             if policy.mode == "forget":
                 stage = self._apply(stage, slot, policy)
@@ -141,7 +147,14 @@ class _Runner:
         for slot, policy in slots:
             if policy.mode != "forget" or stage is not searched:
                 stage = self._apply(stage, slot, policy)
+        stage = self._say(stage)
         return stage, {**_forget_marks(stage), **marks}
+
+    def _say(self, stage: Stage) -> Stage:
+        """Do what is said of messages."""
+        if not any(map(is_annotated, stage.messages)):
+            return stage
+        return self._apply(stage, "verbs", Verbs())
 
     def _apply(self, stage: Stage, slot: str, policy: Policy) -> Stage:
         name = policy.name
@@ -181,6 +194,9 @@ class _Runner:
             if given != stage.messages:
                 raise _FaultError("mutated")
         self._keep(slot, context)
+        kept = pinned(given) if policy.mode != "forget" else ()
+        if kept and after is not given and _is_list(after):
+            after = put_back(given, after, kept)
         if checked and after is not given:
             fault = find_fault(given, without_dropped(after) if _is_list(after) else after)
             if fault is not None:
@@ -203,6 +219,7 @@ class _Runner:
             turn=self._turn,
             window=session.window,
             idle_s=session.idle_s,
+            elapsed_s=session.elapsed_s,
             model=session.model,
             cost=session.cost,
             state=state,
@@ -228,6 +245,14 @@ class _Runner:
             raise _FaultError("bad_state")
         self.states[slot] = context.state
         self.notes += context.notes
+
+
+def _unannotated(entry: SentMessage) -> SentMessage:
+    """The message as the engine may see it."""
+    if not is_annotated(entry.message):
+        return entry
+    message = {key: value for key, value in entry.message.items() if key != ANNOTATION}
+    return replace(entry, message=message)
 
 
 def _forget_marks(stage: Stage) -> dict[int, ForgetMark]:

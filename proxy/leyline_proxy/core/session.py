@@ -139,6 +139,8 @@ class Session:
     history: tuple[TurnSummary, ...]
     next_index: int
     updated: float
+    created: float = 0.0
+    """Both in seconds since the epoch."""
     departed: Departed = field(default_factory=Departed)
     policy_states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What policies left for the next turn, by their place in the pipeline."""

@@ -28,6 +28,9 @@ _TOKEN_BYTES = 16
 _TEXT_BYTES = 3
 """Decoded messages, as the client sent them and as they went out, per byte of the body."""
 
+CLAIM = "leyline.claim@"
+"""The engine's action that keeps KV resident."""
+
 NO_RECEIPT = "the engine gave no receipt for this request"
 
 
@@ -90,11 +93,25 @@ def caller_account(turn: Turn, receipt: Receipt) -> dict[str, Any]:
         "policy_faults": [
             {"policy": fault.policy, "fault": fault.fault} for fault in turn.planned.prepared.faults
         ],
+        "refused_verbs": _refused_verbs(turn),
         "policy_notes": [
             {"policy": note.policy, "kind": note.kind, **note.values}
             for note in turn.planned.prepared.notes
         ],
     }
+
+
+def _refused_verbs(turn: Turn) -> list[dict[str, Any]]:
+    """What was said of messages and this engine can't do."""
+    capability = turn.status.capability
+    actions = capability.actions if capability is not None else ()
+    if any(action.startswith(CLAIM) for action in actions):
+        return []
+    return [
+        {"message": index, "verb": "pin", "reason": "the engine takes no claims"}
+        for index, annotation in turn.request.annotations.items()
+        if annotation.pin
+    ]
 
 
 def account_headers(receipt: Receipt) -> dict[str, str]:

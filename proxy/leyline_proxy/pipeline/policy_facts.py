@@ -73,6 +73,7 @@ def policy_session(
     return PolicySession(
         window=capability.max_context if capability is not None and served else None,
         idle_s=max(0.0, now - session.updated) if session is not None and session.answered else 0.0,
+        elapsed_s=max(0.0, now - session.created) if session is not None else 0.0,
         model=model,
         cost=cost,
         states=session.policy_states if session is not None else {},

@@ -12,6 +12,7 @@ import msgspec
 
 from leyline_policies import Policy
 
+from ..core.annotations import Annotation, annotations_of, shared_scope
 from ..core.context_management import FIELD as CONTEXT_FIELD
 from ..core.context_management import parse_context_management
 from ..core.messages import Message, MessageError, check_messages, fingerprint
@@ -35,6 +36,10 @@ class ChatRequest:
     options: RequestOptions
     requested: tuple[Policy, ...]
     """Edits that the member ``context_management`` asks for."""
+    annotations: Mapping[int, Annotation]
+    """What messages say of themselves, by index."""
+    scope: str | None
+    """Scope to share with, that messages name."""
     model: str
     stream: bool
     arrived: float = field(default_factory=perf_counter)
@@ -76,6 +81,8 @@ def parse_chat(
         messages = tuple(check_messages(body.get("messages")))
         options = parse_options(body.get(OPTIONS_FIELD))
         requested = parse_context_management(body.get(CONTEXT_FIELD))
+        annotations = annotations_of(messages)
+        scope = shared_scope(annotations)
     except MessageError as error:
         raise BadRequestError(str(error), param=error.param) from error
     except OptionError as error:
@@ -90,6 +97,8 @@ def parse_chat(
         messages=messages,
         options=options,
         requested=requested,
+        annotations=annotations,
+        scope=scope,
         model=model_of(body),
         stream=stream_of(body),
         arrived=arrived,

@@ -75,13 +75,13 @@ def effective_rules(
         BadRequestError: it chooses something that doesn't exist.
     """
     options, tenant = request.options, request.tenant
-    for name, chosen in (
-        ("policy", options.policy is not None),
-        ("undeclared", options.undeclared),
-        ("share", options.share is not None),
+    for field, chosen in (
+        (f"{OPTIONS_FIELD}.policy", options.policy is not None),
+        (f"{OPTIONS_FIELD}.undeclared", options.undeclared),
+        (f"{OPTIONS_FIELD}.share", options.share is not None),
+        ("messages", request.scope is not None),
     ):
         if chosen and not tenant.allow_request_policy:
-            field = f"{OPTIONS_FIELD}.{name}"
             raise ForbiddenError(
                 f"This tenant's requests may not set {field}; its operator has fixed it.",
                 param=field,
@@ -92,7 +92,7 @@ def effective_rules(
 
 def effective_share(request: ChatRequest) -> str:
     """The scope that may see what this turn splices; empty for the session alone."""
-    own = request.options.share
+    own = request.options.share if request.options.share is not None else request.scope
     return request.tenant.share if own is None else own
 
 

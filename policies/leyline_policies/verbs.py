@@ -1,0 +1,158 @@
+"""Verbs: what a caller or a policy says should become of a message.
+
+A message may carry a member ``leyline``, which never reaches the engine::
+
+    {"role": "tool", "tool_call_id": "c1", "content": "…", "leyline": {"decay": {"turns": 3}}}
+
+=========  ====================================================================================
+evict      the message goes now; later tokens have read it (amortize)
+forget     the message goes now, and with it all that was computed after reading it (forget)
+decay      it goes after so many ``turns`` or ``seconds``, whichever is first
+scratch    it goes with the end of the turn that made it
+pin        no policy edits it, except to forget; that its KV stays resident is a claim
+share      what this turn splices may be seen in this scope
+=========  ====================================================================================
+
+A tool result that goes leaves a stub, so that its call stays answered, and so does a message that
+makes calls. The user's last message never goes. Turns are counted by the answers behind a message.
+
+Policies say the same with the functions here: ``[pin(m) if is_plan(m) else m for m in messages]``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from leyline_policies.context import Context
+from leyline_policies.conversation import RESULT_ROLES, text_of
+from leyline_policies.marks import drop, edit
+from leyline_policies.policy import Message, Mode
+
+ANNOTATION = "leyline"
+Leaving = Literal["evict", "forget", "decay", "scratch"]
+STUBS: dict[Leaving, str] = {
+    "evict": "[evicted]",
+    "forget": "[forgotten]",
+    "decay": "[decayed]",
+    "scratch": "[gone]",
+}
+
+
+def evict(message: Message) -> Message:
+    """The message goes; what was computed after reading it stays."""
+    return annotated(message, evict=True)
+
+
+def forget(message: Message) -> Message:
+    """The message goes, and nothing computed after reading it survives."""
+    return annotated(message, forget=True)
+
+
+def decay(message: Message, *, turns: int | None = None, seconds: float | None = None) -> Message:
+    """The message goes after so many turns or seconds, whichever is first.
+
+    Raises:
+        ValueError: neither is given, or one isn't positive.
+    """
+    given = {"turns": turns, "seconds": seconds}
+    terms = {name: value for name, value in given.items() if value is not None}
+    if not terms or min(terms.values()) <= 0:
+        raise ValueError("decay needs turns or seconds, more than 0")
+    return annotated(message, decay=terms)
+
+
+def scratch(message: Message) -> Message:
+    """The message goes with the end of the turn that made it."""
+    return annotated(message, scratch=True)
+
+
+def pin(message: Message) -> Message:
+    """No policy edits the message, except to forget."""
+    return annotated(message, pin=True)
+
+
+def annotated(message: Message, **said: Any) -> Message:
+    """A copy of ``message`` that says more than before."""
+    noted = message.get(ANNOTATION)
+    members: dict[str, Any] = {ANNOTATION: {**(noted if isinstance(noted, dict) else {}), **said}}
+    return edit(message, **members)
+
+
+def is_annotated(message: Message) -> bool:
+    """Whether anything is said of the message."""
+    return ANNOTATION in message
+
+
+def pinned(messages: Sequence[Message]) -> frozenset[int]:
+    """Which messages no policy may edit."""
+    return frozenset(i for i, message in enumerate(messages) if _said(message).get("pin"))
+
+
+@dataclass(frozen=True, slots=True)
+class Verbs:
+    """Do with annotated messages what their annotations say. Runs by itself where there are any."""
+
+    name: ClassVar[str] = "verbs"
+    mode: ClassVar[Mode] = "amortize"
+    trusted: ClassVar[bool] = True
+
+    def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
+        """Return the messages without those that are to go."""
+        due = dict(_due(messages, context))
+        if not due:
+            return messages
+        last_user = max((i for i, m in enumerate(messages) if m.get("role") == "user"), default=-1)
+        return [
+            _gone(message, due[index]) if index in due and index != last_user else message
+            for index, message in enumerate(messages)
+        ]
+
+
+def _due(messages: Sequence[Message], context: Context) -> Iterator[tuple[int, Leaving]]:
+    """Which messages go on this turn, and by which verb."""
+    behind = sum(message.get("role") == "assistant" for message in messages)
+    for index, message in enumerate(messages):
+        behind -= message.get("role") == "assistant"
+        said = _said(message)
+        if said.get("forget"):
+            yield index, "forget"
+        elif said.get("evict"):
+            yield index, "evict"
+        elif said.get("scratch") and behind > 0:
+            yield index, "scratch"
+        elif said.get("decay") and _has_decayed(message, said["decay"], behind, context):
+            yield index, "decay"
+
+
+def _has_decayed(message: Message, terms: Any, behind: int, context: Context) -> bool:
+    if not isinstance(terms, dict):
+        return False
+    turns, seconds = terms.get("turns"), terms.get("seconds")
+    if turns is not None and behind >= turns:
+        return True
+    if seconds is None:
+        return False
+    seen: dict[str, float] = context.state.setdefault("seen", {})
+    first = seen.setdefault(context.once(message, _digest, "decay"), context.elapsed_s)
+    return bool(context.elapsed_s - first >= seconds)
+
+
+def _digest(message: Message) -> str:
+    text = f"{message.get('role')}\0{message.get('tool_call_id')}\0{text_of(message)}"
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+
+
+def _gone(message: Message, verb: Leaving) -> Message:
+    mode: Mode = "forget" if verb == "forget" else "amortize"
+    answers = message.get("role") in RESULT_ROLES
+    if answers or message.get("tool_calls") or message.get("function_call"):
+        return edit(message, stub=STUBS[verb], mode=mode, cause=verb, without=(ANNOTATION,))
+    return drop(message, mode=mode, cause=verb)
+
+
+def _said(message: Message) -> dict[str, Any]:
+    noted = message.get(ANNOTATION)
+    return noted if isinstance(noted, dict) else {}
