@@ -2,7 +2,8 @@
 
 Whatever has a condition acts on the *committed* part of the conversation: the messages up to where
 the condition last held. What was edited once stays edited, and newer messages stay whole until the
-condition holds again. So an edit costs the cache once, not on every turn.
+condition holds again, for what would be sent then. So an edit costs the cache once, not on every
+turn.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from leyline_policies.alignment import align, put_back, rejoin
 from leyline_policies.context import Context, apply, run
-from leyline_policies.conversation import RESULT_ROLES, pair_calls, tags_of
-from leyline_policies.marks import pair_by_origin, without_dropped
+from leyline_policies.conversation import RESULT_ROLES, ToolCall, pair_calls, tags_of
+from leyline_policies.marks import without_dropped
 from leyline_policies.policy import Message, Mode, Policy
+from leyline_policies.promises import still_forgotten, strictest
 from leyline_policies.triggers import Trigger
 
 
@@ -22,7 +25,12 @@ class Gate(Protocol):
     """When the committed part may grow."""
 
     def opens(self, messages: Sequence[Message], context: Context, gain: Callable[[], int]) -> bool:
-        """Whether to commit all messages; ``gain()`` is how many tokens that would reclaim."""
+        """Whether to commit all messages.
+
+        Args:
+            messages: what would be sent if not.
+            gain: how many tokens it would reclaim.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +67,10 @@ class _Together:
 
 
 @dataclass(frozen=True, slots=True)
-class Gated:
-    """A policy that acts on the committed part only."""
+class _Wrapper:
+    """A policy around another, which it is called like."""
 
     policy: Policy
-    gate: Gate
 
     @property
     def name(self) -> str:
@@ -75,30 +82,56 @@ class Gated:
         """The inner policy's."""
         return self.policy.mode
 
+    @property
+    def trusted(self) -> bool:
+        """Whether the inner policy is."""
+        return _trusted(self.policy)
+
+    @property
+    def edits(self) -> bool:
+        """Whether the inner policy does."""
+        return _edits(self.policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Gated(_Wrapper):
+    """A policy that acts on the committed part only."""
+
+    gate: Gate
+
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """What the inner policy makes of the committed part, and the rest as it is."""
         state = context.state
-        committed = whole_pairs(messages, min(int(state.get("committed", 0)), len(messages)))
+        committed = min(int(state.get("committed", 0)), len(messages))
+        committed = whole_pairs(messages, committed, context.calls(messages))
+        state["committed"] = committed
+        # Attempts leave no mark in the inner policy's state until they are taken over.
+        tried = context.attempt()
+        edited = self._edited(messages, committed, tried)
 
         def gain() -> int:
-            before = without_dropped(self._edited(messages, committed, context))
-            # The attempt must not leave its mark in the inner policy's state.
-            attempt = apply(self.policy, messages, turn_idx, context.attempt())
-            return context.total(before) - context.total(attempt)
+            inner = context.attempt().inner(self.policy.name)
+            attempt = apply(self.policy, list(messages), turn_idx, inner)
+            return context.total(without_dropped(edited)) - context.total(attempt)
 
-        if committed < len(messages) and self.gate.opens(messages, context, gain):
-            committed = len(messages)
+        # Gates judge what would be sent: the client resends what was edited long ago, so its own
+        # list would hold them open for ever.
+        if committed < len(messages) and self.gate.opens(without_dropped(edited), context, gain):
+            state["committed"] = len(messages)
             state.update(turn=context.turn, turn_idx=turn_idx, idle_s=context.idle_s)
-        state["committed"] = committed
-        return self._edited(messages, committed, context)
+            return self._edited(messages, len(messages), context)
+        state.update(tried.state)
+        context.notes.extend(tried.notes)
+        return edited
 
     def _edited(self, messages: list[Message], committed: int, context: Context) -> list[Message]:
         if not committed:
             return messages
         state = context.state
         inner = context.inner(self.policy.name, state.get("turn"), state.get("idle_s"))
-        edited = run(self.policy, messages[:committed], int(state.get("turn_idx", 0)), inner)
-        return [*edited, *messages[committed:]]
+        part = messages[:committed]
+        edited = run(self.policy, part, int(state.get("turn_idx", 0)), inner)
+        return messages if edited is part else [*edited, *messages[committed:]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,44 +146,58 @@ class Pipeline:
         """Forget, if any of them forgets."""
         return "forget" if any(policy.mode == "forget" for policy in self.policies) else "amortize"
 
+    @property
+    def trusted(self) -> bool:
+        """Whether all of them are."""
+        return all(map(_trusted, self.policies))
+
+    @property
+    def edits(self) -> bool:
+        """Whether any of them does."""
+        return any(map(_edits, self.policies))
+
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Each policy gets what the one before made."""
+        given = messages
         for place, policy in enumerate(self.policies):
-            inner = context.inner(f"{place}.{policy.name}")
-            messages = without_dropped(run(policy, messages, turn_idx, inner))
-        return messages
+            live = without_dropped(messages)
+            # The very list that was handed on: what was worked out of it holds.
+            live = live if len(live) < len(messages) else messages
+            after = run(policy, live, turn_idx, context.inner(f"{place}.{policy.name}"))
+            if after is live:
+                continue
+            after = still_forgotten(live, after)
+            messages = rejoin(messages, live, after) if len(live) < len(messages) else after
+        return strictest(given, messages) if self.mode == "forget" else messages
+
+
+def _trusted(policy: Policy) -> bool:
+    return bool(getattr(policy, "trusted", False))
+
+
+def _edits(policy: Policy) -> bool:
+    return bool(getattr(policy, "edits", True))
 
 
 @dataclass(frozen=True, slots=True)
-class Protected:
+class Protected(_Wrapper):
     """A policy that may not touch some messages."""
 
-    policy: Policy
     keep_first: int = 0
     keep_last: int = 0
     roles: frozenset[str] = frozenset()
     tools: frozenset[str] = frozenset()
     tags: frozenset[str] = frozenset()
 
-    @property
-    def name(self) -> str:
-        """The inner policy's."""
-        return self.policy.name
-
-    @property
-    def mode(self) -> Mode:
-        """The inner policy's."""
-        return self.policy.mode
-
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """What the inner policy makes, with the protected messages put back."""
         edited = run(self.policy, messages, turn_idx, context.inner(self.policy.name))
-        kept = self._protected(messages)
-        if not kept:
-            return edited
-        return put_back(messages, edited, kept)
+        if edited is messages:
+            return messages
+        kept = self._protected(messages, context)
+        return put_back(messages, edited, kept) if kept else edited
 
-    def _protected(self, messages: Sequence[Message]) -> set[int]:
+    def _protected(self, messages: list[Message], context: Context) -> set[int]:
         count = len(messages)
         # The instructions in front aren't what "first" means.
         head = next(
@@ -162,8 +209,12 @@ class Protected:
         kept |= {i for i, m in enumerate(messages) if m.get("role") in self.roles}
         if self.tags:
             kept |= {i for i, m in enumerate(messages) if not self.tags.isdisjoint(tags_of(m))}
-        calls = pair_calls(messages)
-        kept |= {i for call in calls if call.name in self.tools for i in call.results}
+        calls = context.calls(messages)
+        if self.tools:
+            kept |= {i for i, m in enumerate(messages) if _result_of(m) in self.tools}
+        for call in calls:
+            if call.name in self.tools:
+                kept.update((call.message, *call.results))
         # A call and its results stay together, and so do the calls of one message.
         for call in calls:
             if call.message in kept or not kept.isdisjoint(call.results):
@@ -175,15 +226,8 @@ class Protected:
 
 
 @dataclass(frozen=True, slots=True)
-class DryRun:
+class DryRun(_Wrapper):
     """A policy that reports what it would do and does nothing."""
-
-    policy: Policy
-
-    @property
-    def name(self) -> str:
-        """The inner policy's."""
-        return self.policy.name
 
     @property
     def mode(self) -> Mode:
@@ -193,14 +237,19 @@ class DryRun:
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """The messages as they are; the note ``dry_run`` says what would have been."""
         edited = apply(self.policy, messages, turn_idx, context.inner(self.policy.name))
-        kept = {after for _, after in pair_by_origin(messages, edited)}
-        same = sum(1 for index in kept if any(edited[index] is m for m in messages))
+        pairs = align(messages, edited)
+        same = sum(messages[old] == edited[new] for old, new in pairs)
         context.note(
             "dry_run",
             messages=len(messages) - same,
             reclaimed_tokens=context.total(messages) - context.total(edited),
         )
         return messages
+
+
+def _result_of(message: Message) -> object:
+    """The tool that a result names itself; most don't."""
+    return message.get("name") if message.get("role") in RESULT_ROLES else None
 
 
 def pipeline(*policies: Policy, name: str = "pipeline") -> Policy:
@@ -296,27 +345,20 @@ def dry_run(policy: Policy) -> Policy:
     return DryRun(policy)
 
 
-def whole_pairs(messages: Sequence[Message], end: int) -> int:
-    """The largest part ``[0, end)`` or shorter that splits no call from its results."""
-    while 0 < end < len(messages) and messages[end].get("role") in RESULT_ROLES:
+def whole_pairs(
+    messages: Sequence[Message], end: int, calls: Sequence[ToolCall] | None = None
+) -> int:
+    """The largest part ``[0, end)`` or shorter that splits no call from its results.
+
+    Args:
+        calls: of the messages, where already known.
+    """
+    if not 0 < end < len(messages):
+        return end
+    for call in reversed(pair_calls(messages) if calls is None else calls):
+        if call.message < end and any(index >= end for index in call.results):
+            end = call.message
+    # Results that answer no call aren't torn from those before them either.
+    while end > 0 and messages[end].get("role") in RESULT_ROLES:
         end -= 1
-        while end > 0 and messages[end].get("role") in RESULT_ROLES:
-            end -= 1
     return end
-
-
-def put_back(
-    before: Sequence[Message], after: Sequence[Message], kept: Collection[int]
-) -> list[Message]:
-    """``after`` with the messages ``kept`` of ``before`` as they were, in their places."""
-    pairs = pair_by_origin(before, after)
-    result: list[Message] = []
-    old_at = new_at = 0
-    for old, new in [*pairs, (len(before), len(after))]:
-        # What the policy put in stays in front of what it took away and must give back.
-        result += after[new_at:new]
-        result += [before[i] for i in range(old_at, old) if i in kept]
-        if old < len(before):
-            result.append(before[old] if old in kept else after[new])
-        old_at, new_at = old + 1, new + 1
-    return result

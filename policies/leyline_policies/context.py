@@ -12,8 +12,9 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from leyline_policies.conversation import ToolCall, pair_calls, text_of
+from leyline_policies.conversation import ToolCall, text_of
 from leyline_policies.marks import without_dropped
+from leyline_policies.memo import Memo
 from leyline_policies.policy import Message, Policy, wants_context
 
 MAX_STATE_BYTES = 16 * 1024
@@ -21,7 +22,6 @@ MAX_STATE_BYTES = 16 * 1024
 
 State = dict[str, Any]
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,47}")
-S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -48,36 +48,6 @@ class Note:
     policy: str
     kind: str
     values: Mapping[str, float]
-
-
-class Memo:
-    """What was computed of single messages, kept from turn to turn.
-
-    A message that the conversation held before comes as the very same object, so results are found
-    by identity. What a turn didn't ask for is gone after the next one. For one session; not safe
-    for two threads.
-    """
-
-    def __init__(self) -> None:
-        self._fresh: dict[tuple[object, int], tuple[object, Any]] = {}
-        self._stale: dict[tuple[object, int], tuple[object, Any]] = {}
-
-    def get(self, subject: S, key: object, compute: Callable[[S], T]) -> T:
-        """``compute(subject)``, remembered under ``key``."""
-        place = (key, id(subject))
-        entry = self._fresh.get(place)
-        if entry is None:
-            entry = self._stale.get(place)
-            # The held reference keeps the identity from being given to another object.
-            if entry is None:
-                entry = (subject, compute(subject))
-            self._fresh[place] = entry
-        found: T = entry[1]
-        return found
-
-    def next_turn(self) -> None:
-        """Forget what the last turn didn't ask for."""
-        self._fresh, self._stale = {}, self._fresh
 
 
 def approximate_tokens(message: Message) -> int:
@@ -122,12 +92,15 @@ class Context:
 
     def total(self, messages: Sequence[Message]) -> int:
         """Tokens of several messages."""
-        get, count = self.memo.get, self.count
-        return sum(get(message, TOKENS, count) for message in messages)
+        return sum(self.memo.map(messages, TOKENS, self.count))
 
     def calls(self, messages: list[Message]) -> tuple[ToolCall, ...]:
-        """`pair_calls`, worked out once for a list that policies hand on as it is."""
-        return self.memo.get(messages, _CALLS, pair_calls)
+        """`pair_calls`, worked out once where policies change no call."""
+        return self.memo.pairing(messages).calls
+
+    def results(self, messages: list[Message]) -> tuple[int, ...]:
+        """Where the tool results are, oldest first."""
+        return self.memo.pairing(messages).results
 
     def once(self, message: Message, compute: Callable[[Message], T], key: object = None) -> T:
         """``compute(message)``, computed once in the message's life.
@@ -136,6 +109,12 @@ class Context:
         such computations tells them apart by ``key``.
         """
         return self.memo.get(message, (self.slot, key), compute)
+
+    def each(
+        self, messages: Sequence[Message], compute: Callable[[Message], T], key: object = None
+    ) -> list[T]:
+        """`once` for all messages, at the cost of those that are new; not to be changed."""
+        return self.memo.map(messages, (self.slot, key), compute)
 
     def note(self, kind: str, **values: float) -> None:
         """Report something for the response and the metrics; numbers only, never text.
@@ -165,7 +144,6 @@ class Context:
 
 TOKENS = "tokens"
 """Key of a message's tokens in a memo."""
-_CALLS = "calls"
 
 
 def run(policy: Policy, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from leyline_policies.marks import edit as mark_edited
 from leyline_policies.policy import Message
 
 RESULT_ROLES = frozenset({"tool", "function"})
@@ -46,7 +47,12 @@ def map_text(message: Message, edit: Callable[[str], str]) -> Message:
         edited = edit(content)
     elif isinstance(content, list):
         edited = [_edit_part(part, edit) for part in content]
-    return message if edited == content else {**message, "content": edited}
+    return message if edited == content else mark_edited(message, content=edited)
+
+
+Part = tuple[tuple[str, int | None, str], ...] | str | None
+"""A message's part in calling tools: its calls (name, position, key), the key that it answers, or
+nothing."""
 
 
 def pair_calls(messages: Sequence[Message]) -> tuple[ToolCall, ...]:
@@ -54,20 +60,35 @@ def pair_calls(messages: Sequence[Message]) -> tuple[ToolCall, ...]:
 
     A result belongs to the latest call of its id before it, so ids may be used again.
     """
+    return pair_parts([part_of(message) for message in messages])
+
+
+def part_of(message: Message) -> Part:
+    """The message's part in calling tools."""
+    role = message.get("role")
+    if role == "assistant":
+        return tuple(_calls_of(message)) or None
+    return _result_key(message) if role in RESULT_ROLES else None
+
+
+def pair_parts(parts: Sequence[Part]) -> tuple[ToolCall, ...]:
+    """`pair_calls` for messages of which the parts are known."""
     found: list[tuple[str, int, int | None, list[int]]] = []
     waiting: dict[str, list[list[int]]] = {}  # the latest calls of an id: their results so far
-    for index, message in enumerate(messages):
-        if message.get("role") == "assistant":
-            fresh: dict[str, list[list[int]]] = {}
-            for name, position, key in _calls_of(message):
-                results: list[int] = []
-                found.append((name, index, position, results))
-                fresh.setdefault(key, []).append(results)
-            waiting.update(fresh)
-        elif message.get("role") in RESULT_ROLES:
-            slots = waiting.get(_result_key(message))
+    for index, part in enumerate(parts):
+        if part is None:
+            continue
+        if isinstance(part, str):
+            slots = waiting.get(part)
             if slots:
                 next((slot for slot in slots if not slot), slots[-1]).append(index)
+            continue
+        fresh: dict[str, list[list[int]]] = {}
+        for name, position, key in part:
+            results: list[int] = []
+            found.append((name, index, position, results))
+            fresh.setdefault(key, []).append(results)
+        waiting.update(fresh)
     return tuple(ToolCall(name, at, place, tuple(results)) for name, at, place, results in found)
 
 

@@ -11,11 +11,13 @@ A value is one of
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from leyline_policies.errors import SpecError, shown
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_BARE = re.compile(r"[\w.*/+-]+")
 MAX_STEPS = 16
 """Policies in one pipeline; each may spend its own time on a turn."""
 
@@ -53,6 +55,46 @@ def parse_steps(spec: str) -> tuple[Step, ...]:
             raise SpecError(f"a pipeline has at most {MAX_STEPS} policies")
         steps.append(_step(scanner))
     return tuple(steps)
+
+
+def write_steps(steps: Iterable[Step]) -> str:
+    """The text of a pipeline, such that `parse_steps` gives the steps back."""
+    return " | ".join(map(_written, steps))
+
+
+def value_of(typed: object) -> Value:
+    """A typed setting as it is written; what is neither text nor number nor list as its `str`."""
+    if typed is None or isinstance(typed, bool):
+        return Value(str(typed).lower())
+    if isinstance(typed, str):
+        return Value(typed, quoted=True)
+    if isinstance(typed, list | tuple | set | frozenset):
+        items = sorted(typed, key=str) if isinstance(typed, set | frozenset) else typed
+        return Value("", items=tuple(map(str, items)))
+    return Value(str(typed))
+
+
+def _written(step: Step) -> str:
+    settings = ",".join(f"{key}={_written_value(value)}" for key, value in step.settings)
+    return f"{step.name}:{settings}" if settings else step.name
+
+
+def _written_value(value: Value) -> str:
+    if value.items is not None and not value.quoted:
+        # As it was written: a parameter that takes text may read a list's text.
+        return value.text or f"[{';'.join(map(_written_text, value.items))}]"
+    # Text that was quoted needs it still only where it would read as something else.
+    needed = value.quoted and value.text.lower() == "none"
+    return _quoted(value.text) if needed else _written_text(value.text)
+
+
+def _written_text(text: str) -> str:
+    return text if _BARE.fullmatch(text) else _quoted(text)
+
+
+def _quoted(text: str) -> str:
+    quote = "'" if "'" not in text else '"'
+    return f"{quote}{text.replace(quote, quote * 2)}{quote}"
 
 
 class _Scanner:

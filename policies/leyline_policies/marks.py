@@ -9,8 +9,9 @@ A policy that returns plain messages says nothing, and its mode holds for all it
 from __future__ import annotations
 
 import re
+from bisect import bisect, bisect_left
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from leyline_policies.policy import MODES, Message, Mode
@@ -79,6 +80,12 @@ def drop(message: Message, *, mode: Mode | None = None, cause: str | None = None
     return MarkedMessage(message, message, _mark(mode, cause, dropped=True))
 
 
+def remark(message: Message, origin: Message, mode: Mode | None) -> Message:
+    """``message``, made from ``origin``, with the mode ``mode`` in its mark."""
+    mark = replace(mark_of(message) or Mark(), mode=mode)
+    return MarkedMessage(message, origin, mark)
+
+
 def mark_of(message: Message) -> Mark | None:
     """What was said of the edit that made ``message``."""
     return message.mark if isinstance(message, MarkedMessage) else None
@@ -89,30 +96,57 @@ def is_dropped(message: Message) -> bool:
     return isinstance(message, MarkedMessage) and message.mark.dropped
 
 
-def without_dropped(messages: Sequence[Message]) -> list[Message]:
-    """The messages that stay."""
+def without_dropped(messages: list[Message]) -> list[Message]:
+    """The messages that stay; the very list where none is to go."""
+    if not any(map(is_dropped, messages)):
+        return messages
     return [message for message in messages if not is_dropped(message)]
 
 
 def pair_by_origin(before: Sequence[Message], after: Sequence[Message]) -> list[tuple[int, int]]:
     """Which message of ``after`` is, or was made with `edit` or `drop` from, which of ``before``.
 
-    Index pairs in order, each index at most once. What a policy moved or copied by hand isn't
-    paired.
+    Index pairs in order, each index at most once, as many as there can be. What a policy moved
+    past others or copied by hand isn't paired.
     """
-    place = {id(message): index for index, message in enumerate(before)}
+    places: dict[int, list[int]] = {}
+    for index, message in enumerate(before):
+        places.setdefault(id(message), []).append(index)
     pairs: list[tuple[int, int]] = []
-    last = -1
+    newest, in_order = -1, True
     for index, message in enumerate(after):
         source: Message = message
-        found = place.get(id(source))
-        while found is None and isinstance(source, MarkedMessage):
+        found = places.get(id(source))
+        while found is None and isinstance(source, MarkedMessage) and source.origin is not source:
             source = source.origin
-            found = place.get(id(source))
-        if found is not None and found > last:
-            pairs.append((found, index))
-            last = found
-    return pairs
+            found = places.get(id(source))
+        if found is None:
+            continue
+        # One object may stand in several places: then the next one behind the last found.
+        place = found[0] if len(found) == 1 else found[min(bisect(found, newest), len(found) - 1)]
+        in_order = in_order and place > newest
+        newest = max(newest, place)
+        pairs.append((place, index))
+    return pairs if in_order else _longest_rising(pairs)
+
+
+def _longest_rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The most pairs whose first numbers rise, as their second ones do."""
+    ends: list[int] = []  # by length, the smallest number that a run of this length ends with
+    last: list[int] = []  # which pair that is
+    previous: list[int | None] = []
+    for index, (place, _) in enumerate(pairs):
+        length = bisect_left(ends, place)
+        if length == len(ends) or place < ends[length]:
+            ends[length : length + 1] = [place]
+            last[length : length + 1] = [index]
+        previous.append(last[length - 1] if length else None)
+    chain: list[tuple[int, int]] = []
+    at = last[-1] if last else None
+    while at is not None:
+        chain.append(pairs[at])
+        at = previous[at]
+    return chain[::-1]
 
 
 def _mark(

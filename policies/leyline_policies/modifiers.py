@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-from leyline_policies.compose import (
-    all_gates,
-    at_least_gate,
-    dry_run,
-    every_gate,
-    protect,
-    when_gate,
-)
+from leyline_policies.errors import SpecError, did_you_mean, shown
 from leyline_policies.parameters import read_parameters
 from leyline_policies.policy import Policy
-from leyline_policies.triggers import parse_trigger
+
+if TYPE_CHECKING:
+    from leyline_policies.triggers import Trigger
+
+# `compose` and `triggers` are imported where a policy is wrapped: most aren't, and a program that
+# only imports this package shouldn't wait for them.
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +25,27 @@ class Modifiers:
     edited (`leyline_policies.compose`).
     """
 
-    when: str = ""
-    """A trigger, such as ``"tokens > 100000"``."""
-    every: int = 1
-    """Turns."""
-    at_least: int = 0
-    """Tokens to be reclaimed."""
-    protect_first: int = 0
-    protect_last: int = 0
-    protect_roles: tuple[str, ...] = ()
-    protect_tools: tuple[str, ...] = ()
-    protect_tags: tuple[str, ...] = ()
-    dry_run: bool = False
+    when: Annotated[str, "a trigger, such as 'tokens > 100000 and idle > 5m'"] = ""
+    every: Annotated[int, "act on every n-th turn"] = 1
+    at_least: Annotated[int, "act once this many tokens are reclaimed"] = 0
+    protect_first: Annotated[int, "messages behind the instructions that stay"] = 0
+    protect_last: Annotated[int, "messages at the end that stay"] = 0
+    protect_roles: Annotated[tuple[str, ...], "roles whose messages stay"] = ()
+    protect_tools: Annotated[tuple[str, ...], "tools whose calls and results stay"] = ()
+    protect_tags: Annotated[tuple[str, ...], "messages with one of these tags stay"] = ()
+    dry_run: Annotated[bool, "report what it would do, and edit nothing"] = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a number out of range or an unknown role."""
+        for key in ("at_least", "protect_first", "protect_last"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"{key}={getattr(self, key)} is negative; it must be 0 or more")
+        for role in self.protect_roles:
+            if role not in _ROLES:
+                raise ValueError(
+                    f"protect_roles: {shown(role)} is no role{did_you_mean(role, _ROLES) or ';'} "
+                    f"(known: {', '.join(_ROLES)})"
+                )
 
     def around(self, policy: Policy) -> Policy:
         """``policy`` with these settings.
@@ -44,9 +53,17 @@ class Modifiers:
         Raises:
             ValueError: a number out of range, a trigger that can't be read.
         """
+        from leyline_policies.compose import (
+            all_gates,
+            at_least_gate,
+            dry_run,
+            every_gate,
+            when_gate,
+        )
+
         policy = self._protected(policy)
         gates = [
-            *([when_gate(parse_trigger(self.when))] if self.when else ()),
+            *([when_gate(_trigger(self.when))] if self.when else ()),
             *([every_gate(self.every)] if self.every != 1 else ()),
             *([at_least_gate(self.at_least)] if self.at_least else ()),
         ]
@@ -63,6 +80,8 @@ class Modifiers:
         )
         if not any(guards):
             return policy
+        from leyline_policies.compose import protect
+
         return protect(
             policy,
             keep_first=self.protect_first,
@@ -71,6 +90,15 @@ class Modifiers:
             tools=self.protect_tools,
             tags=self.protect_tags,
         )
+
+
+def _trigger(text: str) -> Trigger:
+    from leyline_policies.triggers import parse_trigger
+
+    try:
+        return parse_trigger(text)
+    except SpecError as error:
+        raise SpecError(f"when: {error}") from error
 
 
 MODIFIERS = read_parameters(Modifiers)

@@ -3,63 +3,73 @@
 from __future__ import annotations
 
 import inspect
-import math
-import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Union
+from typing import Any
 
 from leyline_policies.errors import SpecError, did_you_mean, shown
 from leyline_policies.grammar import Value
+from leyline_policies.kinds import Kind, kind_of, without_none
 
 REQUIRED: Any = inspect.Parameter.empty
-_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_CONTAINERS: dict[object, Callable[[Iterable[str]], object]] = {
-    list: list,
-    tuple: tuple,
-    set: set,
-    frozenset: frozenset,
-    Sequence: tuple,
-    Collection: tuple,
-    Iterable: tuple,
-    AbstractSet: frozenset,
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One setting: its name, what values it takes in words, its default and its converter."""
+    """One setting: its name, what values it takes, its default and what it is for."""
 
     name: str
-    kind: str
+    type: Kind
     optional: bool
     default: object
-    read: Callable[[Value], object] | None
+    help: str = ""
+
+    @property
+    def kind(self) -> str:
+        """What values it takes, in words."""
+        return self.type.words
 
     @property
     def required(self) -> bool:
         """Whether a spec must give it."""
         return self.default is REQUIRED
 
-    def convert(self, value: Value) -> object:
-        """The Python value of what was written.
+    def convert(self, value: object) -> object:
+        """The setting's value from what was written.
 
-        Raises ValueError with the words that follow "key=value" in the message.
+        Args:
+            value: a `Value` of the spec language, or what another format has typed already.
+
+        Raises:
+            ValueError: with the words that follow "key=value" in the message.
         """
-        if self.optional and not value.quoted and value.text.lower() == "none":
+        nothing = isinstance(value, Value) and not value.quoted and value.text.lower() == "none"
+        if self.optional and (nothing or value is None):
             return None
-        if self.read is None:
+        if self.type.read is None or self.type.take is None:
             raise ValueError(f"can't be set in a spec: its type is {self.kind}")
         try:
-            return self.read(value)
+            return self.type.read(value) if isinstance(value, Value) else self.type.take(value)
         except ValueError as error:
             raise ValueError(f"is not {self.kind}") from error
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of the setting's values."""
+        described: dict[str, Any] = {"description": self.help} if self.help else {}
+        if self.type.schema is None:
+            return {**described, "not": {}}
+        if not self.required and _is_json(self.default):
+            described["default"] = _plain(self.default)
+        if self.optional:
+            return {**described, "anyOf": [self.type.schema, {"type": "null"}]}
+        return {**described, **self.type.schema}
 
 
 def read_parameters(target: Callable[..., object], *, skip: int = 0) -> tuple[Parameter, ...]:
     """The named parameters of ``target``, the first ``skip`` left out.
+
+    What a parameter is for may stand in its annotation: ``limit: Annotated[int, "characters"]``.
 
     Raises TypeError, ValueError or NameError when the signature can't be read.
     """
@@ -72,30 +82,41 @@ def read_parameters(target: Callable[..., object], *, skip: int = 0) -> tuple[Pa
 def convert_settings(
     policy: str,
     parameters: Sequence[Parameter],
-    settings: Iterable[tuple[str, Value]],
+    settings: Iterable[tuple[str, object]],
     common: Sequence[Parameter] = (),
 ) -> dict[str, object]:
     """Typed arguments for a policy from the settings of a spec.
 
     Args:
+        settings: keys with values as `Parameter.convert` takes them.
         common: settings that every policy takes besides its own ``parameters``.
 
-    Raises SpecError for an unknown key, a value of the wrong type or a missing setting.
+    Raises:
+        SettingError: an unknown key or a value of the wrong type.
+        SpecError: a missing setting.
     """
     known = {parameter.name: parameter for parameter in (*parameters, *common)}
     arguments: dict[str, object] = {}
     for key, value in settings:
         if key not in known:
-            raise SpecError(_unknown_key(policy, key, parameters, common))
+            raise SettingError(_unknown_key(policy, key, parameters, common), key)
         try:
             arguments[key] = known[key].convert(value)
         except ValueError as error:
-            raise SpecError(f"{policy}: {key}={shown(value.text)} {error}") from None
+            raise SettingError(f"{policy}: {key}={_written(value)} {error}", key) from None
     missing = [each for each in parameters if each.required and each.name not in arguments]
     if missing:
         wanted = " and ".join(f"{each.name} ({each.kind})" for each in missing)
         raise SpecError(f"{policy} needs {wanted}; write {policy}:{missing[0].name}=VALUE")
     return arguments
+
+
+class SettingError(SpecError):
+    """A setting that a policy doesn't take; ``key`` is the one."""
+
+    def __init__(self, message: str, key: str) -> None:
+        super().__init__(message)
+        self.key = key
 
 
 def _unknown_key(
@@ -114,63 +135,33 @@ def _parameter(source: inspect.Parameter) -> Parameter:
     if annotation is REQUIRED:
         plain = isinstance(source.default, bool | int | float | str)
         annotation = type(source.default) if plain else str
-    annotation, optional = _without_none(annotation)
-    kind, read = _reader(annotation)
-    return Parameter(source.name, kind, optional, source.default, read)
+    words = ""
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation, *rest = typing.get_args(annotation)
+        words = next((each for each in rest if isinstance(each, str)), "")
+    annotation, optional = without_none(annotation)
+    return Parameter(source.name, kind_of(annotation), optional, source.default, words)
 
 
-def _without_none(annotation: Any) -> tuple[Any, bool]:
-    if typing.get_origin(annotation) not in (types.UnionType, Union):
-        return annotation, False
-    members = [each for each in typing.get_args(annotation) if each is not type(None)]
-    optional = len(members) < len(typing.get_args(annotation))
-    return (members[0] if len(members) == 1 else annotation), optional
+def _written(value: object) -> str:
+    """A wrong value, about as its writer wrote it."""
+    if isinstance(value, Value):
+        return shown(value.text)
+    if isinstance(value, str):
+        return shown(value)
+    if isinstance(value, list):
+        return f"[{'...' if value else ''}]"
+    words = {"None": "null", "True": "true", "False": "false"}
+    return "{...}" if isinstance(value, Mapping) else words.get(str(value), str(value)[:80])
 
 
-def _reader(annotation: Any) -> tuple[str, Callable[[Value], object] | None]:
-    if annotation in _SCALARS:
-        return _SCALARS[annotation]
-    origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
-    if origin is Literal and all(isinstance(each, str) for each in arguments):
-        return f"one of {', '.join(arguments)}", _choice(arguments)
-    if origin in _CONTAINERS and set(arguments) <= {str, Ellipsis}:
-        container = _CONTAINERS[origin]
-        return "a list such as [a;b]", lambda value: container(_strings(value))
-    return str(annotation), None
+def _is_json(value: object) -> bool:
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_json, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
-def _strings(value: Value) -> Sequence[str]:
-    if value.items is not None and not value.quoted:
-        return value.items
-    return (value.text,) if value.text or value.quoted else ()
-
-
-def _choice(choices: Sequence[str]) -> Callable[[Value], str]:
-    def read(value: Value) -> str:
-        if value.text not in choices:
-            raise ValueError(value.text)
-        return value.text
-
-    return read
-
-
-def _float(value: Value) -> float:
-    number = float(value.text)
-    if not math.isfinite(number):
-        raise ValueError(value.text)
-    return number
-
-
-def _bool(value: Value) -> bool:
-    try:
-        return _BOOLEANS[value.text.lower()]
-    except KeyError as error:
-        raise ValueError(value.text) from error
-
-
-_SCALARS: dict[object, tuple[str, Callable[[Value], object]]] = {
-    str: ("text", lambda value: value.text),
-    int: ("a whole number", lambda value: int(value.text)),
-    float: ("a number", _float),
-    bool: ("true or false", _bool),
-}
+def _plain(value: object) -> object:
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    return list(value) if isinstance(value, list | tuple) else value

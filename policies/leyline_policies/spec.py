@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from leyline_policies.errors import SpecError
@@ -11,7 +12,7 @@ from leyline_policies.parameters import convert_settings
 from leyline_policies.policy import Policy
 from leyline_policies.registry import Registry
 
-__all__ = ["Step", "Value", "load_pipeline", "parse_steps"]
+__all__ = ["Step", "Value", "build_policy", "load_pipeline", "parse_steps"]
 
 
 def load_pipeline(spec: str, registry: Registry | None = None) -> tuple[Policy, ...]:
@@ -28,17 +29,25 @@ def load_pipeline(spec: str, registry: Registry | None = None) -> tuple[Policy, 
     if not steps:
         return ()
     known = registry or Registry.discover()
-    return tuple(_load(step, known) for step in steps)
+    return tuple(build_policy(step.name, step.settings, known) for step in steps)
 
 
-def _load(step: Step, registry: Registry) -> Policy:
-    definition = registry.get(step.name)
+def build_policy(name: str, settings: Iterable[tuple[str, object]], registry: Registry) -> Policy:
+    """One policy with its settings, those that every policy takes included.
+
+    Args:
+        settings: keys with values: a `Value` as written in a spec, or a typed one, which must be
+            of the parameter's type already.
+
+    Raises SpecError and PluginError as `load_pipeline`.
+    """
+    definition = registry.get(name)
     taken = {parameter.name for parameter in definition.parameters}
-    arguments = convert_settings(step.name, definition.parameters, step.settings, MODIFIERS)
+    arguments = convert_settings(name, definition.parameters, settings, MODIFIERS)
     own = {key: value for key, value in arguments.items() if key in taken}
     around: dict[str, Any] = {key: value for key, value in arguments.items() if key not in taken}
     policy = definition.create(own)
     try:
         return Modifiers(**around).around(policy) if around else policy
-    except (ValueError, SpecError) as error:
-        raise SpecError(f"{step.name}: {error}") from error
+    except ValueError as error:
+        raise SpecError(f"{name}: {error}") from error

@@ -30,10 +30,10 @@ class Trigger:
         raise NotImplementedError
 
     def __and__(self, other: Trigger) -> Trigger:
-        return _All((self, other))
+        return _All((*_parts(self, _All), *_parts(other, _All)))
 
     def __or__(self, other: Trigger) -> Trigger:
-        return _Any((self, other))
+        return _Any((*_parts(self, _Any), *_parts(other, _Any)))
 
     def __invert__(self) -> Trigger:
         return _Not(self)
@@ -61,6 +61,11 @@ class _Not(Trigger):
 
     def fires(self, messages: Sequence[Message], context: Context) -> bool:
         return not self.part.fires(messages, context)
+
+
+def _parts(trigger: Trigger, joint: type[_All] | type[_Any]) -> tuple[Trigger, ...]:
+    """A chain of any length stays flat: a caller's text must not nest without end."""
+    return trigger.parts if isinstance(trigger, joint) else (trigger,)
 
 
 Measure = Callable[[Sequence[Message], Context], float]
@@ -126,7 +131,11 @@ def messages(over: int) -> Trigger:
 
 
 def fraction(over: float) -> Trigger:
-    """More than this share of the model's window; never where the window is unknown."""
+    """More than this share of the model's window; never where the window is unknown.
+
+    Raises:
+        ValueError: not between 0 and 1.
+    """
     return _over("fraction", over)
 
 
@@ -156,6 +165,8 @@ def keyword(word: str) -> Trigger:
 
 
 def _over(name: str, bound: float, sign: str = ">") -> Trigger:
+    if name == "fraction" and not 0 <= bound <= 1:
+        raise ValueError(f"fraction {sign} {bound:g} never changes: it lies between 0 and 1")
     return _Over(_MEASURES[name], name, bound, sign)
 
 
@@ -204,16 +215,16 @@ class _Reader:
         return found
 
     def _either(self) -> Trigger:
-        found = self._both()
+        parts = [self._both()]
         while self._take("or"):
-            found = found | self._both()
-        return found
+            parts.append(self._both())
+        return parts[0] if len(parts) == 1 else _Any(tuple(parts))
 
     def _both(self) -> Trigger:
-        found = self._one()
+        parts = [self._one()]
         while self._take("and"):
-            found = found & self._one()
-        return found
+            parts.append(self._one())
+        return parts[0] if len(parts) == 1 else _All(tuple(parts))
 
     def _one(self) -> Trigger:
         self._depth += 1
@@ -249,7 +260,10 @@ class _Reader:
         if name != "idle" and not bound[-1].isdigit():
             raise self._error(f"{name} has no unit")
         self._at = found.end()
-        return _over(name, duration_s(bound) if name == "idle" else float(bound), found["sign"])
+        try:
+            return _over(name, duration_s(bound) if name == "idle" else float(bound), found["sign"])
+        except ValueError as error:
+            raise self._error(str(error)) from error
 
     def _take(self, word: str) -> bool:
         found = _TOKEN.match(self._text, self._at)

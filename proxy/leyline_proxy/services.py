@@ -10,6 +10,7 @@ from pydantic import SecretStr
 from starlette.types import ASGIApp
 
 from .core.schedule import Timing
+from .policy_file import PolicyFile
 from .sessions import MemorySessionStore, SessionStore
 from .settings import Settings
 from .telemetry.metrics import Metrics
@@ -32,12 +33,14 @@ class Services:
     upstream: UpstreamClient
     handshake: Handshake
     turns: TurnService
+    policy_file: PolicyFile | None
 
 
 def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
     """Wire the parts together; nothing is connected or started yet.
 
     Raises:
+        leyline_policies.PolicyError: the policy file is wrong.
         ValueError: neither ``settings.upstream`` nor an engine application is given; and whatever
             :func:`~leyline_proxy.tenants.build_directory` raises.
     """
@@ -59,6 +62,8 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         max_bytes=settings.max_session_bytes,
         ttl_s=settings.session_ttl_s,
     )
+    file = settings.policies_file
+    policy_file = PolicyFile(file, metrics) if file is not None else None
     turns = TurnService(
         store=store,
         upstream=upstream,
@@ -68,8 +73,9 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         hints_secret=_secret(settings.hints_secret),
         policy_timeout_s=settings.policy_timeout_s,
         timing=_timing(settings),
+        chooser=policy_file,
     )
-    return Services(settings, tenants, store, metrics, upstream, handshake, turns)
+    return Services(settings, tenants, store, metrics, upstream, handshake, turns, policy_file)
 
 
 def _timing(settings: Settings) -> Timing | None:

@@ -58,6 +58,8 @@ class Settings(BaseSettings):
     where the engine is ``replay``."""
 
     policy: str | None = None
+    policies_file: Path | None = None
+    """YAML file of policies for everyone, by tenant and by model; read again when it changes."""
     policy_timeout_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """For one policy on one turn, where it isn't one that comes with Leyline."""
     edit_timing: Literal["now", "auto", "wait"] = "auto"
@@ -125,6 +127,13 @@ class Settings(BaseSettings):
             raise ValueError("must start with http:// or https://")
         # Clients of OpenAI write the version into the base URL; the proxy adds it itself.
         return value.rstrip("/").removesuffix("/v1")
+
+    @model_validator(mode="after")
+    def _check_policies(self) -> Settings:
+        named = self.policy or any(tenant.policy for tenant in self.tenants.values())
+        if self.policies_file is not None and named:
+            raise ValueError("give policies in policies_file or as policy, not both")
+        return self
 
     @model_validator(mode="after")
     def _check_key_pairs(self) -> Settings:

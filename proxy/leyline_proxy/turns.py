@@ -45,7 +45,7 @@ from .pipeline.planning import (
 )
 from .pipeline.policy_facts import PolicyMemos, policy_session, token_counter
 from .pipeline.request import OPTIONS_FIELD, ChatRequest
-from .pipeline.rules import PolicyCatalog, effective_rules
+from .pipeline.rules import Chooser, PolicyCatalog, effective_rules
 from .pipeline.time_limit import TimeLimit
 from .pipeline.turn import Turn
 from .sessions import SessionStore
@@ -96,6 +96,7 @@ class TurnService:
         hints_secret: str | None = None,
         policy_timeout_s: float = 1.0,
         timing: Timing | None = None,
+        chooser: Chooser | None = None,
     ) -> None:
         self._store = store
         self._upstream = upstream
@@ -105,7 +106,7 @@ class TurnService:
         self._hints_secret = hints_secret
         # Without a secret to share, chains mean something in this process alone.
         self._history_key = history_key(hints_secret or token_hex())
-        self._catalog = PolicyCatalog()
+        self._catalog = PolicyCatalog(chooser)
         self._memos = PolicyMemos()
         self._timing = timing
         self._costs: defaultdict[str, CostBook] = defaultdict(CostBook)

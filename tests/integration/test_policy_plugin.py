@@ -122,7 +122,11 @@ def test_plugin_is_imported_only_when_asked_for(installed: Path) -> None:
             ["built into leyline", "leyline-test-plugin 1.2.3", "keep_all = shouting:Shout"],
         ),
         ("load_pipeline('shuot')", "UnknownPolicyError", ["did you mean 'shout'"]),
-        ("load_pipeline('shout:times=x')", "SpecError", ["shout: times='x' is not a whole number"]),
+        (
+            "load_pipeline('shout:times=x')",
+            "SettingError",
+            ["shout: times='x' is not a whole number"],
+        ),
     ],
 )
 def test_trouble_is_named(installed: Path, ask: str, error: str, fragments: list[str]) -> None:

@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from support.fake_engine import CAPABILITY, MODEL, Answer, FakeEngine
+from support.fake_engine import (
+    CAPABILITY,
+    LONG,
+    MODEL,
+    Answer,
+    FakeEngine,
+    proxy_before,
+    tool_session,
+)
 from support.stack import serving
 
 from leyline_engine.contract import CAPABILITY_PATH, RENDERER_PATH
@@ -23,11 +31,9 @@ from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.client import UpstreamClient
 from leyline_proxy.upstream.embedded import create_embedded_engine
 from leyline_proxy.upstream.handshake import Handshake
-from leyline_proxy.upstream.lifespan import lifespan_of
 
 CHAT = "/v1/chat/completions"
 POLICY = "truncate_older_than:n=2,max_chars=80"
-LONG = "".join(f"line {number} of the listing\n" for number in range(60))
 
 ODD_ANSWERS = {
     "method not allowed": Answer([b"{}"], status=405),
@@ -53,31 +59,6 @@ class OddServer(FakeEngine):
             await self._answer(self.odd, receive, send)
         else:
             await super().__call__(scope, receive, send)
-
-
-@asynccontextmanager
-async def proxy_before(engine: ASGIApp, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a proxy before ``engine``."""
-    app = create_app(Settings(handshake_retry_s=0.05, **settings), engine_app=engine)
-    transport = ASGIStreamTransport(app)
-    async with (
-        lifespan_of(app),
-        httpx.AsyncClient(transport=transport, base_url="http://p") as http,
-    ):
-        yield http
-
-
-def tool_session(turns: int) -> list[dict[str, Any]]:
-    """An agent's history with a long result per turn."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "List the folders."}]
-    for turn in range(turns):
-        function = {"name": "ls", "arguments": json.dumps({"path": str(turn)})}
-        call = {"id": f"c{turn}", "type": "function", "function": function}
-        messages += [
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": f"c{turn}", "content": f"{turn}\n{LONG}"},
-        ]
-    return messages
 
 
 def body(turns: int, model: str = MODEL, **members: Any) -> dict[str, Any]:

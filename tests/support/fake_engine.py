@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import msgspec
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leyline_engine.contract import Capability, Receipt, TokenCounts, TurnRecord
+from leyline_proxy.http.app import create_app
+from leyline_proxy.settings import Settings
+from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
+from leyline_proxy.upstream.lifespan import lifespan_of
 
 MODEL = "fake-model"
 
@@ -88,6 +94,10 @@ def chat_stream(*parts: str, **options: Any) -> Answer:
     opening = chunk({"role": "assistant", "content": ""})
     events = [opening, *(chunk({"content": part}) for part in parts), chunk({}, "stop"), DONE]
     return Answer(events, content_type="text/event-stream", **options)
+
+
+LONG = "".join(f"line {number} of the listing\n" for number in range(60))
+"""A tool result."""
 
 
 class FakeEngine:
@@ -189,3 +199,28 @@ async def _json(send: Send, document: Any, status: int = 200) -> None:
     await send({"type": "http.response.start", "status": status, "headers": headers})
     body = json.dumps(document).encode()
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+@asynccontextmanager
+async def proxy_before(engine: ASGIApp, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a proxy before ``engine``."""
+    app = create_app(Settings(handshake_retry_s=0.05, **settings), engine_app=engine)
+    transport = ASGIStreamTransport(app)
+    async with (
+        lifespan_of(app),
+        httpx.AsyncClient(transport=transport, base_url="http://p") as http,
+    ):
+        yield http
+
+
+def tool_session(turns: int) -> list[dict[str, Any]]:
+    """An agent's history with a long result per turn."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "List the folders."}]
+    for turn in range(turns):
+        function = {"name": "ls", "arguments": json.dumps({"path": str(turn)})}
+        call = {"id": f"c{turn}", "type": "function", "function": function}
+        messages += [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"c{turn}", "content": f"{turn}\n{LONG}"},
+        ]
+    return messages

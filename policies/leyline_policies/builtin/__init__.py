@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 BUILTINS: dict[str, str] = {
+    "cache_ttl_prune": "CacheTtlPrune",
+    "clear_thinking": "ClearThinking",
+    "clear_tool_uses": "ClearToolUses",
+    "closed_window": "ClosedWindow",
+    "deduplicate_calls": "DeduplicateCalls",
+    "deduplicate_reads": "DeduplicateReads",
     "drop_failed_calls": "DropFailedCalls",
+    "drop_images": "DropImages",
+    "head_tail_clamp": "HeadTailClamp",
     "keep_all": "KeepAll",
+    "last_n_observations": "LastNObservations",
+    "loop_guard": "LoopGuard",
+    "observation_masking": "ObservationMasking",
+    "pin_system": "PinSystem",
+    "prune": "Prune",
+    "quarantine": "Quarantine",
     "redact": "Redact",
+    "remove_regex": "RemoveRegex",
+    "sliding_window": "SlidingWindow",
+    "tool_output_trimmer": "ToolOutputTrimmer",
     "truncate_older_than": "TruncateOlderThan",
+    "warn_near_limits": "WarnNearLimits",
 }
 """Name of the policy, which is its module's too, to the class in it."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from leyline_policies.builtin.patterns import Matcher, UserPattern, compile_pattern
 from leyline_policies.context import Context
 from leyline_policies.conversation import ToolCall, text_of
 from leyline_policies.failures import is_failure
+from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 
 
@@ -83,14 +84,16 @@ def _found(matcher: Matcher, result: Message) -> bool:
 
 def _without_calls(message: Message, positions: Set[int | None]) -> Message | None:
     """The assistant message without these calls, or None when nothing of substance is left."""
-    edited = dict(message)
-    if None in positions:
-        del edited["function_call"]
+    without = ["function_call"] if None in positions else []
+    members: dict[str, Any] = {}
     if positions - {None}:
         calls = enumerate(message["tool_calls"])
-        edited["tool_calls"] = [call for place, call in calls if place not in positions]
-        if not edited["tool_calls"]:
-            del edited["tool_calls"]
+        left = [call for place, call in calls if place not in positions]
+        if left:
+            members["tool_calls"] = left
+        else:
+            without.append("tool_calls")
+    edited = edit(message, without=without, **members)
     return edited if _says_something(edited) else None
 
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from operator import is_not
+from typing import Any, ClassVar, Literal
 
-from leyline_policies.builtin.patterns import (
-    Matcher,
-    PatternTimeoutError,
-    UserPattern,
-    compile_pattern,
-)
+from leyline_policies.builtin.detectors import Rule, load_detectors
+from leyline_policies.builtin.patterns import PatternTimeoutError, compile_pattern
+from leyline_policies.builtin.search import Search
+from leyline_policies.context import Context
 from leyline_policies.errors import did_you_mean, shown
+from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 
+_Once = Callable[[Message, Callable[[Message], Message]], Message]
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 # What ties messages together is left alone, or calls would lose their results.
-_MESSAGE_KEYS = frozenset({"role", "name", "tool_call_id", "id", "cache_control"})
+_MESSAGE_KEYS = frozenset({"role", "name", "tool_call_id", "id", "cache_control", "leyline"})
 _CALL_KEYS = frozenset({"id", "type", "index"})
 _PART_KEYS = frozenset({"type", "cache_control"})
 _MEDIA = frozenset({"image_url", "video_url", "audio_url", "input_audio", "file", "audio"})
@@ -29,32 +30,44 @@ _MEDIA_KEYS = frozenset({"data", "file_data", "id", "file_id", "format", "detail
 
 @dataclass(frozen=True, slots=True)
 class Redact:
-    """Replace what ``pattern`` matches, and make the model forget it.
+    """Replace what patterns match and detectors find, and make the model forget it.
+
+    ``pattern`` and ``patterns`` are regular expressions; ``detectors`` names kinds of keys and
+    personal data (`leyline_policies.builtin.detectors`; ``keys`` and ``pii`` are all of a kind).
+    ``phone_region`` (US, DE, …) makes the detector ``phone`` find numbers without a country code.
 
     Every text of a message is searched: string contents, text parts, reasoning, refusals, the
     arguments of tool calls (inside their JSON strings, which stay valid JSON) and texts under keys
     that Leyline does not know. Roles, names, ids and media data stay. ``replacement`` is taken
     literally. With ``roles`` only messages of these roles are searched.
+
+    When matching takes too long the policy fails for the turn, and the text goes on as it was;
+    with ``on_timeout="withhold"`` what couldn't be searched is withheld instead: all texts of the
+    message become the replacement.
     """
 
     name: ClassVar[str] = "redact"
     mode: ClassVar[Mode] = "forget"
+    trusted: ClassVar[bool] = True
 
-    pattern: str = field(repr=False)
+    pattern: str | None = field(default=None, repr=False)
     replacement: str = "[redacted]"
     roles: tuple[str, ...] | None = None
-    _compiled: UserPattern = field(init=False, repr=False, compare=False)
+    patterns: tuple[str, ...] = field(default=(), repr=False)
+    detectors: tuple[str, ...] = ()
+    phone_region: str | None = None
+    on_timeout: Literal["skip", "withhold"] = "skip"
+    _rules: tuple[Rule, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an unusable pattern, replacement or role."""
-        compiled = compile_pattern(self.pattern)
-        object.__setattr__(self, "_compiled", compiled)
-        try:
-            empty = compiled.matches_nothing()
-        except PatternTimeoutError as error:
-            raise ValueError(f"pattern={shown(self.pattern)} takes too long on no text") from error
-        if empty:
-            raise ValueError(f"pattern={shown(self.pattern)} matches empty text everywhere")
+        """Raises ValueError for an unusable pattern, detector, replacement or role."""
+        own = self.patterns if self.pattern is None else (self.pattern, *self.patterns)
+        if not own and not self.detectors:
+            raise ValueError("nothing to look for; give pattern, patterns or detectors")
+        rules = (*map(_own_rule, own), *load_detectors(self.detectors, self.phone_region))
+        object.__setattr__(self, "_rules", rules)
+        if self.on_timeout not in ("skip", "withhold"):
+            raise ValueError(f"on_timeout={self.on_timeout} must be skip or withhold")
         for role in self.roles or ():
             if role not in _ROLES:
                 raise ValueError(
@@ -64,27 +77,82 @@ class Redact:
         if self.roles is not None and not self.roles:
             raise ValueError("roles=[] names no role; leave it out to search all")
 
-    def transform(self, messages: list[Message], turn_idx: int) -> list[Message]:
+    def transform(
+        self, messages: list[Message], turn_idx: int, context: Context | None = None
+    ) -> list[Message]:
         """Return the messages with every match replaced. Raises PatternTimeoutError."""
-        redaction = _Redaction(self._compiled.matcher(), self.replacement)
-        return [
-            redaction.message(message)
+        once = (context or Context()).once
+        search = Search(self._rules, patient=self.on_timeout == "skip")
+        walk = _Walk(lambda text: search.redacted(text, self.replacement), self.replacement)
+        edited = [
+            self._redacted(message, once, search, walk)
             if self.roles is None or message.get("role") in self.roles
             else message
             for message in messages
         ]
+        return edited if any(map(is_not, edited, messages)) else messages
+
+    def _redacted(self, message: Message, once: _Once, search: Search, walk: _Walk) -> Message:
+        if self.on_timeout == "skip":
+            return once(message, walk.message)
+
+        def redacted(message: Message) -> Message:
+            search.begin()
+            try:
+                return walk.message(message)
+            except PatternTimeoutError:
+                if search.exhausts():
+                    return withheld(message, self.replacement)
+                raise
+
+        try:
+            return once(message, redacted)
+        except PatternTimeoutError:  # others used up the time; there is more on the next turn
+            return withheld(message, self.replacement)
+
+
+def withheld(message: Message, replacement: str) -> Message:
+    """The message with ``replacement`` in place of every text."""
+    walk = _Walk(lambda text: replacement if text else text, replacement)
+    edited = walk.message(message)
+    content = edited.get("content")
+    if edited is not message and isinstance(content, list):
+        # An address that is none any more is no picture either.
+        edited["content"] = [
+            {"type": "text", "text": replacement}
+            if isinstance(new, dict) and new != old and not _MEDIA.isdisjoint(new)
+            else new
+            for old, new in zip(message["content"], content, strict=True)
+        ]
+    return edited
+
+
+def _own_rule(pattern: str) -> Rule:
+    compiled = compile_pattern(pattern)
+    try:
+        empty = compiled.matches_nothing()
+    except PatternTimeoutError as error:
+        raise ValueError(f"pattern={shown(pattern)} takes too long on no text") from error
+    if empty:
+        raise ValueError(f"pattern={shown(pattern)} matches empty text everywhere")
+    return Rule(compiled)
 
 
 @dataclass(frozen=True, slots=True)
-class _Redaction:
-    """One transform call."""
+class _Walk:
+    """All texts of a message, edited."""
 
-    matcher: Matcher
+    edit: Callable[[str], str]
     replacement: str
 
     def message(self, message: Message) -> Message:
-        edited = {key: self._member(key, value) for key, value in message.items()}
-        return message if edited == message else edited
+        """The message with its texts edited; the given one if none changes."""
+        members = {key: self._member(key, value) for key, value in message.items()}
+        if members == message:
+            return message
+        edited = edit(message)
+        edited.update(members)
+        return edited
 
     def _member(self, key: str, value: Any) -> Any:
         if key in _MESSAGE_KEYS:
@@ -174,14 +242,7 @@ class _Redaction:
         return value
 
     def _text(self, text: str) -> str:
-        return self.matcher.replaced(text, lambda found: self._replace(text, found))
-
-    def _replace(self, text: str, found: re.Match[str]) -> str:
-        """The replacement; a match that lies within an earlier one is left, or it would grow."""
-        size = len(self.replacement)
-        start, end = max(0, found.end() - size), found.start() + size
-        inside = size > 0 and text.find(self.replacement, start, end) >= 0
-        return found.group() if inside else self.replacement
+        return self.edit(text) if text else text
 
 
 def _is_json(text: str) -> bool:

@@ -45,13 +45,17 @@ class TruncateOlderThan:
         """Return the messages with the older tool results shortened."""
         context = context or Context()
         results = self._results(messages, context)
-        edited = list(messages)
+        shortened = context.each(messages, self._shortened)
+        edited: list[Message] | None = None
         for index in results[: max(0, len(results) - self.n)]:
-            edited[index] = context.once(messages[index], self._shortened)
-        return edited
+            if shortened[index] is not messages[index]:
+                edited = list(messages) if edited is None else edited
+                edited[index] = shortened[index]
+        return messages if edited is None else edited
 
     def _shortened(self, message: Message) -> Message:
-        return map_text(message, self._shorten)
+        is_result = message.get("role") in RESULT_ROLES
+        return map_text(message, self._shorten) if is_result else message
 
     def _results(self, messages: list[Message], context: Context) -> list[int]:
         """Where the tool results are, oldest first."""

@@ -63,6 +63,13 @@ def serve(
     policy: Annotated[
         str | None, typer.Option(help="Policies, such as truncate_older_than:n=2,max_chars=200.")
     ] = None,
+    policies_file: Annotated[
+        Path | None,
+        typer.Option(help="YAML file of policies by tenant and model; re-read when it changes."),
+    ] = None,
+    edit_timing: Annotated[
+        str | None, typer.Option(help="When edits are sent: now, auto or wait \\[auto].")
+    ] = None,
     undeclared: Annotated[
         list[str] | None,
         typer.Option(help="ROLE=MODE for edits that nobody declared; repeatable \\[exact]."),
@@ -97,6 +104,8 @@ def serve(
         engine_options=_engine_options(engine_option),
         model=model,
         policy=policy,
+        policies_file=policies_file,
+        edit_timing=edit_timing,
         undeclared=undeclared,
         allow_request_policy=request_policy,
         splice=splice,

@@ -56,7 +56,7 @@ def apply_declared(stage: Stage, declared: Sequence[DeclaredEdit]) -> Stage:
             message = _rewritten(entry.message, edits)
         except TextEditError:
             return stage.fault(DECLARED, "bad_message")
-        sent.append(replace(entry, message=message, changes=changes) if edits else entry)
+        sent.append(SentMessage(message, index, changes) if edits else entry)
     fault = find_fault(stage.messages, [entry.message for entry in sent])
     if fault is not None:
         return stage.fault(DECLARED, fault)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -125,13 +125,21 @@ def check_messages(messages: object) -> list[Message]:
         raise MessageError("messages", "messages must hold at least one message.")
     called: set[str] = set()
     for index, message in enumerate(messages):
-        _check_message(index, message, called)
+        check_message(index, message, called)
         if message.get("tool_calls"):
             called.update(call_ids(message))
     return messages
 
 
-def _check_message(index: int, message: object, called: set[str]) -> None:
+def check_message(index: int, message: object, called: Collection[str]) -> None:
+    """One message of the list, as :func:`check_messages` would.
+
+    Args:
+        called: ids of the tool calls that were made before it.
+
+    Raises:
+        MessageError: names the first offending field and what it should be.
+    """
     if not isinstance(message, dict):
         where = f"messages[{index}]"
         raise MessageError(where, f"{where} must be an object with role and content.")

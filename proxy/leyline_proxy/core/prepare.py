@@ -226,7 +226,7 @@ class _Runner:
             count=session.count,
             memo=session.memo,
             policy=name,
-            slot=slot,
+            slot=f"{slot}, again" if again else slot,
         )
 
     def _keep(self, slot: str, context: Context) -> None:
@@ -252,7 +252,7 @@ def _unannotated(entry: SentMessage) -> SentMessage:
     if not is_annotated(entry.message):
         return entry
     message = {key: value for key, value in entry.message.items() if key != ANNOTATION}
-    return replace(entry, message=message)
+    return msgspec.structs.replace(entry, message=message)
 
 
 def _forget_marks(stage: Stage) -> dict[int, ForgetMark]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+import msgspec
+
 from leyline_engine.contract import Mode
 from leyline_policies import Note
 
@@ -36,8 +38,7 @@ class Change:
     """The caller declares that its own change of the message is meant; nothing was rewritten."""
 
 
-@dataclass(frozen=True, slots=True)
-class SentMessage:
+class SentMessage(msgspec.Struct, frozen=True):
     """One message as it is sent."""
 
     message: Message

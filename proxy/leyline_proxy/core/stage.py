@@ -12,7 +12,7 @@ from leyline_engine.contract import Mode
 from leyline_policies.marks import MarkedMessage, mark_of, pair_by_origin
 
 from .diff import diff_messages
-from .messages import Message, MessageError, call_ids, check_messages
+from .messages import Message, MessageError, call_ids, check_message, check_messages
 from .prepared import Change, DroppedMessage, Fault, PolicyFault, SentMessage
 
 Sensitive = Callable[[Message], frozenset[str]]
@@ -80,11 +80,19 @@ def advance(
 
 
 def find_fault(before: Sequence[Message], after: object) -> Fault | None:
-    """What makes ``after`` unfit to be sent in place of ``before``, if anything."""
+    """What makes ``after`` unfit to be sent in place of ``before``, if anything.
+
+    Args:
+        before: messages that are fit themselves.
+    """
     if not isinstance(after, list) or not all(isinstance(message, dict) for message in after):
         return "bad_type"
-    known = set(map(id, before))
+    rewritten = _rewritten(before, after)
     try:
+        if rewritten is not None:
+            _check_rewritten([after[index] for index in rewritten])
+            return None
+        known = set(map(id, before))
         msgspec.json.encode([message for message in after if id(message) not in known])
         check_messages(after)
     except MessageError as error:
@@ -99,6 +107,31 @@ def find_fault(before: Sequence[Message], after: object) -> Fault | None:
         if any(old == last_user and new is None for old, new in pairs):
             return "lost_last_user"
     return None
+
+
+def _rewritten(before: Sequence[Message], after: Sequence[Message]) -> list[int] | None:
+    """Which messages were rewritten, where that is all that happened: each is in its place, in the
+    same role, and makes or answers the same calls."""
+    if len(before) != len(after):
+        return None
+    found: list[int] = []
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        if old is new:
+            continue
+        if old.get("role") != new.get("role") or old.get("tool_call_id") != new.get("tool_call_id"):
+            return None
+        calls = new.get("tool_calls")
+        if calls is not old.get("tool_calls") and call_ids(old) != call_ids(new):
+            return None
+        found.append(index)
+    return found
+
+
+def _check_rewritten(messages: list[Message]) -> None:
+    """Raises what says that one of them can't be sent."""
+    msgspec.json.encode(messages)
+    for index, message in enumerate(messages):
+        check_message(index, message, {str(message.get("tool_call_id"))})
 
 
 def _in_place(given: Sequence[Message], after: Sequence[Message]) -> bool:
@@ -136,7 +169,7 @@ def _changed(
 ) -> SentMessage:
     if not _differs(entry.message, message):
         # Only a volatile marker differs: no edit, but what the policy wants is sent.
-        return replace(entry, message=message)
+        return msgspec.structs.replace(entry, message=message)
     own = _marked(change, message)
     if sensitive is not None and own.mode is not Mode.FORGET:
         found = sensitive(entry.message)

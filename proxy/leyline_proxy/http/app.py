@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 
@@ -37,6 +37,8 @@ def create_app(settings: Settings, *, engine_app: ASGIApp | None = None) -> Fast
                 await stack.enter_async_context(lifespan_of(engine_app))
             stack.push_async_callback(services.upstream.aclose)
             await stack.enter_async_context(_handshaking(services))
+            if services.policy_file is not None:
+                await stack.enter_async_context(_running(services.policy_file.run()))
             yield
 
     app = FastAPI(
@@ -58,7 +60,14 @@ def create_app(settings: Settings, *, engine_app: ASGIApp | None = None) -> Fast
 async def _handshaking(services: Services) -> AsyncIterator[None]:
     """Ask once before serving, so that a first look says something, then keep asking."""
     await services.handshake.refresh()
-    task = asyncio.create_task(services.handshake.run())
+    async with _running(services.handshake.run()):
+        yield
+
+
+@asynccontextmanager
+async def _running(work: Coroutine[object, object, None]) -> AsyncIterator[None]:
+    """A task that is cancelled on the way out."""
+    task = asyncio.create_task(work)
     try:
         yield
     finally:

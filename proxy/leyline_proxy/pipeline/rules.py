@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Protocol
 
 from leyline_policies import Policy, PolicyError, Registry, load_pipeline
 
@@ -14,10 +15,22 @@ LONGEST_SPEC = 4096
 _CACHED_SPECS = 128
 
 
-class PolicyCatalog:
-    """Loads policy specs of requests; the same text gives the same objects."""
+class Chooser(Protocol):
+    """Says which policies hold for whom."""
 
-    def __init__(self) -> None:
+    def choose(self, tenant: str, model: str) -> tuple[Policy, ...]:
+        """The policies of a tenant's requests for a model."""
+
+
+class PolicyCatalog:
+    """The policies of requests; the same choice gives the same objects.
+
+    Args:
+        chooser: says which policies hold where the request doesn't choose; None for the tenant's.
+    """
+
+    def __init__(self, chooser: Chooser | None = None) -> None:
+        self._chooser = chooser
         self._registry: Registry | None = None
         self._loaded: OrderedDict[str, tuple[Policy, ...]] = OrderedDict()
         self._joined: OrderedDict[
@@ -46,6 +59,20 @@ class PolicyCatalog:
         if len(self._loaded) > _CACHED_SPECS:
             self._loaded.popitem(last=False)
         return policies
+
+    def chosen(self, request: ChatRequest) -> tuple[Policy, ...]:
+        """The policies of a request, those of ``context_management`` last.
+
+        Raises:
+            BadRequestError: it names some that can't be read or don't exist.
+        """
+        if request.options.policy is not None:
+            policies = self.load(request.options.policy)
+        elif self._chooser is not None:
+            policies = self._chooser.choose(request.tenant.name, request.model)
+        else:
+            policies = request.tenant.policies
+        return self.joined(policies, request.requested)
 
     def joined(
         self, policies: tuple[Policy, ...], requested: tuple[Policy, ...]
@@ -86,8 +113,7 @@ def effective_rules(
                 f"This tenant's requests may not set {field}; its operator has fixed it.",
                 param=field,
             )
-    policies = tenant.policies if options.policy is None else catalog.load(options.policy)
-    return catalog.joined(policies, request.requested), _undeclared(request)
+    return catalog.chosen(request), _undeclared(request)
 
 
 def effective_share(request: ChatRequest) -> str:

@@ -92,6 +92,12 @@ class Metrics:
             ("policy", "fault"),
             registry=self.registry,
         )
+        self.policy_reloads = Counter(
+            "leyline_policy_reloads",
+            "Changes of the policy file, by whether it was loaded or refused.",
+            ("result",),
+            registry=self.registry,
+        )
         self.policy_notes = Counter(
             "leyline_policy_notes",
             "What policies reported without editing: warnings, dry runs.",

@@ -141,7 +141,7 @@ def test_wrong_type_names_the_value(settings: str, message: str) -> None:
         ("keep_all | | keep_all", ["a policy name is missing", "character 11"]),
         ("keep_all |", ["a policy name is missing"]),
         ("keep all", ["'keep all' is no policy name"]),
-        ("redact", ["redact needs pattern"]),
+        ("redact", ["redact: nothing to look for", "give pattern"]),
         ("redact:pattern=", ["pattern is empty"]),
         ("redact:pattern='(a'", ["'(a' is no regular expression", "position 0"]),
         ("redact:pattern='x*'", ["matches empty text"]),

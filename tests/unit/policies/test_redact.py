@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leyline_policies import Message
+from leyline_policies import Context, Message, SpecError, load_pipeline
 from leyline_policies.builtin.redact import Redact
 
 KEY = r"sk-\w+"
@@ -105,3 +105,94 @@ def test_pattern_stays_out_of_the_representation() -> None:
     """The pattern may itself be a secret: it is not printed with the policy."""
     assert "hunter2" not in repr(Redact("hunter2"))
     assert Redact("hunter2").mode == "forget"
+
+
+def _says(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def test_patterns_and_detectors_join() -> None:
+    """What any of them finds goes; what two of them find in part goes as one."""
+    policy = Redact("a+b", patterns=("b+c", "x"), detectors=("email",))
+    after = _one(policy, _says("aabbc x me@example.org y"))
+    assert after["content"] == "[redacted] [redacted] [redacted] y"
+
+
+def test_something_must_be_looked_for() -> None:
+    """A redaction without pattern, patterns and detectors is refused, and so is an unknown one."""
+    with pytest.raises(SpecError, match="pattern, patterns or detectors"):
+        load_pipeline("redact")
+    with pytest.raises(SpecError, match="did you mean 'email'"):
+        load_pipeline("redact:detectors=[e_mail]")
+    with pytest.raises(SpecError, match=r"pattern='\(' is no regular expression"):
+        load_pipeline("redact:patterns=['(']")
+    with pytest.raises(SpecError, match="on_timeout="):
+        load_pipeline("redact:pattern=x,on_timeout=never")
+
+
+def test_an_edit_is_made_once() -> None:
+    """A message of an earlier turn is not searched again, and its edit is the same object."""
+    context, messages = Context(), [_says("sk-abc"), _says("none")]
+    first = Redact(KEY).transform(messages, 0, context)
+    context.memo.next_turn()
+    more = [*messages, _says("sk-abc")]
+    second = Redact(KEY).transform(more, 1, context)
+    assert [a is b for a, b in zip(first, second, strict=False)] == [True, True]
+    assert second[1] is messages[1]
+    assert Redact(KEY).transform([messages[1]], 0, context)[0] is messages[1]
+    assert Redact(KEY).trusted
+
+
+def test_a_message_with_members_called_like_settings() -> None:
+    """No member of a message is mistaken for something else."""
+    message = {"role": "user", "content": "sk-abc", "mode": "sk-abc", "stub": 1, "message": "x"}
+    assert _one(Redact(KEY), message) == {
+        **message,
+        "content": "[redacted]",
+        "mode": "[redacted]",
+    }
+
+
+ENDLESS = "(a|aa)+$"
+HOSTILE = "a" * 60 + "b"
+
+
+def test_what_cannot_be_searched_in_time_is_withheld_if_wanted() -> None:
+    """Every text of that message goes, its structure stays, and the others are searched."""
+    hostile: Message = {
+        "role": "assistant",
+        "content": [
+            {"type": "text", "text": HOSTILE},
+            {"type": "image_url", "image_url": {"url": "https://x/?sk-abc"}},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
+        ],
+        "reasoning_content": "secret",
+        "tool_calls": _call('{"cmd": "secret"}')["tool_calls"],
+        "x_unknown": {"empty": "", "number": 1},
+        "leyline": {"tags": ["kept"]},
+    }
+    policy = Redact(ENDLESS, patterns=("sk-x",), on_timeout="withhold")
+    context = Context()
+    messages = [_says("sk-x"), hostile, _says("fine")]
+    after = policy.transform(messages, 0, context)
+    gone = {"type": "text", "text": "[redacted]"}
+    assert after[0]["content"] == "[redacted]"
+    assert after[1]["content"] == [gone, gone, hostile["content"][2]]
+    assert after[1]["reasoning_content"] == "[redacted]"
+    assert _arguments(after[1]) == '{"[redacted]": "[redacted]"}'
+    assert after[1]["x_unknown"] == {"empty": "", "number": 1}
+    assert after[1]["leyline"] == {"tags": ["kept"]}
+    assert after[2] is messages[2]
+    context.memo.next_turn()
+    assert policy.transform(messages, 1, context)[1] is after[1]
+
+
+def test_what_there_was_no_time_for_is_searched_on_the_next_turn() -> None:
+    """Messages behind many that take too long are withheld too, but not for good."""
+    policy = Redact(ENDLESS, on_timeout="withhold")
+    messages = [*(_says(HOSTILE) for _ in range(6)), _says("fine")]
+    context = Context()
+    first = policy.transform(messages, 0, context)
+    assert {message["content"] for message in first} == {"[redacted]"}
+    context.memo.next_turn()
+    assert policy.transform(messages, 1, context)[-1] is messages[-1]

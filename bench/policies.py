@@ -1,0 +1,126 @@
+"""What policies cost per turn: every one that ships, alone and all in one pipeline.
+
+A synthetic agent session grows to each size; then it goes on turn by turn, each with one more call
+and its result, through the proxy's own `prepare`, with what the proxy keeps between turns. CPU time
+of the whole stage: policies, their marks, the checks, the fingerprints of what they edited.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from statistics import median, quantiles
+from time import process_time
+from typing import Any
+
+import msgspec
+from proxy_turn import rounds
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from leyline_policies import Policy, Registry, approximate_tokens, load_pipeline
+from leyline_proxy.core.messages import fingerprint
+from leyline_proxy.core.prepare import PolicySession, prepare
+from leyline_proxy.core.prepared import Prepared
+from leyline_proxy.pipeline.policy_facts import PolicyMemos
+
+GOAL_MS = 2.0
+"""All together, at 100K tokens."""
+
+SETTINGS = {
+    "cache_ttl_prune": "ttl=1s",
+    "clear_tool_uses": "trigger_tokens=20000",
+    "quarantine": "",
+    "redact": "detectors=[email;aws_key]",
+    "remove_regex": "remove=['<diff>.*?</diff>']",
+    "sliding_window": "max_messages=1000",
+}
+"""So that each of them has something to do."""
+
+WINDOW = 128_000
+Message = dict[str, Any]
+
+
+def sessions(tokens: int) -> Iterator[list[Message]]:
+    """Message lists of turns, from about ``tokens`` tokens on, each decoded anew as in a proxy."""
+    messages: list[Message] = [
+        {"role": "system", "content": "You are a careful software engineer."},
+        {"role": "user", "content": "Find out why the cache loses tokens, and mend it."},
+    ]
+    size = 0
+    for call, result in rounds(random.Random(7), 6_000):
+        messages += [call, result]
+        size += approximate_tokens(call) + approximate_tokens(result)
+        if size >= tokens:
+            yield msgspec.json.decode(msgspec.json.encode(messages))
+
+
+def measured(policies: Sequence[Policy], tokens: int, turns: int) -> list[float]:
+    """CPU milliseconds of the policy stage on each turn; the first three are to warm up."""
+    memos = PolicyMemos()
+    last: Prepared | None = None
+    spent: list[float] = []
+    for index, messages in enumerate(islice(sessions(tokens), turns + 3)):
+        prints = tuple(map(fingerprint, messages))
+        client = tuple(messages)
+        begun = process_time()
+        if last is not None:
+            known = dict(zip(last.client_fingerprints, last.client, strict=True))
+            client = tuple(
+                known[value] if known.get(value) == message else message
+                for value, message in zip(prints, messages, strict=True)
+            )
+        with memos.of("bench", "bench", policies) as memo:
+            facts = PolicySession(
+                window=WINDOW,
+                idle_s=5.0,
+                states=last.states if last is not None else {},
+                memo=memo,
+            )
+            last = prepare(client, policies, (), index, fingerprints=prints, session=facts)
+        _ = last.sent_fingerprints
+        spent.append((process_time() - begun) * 1e3)
+        if last.faults:
+            raise SystemExit(f"a policy failed: {last.faults}")
+    return spent[3:]
+
+
+def spec(name: str) -> str:
+    """A policy with the settings that give it something to do."""
+    return f"{name}:{SETTINGS[name]}" if SETTINGS.get(name) else name
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sizes", default="25000,50000,100000", help="in tokens")
+    parser.add_argument("--turns", type=int, default=40, help="measured per policy and size")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    options = parser.parse_args()
+    sizes = [int(size) for size in options.sizes.split(",")]
+    registry = Registry.discover()
+    specs = {name: spec(name) for name in registry.names()}
+    pipelines = {name: load_pipeline(text, registry) for name, text in specs.items()}
+    pipelines["all together"] = tuple(each for one in pipelines.values() for each in one)
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for name, policies in track(list(pipelines.items()), description="policies"):
+        for size in sizes:
+            spent = measured(policies, size, options.turns)
+            figures = {"p50_ms": median(spent), "p90_ms": quantiles(spent, n=10)[-1]}
+            results.setdefault(name, {})[str(size)] = figures
+    table = Table("policy", *(f"p50 ms at {size:,}" for size in sizes))
+    for name, by_size in results.items():
+        table.add_row(name, *(f"{by_size[str(size)]['p50_ms']:.3f}" for size in sizes))
+    Console().print(table)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

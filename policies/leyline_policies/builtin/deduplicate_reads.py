@@ -1,0 +1,110 @@
+"""The policy that keeps the newest reading of each file."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from leyline_policies.builtin.arguments import arguments_of, canonical
+from leyline_policies.context import Context
+from leyline_policies.conversation import ToolCall
+from leyline_policies.failures import is_failure
+from leyline_policies.marks import edit
+from leyline_policies.policy import Message, Mode
+
+_TOOLS = (
+    "read_file",
+    "read",
+    "Read",
+    "view",
+    "view_file",
+    "open_file",
+    "cat",
+    "str_replace_editor",
+    "str_replace_based_edit_tool",
+)
+_PATH_KEYS = ("path", "file_path", "filePath", "filename", "file", "target_file")
+_COMMAND = "command"
+_WHOLE = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A file and which part of it was read: its other arguments, or none for the whole."""
+
+    path: str
+    part: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeduplicateReads:
+    """Of several readings of a file keep only the newest; earlier ones become ``placeholder``.
+
+    A reading is a call of one of ``tools`` whose argument under one of ``path_keys`` is a path. A
+    tool with an argument ``command`` reads only when that is one of ``commands``. A reading of a
+    part of the file, which its further arguments say, gives way to one of the same part or of the
+    whole; arguments in ``ignore_keys`` say nothing of that.
+
+    After pydantic-ai-harness 0.36 (``DeduplicateFileReads``), which leaves the identity of a file
+    to a function. Unlike there a reading that failed replaces none (`leyline_policies.failures`).
+    """
+
+    name: ClassVar[str] = "deduplicate_reads"
+    mode: ClassVar[Mode] = "amortize"
+    trusted: ClassVar[bool] = True
+
+    tools: tuple[str, ...] = _TOOLS
+    path_keys: tuple[str, ...] = _PATH_KEYS
+    commands: tuple[str, ...] = ("view", "read")
+    ignore_keys: tuple[str, ...] = ("explanation", "description", "security_risk")
+    placeholder: str = "[superseded file read]"
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for empty ``tools`` or ``path_keys``."""
+        for key, value in (("tools", self.tools), ("path_keys", self.path_keys)):
+            if not value:
+                raise ValueError(f"{key}=[] names none, so nothing would be a reading; name some")
+
+    def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
+        """Return the messages with superseded readings replaced."""
+        later: set[_Read] = set()
+        superseded: list[int] = []
+        for read, call in reversed([*self._reads(messages, context)]):
+            if read in later or _Read(read.path, _WHOLE) in later:
+                superseded += call.results
+            elif not any(context.once(messages[i], is_failure, "failed") for i in call.results):
+                later.add(read)
+        if not superseded:
+            return messages
+        edited = list(messages)
+        for index in superseded:
+            edited[index] = context.once(messages[index], self._stub, "stub")
+        return edited
+
+    def _reads(self, messages: list[Message], context: Context) -> Iterator[tuple[_Read, ToolCall]]:
+        for call in context.calls(messages):
+            if call.results and call.name in self.tools:
+                asked = context.once(messages[call.message], self._asked, "asked")
+                read = asked.get(call.position)
+                if read is not None:
+                    yield read, call
+
+    def _asked(self, message: Message) -> dict[int | None, _Read | None]:
+        return {place: self._read(asked) for place, asked in arguments_of(message).items()}
+
+    def _read(self, asked: Any) -> _Read | None:
+        if not isinstance(asked, dict):
+            return None
+        key = next((key for key in self.path_keys if isinstance(asked.get(key), str)), None)
+        if key is None or asked.get(_COMMAND) not in (None, *self.commands):
+            return None
+        said = {key, _COMMAND, *self.ignore_keys}
+        part = {name: each for name, each in asked.items() if name not in said and each is not None}
+        return _Read(posixpath.normpath(asked[key]), canonical(part) if part else _WHOLE)
+
+    def _stub(self, message: Message) -> Message:
+        if message.get("content") == self.placeholder:
+            return message
+        return edit(message, stub=self.placeholder, cause="superseded")

@@ -1,0 +1,237 @@
+"""Named detectors of keys and personal data, for `redact`.
+
+Shapes of keys are those of detect-secrets, with our own where its last release (1.5, 2024) knows
+only a part of a key or nothing of it. Numbers are checked by their check digits (python-stdnum),
+telephone numbers by the numbering plans (phonenumbers). These packages come with the extra
+``detectors`` and are imported when a policy that needs them is built. All patterns are matched
+within the budget of `leyline_policies.builtin.patterns`: the text is anybody's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import ipaddress
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leyline_policies.builtin.patterns import UserPattern
+from leyline_policies.errors import did_you_mean, shown
+
+EXTRA = "leyline-kv[detectors]"
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What to look for: a group of a pattern, and which parts of it are meant (all, if None)."""
+
+    pattern: UserPattern
+    group: int = 0
+    narrow: Callable[[str], Iterable[Span]] | None = None
+
+    def spans(self, found: re.Match[str]) -> Iterator[Span]:
+        """Where in the searched text what was found is to be taken out."""
+        start, end = found.span(self.group)
+        if start < 0:
+            start, end = found.span()
+        if self.narrow is None:
+            yield start, end
+            return
+        for first, last in self.narrow(found.group()[start - found.start() : end - found.start()]):
+            yield start + first, start + last
+
+
+# Of the plugins of detect-secrets: its module and class, and the group that is the secret.
+_PLUGINS: dict[str, tuple[str, str, int]] = {
+    "aws_key": ("aws", "AWSKeyDetector", 1),
+    "azure_storage_key": ("azure_storage_key", "AzureStorageKeyDetector", 0),
+    "basic_auth": ("basic_auth", "BasicAuthDetector", 1),
+    "discord_token": ("discord", "DiscordBotTokenDetector", 0),
+    "github_token": ("github_token", "GitHubTokenDetector", 0),
+    "gitlab_token": ("gitlab_token", "GitLabTokenDetector", 0),
+    "mailchimp_key": ("mailchimp", "MailchimpDetector", 0),
+    "npm_token": ("npm", "NpmDetector", 1),
+    "pypi_token": ("pypi_token", "PypiTokenDetector", 0),
+    "sendgrid_key": ("sendgrid", "SendGridDetector", 0),
+    "slack_token": ("slack", "SlackDetector", 0),
+    "square_secret": ("square_oauth", "SquareOAuthDetector", 0),
+    "stripe_key": ("stripe", "StripeDetector", 0),
+    "telegram_token": ("telegram_token", "TelegramBotTokenDetector", 0),
+    "twilio_key": ("twilio", "TwilioKeyDetector", 0),
+}
+_LINE = r"(?:\r?\n|\\+r?\\*n)"  # also as it is written inside JSON
+_OWN: dict[str, tuple[str, ...]] = {
+    "anthropic_key": (r"\bsk-ant-[\w-]{20,}",),
+    "github_token": (r"\bgithub_pat_\w{22,}",),
+    "google_api_key": (r"\bAIza[\w-]{35}", r"\bGOCSPX-[\w-]{20,}"),
+    "huggingface_token": (r"\bhf_[A-Za-z0-9]{30,}",),
+    "jwt": (r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}",),
+    "openai_key": (r"\bsk-(?!ant-)(?=[\w-]{0,80}\d)(?=[\w-]{0,80}[A-Z])[\w-]{32,}",),
+    "private_key": (
+        rf"-----BEGIN[A-Z0-9 ]{{0,40}} PRIVATE KEY(?: BLOCK)?-----[ \t]*{_LINE}"
+        rf"(?:(?!-----)[A-Za-z0-9+/=:,.() \t-]*{_LINE})*?"
+        rf"-----END[A-Z0-9 ]{{0,40}} PRIVATE KEY(?: BLOCK)?-----",
+        # Cut off before its end: to the last line that may belong to it.
+        rf"-----BEGIN[A-Z0-9 ]{{0,40}} PRIVATE KEY(?: BLOCK)?-----"
+        rf"(?:{_LINE}+(?:[A-Za-z0-9+/=]{{16,}}|[A-Za-z-]+: [^\n\\]*))*",
+    ),
+    "slack_token": (r"\bxapp-\d-[\w-]{10,}", r"\bxox[abeoprs]-[\w-]{20,}"),
+    "stripe_key": (r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{20,}", r"\bwhsec_[A-Za-z0-9+/=]{20,}"),
+}
+_REST = r"[A-Za-z0-9_-]*"  # of a key that has grown since its shape was written down
+
+
+def _credit_card(region: str | None) -> Iterator[Rule]:
+    luhn = _imported("stdnum.luhn", "credit_card")
+
+    def valid(text: str) -> Iterator[Span]:
+        digits = re.sub(r"[ -]", "", text)
+        if luhn.is_valid(digits):
+            yield 0, len(text)
+
+    # What may not stand before is asked behind the first digits: that is found much faster.
+    lone = r"(?<![\d.]\d{4})"
+    groups = r"([ -])\d{4}\1\d{4}\1\d{1,4}(?:\1\d{1,3})?|([ -])\d{6}\2\d{4,5}"
+    yield Rule(UserPattern(rf"[2-6]\d{{3}}{lone}(?:\d{{9,15}}|{groups})(?!\d)"), narrow=valid)
+
+
+def _email(region: str | None) -> Iterator[Rule]:
+    def personal(text: str) -> Iterator[Span]:
+        if not text.startswith("git@"):  # what a clone's address begins with is nobody's
+            yield 0, len(text)
+
+    label = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+    yield Rule(
+        UserPattern(rf"(?<![\w.+%-])[\w.+%-]{{0,63}}[\w+]@(?:{label}\.){{1,8}}[A-Za-z]{{2,24}}\b"),
+        narrow=personal,
+    )
+
+
+def _iban(region: str | None) -> Iterator[Rule]:
+    iban = _imported("stdnum.iban", "iban")
+
+    def valid(text: str) -> Iterator[Span]:
+        # In print, the word behind may look like one more group.
+        end = len(text)
+        while end > 0 and not iban.is_valid(text[:end], check_country=False):
+            end = text.rfind(" ", 0, end)
+        if end > 0:
+            yield 0, end
+
+    shape = r"[A-Z]{2}\d{2}(?:[A-Z0-9]{11,30}|(?: [A-Z0-9]{4}){2,7}(?: [A-Z0-9]{1,3})?)"
+    yield Rule(UserPattern(rf"\b{shape}\b"), narrow=valid)
+
+
+def _ip_address(region: str | None) -> Iterator[Rule]:
+    def of_a_host(text: str) -> Iterator[Span]:
+        if len(text) < 7:  # "2::4" is a slice of a list more often than a host
+            return
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError:
+            return
+        if not (address.is_loopback or address.is_unspecified):
+            yield 0, len(text)
+
+    v4 = r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\.?\w)"
+    mapped = r"(?:(?:\d{1,3}\.){3}\d{1,3})?"
+    hexes = "[0-9A-Fa-f]"
+    v6 = rf"(?<![\w:.])(?:{hexes}{{0,4}}:){{2,8}}(?:{hexes}{{1,4}}|{mapped})(?![\w:]|\.\d)"
+    yield Rule(UserPattern(v4), narrow=of_a_host)
+    yield Rule(UserPattern(v6), narrow=of_a_host)
+
+
+def _phone(region: str | None) -> Iterator[Rule]:
+    phonenumbers = _imported("phonenumbers", "phone")
+    if region is not None and region not in phonenumbers.SUPPORTED_REGIONS:
+        raise ValueError(f"phone_region={region[:20]} is no two-letter region such as US")
+
+    def dialled(text: str) -> Iterator[Span]:
+        for found in phonenumbers.PhoneNumberMatcher(text, region):
+            yield found.start, found.end
+
+    begin = r"(?<![\w+])\+" if region is None else r"(?<![\w+.-])[+(]{0,2}"
+    yield Rule(UserPattern(rf"{begin}\d[\d ()./-]{{5,22}}\d(?!\w)"), narrow=dialled)
+
+
+def _us_ssn(region: str | None) -> Iterator[Rule]:
+    ssn = _imported("stdnum.us.ssn", "us_ssn")
+
+    def valid(text: str) -> Iterator[Span]:
+        if ssn.is_valid(text.replace(" ", "-")):
+            yield 0, len(text)
+
+    yield Rule(UserPattern(r"(?<![\w-])\d{3}([ -])\d{2}\1\d{4}(?![\w-])"), narrow=valid)
+
+
+_PERSONAL: dict[str, Callable[[str | None], Iterator[Rule]]] = {
+    "credit_card": _credit_card,
+    "email": _email,
+    "iban": _iban,
+    "ip_address": _ip_address,
+    "phone": _phone,
+    "us_ssn": _us_ssn,
+}
+KEYS = tuple(sorted({*_PLUGINS, *_OWN}))
+"""Detectors of keys, tokens and passwords; all of them together are called ``keys``."""
+PII = tuple(sorted(_PERSONAL))
+"""Detectors of personal data; all of them together are called ``pii``."""
+_GROUPS = {"keys": KEYS, "pii": PII}
+
+
+def load_detectors(names: Sequence[str], phone_region: str | None = None) -> tuple[Rule, ...]:
+    """The rules of the detectors, or groups of detectors, of these names.
+
+    Raises:
+        ValueError: an unknown name or region, or a package that isn't installed.
+    """
+    known = (*KEYS, *PII, *_GROUPS)
+    wanted: dict[str, None] = {}
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"detectors: {shown(name)} is unknown{did_you_mean(name, known) or ';'} "
+                f"(known: {', '.join(known)})"
+            )
+        wanted.update(dict.fromkeys(_GROUPS.get(name, (name,))))
+    return tuple(rule for name in wanted for rule in _rules(name, phone_region))
+
+
+def _rules(name: str, phone_region: str | None) -> Iterator[Rule]:
+    if name in _PERSONAL:
+        yield from _PERSONAL[name](phone_region)
+        return
+    for text in _OWN.get(name, ()):
+        yield Rule(UserPattern(text))
+    if name in _PLUGINS:
+        module, plugin, group = _PLUGINS[name]
+        loaded = _imported(f"detect_secrets.plugins.{module}", name)
+        for pattern in getattr(loaded, plugin).denylist:
+            yield _from_library(pattern, group)
+
+
+def _from_library(pattern: re.Pattern[str], group: int) -> Rule:
+    flags = "".join(sign for flag, sign in ((re.I, "i"), (re.X, "x")) if pattern.flags & flag)
+    text = f"(?{flags})" if flags else ""
+    if pattern.groups < group or group == 0:
+        return Rule(UserPattern(f"{text}(?:{pattern.pattern}){_REST}"))
+    return Rule(UserPattern(text + pattern.pattern), group)
+
+
+def _imported(module: str, detector: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(
+            f"detectors: {detector} needs the package {_PACKAGES[module.partition('.')[0]]}, which "
+            f'is not installed; pip install "{EXTRA}"'
+        ) from error
+
+
+_PACKAGES = {
+    "detect_secrets": "detect-secrets",
+    "phonenumbers": "phonenumbers",
+    "stdnum": "python-stdnum",
+}

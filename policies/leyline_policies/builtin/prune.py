@@ -1,0 +1,101 @@
+"""The policy that clears tool results outside a protected amount of recent ones, in batches."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import ClassVar
+
+from leyline_policies.builtin.tool_results import (
+    check_numbers,
+    result_indices,
+    tool_names,
+    with_edits,
+)
+from leyline_policies.context import Context
+from leyline_policies.marks import edit
+from leyline_policies.policy import Message, Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """Clear tool results older than the newest ``protect_tokens`` tokens of them, in batches.
+
+    Whenever a user message follows an answer, results before the last ``recent_turns`` turns (a
+    turn begins with a user message) are counted from the newest to the oldest. Those behind the
+    first ``protect_tokens`` become a placeholder if they hold more than ``minimum_tokens``. What
+    was cleared stays so and isn't counted again: the prompt changes rarely, and then much. Results
+    of ``exclude_tools`` stay and don't count. A session of one user message is never pruned.
+
+    The rule is opencode's ``SessionCompaction.prune`` (anomalyco/opencode,
+    packages/opencode/src/session/compaction.ts), which runs when a turn ends; here it is worked
+    out for every turn of the conversation from the messages alone. Different from it: tokens are
+    counted, not estimated as a quarter of the characters; failed results count like others, which
+    a chat message doesn't tell apart.
+    """
+
+    name: ClassVar[str] = "prune"
+    mode: ClassVar[Mode] = "amortize"
+    trusted: ClassVar[bool] = True
+
+    protect_tokens: int = 40_000
+    minimum_tokens: int = 20_000
+    recent_turns: int = 2
+    exclude_tools: tuple[str, ...] = ("skill",)
+    placeholder: str = "[Old tool result content cleared]"
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a number that is too small."""
+        check_numbers(0, protect_tokens=self.protect_tokens, minimum_tokens=self.minimum_tokens)
+        check_numbers(1, recent_turns=self.recent_turns)
+
+    def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
+        """Return the messages with old tool results cleared."""
+        ends = self._ends_of_old(messages)
+        if not ends:
+            return messages
+        # Names cost more than tokens, and few conversations are long enough to need them.
+        found = result_indices(messages[: ends[-1]])
+        if sum(self._tokens(messages, found, context)) <= self.minimum_tokens:
+            return messages
+        if self.exclude_tools:
+            names = tool_names(messages, context)
+            found = [i for i in found if names[i] not in self.exclude_tools]
+        cleared = self._cleared_count(found, self._tokens(messages, found, context), ends)
+        return with_edits(
+            messages, {i: context.once(messages[i], self._cleared) for i in found[:cleared]}
+        )
+
+    def _ends_of_old(self, messages: list[Message]) -> list[int]:
+        """For each turn that ended, where the turns begin that were recent then."""
+        users = [i for i, message in enumerate(messages) if message.get("role") == "user"]
+        return [
+            users[place - self.recent_turns]
+            for place, user in enumerate(users)
+            if place >= self.recent_turns and messages[user - 1].get("role") != "user"
+        ]
+
+    def _tokens(self, messages: list[Message], found: list[int], context: Context) -> list[int]:
+        """Tokens of each result; none of one that is cleared already."""
+        return [
+            0 if messages[i].get("content") == self.placeholder else context.tokens(messages[i])
+            for i in found
+        ]
+
+    def _cleared_count(self, found: list[int], tokens: list[int], ends: list[int]) -> int:
+        """How many results, the oldest, were cleared at the end of the turns."""
+        before = [0, *accumulate(tokens)]  # tokens of all results before each
+        cleared = reach = 0
+        for end in ends:
+            old = bisect_left(found, end)
+            while reach < old and before[old] - before[reach] > self.protect_tokens:
+                reach += 1
+            if before[reach] - before[cleared] > self.minimum_tokens:
+                cleared = reach
+        return cleared
+
+    def _cleared(self, message: Message) -> Message:
+        if message.get("content") == self.placeholder:
+            return message
+        return edit(message, stub=self.placeholder)

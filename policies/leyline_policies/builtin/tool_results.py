@@ -1,0 +1,70 @@
+"""What the policies on tool results share: finding them, naming their tools, putting edits in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from leyline_policies.context import Context
+from leyline_policies.conversation import ToolCall
+from leyline_policies.policy import Message
+
+_NAMES = "tool_results.names"
+
+
+def tool_names(messages: list[Message], context: Context) -> Mapping[int, str]:
+    """The tool behind each result, by index: that of the latest call of its id before it.
+
+    A result without a call is known by its own name, if it has one; else the name is empty.
+    """
+    called = context.memo.get(context.calls(messages), _NAMES, _names)
+    results = context.results(messages)
+    if len(called) == len(results):
+        return called
+    return {i: called.get(i, str(messages[i].get("name") or "")) for i in results}
+
+
+def first_answer(messages: Sequence[Message]) -> int:
+    """Where the first assistant message is: before it are instructions, examples and the task."""
+    return next(
+        (i for i, message in enumerate(messages) if message.get("role") == "assistant"),
+        len(messages),
+    )
+
+
+def nth_last(messages: Sequence[Message], role: str, n: int) -> int | None:
+    """Where the ``n``-th message of ``role``, counted from the end, is; None with fewer."""
+    for index in range(len(messages) - 1, -1, -1):
+        if messages[index].get("role") == role:
+            n -= 1
+            if n <= 0:
+                return index
+    return None
+
+
+def with_edits(messages: list[Message], edits: Mapping[int, Message]) -> list[Message]:
+    """The messages with ``edits`` in their places; the same list if none differs."""
+    changed = {index: edit for index, edit in edits.items() if edit is not messages[index]}
+    if not changed:
+        return messages
+    result = list(messages)
+    for index, message in changed.items():
+        result[index] = message
+    return result
+
+
+def check_numbers(least: int, **numbers: float | None) -> None:
+    """Raises ValueError for a number below ``least``, with its key."""
+    for key, value in numbers.items():
+        if value is not None and value < least:
+            raise ValueError(f"{key}={value} is too small; it must be {least} or more")
+
+
+def check_tools(key: str, tools: Collection[str] | None) -> None:
+    """Raises ValueError for an empty list where leaving it out means all tools."""
+    if tools is not None and not tools:
+        raise ValueError(f"{key}=[] names no tool; leave it out for the results of all")
+
+
+def _names(calls: Sequence[ToolCall]) -> dict[int, str]:
+    """The tools behind results, by index."""
+    return {index: call.name for call in calls for index in call.results}

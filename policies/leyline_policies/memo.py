@@ -1,0 +1,98 @@
+"""What was computed of single messages, kept from turn to turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import is_
+from typing import Any, TypeVar
+
+from leyline_policies.conversation import Part, ToolCall, pair_parts, part_of
+from leyline_policies.policy import Message
+
+_EPOCH_TURNS = 16
+_PAIRINGS = 3
+"""Lists of a turn whose pairs of calls and results are remembered."""
+_PART = "part"
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+_Table = dict[int, tuple[object, Any]]
+"""Results by the identity of what they were computed of, which is held so that no other gets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Calls with what answers them, and where results are, oldest first."""
+
+    calls: tuple[ToolCall, ...]
+    results: tuple[int, ...]
+
+
+class Memo:
+    """Results by message.
+
+    A message that the conversation held before comes as the very same object, so results are found
+    by identity, and a turn costs what is new in it. What isn't asked for is gone some turns later.
+    For one session; not safe for two threads.
+    """
+
+    def __init__(self) -> None:
+        self._turns = 0
+        self._tables: dict[object, _Table] = {}
+        self._past: dict[object, _Table] = {}
+        self._lists: dict[object, tuple[list[Any], list[Any]]] = {}
+        self._paired: list[tuple[list[Part], Pairing]] = []
+
+    def get(self, subject: S, key: object, compute: Callable[[S], T]) -> T:
+        """``compute(subject)``, remembered under ``key``."""
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = {}
+        entry = table.get(id(subject))
+        if entry is None:
+            entry = self._past.get(key, {}).get(id(subject)) or (subject, compute(subject))
+            table[id(subject)] = entry
+        found: T = entry[1]
+        return found
+
+    def map(self, subjects: Sequence[S], key: object, compute: Callable[[S], T]) -> list[T]:
+        """``compute`` of each, remembered under ``key``; not to be changed.
+
+        What a list has in common with the last one, at both ends, isn't looked at one by one.
+        """
+        subjects = list(subjects)
+        known, results = self._lists.get(key, ([], []))
+        head = _agreement(known, subjects)
+        if head == len(known) == len(subjects):
+            return results
+        tail = _agreement(known[head:][::-1], subjects[head:][::-1])
+        end = len(subjects) - tail
+        middle = [self.get(subject, key, compute) for subject in subjects[head:end]]
+        found = [*results[:head], *middle, *results[len(known) - tail :]]
+        self._lists[key] = (subjects, found)
+        return found
+
+    def pairing(self, messages: Sequence[Message]) -> Pairing:
+        """Calls and results, looked up where an edit changed no call and no result's id."""
+        parts = self.map(messages, _PART, part_of)
+        for known, found in self._paired:
+            if known == parts:
+                return found
+        results = tuple(index for index, part in enumerate(parts) if isinstance(part, str))
+        pairing = Pairing(pair_parts(parts), results)
+        self._paired = [(parts, pairing), *self._paired[: _PAIRINGS - 1]]
+        return pairing
+
+    def next_turn(self) -> None:
+        """Forget, now and then, what long wasn't asked for."""
+        self._turns += 1
+        if self._turns % _EPOCH_TURNS == 0:
+            self._tables, self._past = {}, self._tables
+
+
+def _agreement(left: Sequence[object], right: Sequence[object]) -> int:
+    """How many objects both begin with."""
+    same = list(map(is_, left, right))
+    return same.index(False) if False in same else len(same)

@@ -1,0 +1,55 @@
+"""What marks promise stays promised when policies follow one another as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leyline_policies.alignment import align, rejoin
+from leyline_policies.marks import MarkedMessage, drop, mark_of, remark
+from leyline_policies.policy import Message, Mode
+
+
+def still_forgotten(before: Sequence[Message], after: list[Message]) -> list[Message]:
+    """``after`` with the mark forget on what has it in ``before``, whatever became of it."""
+    owed = [i for i, message in enumerate(before) if _forgets(message)]
+    if not owed:
+        return after
+    became = dict(align(before, after))
+    result: list[Message] = list(after)
+    gone: list[Message] = []
+    for index in owed:
+        place = became.get(index)
+        if place is None:
+            gone.append(drop(before[index], mode="forget"))
+        elif not _forgets(after[place]):
+            result[place] = remark(after[place], before[index], "forget")
+    if not gone:
+        return result
+    lost = {id(grave.origin): grave for grave in gone if isinstance(grave, MarkedMessage)}
+    whole = [lost.get(id(message), message) for message in before]
+    live = [message for message in whole if id(message) not in set(map(id, gone))]
+    return rejoin(whole, live, result)
+
+
+def strictest(given: Sequence[Message], after: list[Message]) -> list[Message]:
+    """``after`` where no edit of an edit takes back what the first one promised."""
+    known = set(map(id, given))
+    if all(_promised(message) != "amortize" for message in after):
+        return after
+    return [
+        remark(message, message.origin, None)
+        if isinstance(message, MarkedMessage)
+        and message.mark.mode == "amortize"
+        and id(message.origin) not in known
+        else message
+        for message in after
+    ]
+
+
+def _promised(message: Message) -> Mode | None:
+    mark = mark_of(message)
+    return None if mark is None else mark.mode
+
+
+def _forgets(message: Message) -> bool:
+    return _promised(message) == "forget"

@@ -1,0 +1,247 @@
+"""Playing sessions to a policy and checking the rules at every turn."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import cast
+
+from leyline_policies.context import Context, Memo, State, run
+from leyline_policies.errors import did_you_mean
+from leyline_policies.marks import without_dropped
+from leyline_policies.policy import FunctionPolicy, Message, Policy, TransformFunction
+from leyline_policies.testing.rules import (
+    CHECKS,
+    RULES,
+    Breach,
+    Call,
+    RuleBrokenError,
+    is_message_list,
+    is_unchanged,
+)
+from leyline_policies.testing.sessions import Session, synthetic_sessions
+
+_LONG_SLEEP_S = 3600.0
+Render = Callable[[list[Message]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a policy did on sessions on which it kept the rules."""
+
+    policy: str
+    sessions: int = 0
+    turns: int = 0
+    edited_turns: int = 0
+    """Turns on which it sent something else than it was given."""
+    rewrites: int = 0
+    """Turns on which it changed what it had sent the turn before: each costs the cache an edit."""
+    given_tokens: int = 0
+    sent_tokens: int = 0
+
+    @property
+    def reclaimed_tokens(self) -> int:
+        """Prompt tokens saved, over all turns, by an approximate count."""
+        return self.given_tokens - self.sent_tokens
+
+
+def check_policy(
+    policy: Policy | TransformFunction,
+    sessions: Sequence[Session] | None = None,
+    *,
+    render: Render | None = None,
+    window: int | None = 128_000,
+    without: Collection[str] = (),
+) -> Report:
+    """Play sessions to a policy and check every rule in `RULES` at every turn.
+
+    Each turn's state is handed to the next, the session sleeps for an hour at every fifth turn, and
+    a message that stays is the same object from turn to turn.
+
+    Args:
+        policy: a policy, or a plain function that is one.
+        sessions: see `Session`; without them, `synthetic_sessions`.
+        render: called with what would be sent (a chat template, say); may raise anything. Turns
+            whose given messages it refuses aren't rendered.
+        window: the model's context window in tokens.
+        without: rules that are not checked.
+
+    Raises:
+        RuleBrokenError: the policy breaks a rule. It is an AssertionError.
+        ValueError: no rule is called what ``without`` names, or there is no turn to check.
+    """
+    for name in without:
+        if name not in RULES:
+            raise ValueError(f"no rule is called {name!r}{did_you_mean(name, RULES)}")
+    if inspect.isfunction(policy):
+        policy = FunctionPolicy(policy.__name__, "amortize", policy)
+    tried = cast("Policy", policy)
+    played = synthetic_sessions() if sessions is None else sessions
+    checker = _Checker(tried, render, window, frozenset(without))
+    totals = Report(tried.name, len(played))
+    for number, session in enumerate(played):
+        totals = checker.session(number, session, totals)
+    if not totals.turns:
+        raise ValueError("there is no turn to check")
+    return totals
+
+
+@dataclass(slots=True)
+class _Player:
+    """One run of a session: messages of its own, and what is carried from turn to turn."""
+
+    policy: Policy
+    window: int | None
+    state: State = field(default_factory=dict)
+    memo: Memo = field(default_factory=Memo)
+    copies: dict[int, tuple[Message, Message]] = field(default_factory=dict)
+
+    def own(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages as objects of this run, the same ones on every turn."""
+        for message in messages:
+            if id(message) not in self.copies:
+                self.copies[id(message)] = (message, deepcopy(message))
+        return [self.copies[id(message)][1] for message in messages]
+
+    def context(self, turn: int, state: State, memo: Memo) -> Context:
+        sleep = _LONG_SLEEP_S if turn % 5 == 4 else 2.0 * (turn > 0)
+        name = self.policy.name
+        return Context(
+            turn, self.window, sleep, "test-model", state=state, memo=memo, policy=name, slot=name
+        )
+
+    def play(self, turn: int, messages: list[Message]) -> tuple[list[Message], Context]:
+        """One turn. Raises what the policy raises."""
+        self.memo.next_turn()
+        context = self.context(turn, self.state, self.memo)
+        returned = run(self.policy, messages, turn, context)
+        self.state = context.state
+        return returned, context
+
+
+class _Checker:
+    def __init__(
+        self, policy: Policy, render: Render | None, window: int | None, without: frozenset[str]
+    ) -> None:
+        self._policy = policy
+        self._render = render
+        self._window = window
+        self._without = without
+
+    def session(self, number: int, session: Session, totals: Report) -> Report:
+        """Check one session twice over; the totals with its figures."""
+        first = _Player(self._policy, self._window)
+        results: list[list[Message]] = []
+        for turn, request in enumerate(session):
+            sent = self._turn(first, (number, turn), first.own(request))
+            totals = _counted(totals, first.own(request), sent, results[-1] if results else [])
+            results.append(deepcopy(sent))
+        again = _Player(self._policy, self._window)
+        for turn, request in enumerate(session):
+            returned, _ = self._played(again, (number, turn), again.own(request))
+            self._same("deterministic", (number, turn), results[turn], without_dropped(returned))
+        return totals
+
+    def _turn(self, player: _Player, place: tuple[int, int], given: list[Message]) -> list[Message]:
+        """One turn with all that is asked of it; what would be sent."""
+        before, state = deepcopy(given), deepcopy(player.state)
+        handed = list(given)
+        returned, context = self._played(player, place, handed)
+        self._demand("input_kept", place, is_unchanged(before, handed))
+        self._demand("input_kept", place, is_unchanged(before, given))
+        self._demand("returns_messages", place, is_message_list(returned))
+        call = Call(self._policy, given, returned, context)
+        for rule, check in CHECKS.items():
+            if rule not in self._without:
+                self._demand(rule, place, check(call))
+        self._repeat(player, place, before, state, call)
+        self._rendered(place, before, call.after)
+        return call.after
+
+    def _repeat(
+        self,
+        player: _Player,
+        place: tuple[int, int],
+        before: list[Message],
+        state: State,
+        call: Call,
+    ) -> None:
+        """The same call again: with the state from before on other objects, then once more."""
+        fresh = player.context(place[1], state, Memo())
+        self._same("idempotent", place, call.after, self._result(place, before, fresh))
+        if fresh.state != call.context.state:
+            self._demand("idempotent", place, Breach("it leaves another state"))
+        # A request that is sent twice, and a forget that runs twice a turn, must not differ.
+        retry = player.context(place[1], deepcopy(call.context.state), player.memo)
+        self._same("idempotent", place, call.after, self._result(place, call.given, retry))
+
+    def _played(
+        self, player: _Player, place: tuple[int, int], messages: list[Message]
+    ) -> tuple[list[Message], Context]:
+        try:
+            return player.play(place[1], messages)
+        except Exception as error:
+            raise self._broken("no_exception", place, _told(error)) from error
+
+    def _result(
+        self, place: tuple[int, int], messages: list[Message], context: Context
+    ) -> list[Message]:
+        try:
+            return without_dropped(run(self._policy, list(messages), place[1], context))
+        except Exception as error:
+            raise self._broken("no_exception", place, _told(error)) from error
+
+    def _rendered(
+        self, place: tuple[int, int], before: list[Message], after: list[Message]
+    ) -> None:
+        if self._render is None or "renders" in self._without:
+            return
+        try:
+            self._render(deepcopy(before))
+        except Exception:  # a session that can't be rendered tells nothing of the policy
+            return
+        try:
+            self._render(deepcopy(after))
+        except Exception as error:
+            raise self._broken("renders", place, _told(error)) from error
+
+    def _same(
+        self, rule: str, place: tuple[int, int], first: list[Message], second: list[Message]
+    ) -> None:
+        if first == second:
+            return
+        matcher = difflib.SequenceMatcher(
+            None, [repr(m) for m in first], [repr(m) for m in second], autojunk=False
+        )
+        at = next((i for op, i, *_ in matcher.get_opcodes() if op != "equal"), None)
+        told = f"{len(first)} messages, then {len(second)}, which differ"
+        self._demand(rule, place, Breach(told, at))
+
+    def _demand(self, rule: str, place: tuple[int, int], breach: Breach | None) -> None:
+        if breach is not None and rule not in self._without:
+            raise self._broken(rule, place, breach)
+
+    def _broken(self, rule: str, place: tuple[int, int], breach: Breach) -> RuleBrokenError:
+        return RuleBrokenError(self._policy.name, rule, place, breach.message, breach.detail)
+
+
+def _counted(
+    totals: Report, given: list[Message], sent: list[Message], last: list[Message]
+) -> Report:
+    count = Context().total
+    return Report(
+        totals.policy,
+        totals.sessions,
+        totals.turns + 1,
+        totals.edited_turns + (sent != given),
+        totals.rewrites + (sent[: len(last)] != last),
+        totals.given_tokens + count(given),
+        totals.sent_tokens + count(sent),
+    )
+
+
+def _told(error: Exception) -> Breach:
+    return Breach(f"{type(error).__name__}: {error}")

@@ -1,0 +1,237 @@
+"""``leyline policies``: which there are, what they take, what they would do, and new ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from leyline_policies import Policy
+
+    from ..policy_trial.trial import TrialOptions, TrialReport
+    from ..replay.traces import Trace
+
+_TIMEOUT_S = 1.0
+"""For one policy on one turn, as in the proxy."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        help="What can be done to an agent's history: list, explain, try and write policies.",
+        epilog=(
+            "Start here:  leyline policies list  |  leyline policies try "
+            "truncate_older_than:n=4 session.jsonl"
+        ),
+    )
+    group.command("list")(list_policies)
+    group.command("show", epilog="Example:  leyline policies show truncate_older_than")(show)
+    group.command(
+        "try",
+        epilog=(
+            "Example:  leyline policies try \"clear_tool_uses:when='tokens > 60000' | "
+            'drop_failed_calls" sessions.jsonl.gz --json out/try.json --plot out/try.png'
+        ),
+    )(try_policies)
+    group.command("new", epilog="Example:  leyline policies new short_pastes --dir ~/code")(new)
+    group.command(
+        "schema", epilog="Example:  leyline policies schema > leyline-policies.schema.json"
+    )(schema)
+    app.add_typer(group, name="policies")
+
+
+def list_policies() -> None:
+    """List the policies that can be chosen by name, built-in and installed.
+
+    A plugin that is broken is listed with what is wrong with it.
+    """
+    from rich.console import Console
+
+    from leyline_policies import Registry
+
+    from ..policy_trial.catalogue import catalogue_table
+
+    console = Console()
+    console.print(catalogue_table(Registry.discover(), width=console.width))
+    console.print("More of one: leyline policies show NAME", style="dim", highlight=False)
+
+
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As leyline policies list shows it.")],
+) -> None:
+    """Explain one policy: what it does, its settings, and specs to copy."""
+    from rich.console import Console
+
+    from leyline_policies import PolicyError, Registry
+
+    from ..policy_trial.catalogue import print_policy
+
+    try:
+        registry = Registry.discover()
+        print_policy(Console(), registry.get(name), registry)
+    except PolicyError as error:
+        _fail("show", error)
+
+
+def try_policies(
+    spec: Annotated[
+        str, typer.Argument(metavar="SPEC", help="Policy pipeline, as for leyline serve --policy.")
+    ],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="Recorded sessions as for leyline replay, or messages or chat requests: "
+            ".json or .jsonl, .gz or not.",
+        ),
+    ],
+    *,
+    window: Annotated[
+        int | None, typer.Option(min=1, help="The model's context window, for policies that ask.")
+    ] = None,
+    idle: Annotated[
+        str, typer.Option(metavar="TIME", help="Sleep between turns, such as 90s or 10m.")
+    ] = "0s",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first N requests of the file.")
+    ] = None,
+    turns: Annotated[bool, typer.Option("--turns", help="Show every turn.")] = False,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT", help="Write the figures here.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="OUT.png", help="Write a picture by turn here.")
+    ] = None,
+) -> None:
+    """Run a pipeline over recorded sessions, turn by turn as the proxy does, without an engine.
+
+    Shows what is reclaimed, by which policy, and which rules a policy breaks; and
+    predicts what the edits cost the cache, in prompt tokens to prefill:
+
+    [bold]unedited[/bold]  no policy; the cache keeps the prefix up to the first message that
+    differs from the turn before.
+
+    [bold]prefix[/bold]    with the policies, on the same cache: behind an edit, all is computed
+    again.
+
+    [bold]splice[/bold]    with the policies and Leyline: only edited and new messages are
+    computed, but all behind a forget and behind what the client itself changed.
+
+    Tokens are estimated at four characters each; answers count as new when they
+    come back, and nothing is ever evicted.
+    """
+    from rich.console import Console
+
+    from leyline_policies import PolicyError, load_pipeline
+    from leyline_policies.triggers import duration_s
+
+    from ..policy_trial.plot import draw_trial
+    from ..policy_trial.reading import read_conversations
+    from ..policy_trial.table import print_trial
+    from ..policy_trial.trial import TrialOptions
+    from ..replay.errors import MissingExtraError
+    from ..replay.traces import TraceError
+
+    errors = Console(stderr=True)
+    title = f"{file.name}, policy {spec}"
+    try:
+        policies = load_pipeline(spec)
+        options = TrialOptions(window, duration_s(idle))
+        trace = read_conversations(file).first(limit)
+        for skipped in trace.skipped:
+            errors.print(f"note: {skipped}", style="yellow", markup=False, highlight=False)
+        report = _tried(trace, policies, options, errors)
+        if plot is not None:
+            draw_trial(report, plot, title)
+        if json_out is not None:
+            json_out.parent.mkdir(parents=True, exist_ok=True)
+            told = {"policy": spec, "file": file.name, **report.to_json()}
+            json_out.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    except (PolicyError, TraceError, MissingExtraError, ValueError, OSError) as error:
+        _fail("try", error)
+    print_trial(Console(), report, title, turns=turns)
+
+
+def _tried(
+    trace: Trace, policies: tuple[Policy, ...], options: TrialOptions, errors: Console
+) -> TrialReport:
+    """The trial of every session, with a progress bar."""
+    from rich.progress import Progress
+
+    from ..pipeline.time_limit import TimeLimit
+    from ..policy_trial.trial import TrialReport, try_session
+
+    limit = TimeLimit(_TIMEOUT_S)
+    with Progress(console=errors, transient=True) as bars:
+        task = bars.add_task("turns", total=trace.requests)
+        return TrialReport(
+            tuple(
+                try_session(
+                    session.id,
+                    [request.messages for request in session.requests],
+                    policies,
+                    options,
+                    limit=limit,
+                    done=lambda: bars.advance(task),
+                )
+                for session in trace.sessions
+            )
+        )
+
+
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the policy: short_pastes, say.")],
+    *,
+    parent: Annotated[
+        Path, typer.Option("--dir", metavar="DIR", help="Where its folder is made.")
+    ] = Path(),
+) -> None:
+    """Write a package with a policy, tests and a README, ready to be installed.
+
+    It offers the policy by an entry point, so that every Leyline beside it can
+    choose it by name. Nothing that exists is overwritten.
+    """
+    from rich.console import Console
+
+    from leyline_policies import Registry
+
+    from ..policy_scaffold import ScaffoldError, write_package
+
+    try:
+        folder = write_package(name, parent.expanduser(), Registry.discover())
+    except ScaffoldError as error:
+        _fail("new", error)
+    console = Console(highlight=False)
+    console.print(f"{folder} is written. Next:", markup=False)
+    for line in (
+        f"cd {folder}",
+        "pip install -e '.[test]' && pytest",
+        f"leyline policies show {name}",
+    ):
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+
+
+def schema() -> None:
+    """Print the JSON Schema of a policies file, for editors and for checks before a roll-out.
+
+    It knows the settings of every policy that is installed here.
+    """
+    from leyline_policies import Registry
+    from leyline_policies.schema import policy_schema
+
+    typer.echo(json.dumps(policy_schema(Registry.discover()), indent=2))
+
+
+def _fail(command: str, error: Exception) -> NoReturn:
+    from rich.console import Console
+
+    text = f"leyline policies {command}: {error}"
+    Console(stderr=True).print(text, style="red", markup=False, highlight=False)
+    raise typer.Exit(2) from error

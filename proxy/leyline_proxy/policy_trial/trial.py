@@ -1,0 +1,298 @@
+"""Playing recorded sessions to a pipeline as the proxy does, without an engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from leyline_policies import Memo, Policy, approximate_tokens
+
+from ..core.messages import Message
+from ..core.prepare import Limit, PolicySession, prepare
+from ..core.prepared import Change, PolicyFault, Prepared
+from .prefill import CachedMessage, prefix_prefill, promises, splice_prefill
+
+_TOKENS = "trial tokens"
+
+Edits = frozenset[tuple[str, int, int]]
+"""Policy, fingerprint of the client's message, fingerprint of what is sent (0 for nothing)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialOptions:
+    """What policies are told of the sessions, which recordings don't say."""
+
+    window: int | None = None
+    """Of the model, in tokens."""
+    idle_s: float = 0.0
+    """Between two turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFigures:
+    """What one policy did."""
+
+    edits: int = 0
+    """Messages that are sent edited, or not at all, or that the policy put in."""
+    new_edits: int = 0
+    """Those that weren't so on the turn before."""
+    reclaimed_tokens: int = 0
+
+    def __add__(self, other: PolicyFigures) -> PolicyFigures:
+        return PolicyFigures(
+            self.edits + other.edits,
+            self.new_edits + other.new_edits,
+            self.reclaimed_tokens + other.reclaimed_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Tokens to prefill, by what is sent and what the cache can do."""
+
+    unedited: int = 0
+    """Without policies, on a prefix cache."""
+    prefix: int = 0
+    """With them, on a prefix cache."""
+    splice: int = 0
+    """With them, spliced."""
+
+    def __add__(self, other: Prefill) -> Prefill:
+        return Prefill(
+            self.unedited + other.unedited,
+            self.prefix + other.prefix,
+            self.splice + other.splice,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTrial:
+    """One turn."""
+
+    original_tokens: int
+    sent_tokens: int
+    prefill: Prefill
+    policies: Mapping[str, PolicyFigures]
+    faults: tuple[PolicyFault, ...]
+    notes: Mapping[str, int]
+    """How often each ``POLICY:KIND`` was noted."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTrial:
+    """One session, turn by turn."""
+
+    id: str
+    turns: tuple[TurnTrial, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over turns."""
+
+    turns: int
+    original_tokens: int
+    sent_tokens: int
+    prefill: Prefill
+    policies: Mapping[str, PolicyFigures]
+    faults: Mapping[str, int]
+    """By ``POLICY:FAULT``."""
+    notes: Mapping[str, int]
+
+    @property
+    def reclaimed_tokens(self) -> int:
+        """Prompt tokens that aren't sent."""
+        return self.original_tokens - self.sent_tokens
+
+    def to_json(self) -> dict[str, Any]:
+        """As `leyline policies try --json` writes it."""
+        return {
+            "turns": self.turns,
+            **_tokens_json(self.original_tokens, self.sent_tokens, self.prefill),
+            "policies": {name: asdict(each) for name, each in self.policies.items()},
+            "faults": dict(self.faults),
+            "notes": dict(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TrialReport:
+    """A pipeline on several sessions."""
+
+    sessions: tuple[SessionTrial, ...]
+
+    def totals(self) -> Totals:
+        """Over all sessions."""
+        return total([turn for session in self.sessions for turn in session.turns])
+
+    def to_json(self) -> dict[str, Any]:
+        """Sums, sessions and turns, as `leyline policies try --json` writes them."""
+        return {
+            "total": self.totals().to_json(),
+            "sessions": [
+                {
+                    "id": session.id,
+                    **total(session.turns).to_json(),
+                    "by_turn": [_turn_json(turn) for turn in session.turns],
+                }
+                for session in self.sessions
+            ],
+        }
+
+
+def total(turns: Sequence[TurnTrial]) -> Totals:
+    """Sums over turns."""
+    policies: dict[str, PolicyFigures] = {}
+    faults: Counter[str] = Counter()
+    notes: Counter[str] = Counter()
+    for turn in turns:
+        for name, figures in turn.policies.items():
+            policies[name] = policies.get(name, PolicyFigures()) + figures
+        faults.update(f"{each.policy}:{each.fault}" for each in turn.faults)
+        notes.update(turn.notes)
+    return Totals(
+        len(turns),
+        sum(turn.original_tokens for turn in turns),
+        sum(turn.sent_tokens for turn in turns),
+        sum((turn.prefill for turn in turns), Prefill()),
+        policies,
+        faults,
+        notes,
+    )
+
+
+def try_session(
+    name: str,
+    requests: Sequence[Sequence[Message]],
+    policies: Sequence[Policy],
+    options: TrialOptions,
+    *,
+    limit: Limit | None = None,
+    done: Callable[[], None] = lambda: None,
+) -> SessionTrial:
+    """Play the requests of one session to ``policies``, each turn's states handed to the next.
+
+    Args:
+        name: the session's.
+        limit: calls policies that aren't trusted; see `PolicySession.limit`.
+        done: called after each turn.
+    """
+    memo, last, turns = Memo(), _Sent(), list[TurnTrial]()
+    facts = PolicySession(window=options.window, memo=memo)
+    if limit is not None:
+        facts = replace(facts, limit=limit)
+    for turn, messages in enumerate(requests):
+        memo.next_turn()
+        prepared = prepare(messages, policies, (), turn, session=facts)
+        now = _sent(prepared, memo)
+        turns.append(_turn(prepared, last, now, policies))
+        facts = replace(facts, states=prepared.states, idle_s=options.idle_s)
+        last = now
+        done()
+    return SessionTrial(name, tuple(turns))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What a turn leaves for the comparison with the next one."""
+
+    client: tuple[CachedMessage, ...] = ()
+    """What the client sent, as if that had been sent on."""
+    sent: tuple[CachedMessage, ...] = ()
+    edits: Edits = frozenset()
+
+
+def _sent(prepared: Prepared, memo: Memo) -> _Sent:
+    def tokens(message: Message) -> int:
+        return memo.get(message, _TOKENS, approximate_tokens)
+
+    prints = prepared.client_fingerprints
+    client = tuple(
+        CachedMessage(value, tokens(message), value)
+        for value, message in zip(prints, prepared.client, strict=True)
+    )
+    sent = tuple(
+        CachedMessage(
+            value,
+            tokens(entry.message),
+            None if entry.client_index is None else prints[entry.client_index],
+        )
+        for value, entry in zip(prepared.sent_fingerprints, prepared.sent, strict=True)
+    )
+    edits = {
+        (_policy_of(change.cause), each.client or 0, each.sent)
+        for entry, each in zip(prepared.sent, sent, strict=True)
+        for change in entry.changes
+    }
+    edits |= {
+        (_policy_of(item.change.cause), prints[item.client_index], 0) for item in prepared.dropped
+    }
+    return _Sent(client, sent, frozenset(edits))
+
+
+def _turn(prepared: Prepared, last: _Sent, now: _Sent, policies: Sequence[Policy]) -> TurnTrial:
+    said = promises(prepared)
+    client_before = frozenset(message.sent for message in last.client)
+    return TurnTrial(
+        sum(message.tokens for message in now.client),
+        sum(message.tokens for message in now.sent),
+        Prefill(
+            unedited=prefix_prefill(last.client, now.client),
+            prefix=prefix_prefill(last.sent, now.sent),
+            splice=splice_prefill(last.sent, client_before, now.sent, said),
+        ),
+        _by_policy(prepared, last, now, policies),
+        prepared.faults,
+        Counter(f"{note.policy}:{note.kind}" for note in prepared.notes),
+    )
+
+
+def _by_policy(
+    prepared: Prepared, last: _Sent, now: _Sent, policies: Sequence[Policy]
+) -> dict[str, PolicyFigures]:
+    """Figures by policy; tokens count for the one that edited a message last."""
+    figures = {policy.name: PolicyFigures() for policy in policies}
+
+    def count(change: Change, client: int | None, sent: int, reclaimed: int) -> None:
+        name = _policy_of(change.cause)
+        is_new = (name, client or 0, sent) not in last.edits
+        known = figures.get(name, PolicyFigures())
+        figures[name] = known + PolicyFigures(1, int(is_new), reclaimed)
+
+    for entry, sent in zip(prepared.sent, now.sent, strict=True):
+        at = entry.client_index
+        before = now.client[at].tokens if at is not None else 0
+        for place, change in enumerate(reversed(entry.changes)):
+            count(change, sent.client, sent.sent, 0 if place else before - sent.tokens)
+    for item in prepared.dropped:
+        message = now.client[item.client_index]
+        count(item.change, message.sent, 0, message.tokens)
+    return figures
+
+
+def _policy_of(cause: str) -> str:
+    """The NAME of ``policy:NAME`` or ``policy:NAME:CAUSE``; any other cause as it is."""
+    parts = cause.split(":")
+    return parts[1] if parts[0] == "policy" else cause
+
+
+def _turn_json(turn: TurnTrial) -> dict[str, Any]:
+    return {
+        **_tokens_json(turn.original_tokens, turn.sent_tokens, turn.prefill),
+        "policies": {
+            name: asdict(each) for name, each in turn.policies.items() if each != PolicyFigures()
+        },
+        "faults": [f"{each.policy}:{each.fault}" for each in turn.faults],
+        "notes": dict(turn.notes),
+    }
+
+
+def _tokens_json(original: int, sent: int, prefill: Prefill) -> dict[str, Any]:
+    return {
+        "original_tokens": original,
+        "sent_tokens": sent,
+        "reclaimed_tokens": original - sent,
+        "prefill_tokens": asdict(prefill),
+    }
