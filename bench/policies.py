@@ -33,7 +33,6 @@ GOAL_MS = 2.0
 """All together, at 100K tokens."""
 
 SETTINGS = {
-    "cache_ttl_prune": "ttl=1s",
     "clear_tool_uses": "trigger_tokens=20000",
     "quarantine": "",
     "redact": "detectors=[email;aws_key]",
@@ -43,6 +42,7 @@ SETTINGS = {
 """So that each of them has something to do."""
 
 WINDOW = 128_000
+FILLER = "".join(f"\nsrc/module_{n}.py:{n}: unused import" for n in range(21))
 Message = dict[str, Any]
 
 
@@ -54,8 +54,9 @@ def sessions(tokens: int) -> Iterator[list[Message]]:
     ]
     size = 0
     for call, result in rounds(random.Random(7), 6_000):
-        messages += [call, result]
-        size += approximate_tokens(call) + approximate_tokens(result)
+        # The recorded coding sessions have 250 tokens per message, calls and results together.
+        messages += [call, {**result, "content": result["content"] + FILLER}]
+        size += sum(map(approximate_tokens, messages[-2:]))
         if size >= tokens:
             yield msgspec.json.decode(msgspec.json.encode(messages))
 
@@ -78,7 +79,7 @@ def measured(policies: Sequence[Policy], tokens: int, turns: int) -> list[float]
         with memos.of("bench", "bench", policies) as memo:
             facts = PolicySession(
                 window=WINDOW,
-                idle_s=5.0,
+                idle_s=600.0 if index == 0 else 5.0,
                 states=last.states if last is not None else {},
                 memo=memo,
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from leyline_policies.context import (
     Context,
     EditCost,
-    Memo,
     Note,
     apply,
     approximate_tokens,
@@ -24,6 +23,7 @@ from leyline_policies.errors import (
     UnknownPolicyError,
 )
 from leyline_policies.marks import drop, edit
+from leyline_policies.memo import Memo
 from leyline_policies.policy import FunctionPolicy, Message, Mode, Policy, function_policy
 from leyline_policies.registry import ENTRY_POINT_GROUP, PolicyDefinition, Registry
 from leyline_policies.spec import load_pipeline

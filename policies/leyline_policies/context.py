@@ -82,6 +82,8 @@ class Context:
     """Its name."""
     slot: str = ""
     """Its place in the pipeline, by which its results are told from another's."""
+    rerun: bool = False
+    """Whether the policy runs for the second time on this turn, on what others left."""
     elapsed_s: float = 0.0
     """Seconds since the session began."""
     notes: list[Note] = field(default_factory=list)
@@ -92,15 +94,23 @@ class Context:
 
     def total(self, messages: Sequence[Message]) -> int:
         """Tokens of several messages."""
-        return sum(self.memo.map(messages, TOKENS, self.count))
+        return sum(self.each_tokens(messages))
+
+    def each_tokens(self, messages: Sequence[Message]) -> list[int]:
+        """Tokens of each message; not to be changed."""
+        return self.memo.map(messages, TOKENS, self.count, self._place)
 
     def calls(self, messages: list[Message]) -> tuple[ToolCall, ...]:
         """`pair_calls`, worked out once where policies change no call."""
-        return self.memo.pairing(messages).calls
+        return self.memo.pairing(messages, self._place).calls
 
     def results(self, messages: list[Message]) -> tuple[int, ...]:
         """Where the tool results are, oldest first."""
-        return self.memo.pairing(messages).results
+        return self.memo.pairing(messages, self._place).results
+
+    @property
+    def _place(self) -> str:
+        return f"{self.slot}, again" if self.rerun else self.slot
 
     def once(self, message: Message, compute: Callable[[Message], T], key: object = None) -> T:
         """``compute(message)``, computed once in the message's life.
@@ -114,7 +124,7 @@ class Context:
         self, messages: Sequence[Message], compute: Callable[[Message], T], key: object = None
     ) -> list[T]:
         """`once` for all messages, at the cost of those that are new; not to be changed."""
-        return self.memo.map(messages, (self.slot, key), compute)
+        return self.memo.map(messages, (self.slot, key), compute, self._place)
 
     def note(self, kind: str, **values: float) -> None:
         """Report something for the response and the metrics; numbers only, never text.

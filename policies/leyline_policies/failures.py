@@ -19,7 +19,7 @@ import json
 import re
 from typing import Any
 
-from leyline_policies.conversation import text_of
+from leyline_policies.conversation import RESULT_ROLES, text_of
 from leyline_policies.policy import Message
 
 _EDGE_LINES = 5
@@ -40,6 +40,11 @@ _FLAG_KEYS = ("is_error", "isError")
 def is_failure(message: Message) -> bool:
     """Whether a tool result says that its call failed (see the module's text for the signs)."""
     return message.get("is_error") is True or is_failure_text(text_of(message))
+
+
+def is_failed_result(message: Message) -> bool:
+    """Whether a message is a tool result that says so."""
+    return message.get("role") in RESULT_ROLES and is_failure(message)
 
 
 def is_failure_text(text: str) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import is_
 from typing import Any, TypeVar
 
@@ -57,26 +58,37 @@ class Memo:
         found: T = entry[1]
         return found
 
-    def map(self, subjects: Sequence[S], key: object, compute: Callable[[S], T]) -> list[T]:
+    def map(
+        self, subjects: Sequence[S], key: object, compute: Callable[[S], T], place: str = ""
+    ) -> list[T]:
         """``compute`` of each, remembered under ``key``; not to be changed.
 
-        What a list has in common with the last one, at both ends, isn't looked at one by one.
+        What a list has in common, at both ends, with the last one from the same ``place`` isn't
+        looked at one by one.
         """
         subjects = list(subjects)
-        known, results = self._lists.get(key, ([], []))
+        known, results = self._lists.get((key, place), ([], []))
         head = _agreement(known, subjects)
         if head == len(known) == len(subjects):
             return results
-        tail = _agreement(known[head:][::-1], subjects[head:][::-1])
+        longest = min(len(known), len(subjects)) - head
+        tail = _agreement(islice(reversed(known), longest), reversed(subjects)) if longest else 0
         end = len(subjects) - tail
-        middle = [self.get(subject, key, compute) for subject in subjects[head:end]]
+        # In between, single messages were edited in their places.
+        aligned = zip(subjects[head:end], known[head:], results[head:], strict=False)
+        middle = [
+            result if subject is before else self.get(subject, key, compute)
+            for subject, before, result in aligned
+        ]
+        rest = subjects[head + len(middle) : end]
+        middle += [self.get(subject, key, compute) for subject in rest]
         found = [*results[:head], *middle, *results[len(known) - tail :]]
-        self._lists[key] = (subjects, found)
+        self._lists[key, place] = (subjects, found)
         return found
 
-    def pairing(self, messages: Sequence[Message]) -> Pairing:
+    def pairing(self, messages: Sequence[Message], place: str = "") -> Pairing:
         """Calls and results, looked up where an edit changed no call and no result's id."""
-        parts = self.map(messages, _PART, part_of)
+        parts = self.map(messages, _PART, part_of, place)
         for known, found in self._paired:
             if known == parts:
                 return found
@@ -92,7 +104,8 @@ class Memo:
             self._tables, self._past = {}, self._tables
 
 
-def _agreement(left: Sequence[object], right: Sequence[object]) -> int:
+def _agreement(left: Iterable[object], right: Iterable[object]) -> int:
     """How many objects both begin with."""
-    same = list(map(is_, left, right))
-    return same.index(False) if False in same else len(same)
+    same = bytes(map(is_, left, right))
+    differs = same.find(0)
+    return len(same) if differs < 0 else differs

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
@@ -12,9 +13,8 @@ from leyline_policies.builtin.tool_results import (
     check_numbers,
     check_tools,
     nth_last,
-    result_indices,
     tool_names,
-    with_edits,
+    with_edited,
 )
 from leyline_policies.context import Context
 from leyline_policies.conversation import text_of
@@ -106,7 +106,7 @@ class CacheTtlPrune:
         prunable = self._prunable(messages, context)
         if window and expired:
             bounds = self._prune(messages, prunable, bounds, window, context)
-        return with_edits(messages, self._view(messages, prunable, bounds, context))
+        return self._view(messages, prunable, bounds, context)
 
     def _held(self, messages: Sequence[Message], context: Context) -> _Bounds:
         """What earlier turns pruned; nothing in a conversation that isn't theirs any more."""
@@ -142,13 +142,13 @@ class CacheTtlPrune:
         keep = self.keep_last_assistants
         cutoff = nth_last(messages, "assistant", keep) if keep else len(messages)
         before = self._view(messages, prunable, bounds, context)
-        if cutoff is None or self._fill(messages, before, context) < self.soft_ratio * window:
+        if cutoff is None or context.total(before) < self.soft_ratio * window:
             return bounds
         cleared = bounds.cleared
         trimmed = max(bounds.trimmed, cutoff)
-        view = self._view(messages, prunable, _Bounds(trimmed, cleared), context)
+        view = list(self._view(messages, prunable, _Bounds(trimmed, cleared), context))
         left = [i for i in prunable if cleared <= i < cutoff]
-        full = self._fill(messages, view, context)
+        full = context.total(view)
         chars = sum(len(text_of(view[i])) for i in left)
         if self.hard_clear and chars >= self.min_prunable_chars:
             for i in left:
@@ -170,21 +170,17 @@ class CacheTtlPrune:
 
     def _view(
         self, messages: list[Message], prunable: Sequence[int], bounds: _Bounds, context: Context
-    ) -> dict[int, Message]:
-        """The prunable results within ``bounds`` as they are sent."""
-        cleared = context.each(messages[: bounds.cleared], self._cleared, "cleared")
-        trimmed = context.each(messages[: bounds.trimmed], self._trimmed, "trimmed")
-        view: dict[int, Message] = {}
-        for i in prunable:
-            if i < bounds.cleared:
-                view[i] = cleared[i]
-            else:
-                view[i] = trimmed[i] if i < bounds.trimmed else messages[i]
+    ) -> list[Message]:
+        """The messages with the prunable results within ``bounds`` as they are sent."""
+        first, end = (bisect_left(prunable, bound) for bound in (bounds.cleared, bounds.trimmed))
+        view = messages
+        if first:
+            cleared = context.each(messages[: bounds.cleared], self._cleared, "cleared")
+            view = with_edited(view, cleared, prunable[:first])
+        if end > first:
+            trimmed = context.each(messages[: bounds.trimmed], self._trimmed, "trimmed")
+            view = with_edited(view, trimmed, prunable[first:end])
         return view
-
-    def _fill(self, messages: list[Message], view: Mapping[int, Message], context: Context) -> int:
-        """Tokens of the conversation with the results as they are sent."""
-        return context.total(with_edits(messages, view))
 
     def _cleared(self, message: Message) -> Message:
         if message.get("content") == self.placeholder:

@@ -50,13 +50,14 @@ class ClearThinking:
         left = int(self.keep)
         edited: list[Message] | None = None
         counted = False  # whether the turn at hand is among those that are kept
+        each_cleared = context.each(messages, self._cleared)
         for index in range(len(messages) - 1, -1, -1):
             message = messages[index]
             role = message.get("role")
             if role == "user":
                 counted = False
             elif role == "assistant":
-                cleared = context.once(message, self._cleared)
+                cleared = each_cleared[index]
                 if cleared is message:
                     continue
                 if left > 0 or counted:
@@ -68,6 +69,8 @@ class ClearThinking:
         return messages if edited is None else edited
 
     def _cleared(self, message: Message) -> Message:
+        if message.get("role") != "assistant":
+            return message
         without = [key for key in _MEMBERS if message.get(key)]
         content = message.get("content")
         cleared = self._content(content)

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from leyline_policies.builtin.tool_results import (
     check_numbers,
-    result_indices,
     tool_names,
     with_edits,
 )

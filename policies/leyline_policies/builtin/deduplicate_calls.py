@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from leyline_policies.builtin.arguments import canonical_arguments
+from leyline_policies.builtin.tool_results import with_edited
 from leyline_policies.context import Context
 from leyline_policies.conversation import ToolCall
 from leyline_policies.marks import edit
@@ -49,21 +50,19 @@ class DeduplicateCalls:
         """Return the messages with the older results replaced."""
         newest: dict[tuple[str, str], ToolCall] = {}
         older: list[int] = []
+        each_asked = context.each(messages, canonical_arguments, "asked")
         for call in context.calls(messages):
             if not call.results or call.name in self.exclude_tools:
                 continue
-            asked = context.once(messages[call.message], canonical_arguments, "asked")
-            key = call.name, asked[call.position]
+            key = call.name, each_asked[call.message][call.position]
             before = newest.get(key)
             if before is not None:
                 older += before.results
             newest[key] = call
         if not older:
             return messages
-        edited = list(messages)
-        for index in older:
-            edited[index] = context.once(messages[index], self._stub, "stub")
-        return edited
+        stubs = context.each(messages, self._stub, "stub")
+        return with_edited(messages, stubs, older)
 
     def _stub(self, message: Message) -> Message:
         if message.get("content") == self.placeholder:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from leyline_policies.builtin.arguments import arguments_of, canonical
+from leyline_policies.builtin.tool_results import with_edited
 from leyline_policies.context import Context
 from leyline_policies.conversation import ToolCall
-from leyline_policies.failures import is_failure
+from leyline_policies.failures import is_failed_result
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 
@@ -70,24 +71,22 @@ class DeduplicateReads:
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages with superseded readings replaced."""
         later: set[_Read] = set()
+        failed = context.each(messages, is_failed_result, "failed")
         superseded: list[int] = []
         for read, call in reversed([*self._reads(messages, context)]):
             if read in later or _Read(read.path, _WHOLE) in later:
                 superseded += call.results
-            elif not any(context.once(messages[i], is_failure, "failed") for i in call.results):
+            elif not any(failed[i] for i in call.results):
                 later.add(read)
         if not superseded:
             return messages
-        edited = list(messages)
-        for index in superseded:
-            edited[index] = context.once(messages[index], self._stub, "stub")
-        return edited
+        return with_edited(messages, context.each(messages, self._stub, "stub"), superseded)
 
     def _reads(self, messages: list[Message], context: Context) -> Iterator[tuple[_Read, ToolCall]]:
+        asked = context.each(messages, self._asked, "asked")
         for call in context.calls(messages):
             if call.results and call.name in self.tools:
-                asked = context.once(messages[call.message], self._asked, "asked")
-                read = asked.get(call.position)
+                read = asked[call.message].get(call.position)
                 if read is not None:
                     yield read, call
 

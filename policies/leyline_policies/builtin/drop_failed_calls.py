@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from leyline_policies.builtin.patterns import Matcher, UserPattern, compile_pattern
 from leyline_policies.context import Context
-from leyline_policies.conversation import ToolCall, text_of
-from leyline_policies.failures import is_failure
+from leyline_policies.conversation import RESULT_ROLES, ToolCall, text_of
+from leyline_policies.failures import is_failed_result
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 
@@ -66,20 +66,21 @@ class DropFailedCalls:
         """The failed calls that a later call of the same tool made good."""
         failed: list[ToolCall] = []
         last_success: dict[str, int] = {}
-        fails: Callable[[Message], bool] = is_failure
+        fails: Callable[[Message], bool] = is_failed_result
         if self._failure is not None:
             matcher = self._failure.matcher()
             fails = partial(_found, matcher)
+        failing = context.each(messages, fails, "fails")
         for call in context.calls(messages):
-            if any(context.once(messages[index], fails, "fails") for index in call.results):
+            if any(failing[index] for index in call.results):
                 failed.append(call)
             elif call.results:
                 last_success[call.name] = call.message
         return [call for call in failed if last_success.get(call.name, -1) > max(call.results)]
 
 
-def _found(matcher: Matcher, result: Message) -> bool:
-    return matcher.found_in(text_of(result))
+def _found(matcher: Matcher, message: Message) -> bool:
+    return message.get("role") in RESULT_ROLES and matcher.found_in(text_of(message))
 
 
 def _without_calls(message: Message, positions: Set[int | None]) -> Message | None:

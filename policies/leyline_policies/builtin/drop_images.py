@@ -35,13 +35,13 @@ class DropImages:
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages without the older pictures."""
+        images = context.each(messages, _images_in)
+        if not any(images):
+            return messages
         left = self.keep_last
         edited: list[Message] | None = None
         for index in range(len(messages) - 1, -1, -1):
-            message = messages[index]
-            if type(message.get("content")) is not list or message.get("role") not in _ROLES:
-                continue
-            held = context.once(message, _images_in)
+            message, held = messages[index], images[index]
             kept = min(left, held)
             left -= kept
             if kept < held:
@@ -51,6 +51,8 @@ class DropImages:
 
 
 def _images_in(message: Message) -> int:
+    if type(message.get("content")) is not list or message.get("role") not in _ROLES:
+        return 0
     return sum(_is_image(part) for part in message["content"])
 
 

@@ -8,9 +8,8 @@ from typing import ClassVar
 from leyline_policies.builtin.tool_results import (
     check_numbers,
     check_tools,
-    result_indices,
     tool_names,
-    with_edits,
+    with_edited,
 )
 from leyline_policies.context import Context
 from leyline_policies.conversation import map_text
@@ -71,7 +70,7 @@ class HeadTailClamp:
             names = tool_names(messages, context)
             found = tuple(i for i in found if names[i] in self.tools)
         clamped = context.each(messages, self._clamped)
-        return with_edits(messages, {i: clamped[i] for i in found})
+        return with_edited(messages, clamped, found)
 
     def _clamped(self, message: Message) -> Message:
         shorter = map_text(message, self._clamp)

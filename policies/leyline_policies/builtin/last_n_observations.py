@@ -10,7 +10,7 @@ from leyline_policies.builtin.tool_results import (
     check_numbers,
     first_answer,
     nth_last,
-    with_edits,
+    with_edited,
 )
 from leyline_policies.context import Context
 from leyline_policies.conversation import tags_of
@@ -78,7 +78,7 @@ class LastNObservations:
             or _tagged(messages[index], remove)
         ]
         stubs = context.each(messages, _omitted)
-        return with_edits(messages, {i: stubs[i] for i in omitted if i != last_user})
+        return with_edited(messages, stubs, (i for i in omitted if i != last_user))
 
     def _observations(self, messages: Sequence[Message]) -> list[int]:
         return [

@@ -55,8 +55,9 @@ class LoopGuard:
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages without the repeats."""
+        each_asked = context.each(messages, _asked)
         asked = {
-            index: context.once(message, _asked)
+            index: each_asked[index]
             for index, message in enumerate(messages)
             if message.get("role") == "assistant"
         }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leyline_policies.builtin.tool_results import check_numbers, result_indices, with_edits
+from leyline_policies.builtin.tool_results import check_numbers, with_edited
 from leyline_policies.context import Context
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
@@ -41,8 +42,8 @@ class ObservationMasking:
         if not end:
             return messages
         masked = context.each(messages, self._masked)
-        old = (index for index in context.results(messages) if index < end)
-        return with_edits(messages, {index: masked[index] for index in old})
+        results = context.results(messages)
+        return with_edited(messages, masked, results[: bisect_left(results, end)])
 
     def _window_start(self, messages: list[Message]) -> int:
         """The messages before it lie outside the window."""

@@ -9,9 +9,8 @@ from typing import ClassVar
 
 from leyline_policies.builtin.tool_results import (
     check_numbers,
-    result_indices,
     tool_names,
-    with_edits,
+    with_edited,
 )
 from leyline_policies.context import Context
 from leyline_policies.marks import edit
@@ -56,16 +55,15 @@ class Prune:
         if not ends:
             return messages
         # Names cost more than tokens, and few conversations are long enough to need them.
-        found = result_indices(messages[: ends[-1]])
+        found = [i for i in context.results(messages) if i < ends[-1]]
         if sum(self._tokens(messages, found, context)) <= self.minimum_tokens:
             return messages
         if self.exclude_tools:
             names = tool_names(messages, context)
             found = [i for i in found if names[i] not in self.exclude_tools]
         cleared = self._cleared_count(found, self._tokens(messages, found, context), ends)
-        return with_edits(
-            messages, {i: context.once(messages[i], self._cleared) for i in found[:cleared]}
-        )
+        stubs = context.each(messages[: ends[-1]], self._cleared)
+        return with_edited(messages, stubs, found[:cleared])
 
     def _ends_of_old(self, messages: list[Message]) -> list[int]:
         """For each turn that ended, where the turns begin that were recent then."""
@@ -78,10 +76,8 @@ class Prune:
 
     def _tokens(self, messages: list[Message], found: list[int], context: Context) -> list[int]:
         """Tokens of each result; none of one that is cleared already."""
-        return [
-            0 if messages[i].get("content") == self.placeholder else context.tokens(messages[i])
-            for i in found
-        ]
+        tokens = context.each_tokens(messages)
+        return [0 if messages[i].get("content") == self.placeholder else tokens[i] for i in found]
 
     def _cleared_count(self, found: list[int], tokens: list[int], ends: list[int]) -> int:
         """How many results, the oldest, were cleared at the end of the turns."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -112,12 +113,15 @@ class Quarantine:
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages with stubs for those in quarantine. Raises PatternTimeoutError."""
         search = Search(self._rules, patient=self.on_timeout == "skip")
+        known = self._all_found(messages, search, context)
+        if known is not None and not any(known) and not any("leyline" in m for m in messages):
+            return messages
         looked_at = self._results(messages, context)
         edited: list[Message] | None = None
         for index, message in enumerate(messages):
             found = _verdict(message) if "leyline" in message else None
             if found is None and index in looked_at:
-                found = self._found(message, search, context)
+                found = self._found(message, search, context) if known is None else known[index]
             if found is None or found == _ALLOW:
                 continue
             stubbed = context.once(message, _Stub(found), ("stub", found))
@@ -129,31 +133,43 @@ class Quarantine:
     def _results(self, messages: list[Message], context: Context) -> set[int]:
         """Where the results are that are to be looked at."""
         if self.tools is None:
-            return {i for i, message in enumerate(messages) if message.get("role") in RESULT_ROLES}
+            return set(context.results(messages))
         calls = context.calls(messages)
         named = {index: call.name for call in calls for index in call.results}
         return {
             index
-            for index, message in enumerate(messages)
-            if message.get("role") in RESULT_ROLES
-            and named.get(index, message.get("name")) in self.tools
+            for index in context.results(messages)
+            if named.get(index, messages[index].get("name")) in self.tools
         }
 
-    def _found(self, message: Message, search: Search, context: Context) -> str | None:
-        """The name of the rule that puts the message into quarantine."""
-
-        def look(message: Message) -> str | None:
-            search.begin()
-            try:
-                place = search.first(plain(text_of(message)))
-            except PatternTimeoutError:
-                if self.on_timeout == "withhold" and search.exhausts():
-                    return _TIMEOUT
-                raise
-            return None if place is None else (*self.rules, *(_OWN for _ in self.patterns))[place]
-
+    def _all_found(
+        self, messages: list[Message], search: Search, context: Context
+    ) -> list[str | None] | None:
+        """The rule that each result breaks; None where the time of this turn is used up, and only
+        single results are known."""
         try:
-            return context.once(message, look, "found")
+            return context.each(messages, partial(self._look, search=search), "found")
+        except PatternTimeoutError:
+            if self.on_timeout == "withhold":
+                return None
+            raise
+
+    def _look(self, message: Message, search: Search) -> str | None:
+        """The name of the rule that puts the message into quarantine."""
+        if message.get("role") not in RESULT_ROLES:
+            return None
+        search.begin()
+        try:
+            place = search.first(plain(text_of(message)))
+        except PatternTimeoutError:
+            if self.on_timeout == "withhold" and search.exhausts():
+                return _TIMEOUT
+            raise
+        return None if place is None else (*self.rules, *(_OWN for _ in self.patterns))[place]
+
+    def _found(self, message: Message, search: Search, context: Context) -> str | None:
+        try:
+            return context.once(message, partial(self._look, search=search), "found")
         except PatternTimeoutError:
             if self.on_timeout == "withhold":
                 return _TIMEOUT

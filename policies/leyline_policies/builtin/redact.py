@@ -17,7 +17,6 @@ from leyline_policies.errors import did_you_mean, shown
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 
-_Once = Callable[[Message, Callable[[Message], Message]], Message]
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 # What ties messages together is left alone, or calls would lose their results.
@@ -81,22 +80,15 @@ class Redact:
         self, messages: list[Message], turn_idx: int, context: Context | None = None
     ) -> list[Message]:
         """Return the messages with every match replaced. Raises PatternTimeoutError."""
-        once = (context or Context()).once
+        context = context or Context()
         search = Search(self._rules, patient=self.on_timeout == "skip")
         walk = _Walk(lambda text: search.redacted(text, self.replacement), self.replacement)
-        edited = [
-            self._redacted(message, once, search, walk)
-            if self.roles is None or message.get("role") in self.roles
-            else message
-            for message in messages
-        ]
-        return edited if any(map(is_not, edited, messages)) else messages
-
-    def _redacted(self, message: Message, once: _Once, search: Search, walk: _Walk) -> Message:
-        if self.on_timeout == "skip":
-            return once(message, walk.message)
 
         def redacted(message: Message) -> Message:
+            if self.roles is not None and message.get("role") not in self.roles:
+                return message
+            if self.on_timeout == "skip":
+                return walk.message(message)
             search.begin()
             try:
                 return walk.message(message)
@@ -106,8 +98,21 @@ class Redact:
                 raise
 
         try:
-            return once(message, redacted)
-        except PatternTimeoutError:  # others used up the time; there is more on the next turn
+            edited = context.each(messages, redacted)
+        except PatternTimeoutError:
+            if self.on_timeout == "skip":
+                raise
+            # The time of this turn is used up; what was found so far stays, and there is more on
+            # the next.
+            edited = [self._or_withheld(message, redacted, context) for message in messages]
+        return edited if any(map(is_not, edited, messages)) else messages
+
+    def _or_withheld(
+        self, message: Message, redacted: Callable[[Message], Message], context: Context
+    ) -> Message:
+        try:
+            return context.once(message, redacted)
+        except PatternTimeoutError:
             return withheld(message, self.replacement)
 
 

@@ -56,12 +56,7 @@ class RemoveRegex:
         budget = MATCH_BUDGET_S / len(self._compiled)
         removal = _Removal(tuple(pattern.matcher(budget) for pattern in self._compiled))
         end = len(messages) - self.keep_last
-        edited = [
-            message
-            if index >= end or message.get("role") in _INSTRUCTIONS or not message.get("content")
-            else context.once(message, removal.message)
-            for index, message in enumerate(messages)
-        ]
+        edited = [*context.each(messages[:end], removal.message), *messages[end:]]
         return edited if any(map(is_not, edited, messages)) else messages
 
 
@@ -72,6 +67,8 @@ class _Removal:
     matchers: tuple[Matcher, ...]
 
     def message(self, message: Message) -> Message:
+        if message.get("role") in _INSTRUCTIONS or not message.get("content"):
+            return message
         edited = map_text(message, self._text)
         if edited is message:
             return message

@@ -131,7 +131,7 @@ class _Window:
         """Where the window begins behind ``head``, and how many messages there were by then."""
         sums: list[int] = []
         if self.most.tokens is not None:
-            sums = [0, *accumulate(context.tokens(message) for message in self.messages)]
+            sums = [0, *accumulate(context.each_tokens(self.messages))]
         cut = moved_at = self.head
         for end in _requests(self.messages):
             moved = self._moved(cut, end, sums) if end > cut else cut

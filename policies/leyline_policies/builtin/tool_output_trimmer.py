@@ -11,7 +11,6 @@ from leyline_policies.builtin.tool_results import (
     check_numbers,
     check_tools,
     nth_last,
-    result_indices,
     tool_names,
     with_edits,
 )
@@ -57,11 +56,8 @@ class ToolOutputTrimmer:
         recent = nth_last(messages, "user", self.recent_turns)
         if not recent:
             return messages
-        large = [
-            index
-            for index in result_indices(messages[:recent])
-            if context.once(messages[index], self._is_large)
-        ]
+        is_large = context.each(messages, self._is_large)
+        large = [i for i in context.results(messages) if i < recent and is_large[i]]
         if not large:
             return messages
         names = tool_names(messages, context)

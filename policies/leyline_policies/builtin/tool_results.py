@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import is_not
 
 from leyline_policies.context import Context
 from leyline_policies.conversation import ToolCall
@@ -50,6 +51,16 @@ def with_edits(messages: list[Message], edits: Mapping[int, Message]) -> list[Me
     for index, message in changed.items():
         result[index] = message
     return result
+
+
+def with_edited(
+    messages: list[Message], edited: Sequence[Message], places: Iterable[int]
+) -> list[Message]:
+    """The messages with those of ``edited`` at ``places``; the same list if none differs."""
+    result = list(messages)
+    for index in places:
+        result[index] = edited[index]
+    return result if any(map(is_not, result, messages)) else messages
 
 
 def check_numbers(least: int, **numbers: float | None) -> None:

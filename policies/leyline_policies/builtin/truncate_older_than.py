@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from leyline_policies.builtin.tool_results import tool_names, with_edited
 from leyline_policies.context import Context
 from leyline_policies.conversation import RESULT_ROLES, map_text
 from leyline_policies.policy import Message, Mode
@@ -46,24 +48,19 @@ class TruncateOlderThan:
         context = context or Context()
         results = self._results(messages, context)
         shortened = context.each(messages, self._shortened)
-        edited: list[Message] | None = None
-        for index in results[: max(0, len(results) - self.n)]:
-            if shortened[index] is not messages[index]:
-                edited = list(messages) if edited is None else edited
-                edited[index] = shortened[index]
-        return messages if edited is None else edited
+        return with_edited(messages, shortened, results[: max(0, len(results) - self.n)])
 
     def _shortened(self, message: Message) -> Message:
         is_result = message.get("role") in RESULT_ROLES
         return map_text(message, self._shorten) if is_result else message
 
-    def _results(self, messages: list[Message], context: Context) -> list[int]:
+    def _results(self, messages: list[Message], context: Context) -> Sequence[int]:
         """Where the tool results are, oldest first."""
-        found = [i for i, message in enumerate(messages) if message.get("role") in RESULT_ROLES]
+        found = context.results(messages)
         if self.tools is None:
             return found
-        names = {index: call.name for call in context.calls(messages) for index in call.results}
-        return [i for i in found if names.get(i, messages[i].get("name")) in self.tools]
+        names = tool_names(messages, context)
+        return [i for i in found if names[i] in self.tools]
 
     def _shorten(self, text: str) -> str:
         if len(text) <= max(self.max_chars, _LONGEST_MARKER):

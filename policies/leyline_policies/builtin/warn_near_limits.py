@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar, Literal
 
 from leyline_policies.builtin.notes import BEARERS, with_note
@@ -96,10 +97,10 @@ class WarnNearLimits:
     ) -> Iterator[tuple[int, _Level]]:
         """Where each level was reached: the last message of the first request that did."""
         wanted = [self.threshold, *([1.0] if self.threshold < 1 else ())]
-        used = 0
-        for index, message in enumerate(messages):
-            used += context.tokens(message)
-            if not wanted or used / limit < wanted[0] or message.get("role") not in BEARERS:
+        for index, used in enumerate(accumulate(context.each_tokens(messages))):
+            if not wanted or used / limit < wanted[0]:
+                continue
+            if messages[index].get("role") not in BEARERS:
                 continue
             last = index + 1 == len(messages)
             if last or messages[index + 1].get("role") == "assistant":

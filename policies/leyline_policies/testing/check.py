@@ -9,9 +9,10 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import cast
 
-from leyline_policies.context import Context, Memo, State, run
+from leyline_policies.context import Context, State, run
 from leyline_policies.errors import did_you_mean
 from leyline_policies.marks import without_dropped
+from leyline_policies.memo import Memo
 from leyline_policies.policy import FunctionPolicy, Message, Policy, TransformFunction
 from leyline_policies.testing.rules import (
     CHECKS,

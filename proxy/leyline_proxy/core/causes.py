@@ -73,6 +73,8 @@ class CauseFinder:
         self._client_came_from = {new: old for old, new in self._client_kept.items()}
         self._dropped = {item.client_index: item.change for item in turn.dropped}
         self._dropped_before = {item.client_index: item.change for item in source.dropped}
+        self._edited = _last_changes(turn)
+        self._edited_before = _last_changes(source)
 
     def explain(self, hunk: Hunk) -> tuple[Cause, ...]:
         """The changes behind a hunk, each once."""
@@ -112,7 +114,7 @@ class CauseFinder:
         if old.client_index is None:
             return self._caused(old.changes[-1], role, None)
         place = self._client_kept.get(old.client_index, -1)
-        change = self._dropped.get(place)
+        change = self._dropped.get(place) or self._edited.get(place)
         if change is not None:
             return self._caused(change, role, place)
         return self._undeclared("undeclared", role, None)
@@ -121,7 +123,11 @@ class CauseFinder:
         role = str(new.message.get("role"))
         if new.client_index is None:
             return self._caused(new.changes[-1], role, None)
-        change = self._dropped_before.get(self._client_came_from.get(new.client_index, -1))
+        before = self._client_came_from.get(new.client_index, -1)
+        change = self._dropped_before.get(before)
+        if change is None and before >= 0:
+            # Edited beyond recognition, now or then: its calls went or came back.
+            change = self._edited.get(new.client_index) or self._edited_before.get(before)
         if change is not None:
             return self._caused(change, role, new.client_index)
         return self._undeclared("undeclared", role, new.client_index)
@@ -139,3 +145,12 @@ class CauseFinder:
         if not self._same_context:
             return Cause("tools", "exact", "tools", None)
         return self._undeclared("template", "template", None)
+
+
+def _last_changes(prepared: Prepared) -> dict[int, Change]:
+    """What was last done to each of the client's messages that is sent edited."""
+    return {
+        entry.client_index: entry.changes[-1]
+        for entry in prepared.sent
+        if entry.client_index is not None and entry.changes
+    }

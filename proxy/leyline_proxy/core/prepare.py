@@ -97,12 +97,11 @@ def prepare(
         # One of those that are trusted breaks the rules: find out which, and leave it out.
         first = _Runner(session, turn_index, checked=True)
         done, marks = first.run_all(stage, policies)
-    if any(map(is_annotated, done.messages)):
+    if any(ANNOTATION in message for message in done.messages):
         done = replace(done, sent=tuple(map(_unannotated, done.sent)))
     known = dict(zip(map(id, client), fingerprints, strict=True)) if fingerprints else {}
-    for entry in done.sent:
-        if entry.changes and id(entry.message) not in known:
-            known[id(entry.message)] = session.memo.get(entry.message, _PRINT, fingerprint)
+    edited = [entry.message for entry in done.sent if entry.changes]
+    known.update(zip(map(id, edited), session.memo.map(edited, _PRINT, fingerprint), strict=True))
     return Prepared(
         tuple(client),
         done.sent,
@@ -128,6 +127,8 @@ class _Runner:
         self._checked = checked
         self.states: dict[str, State] = {}
         self.notes: list[Note] = []
+        self._annotated = False
+        """Whether any message says something of itself, as far as is known."""
 
     def run_all(
         self, stage: Stage, policies: Sequence[Policy]
@@ -152,9 +153,8 @@ class _Runner:
 
     def _say(self, stage: Stage) -> Stage:
         """Do what is said of messages."""
-        if not any(map(is_annotated, stage.messages)):
-            return stage
-        return self._apply(stage, "verbs", Verbs())
+        self._annotated = any(ANNOTATION in message for message in stage.messages)
+        return self._apply(stage, "verbs", Verbs()) if self._annotated else stage
 
     def _apply(self, stage: Stage, slot: str, policy: Policy) -> Stage:
         name = policy.name
@@ -170,6 +170,7 @@ class _Runner:
                 return stage
             change = Change(f"policy:{name}", Mode(policy.mode))
             done = advance(stage, given, after, change, self._session.sensitive)
+            self._annotated = self._annotated or any(ANNOTATION in m for m in after)
             return stage if done.sent == stage.sent else done
         if slot not in self.states and slot in self._session.states:
             self.states[slot] = dict(self._session.states[slot])
@@ -194,7 +195,7 @@ class _Runner:
             if given != stage.messages:
                 raise _FaultError("mutated")
         self._keep(slot, context)
-        kept = pinned(given) if policy.mode != "forget" else ()
+        kept = pinned(given) if self._annotated and policy.mode != "forget" else ()
         if kept and after is not given and _is_list(after):
             after = put_back(given, after, kept)
         if checked and after is not given:
@@ -226,7 +227,8 @@ class _Runner:
             count=session.count,
             memo=session.memo,
             policy=name,
-            slot=f"{slot}, again" if again else slot,
+            slot=slot,
+            rerun=again,
         )
 
     def _keep(self, slot: str, context: Context) -> None:

@@ -38,7 +38,7 @@ class Change:
     """The caller declares that its own change of the message is meant; nothing was rewritten."""
 
 
-class SentMessage(msgspec.Struct, frozen=True):
+class SentMessage(msgspec.Struct, frozen=True, gc=False):  # no cycle leads through it
     """One message as it is sent."""
 
     message: Message

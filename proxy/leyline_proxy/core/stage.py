@@ -51,11 +51,12 @@ def advance(
         after: what it returned, with its marks.
         change: what holds for edits that it didn't mark.
     """
-    entries = list(stage.sent)
-    if len(given) == len(after) and _in_place(given, after):
-        for index, (old, new) in enumerate(zip(given, after, strict=True)):
-            if new is not old and new != old:
-                entries[index] = _changed(stage.sent[index], new, change, sensitive)
+    places = _edited_places(given, after)
+    if places is not None:
+        entries = list(stage.sent)
+        for index in places:
+            if after[index] != given[index]:
+                entries[index] = _changed(entries[index], after[index], change, sensitive)
         return replace(stage, sent=tuple(entries))
     sent: list[SentMessage] = []
     dropped = list(stage.dropped)
@@ -91,14 +92,19 @@ def find_fault(before: Sequence[Message], after: object) -> Fault | None:
     try:
         if rewritten is not None:
             _check_rewritten([after[index] for index in rewritten])
-            return None
-        known = set(map(id, before))
-        msgspec.json.encode([message for message in after if id(message) not in known])
-        check_messages(after)
+        else:
+            known = set(map(id, before))
+            msgspec.json.encode([message for message in after if id(message) not in known])
+            check_messages(after)
     except MessageError as error:
         return "broken_pair" if error.param.endswith(".tool_call_id") else "bad_message"
     except (TypeError, ValueError, RecursionError):  # nothing that JSON could carry
         return "bad_message"
+    return _lost(before, after) if rewritten is None else None
+
+
+def _lost(before: Sequence[Message], after: Sequence[Message]) -> Fault | None:
+    """What of ``before`` must not be missing and is."""
     if _unanswered(after) - _unanswered(before):
         return "broken_pair"
     last_user = max((i for i, m in enumerate(before) if m.get("role") == "user"), default=None)
@@ -134,13 +140,17 @@ def _check_rewritten(messages: list[Message]) -> None:
         check_message(index, message, {str(message.get("tool_call_id"))})
 
 
-def _in_place(given: Sequence[Message], after: Sequence[Message]) -> bool:
-    """Whether each message is the given one or was made from it, none dropped."""
-    return all(
-        new is old
-        or (isinstance(new, MarkedMessage) and new.origin is old and not new.mark.dropped)
-        for old, new in zip(given, after, strict=True)
-    )
+def _edited_places(given: Sequence[Message], after: Sequence[Message]) -> list[int] | None:
+    """Where messages were edited, if nothing else was done; None where any came, went or moved."""
+    if len(given) != len(after):
+        return None
+    pairs = enumerate(zip(given, after, strict=True))
+    places = [index for index, (old, new) in pairs if new is not old]
+    for index in places:
+        new = after[index]
+        if not isinstance(new, MarkedMessage) or new.origin is not given[index] or new.mark.dropped:
+            return None
+    return places
 
 
 def _aligned(
@@ -192,7 +202,7 @@ def _steps_differ(old: Message, new: Message) -> bool:
 def _marked(change: Change, message: Message | None) -> Change:
     """``change`` as far as the policy's mark says nothing else."""
     mark = mark_of(message) if message is not None else None
-    if mark is None:
+    if mark is None or (mark.cause is None and mark.mode is None):
         return change
     cause = change.cause if mark.cause is None else f"{change.cause}:{mark.cause}"
     mode = change.mode if mark.mode is None else Mode(mark.mode)

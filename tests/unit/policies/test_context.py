@@ -6,6 +6,8 @@ import functools
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from leyline_policies import (
     Context,
@@ -102,7 +104,7 @@ def test_messages_are_counted_once_in_their_life() -> None:
 
 
 def test_memo_forgets_what_a_turn_did_not_ask_for() -> None:
-    """A result lives for the turn after the one that last asked for it, then no longer."""
+    """A result lives on for some turns after the one that last asked for it, not for ever."""
     memo, subject, made = Memo(), {"role": "user"}, []
 
     def compute(_: Message) -> object:
@@ -113,10 +115,26 @@ def test_memo_forgets_what_a_turn_did_not_ask_for() -> None:
     memo.next_turn()
     memo.get(subject, "key", compute)
     assert len(made) == 1
-    memo.next_turn()
-    memo.next_turn()
+    for _ in range(64):
+        memo.next_turn()
     memo.get(subject, "key", compute)
     assert len(made) == 2
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=12), min_size=1, max_size=8))
+def test_results_of_lists_are_those_of_their_messages(lists: list[list[int]]) -> None:
+    """Whatever came, went or moved since the last list; each message is computed at most once."""
+    messages = [{"role": "user", "content": str(number)} for number in range(10)]
+    memo, made = Memo(), []
+
+    def compute(message: Message) -> str:
+        made.append(message["content"])
+        return f"of {message['content']}"
+
+    for numbers in lists:
+        found = memo.map([messages[number] for number in numbers], "key", compute)
+        assert found == [f"of {number}" for number in numbers]
+    assert len(made) == len(set(made))
 
 
 def test_failed_computation_is_tried_again() -> None:
