@@ -10,6 +10,7 @@ from pydantic import SecretStr
 from starlette.types import ASGIApp
 
 from .core.schedule import Timing
+from .pipeline.sensitive import sensitive_content
 from .policy_file import PolicyFile
 from .sessions import MemorySessionStore, SessionStore
 from .settings import Settings
@@ -40,7 +41,7 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
     """Wire the parts together; nothing is connected or started yet.
 
     Raises:
-        leyline_policies.PolicyError: the policy file is wrong.
+        leyline_policies.PolicyError: the policy file, or what counts as sensitive, is wrong.
         ValueError: neither ``settings.upstream`` nor an engine application is given; and whatever
             :func:`~leyline_proxy.tenants.build_directory` raises.
     """
@@ -74,6 +75,7 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         policy_timeout_s=settings.policy_timeout_s,
         timing=_timing(settings),
         chooser=policy_file,
+        sensitive=sensitive_content(settings.sensitive),
     )
     return Services(settings, tenants, store, metrics, upstream, handshake, turns, policy_file)
 

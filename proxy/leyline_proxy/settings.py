@@ -60,6 +60,9 @@ class Settings(BaseSettings):
     policy: str | None = None
     policies_file: Path | None = None
     """YAML file of policies for everyone, by tenant and by model; read again when it changes."""
+    sensitive: str = ""
+    """What is forgotten whichever policy takes it out, as settings of ``redact``:
+    ``detectors=[keys;email],patterns=[…]``."""
     policy_timeout_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """For one policy on one turn, where it isn't one that comes with Leyline."""
     edit_timing: Literal["now", "auto", "wait"] = "auto"

@@ -20,6 +20,7 @@ import anyio.to_thread
 import structlog
 
 from leyline_engine.contract import Reason, Receipt, TurnRecord, edit_envelope, sign_envelope
+from leyline_policies.builtin.redact import Redact
 
 from .core.context_management import FIELD as CONTEXT_FIELD
 from .core.context_management import applied_edits
@@ -46,6 +47,7 @@ from .pipeline.planning import (
 from .pipeline.policy_facts import PolicyMemos, policy_session, token_counter
 from .pipeline.request import OPTIONS_FIELD, ChatRequest
 from .pipeline.rules import Chooser, PolicyCatalog, effective_rules
+from .pipeline.sensitive import sensitive_rule
 from .pipeline.time_limit import TimeLimit
 from .pipeline.turn import Turn
 from .sessions import SessionStore
@@ -97,6 +99,7 @@ class TurnService:
         policy_timeout_s: float = 1.0,
         timing: Timing | None = None,
         chooser: Chooser | None = None,
+        sensitive: Redact | None = None,
     ) -> None:
         self._store = store
         self._upstream = upstream
@@ -109,6 +112,7 @@ class TurnService:
         self._catalog = PolicyCatalog(chooser)
         self._memos = PolicyMemos()
         self._timing = timing
+        self._sensitive = sensitive
         self._costs: defaultdict[str, CostBook] = defaultdict(CostBook)
         self._time_limit = TimeLimit(policy_timeout_s)
 
@@ -221,6 +225,7 @@ class TurnService:
                 cost=self._costs_of(given.request.model).cost(splices=given.status.splices),
                 memo=memo,
                 limit=self._time_limit,
+                sensitive=sensitive_rule(self._sensitive, memo),
                 now=time.time(),
             )
             # What a request asks for itself doesn't wait.

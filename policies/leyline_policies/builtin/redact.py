@@ -107,6 +107,20 @@ class Redact:
             edited = [self._or_withheld(message, redacted, context) for message in messages]
         return edited if any(map(is_not, edited, messages)) else messages
 
+    def found_in(self, message: Message) -> frozenset[str]:
+        """What would be replaced in ``message``; of a message that takes too long, its whole."""
+        search, found = Search(self._rules), set[str]()
+
+        def collect(text: str) -> str:
+            found.update(text[start:end] for start, end in search.spans(text, self.replacement))
+            return text
+
+        try:
+            _Walk(collect, self.replacement).message(message)
+        except PatternTimeoutError:
+            return frozenset({repr(message)})
+        return frozenset(found)
+
     def _or_withheld(
         self, message: Message, redacted: Callable[[Message], Message], context: Context
     ) -> Message:

@@ -13,6 +13,7 @@ from leyline_policies import EditCost, Memo, Policy, approximate_tokens
 from ..core.messages import Message, text_of
 from ..core.prepare import Limit, PolicySession
 from ..core.session import RetainedTurn, Session
+from ..core.stage import Sensitive
 from ..render import ChatRenderer
 from ..upstream.handshake import UpstreamStatus
 
@@ -59,6 +60,7 @@ def policy_session(
     cost: EditCost,
     memo: Memo,
     limit: Limit,
+    sensitive: Sensitive | None,
     now: float,
 ) -> PolicySession:
     """The facts of a session for its policies.
@@ -80,6 +82,7 @@ def policy_session(
         memo=memo,
         count=token_counter(status.rendering.renderer if served else None),
         limit=limit,
+        sensitive=sensitive,
     )
 
 
