@@ -50,6 +50,17 @@ class Note:
     values: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Text that a policy wants a model to write, beside the request."""
+
+    key: str
+    messages: tuple[Message, ...] = field(repr=False)
+    model: str
+    """Empty for the session's own."""
+    max_tokens: int
+
+
 def approximate_tokens(message: Message) -> int:
     """Tokens of a message, roughly: a quarter of its characters, and three for its frame."""
     characters = len(text_of(message)) + len(str(message.get("reasoning_content") or ""))
@@ -87,6 +98,10 @@ class Context:
     elapsed_s: float = 0.0
     """Seconds since the session began."""
     notes: list[Note] = field(default_factory=list)
+    completions: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What models have written for the session's policies."""
+    wanted: list[Completion] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
 
     def tokens(self, message: Message) -> int:
         """Tokens of one message, counted once in its life."""
@@ -126,6 +141,26 @@ class Context:
         """`once` for all messages, at the cost of those that are new; not to be changed."""
         return self.memo.map(messages, (self.slot, key), compute, self._place)
 
+    def complete(
+        self, key: str, messages: Sequence[Message], *, model: str = "", max_tokens: int = 1_000
+    ) -> str | None:
+        """What a model answers to ``messages``; None until it has, on some later turn.
+
+        The question is put beside the request, which doesn't wait. It is put once per ``key`` while
+        the policy goes on asking; an answer that a turn doesn't ask for is forgotten.
+        """
+        answer = self.completed(key)
+        if answer is None:
+            place = f"{self.slot}:{key}"
+            self.wanted.append(Completion(place, tuple(messages), model, max_tokens))
+        return answer
+
+    def completed(self, key: str) -> str | None:
+        """The answer to an earlier question, if it has come."""
+        place = f"{self.slot}:{key}"
+        self.used.add(place)
+        return self.completions.get(place)
+
     def note(self, kind: str, **values: float) -> None:
         """Report something for the response and the metrics; numbers only, never text.
 
@@ -149,7 +184,7 @@ class Context:
 
     def attempt(self) -> Context:
         """The same context with states and notes that lead nowhere."""
-        return replace(self, state=deepcopy(self.state), notes=[])
+        return replace(self, state=deepcopy(self.state), notes=[], wanted=[], used=set())
 
 
 TOKENS = "tokens"

@@ -50,6 +50,7 @@ from .pipeline.rules import Chooser, PolicyCatalog, effective_rules
 from .pipeline.sensitive import sensitive_rule
 from .pipeline.time_limit import TimeLimit
 from .pipeline.turn import Turn
+from .pipeline.writing import Writing
 from .sessions import SessionStore
 from .telemetry.metrics import Metrics
 from .upstream.client import UpstreamClient
@@ -111,10 +112,15 @@ class TurnService:
         self._history_key = history_key(hints_secret or token_hex())
         self._catalog = PolicyCatalog(chooser)
         self._memos = PolicyMemos()
+        self._writing = Writing(upstream, store, metrics, hints_secret=hints_secret)
         self._timing = timing
         self._sensitive = sensitive
         self._costs: defaultdict[str, CostBook] = defaultdict(CostBook)
         self._time_limit = TimeLimit(policy_timeout_s)
+
+    async def aclose(self) -> None:
+        """Give up what runs beside the requests."""
+        await self._writing.aclose()
 
     async def begin(self, request: ChatRequest) -> Turn:
         """Steps 1 to 5: what to send, and what to ask of the engine.
@@ -283,6 +289,8 @@ class TurnService:
             self._count(turn, receipt, ttft_s)
             first = ttft_s if turn.request.stream else None
             self._costs_of(turn.request.model).learn(receipt, first)
+        if turn.planned.prepared.wanted:
+            self._writing.start(turn)
         if turn.enveloped and record is None:
             self._metrics.receipts_missing.labels(self.model_label(turn.request.model)).inc()
         log.info(
@@ -353,7 +361,7 @@ class TurnService:
                 current = current.lose_turn()
             index = current.next_index
             kept = replace(source, index=index) if source is not None else None
-            current = replace(current, policy_states=turn.planned.prepared.states)
+            current = _with_policies(current, turn.planned.prepared)
             summary = TurnSummary(
                 index=index,
                 turn=turn.name,
@@ -416,6 +424,12 @@ def _new_session(turn: Turn, now: float) -> Session:
         created=now,
         unnamed=turn.unnamed,
     )
+
+
+def _with_policies(session: Session, prepared: Prepared) -> Session:
+    """The session with what policies left for its next turn, less what they no more ask for."""
+    written = {key: text for key, text in session.completions.items() if key in prepared.used}
+    return replace(session, policy_states=prepared.states, completions=written)
 
 
 def _account(turn: Turn, receipt: Receipt) -> Account:

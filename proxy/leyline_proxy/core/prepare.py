@@ -16,7 +16,7 @@ import msgspec
 from leyline_engine.contract import Mode
 from leyline_policies import Context, EditCost, Memo, Note, Policy, approximate_tokens, run
 from leyline_policies.alignment import put_back
-from leyline_policies.context import MAX_STATE_BYTES, State
+from leyline_policies.context import MAX_STATE_BYTES, Completion, State
 from leyline_policies.marks import without_dropped
 from leyline_policies.policy import MODES
 from leyline_policies.verbs import ANNOTATION, Verbs, is_annotated, pinned
@@ -66,6 +66,8 @@ class PolicySession:
     """Tokens of a message."""
     limit: Limit = _unlimited
     """Calls a policy that isn't trusted. Raises PolicyTimeoutError."""
+    completions: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What models have written for policies."""
     sensitive: Sensitive | None = None
     """Whose removal is a forget, whatever the policy says."""
 
@@ -110,6 +112,8 @@ def prepare(
         marks,
         tuple(first.notes),
         first.states,
+        tuple(first.wanted),
+        frozenset(first.used),
         known,
     )
 
@@ -127,6 +131,8 @@ class _Runner:
         self._checked = checked
         self.states: dict[str, State] = {}
         self.notes: list[Note] = []
+        self.wanted: list[Completion] = []
+        self.used: set[str] = set()
         self._annotated = False
         """Whether any message says something of itself, as far as is known."""
 
@@ -229,6 +235,7 @@ class _Runner:
             policy=name,
             slot=slot,
             rerun=again,
+            completions=session.completions,
         )
 
     def _keep(self, slot: str, context: Context) -> None:
@@ -247,6 +254,8 @@ class _Runner:
             raise _FaultError("bad_state")
         self.states[slot] = context.state
         self.notes += context.notes
+        self.wanted += context.wanted
+        self.used |= context.used
 
 
 def _unannotated(entry: SentMessage) -> SentMessage:

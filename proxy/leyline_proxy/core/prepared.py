@@ -11,6 +11,7 @@ import msgspec
 
 from leyline_engine.contract import Mode
 from leyline_policies import Note
+from leyline_policies.context import Completion
 
 from .messages import Message, fingerprint
 
@@ -86,6 +87,10 @@ class Prepared:
     """What policies reported."""
     states: Mapping[str, dict[str, Any]] = field(default_factory=dict, repr=False)
     """What policies left for the session's next turn, by their place in the pipeline."""
+    wanted: tuple[Completion, ...] = field(default=(), repr=False)
+    """What policies ask a model to write, beside the request."""
+    used: frozenset[str] = frozenset()
+    """Keys of what models wrote that policies still ask for."""
     known_fingerprints: Mapping[int, int] = field(default_factory=dict, repr=False, compare=False)
     """Fingerprints that were computed before, by the identity of messages in the two lists."""
 

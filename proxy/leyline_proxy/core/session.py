@@ -144,6 +144,8 @@ class Session:
     departed: Departed = field(default_factory=Departed)
     policy_states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What policies left for the next turn, by their place in the pipeline."""
+    completions: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What models have written for policies, by the policy's place and its question."""
     unnamed: int = 0
     """Losses of account, each of which the engine may hold something of that has no name here:
     turns that were begun and never retained, and names that were too many to remember."""
@@ -156,7 +158,9 @@ class Session:
     @property
     def weight(self) -> int:
         """Bytes that the session takes, roughly."""
-        return sum(turn.weight for turn in self.turns) + _NAME_BYTES * self.departed.size
+        written = sum(map(len, self.completions.values()))
+        held = sum(turn.weight for turn in self.turns)
+        return held + written + _NAME_BYTES * self.departed.size
 
     def retain(
         self, turn: RetainedTurn | None, summary: TurnSummary, *, keep: int, now: float

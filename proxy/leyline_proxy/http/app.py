@@ -36,6 +36,7 @@ def create_app(settings: Settings, *, engine_app: ASGIApp | None = None) -> Fast
             if engine_app is not None:
                 await stack.enter_async_context(lifespan_of(engine_app))
             stack.push_async_callback(services.upstream.aclose)
+            stack.push_async_callback(services.turns.aclose)
             await stack.enter_async_context(_handshaking(services))
             if services.policy_file is not None:
                 await stack.enter_async_context(_running(services.policy_file.run()))

@@ -79,6 +79,7 @@ def policy_session(
         model=model,
         cost=cost,
         states=session.policy_states if session is not None else {},
+        completions=session.completions if session is not None else {},
         memo=memo,
         count=token_counter(status.rendering.renderer if served else None),
         limit=limit,

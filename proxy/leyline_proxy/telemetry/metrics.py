@@ -98,6 +98,12 @@ class Metrics:
             ("result",),
             registry=self.registry,
         )
+        self.policy_completions = Counter(
+            "leyline_policy_completions",
+            "Texts that policies had a model write, by whether it did.",
+            ("result",),
+            registry=self.registry,
+        )
         self.policy_notes = Counter(
             "leyline_policy_notes",
             "What policies reported without editing: warnings, dry runs.",

@@ -237,6 +237,23 @@ class UpstreamClient:
         except (ValueError, KeyError, TypeError):
             return None
 
+    async def complete(self, body: Mapping[str, Any]) -> str | None:
+        """The text that the engine answers a chat request with; None on a refusal."""
+        async with self.open(
+            "POST",
+            "/v1/chat/completions",
+            headers=[(b"content-type", b"application/json")],
+            content=msgspec.json.encode(body),
+        ) as response:
+            await read(response)
+        if response.status_code != httpx.codes.OK:
+            return None
+        try:
+            text = response.json()["choices"][0]["message"]["content"]
+        except (ValueError, KeyError, TypeError, IndexError):
+            return None
+        return text if isinstance(text, str) and text.strip() else None
+
     async def record(self, message_id: str) -> TurnRecord | None:
         """The record of a request, or None when the engine has none."""
         return _document(await self.get(RECEIPT_PATH.format(message_id=message_id)), TurnRecord)

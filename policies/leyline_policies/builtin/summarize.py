@@ -1,0 +1,171 @@
+"""The policy that replaces the older part of a long conversation by a summary of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from leyline_policies.builtin.notes import with_note
+from leyline_policies.builtin.tool_results import check_numbers
+from leyline_policies.context import Context
+from leyline_policies.conversation import RESULT_ROLES, text_of
+from leyline_policies.policy import Message, Mode
+
+_INSTRUCTIONS = ("system", "developer")
+_TASK = (
+    "You summarize the conversation of a software agent, so that it can go on without it. Keep "
+    "what it was asked to do, what it found out (names, paths, values, errors), what it has "
+    "changed, which ways failed, and what is left to do. Be exact and brief. Write the summary "
+    "alone."
+)
+HEADING = "Here is a summary of the conversation to date:\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """A summary: of what stands before ``end``, but for the message ``kept`` (-1 for none)."""
+
+    end: int
+    kept: int
+    text: str
+
+    def told(self, bearer: Message) -> Message:
+        """The message that the summary is sent in."""
+        if self.kept < 0:
+            return {"role": "user", "content": HEADING + self.text}
+        return with_note(bearer, HEADING + self.text, cause="summary")
+
+
+@dataclass(frozen=True, slots=True)
+class Summarize:
+    """Replace the older part of a long conversation by a summary that a model writes.
+
+    Once there are more than ``trigger_tokens`` tokens (or more than ``trigger_fraction`` of the
+    model's window), the messages before the newest ``keep_messages`` are given to ``model`` (the
+    session's own, if empty), beside the request: this turn and those after it are sent in full,
+    until the summary has come. From then on it stands in the place of what it tells of; when the
+    conversation has grown again, the next summary takes in the last one. Instructions in front
+    stay, calls stay with their results; the user's last message stays, and bears the summary. If
+    the summarized part changes (a secret is redacted in it), the summary is thrown away.
+
+    The rule is that of LangChain's ``SummarizationMiddleware`` (langchain 1.4.7); different from
+    it, nobody waits for the summary, the user's last message stays, and the text for the model is
+    cut to its newest ``summarized_tokens`` tokens by whole messages.
+    """
+
+    name: ClassVar[str] = "summarize"
+    mode: ClassVar[Mode] = "amortize"
+    trusted: ClassVar[bool] = True
+
+    trigger_tokens: int | None = 100_000
+    trigger_fraction: float | None = None
+    keep_messages: int = 20
+    summarized_tokens: int = 4_000
+    summary_tokens: int = 800
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a number out of range or a policy that would never act."""
+        check_numbers(
+            1,
+            trigger_tokens=self.trigger_tokens,
+            keep_messages=self.keep_messages,
+            summarized_tokens=self.summarized_tokens,
+            summary_tokens=self.summary_tokens,
+        )
+        if self.trigger_fraction is not None and not 0 < self.trigger_fraction <= 1:
+            raise ValueError(f"trigger_fraction={self.trigger_fraction} must be above 0, at most 1")
+        if self.trigger_tokens is None and self.trigger_fraction is None:
+            raise ValueError("trigger_tokens and trigger_fraction are both none; give one")
+
+    def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
+        """Return the messages with the summary in place of what it tells of."""
+        front = next(
+            (i for i, m in enumerate(messages) if m.get("role") not in _INSTRUCTIONS), len(messages)
+        )
+        prints = context.each(messages, _digest)
+        standing = self._standing(prints, front, context)
+        sent = self._sent(messages, front, standing, context)
+        least = standing.end if standing is not None else front
+        cut = self._cut(messages, least)
+        if cut <= least or not self._is_due(sent, context):
+            return sent
+        key = _joined(prints[front:cut])
+        span = sent[front : len(sent) - (len(messages) - cut)]
+        question = self._question(span, context)
+        text = context.complete(key, question, model=self.model, max_tokens=self.summary_tokens)
+        if text is None:
+            return sent
+        last_user = max((i for i, m in enumerate(messages) if m.get("role") == "user"), default=cut)
+        kept = last_user if front <= last_user < cut else -1
+        context.state.update(end=cut, key=key, kept=kept)
+        return self._sent(messages, front, _Standing(cut, kept, text), context)
+
+    def _standing(self, prints: Sequence[str], front: int, context: Context) -> _Standing | None:
+        """The last summary, if it still tells of what is there."""
+        state = context.state
+        end, key = state.get("end", 0), state.get("key", "")
+        if not front < end <= len(prints) or _joined(prints[front:end]) != key:
+            state.clear()
+            return None
+        text = context.completed(key)
+        return None if text is None else _Standing(end, state["kept"], text)
+
+    def _sent(
+        self, messages: list[Message], front: int, standing: _Standing | None, context: Context
+    ) -> list[Message]:
+        if standing is None:
+            return messages
+        # Kept with a message of the conversation, so that it is the same object on every turn.
+        bearer = messages[standing.kept if standing.kept >= 0 else standing.end - 1]
+        told: Message = context.once(bearer, standing.told, standing)
+        return [*messages[:front], told, *messages[standing.end :]]
+
+    def _is_due(self, sent: Sequence[Message], context: Context) -> bool:
+        total = context.total(sent)
+        if self.trigger_tokens is not None and total > self.trigger_tokens:
+            return True
+        window = context.window
+        return bool(self.trigger_fraction and window and total > self.trigger_fraction * window)
+
+    def _cut(self, messages: Sequence[Message], least: int) -> int:
+        """Where the newest messages begin, calls with their results."""
+        cut = len(messages) - self.keep_messages
+        while least < cut < len(messages) and messages[cut].get("role") in RESULT_ROLES:
+            cut -= 1
+        return cut
+
+    def _question(self, span: Sequence[Message], context: Context) -> list[Message]:
+        """What the model is asked: the newest part of ``span`` that fits, as text."""
+        left, told = self.summarized_tokens, list[str]()
+        for message in reversed(span):
+            left -= context.tokens(message)
+            if left < 0 and told:
+                break
+            told.append(_told(message)[-8 * self.summarized_tokens :])
+        transcript = "\n\n".join(reversed(told))
+        return [
+            {"role": "system", "content": _TASK},
+            {"role": "user", "content": f"<conversation>\n{transcript}\n</conversation>"},
+        ]
+
+
+def _told(message: Message) -> str:
+    calls = [
+        f"{call['function'].get('name')}({call['function'].get('arguments')})"
+        for call in message.get("tool_calls") or ()
+        if isinstance(call, dict) and isinstance(call.get("function"), dict)
+    ]
+    return f"{message.get('role')}: " + "\n".join([text_of(message), *calls]).strip()
+
+
+def _digest(message: Message) -> str:
+    text = json.dumps(message, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+
+
+def _joined(prints: Sequence[str]) -> str:
+    return hashlib.blake2b("".join(prints).encode(), digest_size=12).hexdigest()

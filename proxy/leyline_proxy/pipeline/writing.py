@@ -1,0 +1,145 @@
+"""What policies ask a model to write: put to the engine beside the requests, found on later turns.
+
+A question holds the conversation, so the engine's KV of it belongs to the session: it is sent under
+the session's name and counted among what has no name here, which a forget then reaches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import structlog
+
+from leyline_engine.contract import edit_envelope, sign_envelope
+from leyline_policies.context import Completion
+
+from ..core.session import Session
+from ..core.synthesis import TurnPlan
+from ..sessions import SessionStore
+from ..telemetry.metrics import Metrics
+from ..upstream.client import UpstreamClient
+from .outgoing import edit_payload
+from .planning import sink_of
+from .turn import Turn
+
+log = structlog.get_logger("leyline.policies")
+
+LONGEST_ANSWER = 32 * 1024
+"""Characters; longer ones are cut."""
+
+_MAX_RUNNING = 4
+_MAX_KEPT = 8
+"""Answers of a session."""
+_MAX_FAILURES = 3
+"""After so many a question isn't put again."""
+_MAX_REMEMBERED = 1_024
+
+_Question = tuple[str, str, str]
+
+
+class Writing:
+    """Puts questions, a few at a time, and one of a session at a time."""
+
+    def __init__(
+        self,
+        upstream: UpstreamClient,
+        store: SessionStore,
+        metrics: Metrics,
+        *,
+        hints_secret: str | None,
+    ) -> None:
+        self._upstream = upstream
+        self._store = store
+        self._metrics = metrics
+        self._hints_secret = hints_secret
+        self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._failures: Counter[_Question] = Counter()
+
+    def start(self, turn: Turn) -> None:
+        """Put the first of the turn's questions that isn't being answered."""
+        owner = (turn.request.tenant.name, turn.identity.session_id)
+        if owner in self._running or len(self._running) >= _MAX_RUNNING:
+            return
+        for wanted in turn.planned.prepared.wanted:
+            if self._failures[(*owner, wanted.key)] < _MAX_FAILURES:
+                self._running[owner] = asyncio.create_task(self._write(owner, turn, wanted))
+                return
+
+    async def aclose(self) -> None:
+        """Give up what isn't answered yet."""
+        for task in tuple(self._running.values()):
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    async def _write(self, owner: tuple[str, str], turn: Turn, wanted: Completion) -> None:
+        question = (*owner, wanted.key)
+        try:
+            written = await self._answer(owner, turn, wanted)
+        except Exception as error:  # nobody waits for it; the next turn puts it again
+            written = False
+            log.warning("policy_question_failed", tenant=owner[0], error=type(error).__name__)
+        finally:
+            self._running.pop(owner, None)
+        self._metrics.policy_completions.labels("written" if written else "failed").inc()
+        if written:
+            self._failures.pop(question, None)
+            return
+        if len(self._failures) >= _MAX_REMEMBERED:
+            self._failures.clear()
+        self._failures[question] += 1
+
+    async def _answer(self, owner: tuple[str, str], turn: Turn, wanted: Completion) -> bool:
+        # Before the engine sees it: whatever happens, a forget must know of it.
+        await self._store.update(*owner, lambda session: _known(session).lose_turn())
+        answer = await self._upstream.complete(self._body(turn, wanted))
+        if answer is None:
+            return False
+        kept = answer[:LONGEST_ANSWER]
+        await self._store.update(
+            *owner, lambda session: _with_answer(_known(session), wanted.key, kept)
+        )
+        return True
+
+    def _body(self, turn: Turn, wanted: Completion) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": wanted.model or turn.request.model,
+            "messages": list(wanted.messages),
+            "max_tokens": wanted.max_tokens,
+            "temperature": 0,
+        }
+        capability = turn.status.capability
+        if capability is None or body["model"] != capability.model:
+            return body
+        payload = edit_payload(
+            turn.request,
+            turn.identity.session_id,
+            f"w-{uuid4().hex[:12]}",
+            TurnPlan(),
+            sink_of(turn.status),
+            secret=self._hints_secret,
+        )
+        envelope = edit_envelope(f"m-{uuid4().hex}", payload)
+        if self._hints_secret is not None:
+            envelope = sign_envelope(envelope, self._hints_secret)
+        return {**body, "custom_params": {"kv_hints": msgspec.to_builtins(envelope)}}
+
+
+class SessionGoneError(Exception):
+    """The session that something is written for has expired meanwhile."""
+
+
+def _known(session: Session | None) -> Session:
+    if session is None:
+        raise SessionGoneError
+    return session
+
+
+def _with_answer(session: Session, key: str, answer: str) -> Session:
+    kept: Mapping[str, str] = {**session.completions, key: answer}
+    return replace(session, completions=dict(list(kept.items())[-_MAX_KEPT:]))

@@ -1,0 +1,68 @@
+"""Summaries through the proxy: written beside the requests, in place on a later turn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+from support.fake_engine import (
+    MODEL,
+    Answer,
+    FakeEngine,
+    chat_json,
+    proxy_before,
+    tool_session,
+)
+
+CHAT = "/v1/chat/completions"
+POLICY = "summarize:trigger_tokens=500,keep_messages=2"
+
+
+async def ask(client: httpx.AsyncClient, turns: int) -> dict[str, Any]:
+    """A turn of the session."""
+    body = {"model": MODEL, "messages": tool_session(turns), "max_tokens": 1}
+    answer = await client.post(CHAT, json=body, headers={"x-leyline-session": "summed"})
+    assert answer.status_code == 200
+    account: dict[str, Any] = answer.json()["leyline"]
+    return account
+
+
+async def written(client: httpx.AsyncClient, result: str, count: int) -> None:
+    """Wait until so many texts were written or failed."""
+    line = f'leyline_policy_completions_total{{result="{result}"}} {count}.0'
+    for _ in range(500):
+        if line in (await client.get("/metrics")).text:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(line)
+
+
+async def test_a_summary_is_written_beside_the_requests_and_used_when_ready() -> None:
+    """The turn that wants it isn't held up; a later one is sent with it."""
+    engine = FakeEngine()
+    async with proxy_before(engine, policy=POLICY, edit_timing="now") as client:
+        await ask(client, 3)
+        await written(client, "written", 1)
+        first, question = map(json.loads, engine.bodies)
+        assert "summarize" in question["messages"][0]["content"]
+        hints = question["custom_params"]["kv_hints"]["actions"][0]["payload"]
+        assert hints["session"] == "summed"
+        account = await ask(client, 3)
+    assert "summary of the conversation" in engine.sent["messages"][0]["content"]
+    assert len(engine.sent["messages"]) < len(first["messages"])
+    assert account["policy_faults"] == []
+
+
+async def test_an_engine_that_refuses_is_asked_a_few_times_and_no_more() -> None:
+    """The session goes on in full."""
+    engine = FakeEngine()
+    for _ in range(3):
+        engine.answers += [chat_json(), Answer([b"{}"], status=500)]
+    async with proxy_before(engine, policy=POLICY, edit_timing="now") as client:
+        for count in (1, 2, 3, 3, 3):
+            account = await ask(client, 3)
+            await written(client, "failed", count)
+    assert len(engine.bodies) == 5 + 3
+    assert account["outcome"] == "unedited"
