@@ -402,6 +402,8 @@ class TurnService:
             metrics.edits.labels(tenant, cause, edit.mode, reason).inc()
         for fault in turn.planned.prepared.faults:
             metrics.policy_faults.labels(fault.policy, fault.fault).inc()
+        for policy, mode in turn.planned.prepared.changes_of_policies():
+            metrics.policy_messages.labels(policy, mode).inc()
         for note in turn.planned.prepared.notes:
             metrics.policy_notes.labels(note.policy, note.kind).inc()
         if ttft_s is not None:

@@ -43,7 +43,7 @@ class _Standing:
 class Summarize:
     """Replace the older part of a long conversation by a summary that a model writes.
 
-    Once there are more than ``trigger_tokens`` tokens (or more than ``trigger_fraction`` of the
+    Once there are ``trigger_tokens`` tokens or more (or ``trigger_fraction`` of the
     model's window), the messages before the newest ``keep_messages`` are given to ``model`` (the
     session's own, if empty), beside the request: this turn and those after it are sent in full,
     until the summary has come. From then on it stands in the place of what it tells of; when the
@@ -126,10 +126,10 @@ class Summarize:
 
     def _is_due(self, sent: Sequence[Message], context: Context) -> bool:
         total = context.total(sent)
-        if self.trigger_tokens is not None and total > self.trigger_tokens:
+        if self.trigger_tokens is not None and total >= self.trigger_tokens:
             return True
         window = context.window
-        return bool(self.trigger_fraction and window and total > self.trigger_fraction * window)
+        return bool(self.trigger_fraction and window and total >= self.trigger_fraction * window)
 
     def _cut(self, messages: Sequence[Message], least: int) -> int:
         """Where the newest messages begin, calls with their results."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from leyline_policies.context import Completion
 from .messages import Message, fingerprint
 
 DECLARED = "declared"
+POLICY = "policy"
 Fault = Literal[
     "raised",
     "timed_out",
@@ -117,6 +118,14 @@ class Prepared:
     def sent_as_given(self) -> bool:
         """Whether the client's list is sent as it is: the two lists then compare alike."""
         return self.client_fingerprints == self.sent_fingerprints
+
+    def changes_of_policies(self) -> Iterator[tuple[str, str]]:
+        """Policy and mode of each change of a message that is sent, and of each one left out."""
+        changes = [change for entry in self.sent for change in entry.changes]
+        for change in (*changes, *(item.change for item in self.dropped)):
+            kind, _, name = change.cause.partition(":")
+            if kind == POLICY:
+                yield name.partition(":")[0], change.mode.value
 
     def _print(self, message: Message) -> int:
         known = self.known_fingerprints.get(id(message))

@@ -86,6 +86,12 @@ class Metrics:
             ("tenant", "cause", "mode", "outcome"),
             registry=self.registry,
         )
+        self.policy_messages = Counter(
+            "leyline_policy_messages",
+            "Messages that went out edited or were left out, on each turn, by policy.",
+            ("policy", "mode"),
+            registry=self.registry,
+        )
         self.policy_faults = Counter(
             "leyline_policy_faults",
             "Policies that were skipped for one turn.",
