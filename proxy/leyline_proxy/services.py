@@ -10,6 +10,7 @@ from pydantic import SecretStr
 from starlette.types import ASGIApp
 
 from .core.schedule import Timing
+from .pipeline.planner import Planner
 from .pipeline.sensitive import sensitive_content
 from .policy_file import PolicyFile
 from .sessions import MemorySessionStore, SessionStore
@@ -65,17 +66,23 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
     )
     file = settings.policies_file
     policy_file = PolicyFile(file, metrics) if file is not None else None
+    planner = Planner(
+        upstream,
+        handshake,
+        metrics,
+        policy_timeout_s=settings.policy_timeout_s,
+        timing=_timing(settings),
+        sensitive=sensitive_content(settings.sensitive),
+    )
     turns = TurnService(
         store=store,
         upstream=upstream,
         handshake=handshake,
         metrics=metrics,
+        planner=planner,
         retained_turns=settings.retained_turns,
         hints_secret=_secret(settings.hints_secret),
-        policy_timeout_s=settings.policy_timeout_s,
-        timing=_timing(settings),
         chooser=policy_file,
-        sensitive=sensitive_content(settings.sensitive),
     )
     return Services(settings, tenants, store, metrics, upstream, handshake, turns, policy_file)
 

@@ -7,62 +7,40 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from secrets import token_hex
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
-import anyio.to_thread
 import structlog
 
 from leyline_engine.contract import Reason, Receipt, TurnRecord, edit_envelope, sign_envelope
-from leyline_policies.builtin.redact import Redact
 
 from .core.context_management import FIELD as CONTEXT_FIELD
-from .core.context_management import applied_edits
-from .core.costs import CostBook
 from .core.forgetting import losses_of_account
 from .core.identity import history_key
 from .core.prepared import Prepared
-from .core.schedule import Timing
 from .core.session import Session, TurnSummary
 from .core.spans import ANYTHING
-from .errors import NotFoundError, ProxyError, UnsupportedError, closest
+from .errors import NotFoundError, ProxyError, closest
 from .pipeline.accounting import caller_account, final_receipt, retained_turn
 from .pipeline.identify import identify
 from .pipeline.outgoing import edit_payload, outgoing_body
-from .pipeline.planning import (
-    Draft,
-    PlanInput,
-    Planned,
-    draft_turn,
-    plan_turn,
-    prompt_question,
-    sink_of,
-)
-from .pipeline.policy_facts import PolicyMemos, policy_session, token_counter
+from .pipeline.planner import Planner
+from .pipeline.planning import PlanInput, sink_of
 from .pipeline.request import OPTIONS_FIELD, ChatRequest
 from .pipeline.rules import Chooser, PolicyCatalog, effective_rules
-from .pipeline.sensitive import sensitive_rule
-from .pipeline.time_limit import TimeLimit
 from .pipeline.turn import Turn
 from .pipeline.writing import Writing
 from .sessions import SessionStore
 from .telemetry.metrics import Metrics
+from .telemetry.turn_counts import count_turn
 from .upstream.client import UpstreamClient
-from .upstream.handshake import UNKNOWN_MODEL, Handshake, UpstreamStatus
+from .upstream.handshake import UNKNOWN_MODEL, Handshake
 
 log = structlog.get_logger("leyline.turn")
-
-INLINE_BYTES = 32 * 1024
-"""Bodies up to this size are planned on the event loop where no policy runs; a thread costs more.
-
-A policy takes as long as it likes, on a body of any size.
-"""
 
 _RECORD_WAITS_S = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2)
 """Pauses before each question for a record that the engine may still be writing."""
@@ -72,8 +50,6 @@ _LIST_AGE_S = 1.0
 
 _OTHER_ENGINE = frozenset({Reason.MISSING_SOURCE, Reason.TOKEN_MISMATCH})
 """What an engine says that isn't the one that was asked last."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +71,10 @@ class TurnService:
         upstream: UpstreamClient,
         handshake: Handshake,
         metrics: Metrics,
+        planner: Planner,
         retained_turns: int,
         hints_secret: str | None = None,
-        policy_timeout_s: float = 1.0,
-        timing: Timing | None = None,
         chooser: Chooser | None = None,
-        sensitive: Redact | None = None,
     ) -> None:
         self._store = store
         self._upstream = upstream
@@ -111,12 +85,8 @@ class TurnService:
         # Without a secret to share, chains mean something in this process alone.
         self._history_key = history_key(hints_secret or token_hex())
         self._catalog = PolicyCatalog(chooser)
-        self._memos = PolicyMemos()
+        self._planner = planner
         self._writing = Writing(upstream, store, metrics, hints_secret=hints_secret)
-        self._timing = timing
-        self._sensitive = sensitive
-        self._costs: defaultdict[str, CostBook] = defaultdict(CostBook)
-        self._time_limit = TimeLimit(policy_timeout_s)
 
     async def aclose(self) -> None:
         """Give up what runs beside the requests."""
@@ -139,7 +109,7 @@ class TurnService:
         index = identity.session.next_index if identity.session is not None else 0
         name, message_id = f"t{index}-{uuid4().hex[:12]}", f"m-{uuid4().hex}"
         given = PlanInput(name, request, policies, rules, identity.session, status, index)
-        planned = await self._plan(given, identity.session_id)
+        planned = await self._planner.plan(given, identity.session_id)
         envelope = None
         if status.capability is not None:
             sink = sink_of(status)
@@ -165,15 +135,8 @@ class TurnService:
             body=outgoing_body(request.raw, planned.prepared, envelope),
             enveloped=envelope is not None,
             unnamed=losses_of_account(planned.prepared, identity.session),
-            applied=self._applied(request, status, planned.prepared),
+            applied=self._planner.applied(given, planned.prepared),
         )
-
-    def _applied(
-        self, request: ChatRequest, status: UpstreamStatus, prepared: Prepared
-    ) -> list[dict[str, Any]]:
-        requested = {policy.name: policy for policy in request.requested}
-        count = token_counter(status.rendering.renderer)
-        return applied_edits(prepared, requested, count) if requested else []
 
     async def count_prompt(self, request: ChatRequest) -> dict[str, Any]:
         """How many prompt tokens a request would have, without sending it.
@@ -191,62 +154,7 @@ class TurnService:
         status, session = await self._handshake.current(), identity.session
         index = session.next_index if session is not None else 0
         given = PlanInput("count", request, policies, rules, session, status, index)
-        draft = await _worked(False, partial(self._draft, given, identity.session_id))
-        counted: dict[str, Any] = {"input_tokens": await self._prompt_tokens(given, draft)}
-        if policies:
-            plain = replace(given, policies=())
-            original = await _worked(False, partial(draft_turn, plain, self._metrics))
-            counted[CONTEXT_FIELD] = {
-                "original_input_tokens": await self._prompt_tokens(plain, original),
-                "applied_edits": self._applied(request, status, draft.prepared),
-            }
-        return counted
-
-    async def _prompt_tokens(self, given: PlanInput, draft: Draft) -> int:
-        if draft.rendered is not None:
-            return len(draft.rendered.tokens)
-        question = prompt_question(given, draft)
-        tokens = await self._tokens(question) if question is not None else None
-        if tokens is None:
-            raise UnsupportedError(
-                "Prompt tokens can't be counted: this engine's chat template isn't known here."
-            )
-        return len(tokens)
-
-    async def _plan(self, given: PlanInput, session_id: str) -> Planned:
-        inline = not given.policies and len(given.request.raw) <= INLINE_BYTES
-        draft = await _worked(inline, partial(self._draft, given, session_id))
-        question = prompt_question(given, draft)
-        tokens = await self._tokens(question) if question is not None else None
-        return await _worked(inline, partial(plan_turn, given, draft, self._metrics, tokens))
-
-    def _draft(self, given: PlanInput, session_id: str) -> Draft:
-        if not given.policies:
-            return draft_turn(given, self._metrics)
-        with self._memos.of(given.request.tenant.name, session_id, given.policies) as memo:
-            facts = policy_session(
-                given.session,
-                given.status,
-                given.request.model,
-                cost=self._costs_of(given.request.model).cost(splices=given.status.splices),
-                memo=memo,
-                limit=self._time_limit,
-                sensitive=sensitive_rule(self._sensitive, memo),
-                now=time.time(),
-            )
-            # What a request asks for itself doesn't wait.
-            timing = None if given.request.requested else self._timing
-            given = replace(given, policy_session=facts, timing=timing)
-            return draft_turn(given, self._metrics)
-
-    async def _tokens(self, question: Mapping[str, Any]) -> list[int] | None:
-        """The engine's own tokens of a prompt; None where it gives none."""
-        with self._metrics.stage("ask"):
-            try:
-                return await self._upstream.tokenize(question)
-            except ProxyError:
-                self._handshake.report_failure()
-                return None
+        return await self._planner.count(given, identity.session_id)
 
     async def check_model(self, model: str) -> None:
         """Refuse a model that is not on the engine's list, after a second look at the list.
@@ -264,9 +172,6 @@ class TurnService:
                 param="model",
                 code="model_not_found",
             )
-
-    def _costs_of(self, model: str) -> CostBook:
-        return self._costs[self.model_label(model)]
 
     def model_label(self, model: str | None) -> str:
         """``model`` as a metric label."""
@@ -286,9 +191,9 @@ class TurnService:
         run = await self._run_of(turn, record, receipt)
         with self._metrics.stage("account"):
             await self._retain(turn, record, receipt, run)
-            self._count(turn, receipt, ttft_s)
-            first = ttft_s if turn.request.stream else None
-            self._costs_of(turn.request.model).learn(receipt, first)
+            label = self.model_label(turn.request.model)
+            count_turn(self._metrics, turn, receipt, label, ttft_s)
+            self._planner.learn(label, receipt, ttft_s if turn.request.stream else None)
         if turn.planned.prepared.wanted:
             self._writing.start(turn)
         if turn.enveloped and record is None:
@@ -390,28 +295,6 @@ class TurnService:
         # A session that is known keeps the history that it was answered for.
         chain = turn.identity.chain if turn.identity.session is None else None
         await self._store.update(turn.request.tenant.name, turn.identity.session_id, change, chain)
-
-    def _count(self, turn: Turn, receipt: Receipt, ttft_s: float | None) -> None:
-        metrics, tenant = self._metrics, turn.request.tenant.name
-        model = self.model_label(turn.request.model)
-        reason = receipt.reason.value if receipt.reason else "none"
-        metrics.turns.labels(tenant, model, receipt.outcome.value, reason).inc()
-        metrics.count_tokens(tenant, model, receipt.tokens, turn.index)
-        for edit in turn.planned.plan.edits:
-            cause = edit.cause.partition(":")[0]
-            metrics.edits.labels(tenant, cause, edit.mode, reason).inc()
-        for fault in turn.planned.prepared.faults:
-            metrics.policy_faults.labels(fault.policy, fault.fault).inc()
-        for policy, mode in turn.planned.prepared.changes_of_policies():
-            metrics.policy_messages.labels(policy, mode).inc()
-        for note in turn.planned.prepared.notes:
-            metrics.policy_notes.labels(note.policy, note.kind).inc()
-        if ttft_s is not None:
-            metrics.ttft_seconds.labels(tenant, model, receipt.outcome.value).observe(ttft_s)
-
-
-async def _worked(inline: bool, work: Callable[[], T]) -> T:
-    return work() if inline else await anyio.to_thread.run_sync(work)
 
 
 def _new_session(turn: Turn, now: float) -> Session:

@@ -1,0 +1,151 @@
+"""Plans turns: off the event loop where that is worth a thread, with the engine's help where it
+renders what can't be rendered here."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio.to_thread
+
+from leyline_engine.contract import Receipt
+from leyline_policies.builtin.redact import Redact
+
+from ..core.context_management import FIELD as CONTEXT_FIELD
+from ..core.context_management import applied_edits
+from ..core.costs import CostBook
+from ..core.prepared import Prepared
+from ..core.schedule import Timing
+from ..errors import ProxyError, UnsupportedError
+from ..telemetry.metrics import Metrics
+from ..upstream.client import UpstreamClient
+from ..upstream.handshake import Handshake
+from .planning import Draft, PlanInput, Planned, draft_turn, plan_turn, prompt_question
+from .policy_facts import PolicyMemos, policy_session, token_counter
+from .sensitive import sensitive_rule
+from .time_limit import TimeLimit
+
+INLINE_BYTES = 32 * 1024
+"""Bodies up to this size are planned on the event loop where no policy runs; a thread costs more.
+
+A policy takes as long as it likes, on a body of any size.
+"""
+
+T = TypeVar("T")
+
+
+class Planner:
+    """Steps 2 to 5 of turns, and what is learned from their ends.
+
+    Args:
+        timing: how edits wait; None where none does.
+        sensitive: what is forgotten whichever policy takes it out.
+    """
+
+    def __init__(
+        self,
+        upstream: UpstreamClient,
+        handshake: Handshake,
+        metrics: Metrics,
+        *,
+        policy_timeout_s: float,
+        timing: Timing | None,
+        sensitive: Redact | None,
+    ) -> None:
+        self._upstream = upstream
+        self._handshake = handshake
+        self._metrics = metrics
+        self._timing = timing
+        self._sensitive = sensitive
+        self._memos = PolicyMemos()
+        self._costs: defaultdict[str, CostBook] = defaultdict(CostBook)
+        self._time_limit = TimeLimit(policy_timeout_s)
+
+    async def plan(self, given: PlanInput, session_id: str) -> Planned:
+        """What is sent, and what is asked of the engine."""
+        inline = not given.policies and len(given.request.raw) <= INLINE_BYTES
+        draft = await _worked(inline, partial(self._draft, given, session_id))
+        question = prompt_question(given, draft)
+        tokens = await self._tokens(question) if question is not None else None
+        return await _worked(inline, partial(plan_turn, given, draft, self._metrics, tokens))
+
+    async def count(self, given: PlanInput, session_id: str) -> dict[str, Any]:
+        """Prompt tokens of a turn that isn't sent, before and after its edits.
+
+        Raises:
+            UnsupportedError: nobody can tell: the engine's chat template isn't known.
+        """
+        draft = await _worked(False, partial(self._draft, given, session_id))
+        counted: dict[str, Any] = {"input_tokens": await self._prompt_tokens(given, draft)}
+        if given.policies:
+            plain = replace(given, policies=())
+            original = await _worked(False, partial(draft_turn, plain, self._metrics))
+            counted[CONTEXT_FIELD] = {
+                "original_input_tokens": await self._prompt_tokens(plain, original),
+                "applied_edits": self.applied(given, draft.prepared),
+            }
+        return counted
+
+    def applied(self, given: PlanInput, prepared: Prepared) -> list[dict[str, Any]]:
+        """What the edits did that the request asked for in ``context_management``."""
+        requested = {policy.name: policy for policy in given.request.requested}
+        count = token_counter(given.status.rendering.renderer)
+        return applied_edits(prepared, requested, count) if requested else []
+
+    def learn(self, model: str, receipt: Receipt, ttft_s: float | None) -> None:
+        """Take in what a turn cost.
+
+        Args:
+            model: as a label, of which there are few.
+            ttft_s: seconds to the first token of a streamed answer.
+        """
+        self._costs[model].learn(receipt, ttft_s)
+
+    def _draft(self, given: PlanInput, session_id: str) -> Draft:
+        request, status = given.request, given.status
+        if not given.policies and not request.annotations:
+            return draft_turn(given, self._metrics)
+        book = self._costs.get(request.model) or CostBook()
+        with self._memos.of(request.tenant.name, session_id, given.policies) as memo:
+            facts = policy_session(
+                given.session,
+                status,
+                request.model,
+                cost=book.cost(splices=status.splices),
+                memo=memo,
+                limit=self._time_limit,
+                sensitive=sensitive_rule(self._sensitive, memo),
+                now=time.time(),
+            )
+            # What a request asks for itself doesn't wait.
+            timing = None if request.requested else self._timing
+            given = replace(given, policy_session=facts, timing=timing)
+            return draft_turn(given, self._metrics)
+
+    async def _prompt_tokens(self, given: PlanInput, draft: Draft) -> int:
+        if draft.rendered is not None:
+            return len(draft.rendered.tokens)
+        question = prompt_question(given, draft)
+        tokens = await self._tokens(question) if question is not None else None
+        if tokens is None:
+            raise UnsupportedError(
+                "Prompt tokens can't be counted: this engine's chat template isn't known here."
+            )
+        return len(tokens)
+
+    async def _tokens(self, question: Mapping[str, Any]) -> list[int] | None:
+        """The engine's own tokens of a prompt; None where it gives none."""
+        with self._metrics.stage("ask"):
+            try:
+                return await self._upstream.tokenize(question)
+            except ProxyError:
+                self._handshake.report_failure()
+                return None
+
+
+async def _worked(inline: bool, work: Callable[[], T]) -> T:
+    return work() if inline else await anyio.to_thread.run_sync(work)
