@@ -14,7 +14,13 @@ from typing import Protocol
 
 from leyline_policies.alignment import align, put_back, rejoin
 from leyline_policies.context import Context, apply, run
-from leyline_policies.conversation import RESULT_ROLES, ToolCall, pair_calls, tags_of
+from leyline_policies.conversation import (
+    RESULT_ROLES,
+    ToolCall,
+    pair_calls,
+    tags_of,
+    with_partners,
+)
 from leyline_policies.marks import without_dropped
 from leyline_policies.policy import Message, Mode, Policy
 from leyline_policies.promises import still_forgotten, strictest
@@ -158,7 +164,7 @@ class Pipeline:
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Each policy gets what the one before made."""
-        given = messages
+        given, known = messages, set(map(id, messages))
         for place, policy in enumerate(self.policies):
             live = without_dropped(messages)
             # The very list that was handed on: what was worked out of it holds.
@@ -166,7 +172,7 @@ class Pipeline:
             after = run(policy, live, turn_idx, context.inner(f"{place}.{policy.name}"))
             if after is live:
                 continue
-            after = still_forgotten(live, after)
+            after = still_forgotten(live, after, known)
             messages = rejoin(messages, live, after) if len(live) < len(messages) else after
         return strictest(given, messages) if self.mode == "forget" else messages
 
@@ -215,14 +221,7 @@ class Protected(_Wrapper):
         for call in calls:
             if call.name in self.tools:
                 kept.update((call.message, *call.results))
-        # A call and its results stay together, and so do the calls of one message.
-        for call in calls:
-            if call.message in kept or not kept.isdisjoint(call.results):
-                kept.add(call.message)
-        for call in calls:
-            if call.message in kept:
-                kept.update(call.results)
-        return {index for index in kept if 0 <= index < count}
+        return {index for index in with_partners(kept, calls) if 0 <= index < count}
 
 
 @dataclass(frozen=True, slots=True)

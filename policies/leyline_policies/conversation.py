@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,10 +92,23 @@ def pair_parts(parts: Sequence[Part]) -> tuple[ToolCall, ...]:
     return tuple(ToolCall(name, at, place, tuple(results)) for name, at, place, results in found)
 
 
+def with_partners(indices: Collection[int], calls: Sequence[ToolCall]) -> set[int]:
+    """``indices`` with all that must stay together with them: a call and its results, and the calls
+    of one message."""
+    found = set(indices)
+    for call in calls:
+        if not found.isdisjoint(call.results):
+            found.add(call.message)
+    for call in calls:
+        if call.message in found:
+            found.update(call.results)
+    return found
+
+
 def tool_uses_in(messages: Sequence[Message]) -> int:
     """Tool calls in all messages."""
     return sum(
-        len(message.get("tool_calls") or ()) + ("function_call" in message)
+        len(message.get("tool_calls") or ()) + bool(message.get("function_call"))
         for message in messages
         if message.get("role") == "assistant"
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect, bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,6 +89,17 @@ def remark(message: Message, origin: Message, mode: Mode | None) -> Message:
 def mark_of(message: Message) -> Mark | None:
     """What was said of the edit that made ``message``."""
     return message.mark if isinstance(message, MarkedMessage) else None
+
+
+def marks_since(message: Message, given: Collection[int]) -> Iterator[Mark]:
+    """What was said of each edit between a given message and ``message``, the latest first.
+
+    Args:
+        given: identities of the messages that were given.
+    """
+    while isinstance(message, MarkedMessage) and id(message) not in given:
+        yield message.mark
+        message = message.origin
 
 
 def is_dropped(message: Message) -> bool:

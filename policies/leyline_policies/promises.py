@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from leyline_policies.alignment import align, rejoin
-from leyline_policies.marks import MarkedMessage, drop, mark_of, remark
+from leyline_policies.marks import MarkedMessage, drop, mark_of, marks_since, remark
 from leyline_policies.policy import Message, Mode
 
 
-def still_forgotten(before: Sequence[Message], after: list[Message]) -> list[Message]:
-    """``after`` with the mark forget on what has it in ``before``, whatever became of it."""
-    owed = [i for i, message in enumerate(before) if _forgets(message)]
+def still_forgotten(
+    before: Sequence[Message], after: list[Message], given: Collection[int]
+) -> list[Message]:
+    """``after`` with the mark forget on what has it in ``before``, whatever became of it.
+
+    Args:
+        given: identities of the messages that the policies together were given; what others said
+            of those before is not theirs.
+    """
+    owed = [i for i, message in enumerate(before) if forgets(message, given)]
     if not owed:
         return after
     became = dict(align(before, after))
@@ -21,7 +28,7 @@ def still_forgotten(before: Sequence[Message], after: list[Message]) -> list[Mes
         place = became.get(index)
         if place is None:
             gone.append(drop(before[index], mode="forget"))
-        elif not _forgets(after[place]):
+        elif not forgets(after[place], given):
             result[place] = remark(after[place], before[index], "forget")
     if not gone:
         return result
@@ -51,5 +58,10 @@ def _promised(message: Message) -> Mode | None:
     return None if mark is None else mark.mode
 
 
-def _forgets(message: Message) -> bool:
-    return _promised(message) == "forget"
+def forgets(message: Message, given: Collection[int]) -> bool:
+    """Whether an edit that led from a given message to ``message`` is marked forget.
+
+    Args:
+        given: identities of the messages that were given.
+    """
+    return any(mark.mode == "forget" for mark in marks_since(message, given))

@@ -22,6 +22,7 @@ Policies say the same with the functions here: ``[pin(m) if is_plan(m) else m fo
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -32,6 +33,7 @@ from leyline_policies.marks import drop, edit
 from leyline_policies.policy import Message, Mode
 
 ANNOTATION = "leyline"
+_SCOPE = re.compile(r"[A-Za-z0-9._:@/-]{1,128}")
 Leaving = Literal["evict", "forget", "decay", "scratch"]
 STUBS: dict[Leaving, str] = {
     "evict": "[evicted]",
@@ -72,6 +74,22 @@ def scratch(message: Message) -> Message:
 def pin(message: Message) -> Message:
     """No policy edits the message, except to forget."""
     return annotated(message, pin=True)
+
+
+def share(message: Message, scope: str) -> Message:
+    """What the turn splices may be seen in this scope of the tenant.
+
+    Raises:
+        ValueError: ``scope`` is no name of letters, digits and ``._:@/-``.
+    """
+    if not _SCOPE.fullmatch(scope):
+        raise ValueError(f"{scope[:60]!r} is no name of a scope")
+    return annotated(message, share=scope)
+
+
+def scopes_of(messages: Sequence[Message]) -> frozenset[str]:
+    """The scopes to share with that messages name."""
+    return frozenset(scope for message in messages if (scope := _said(message).get("share")))
 
 
 def annotated(message: Message, **said: Any) -> Message:

@@ -119,6 +119,7 @@ class TurnService:
                 name,
                 planned.plan,
                 sink,
+                scope=planned.prepared.scope,
                 secret=self._hints_secret,
             )
             envelope = edit_envelope(message_id, payload)

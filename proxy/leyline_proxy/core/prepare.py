@@ -19,7 +19,7 @@ from leyline_policies.alignment import put_back
 from leyline_policies.context import MAX_STATE_BYTES, Completion, State
 from leyline_policies.marks import without_dropped
 from leyline_policies.policy import MODES
-from leyline_policies.verbs import ANNOTATION, Verbs, is_annotated, pinned
+from leyline_policies.verbs import ANNOTATION, Verbs, is_annotated, pinned, scopes_of
 
 from .declared import DeclaredEdit, apply_declared
 from .messages import Message, fingerprint, is_text_only
@@ -99,7 +99,9 @@ def prepare(
         # One of those that are trusted breaks the rules: find out which, and leave it out.
         first = _Runner(session, turn_index, checked=True)
         done, marks = first.run_all(stage, policies)
+    scopes: frozenset[str] = frozenset()
     if any(ANNOTATION in message for message in done.messages):
+        scopes = scopes_of(done.messages)
         done = replace(done, sent=tuple(map(_unannotated, done.sent)))
     known = dict(zip(map(id, client), fingerprints, strict=True)) if fingerprints else {}
     edited = [entry.message for entry in done.sent if entry.changes]
@@ -113,6 +115,7 @@ def prepare(
         tuple(first.notes),
         first.states,
         tuple(first.wanted),
+        next(iter(scopes)) if len(scopes) == 1 else None,
         frozenset(first.used),
         known,
     )

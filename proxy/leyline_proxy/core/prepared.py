@@ -90,6 +90,8 @@ class Prepared:
     """What policies left for the session's next turn, by their place in the pipeline."""
     wanted: tuple[Completion, ...] = field(default=(), repr=False)
     """What policies ask a model to write, beside the request."""
+    scope: str | None = None
+    """Scope to share what is spliced with, that messages name; None for none, or several."""
     used: frozenset[str] = frozenset()
     """Keys of what models wrote that policies still ask for."""
     known_fingerprints: Mapping[int, int] = field(default_factory=dict, repr=False, compare=False)

@@ -28,11 +28,13 @@ def edit_payload(
     plan: TurnPlan,
     sink: int,
     *,
+    scope: str | None = None,
     secret: str | None = None,
 ) -> EditPayload:
     """What this turn asks of the engine; with no directives it only registers the turn.
 
     Args:
+        scope: to share with, that messages name.
         secret: shared with the engine; digests of prompt text are sealed with it.
     """
     return EditPayload(
@@ -48,7 +50,7 @@ def edit_payload(
         lineage=plan.lineage,
         spans=plan.spans,
         forget=plan.forget,
-        share=effective_share(request),
+        share=effective_share(request, scope),
         sink=sink,
     )
 

@@ -116,9 +116,13 @@ def effective_rules(
     return catalog.chosen(request), _undeclared(request)
 
 
-def effective_share(request: ChatRequest) -> str:
-    """The scope that may see what this turn splices; empty for the session alone."""
-    own = request.options.share if request.options.share is not None else request.scope
+def effective_share(request: ChatRequest, scope: str | None) -> str:
+    """The scope that may see what this turn splices; empty for the session alone.
+
+    Args:
+        scope: that messages name, by the caller's word or a policy's.
+    """
+    own = request.options.share if request.options.share is not None else scope
     return request.tenant.share if own is None else own
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from leyline_engine.contract import Mode
 from leyline_policies import Context, Memo, Policy, drop, edit
+from leyline_policies.verbs import share
 from leyline_proxy.core.messages import Message, fingerprint, text_of
 from leyline_proxy.core.prepare import PolicySession, PolicyTimeoutError, prepare
 from leyline_proxy.core.prepared import Change
@@ -269,3 +270,16 @@ def test_every_message_is_accounted_for(texts: list[str], fates: list[str], trus
     for entry in prepared.sent:
         if entry.client_index is not None and not entry.changes:
             assert entry.message == client[entry.client_index]
+
+
+def test_a_policy_may_name_the_scope_to_share_with() -> None:
+    """What it says of a message reaches the plan, and never the engine's messages."""
+
+    def transform(messages: list[Message], context: Context) -> list[Message]:
+        del context
+        return [share(messages[0], "team"), *messages[1:]]
+
+    prepared = _run(Asking(transform, trusted=True))
+    assert prepared.scope == "team"
+    assert prepared.messages == TALK
+    assert _run().scope is None

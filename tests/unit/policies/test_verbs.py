@@ -8,7 +8,17 @@ import pytest
 
 from leyline_policies import Context, Message
 from leyline_policies.marks import mark_of
-from leyline_policies.verbs import Verbs, decay, evict, forget, pin, pinned, scratch
+from leyline_policies.verbs import (
+    Verbs,
+    decay,
+    evict,
+    forget,
+    pin,
+    pinned,
+    scopes_of,
+    scratch,
+    share,
+)
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
@@ -104,3 +114,11 @@ def test_a_decay_without_an_end_is_refused(terms: Any) -> None:
     """It would mean nothing."""
     with pytest.raises(ValueError, match="decay needs"):
         decay({"role": "user", "content": "x"}, **terms)
+
+
+def test_scopes_are_names() -> None:
+    """A policy may name one to share with; what is no name is refused."""
+    message = share({"role": "user", "content": "x"}, "team/docs")
+    assert scopes_of([message, {"role": "user", "content": "y"}]) == {"team/docs"}
+    with pytest.raises(ValueError, match="no name"):
+        share({"role": "user", "content": "x"}, "two words")
