@@ -12,6 +12,7 @@ import time
 from array import array
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -85,7 +86,8 @@ class SchedulerEngine:
                 cache, pool, self._rules, min_copy=min_copy, entered=self._enter, agree=agree
             )
         )
-        self._turns: dict[str, Turn] = {}
+        # Its request holds a turn; SGLang may refuse a request and tell nobody.
+        self._turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
         cache.attach(self, pool)
         self._accounts.announce(capability)
 
@@ -114,7 +116,7 @@ class SchedulerEngine:
         if turn is None or turn.req.kv.holds_kv:
             return
         with contained("dropping a turn"):
-            del self._turns[rid]
+            self._turns.pop(rid, None)
             self._release(turn)
             turn.move(Phase.ENDED)
             self._accounts.ended(turn, turn.req.output_ids, retain=False)
@@ -348,7 +350,7 @@ class SchedulerEngine:
         A splice that gave way begins anew, a few times at most.
         """
         gave = False
-        for turn in self._turns.values():
+        for turn in tuple(self._turns.values()):
             if turn.staging is None or turn.staging.row is not None:
                 continue
             self._release(turn)

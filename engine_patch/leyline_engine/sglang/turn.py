@@ -76,7 +76,7 @@ class Staging:
     """SGLang request that computes the gap at ``cursor``, if one is under way."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Turn:
     """State beside an SGLang request."""
 
