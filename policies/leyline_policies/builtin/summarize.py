@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from leyline_policies.builtin.notes import with_note
 from leyline_policies.builtin.tool_results import check_numbers
@@ -21,6 +21,9 @@ _TASK = (
     "changed, which ways failed, and what is left to do. Be exact and brief. Write the summary "
     "alone."
 )
+_PATIENCE_TURNS = 20
+"""After so many without an answer, a newer part is asked about."""
+
 HEADING = "Here is a summary of the conversation to date:\n\n"
 
 
@@ -87,32 +90,60 @@ class Summarize:
             (i for i, m in enumerate(messages) if m.get("role") not in _INSTRUCTIONS), len(messages)
         )
         prints = context.each(messages, _digest)
-        standing = self._standing(prints, front, context)
+        standing = self._last(prints, front, context)
         sent = self._sent(messages, front, standing, context)
         least = standing.end if standing is not None else front
-        cut = self._cut(messages, least)
-        if cut <= least or not self._is_due(sent, context):
+        cut = self._cut(messages, least) if self._is_due(sent, context) else least
+        asked = self._asked(prints, front, least, cut, context)
+        if asked is None:
             return sent
-        key = _joined(prints[front:cut])
-        span = sent[front : len(sent) - (len(messages) - cut)]
-        question = self._question(span, context)
+        end, key = asked["end"], asked["key"]
+        question = self._question(sent[front : len(sent) - (len(messages) - end)], context)
         text = context.complete(key, question, model=self.model, max_tokens=self.summary_tokens)
         if text is None:
             return sent
-        last_user = max((i for i, m in enumerate(messages) if m.get("role") == "user"), default=cut)
-        kept = last_user if front <= last_user < cut else -1
-        context.state.update(end=cut, key=key, kept=kept)
-        return self._sent(messages, front, _Standing(cut, kept, text), context)
+        last_user = max((i for i, m in enumerate(messages) if m.get("role") == "user"), default=end)
+        kept = last_user if front <= last_user < end else -1
+        del context.state["asked"]
+        context.state["standing"] = {"end": end, "key": key, "kept": kept}
+        return self._sent(messages, front, _Standing(end, kept, text), context)
 
-    def _standing(self, prints: Sequence[str], front: int, context: Context) -> _Standing | None:
+    def _asked(
+        self, prints: Sequence[str], front: int, least: int, cut: int, context: Context
+    ) -> dict[str, Any] | None:
+        """The part that is being summarized, or that up to ``cut`` from now on; None for none.
+
+        It stays the same while the conversation grows, or no answer would ever fit it.
+        """
+        asked: dict[str, Any] | None = context.state.get("asked")
+        if (
+            asked is not None
+            and least < asked["end"] <= len(prints)
+            and _joined(prints[front : asked["end"]]) == asked["key"]
+            and context.turn - asked["turn"] < _PATIENCE_TURNS
+        ):
+            return asked
+        context.state.pop("asked", None)
+        if cut <= least:
+            return None
+        context.state["asked"] = fresh = {
+            "end": cut,
+            "key": _joined(prints[front:cut]),
+            "turn": context.turn,
+        }
+        return fresh
+
+    def _last(self, prints: Sequence[str], front: int, context: Context) -> _Standing | None:
         """The last summary, if it still tells of what is there."""
-        state = context.state
-        end, key = state.get("end", 0), state.get("key", "")
+        known = context.state.get("standing")
+        if known is None:
+            return None
+        end, key = known["end"], known["key"]
         if not front < end <= len(prints) or _joined(prints[front:end]) != key:
-            state.clear()
+            del context.state["standing"]
             return None
         text = context.completed(key)
-        return None if text is None else _Standing(end, state["kept"], text)
+        return None if text is None else _Standing(end, known["kept"], text)
 
     def _sent(
         self, messages: list[Message], front: int, standing: _Standing | None, context: Context

@@ -33,7 +33,7 @@ class Annotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pin: bool = False
     share: ShareName = ""
     tags: Annotated[tuple[_Tag, ...], msgspec.Meta(max_length=16)] = ()
-    verdict: Literal["quarantine"] | None = None
+    verdict: Literal["quarantine", "allow"] | None = None
 
 
 def annotations_of(messages: Sequence[Message]) -> dict[int, Annotation]:

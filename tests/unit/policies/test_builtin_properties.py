@@ -5,58 +5,18 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from support.builtin_specs import CASES, SPECS
 
 from leyline_policies import Context, Message, Policy, load_pipeline, pair_calls
 from leyline_policies.builtin import BUILTINS
 from leyline_policies.context import apply, run
 from leyline_policies.conversation import RESULT_ROLES
 
-SPECS: dict[str, tuple[str, ...]] = {
-    "cache_ttl_prune": ("cache_ttl_prune:min_prunable_chars=0,ttl=1s,window_tokens=50",),
-    "clear_thinking": (
-        "clear_thinking",
-        "clear_thinking:keep=0,think_tags=true",
-        "clear_thinking:unit=message",
-    ),
-    "clear_tool_uses": (
-        "clear_tool_uses:trigger_tokens=20,keep=1",
-        "clear_tool_uses:trigger_tokens=20,keep=0,clear_tool_inputs=true",
-    ),
-    "closed_window": ("closed_window",),
-    "deduplicate_calls": ("deduplicate_calls", "deduplicate_calls:exclude_tools=[bash]"),
-    "deduplicate_reads": ("deduplicate_reads",),
-    "drop_failed_calls": ("drop_failed_calls",),
-    "drop_images": ("drop_images", "drop_images:keep_last=2"),
-    "head_tail_clamp": ("head_tail_clamp:max_chars=400,head_chars=9,tail_chars=9",),
-    "keep_all": ("keep_all",),
-    "last_n_observations": ("last_n_observations:n=1",),
-    "loop_guard": ("loop_guard:repeats=2", "loop_guard:repeats=2,max_period=1"),
-    "observation_masking": ("observation_masking:attention_window=2",),
-    "pin_system": ("pin_system", "pin_system:now=omit"),
-    "prune": ("prune:protect_tokens=10,minimum_tokens=5,recent_turns=1",),
-    "quarantine": ("quarantine", "quarantine:rules=[],patterns=[ok]"),
-    "redact": (r"redact:pattern='sk-\w+'", "redact:detectors=[email;ip_address]"),
-    "remove_regex": ("remove_regex:remove=[ab+;<diff>.*?</diff>]", "remove_regex:keep_last=2"),
-    "sliding_window": (
-        "sliding_window:max_messages=4",
-        "sliding_window:max_messages=3,keep_messages=2,keep_first=0",
-        "sliding_window:max_tokens=60",
-        "sliding_window:max_fraction=0.5",
-    ),
-    "tool_output_trimmer": (
-        "tool_output_trimmer:recent_turns=1,max_output_chars=20,preview_chars=5",
-    ),
-    "truncate_older_than": ("truncate_older_than:n=1,max_chars=70",),
-    "warn_near_limits": (
-        "warn_near_limits:threshold=0.2",
-        "warn_near_limits:max_tokens=60,place=end",
-    ),
-}
-CASES = [spec for specs in SPECS.values() for spec in specs]
 WINDOW = 120
 
 texts = st.one_of(
@@ -150,6 +110,14 @@ def test_every_built_in_policy_is_listed_here() -> None:
     assert all(spec.partition(":")[0] == name for name, specs in SPECS.items() for spec in specs)
 
 
+class Written(dict[str, str]):
+    """What a model has written: an answer to everything."""
+
+    def get(self, key: str, default: Any = None) -> str:
+        """The same for each question."""
+        return "They looked around."
+
+
 def _orphans(messages: Sequence[Message]) -> int:
     """Tool results without a call."""
     results = sum(message["role"] in RESULT_ROLES for message in messages)
@@ -194,7 +162,8 @@ def test_built_in_policy_keeps_the_rules_on_every_turn(
     a message that isn't edited is the very one that was given.
     """
     (policy,) = load_pipeline(spec)
-    mine, other = Context(window=WINDOW, idle_s=2.0), Context(window=WINDOW, idle_s=2.0)
+    facts: dict[str, Any] = {"window": WINDOW, "idle_s": 2.0, "completions": Written()}
+    mine, other = Context(**facts), Context(**facts)
     for turn, messages in enumerate(requests):
         before = copy.deepcopy(messages)
         mine.memo.next_turn()
@@ -216,7 +185,7 @@ def test_generated_sessions_give_every_policy_reason_to_edit() -> None:
     def collect(requests: list[list[Message]]) -> None:
         for spec in sorted(idle):
             (policy,) = load_pipeline(spec)
-            context = Context(window=WINDOW, idle_s=2.0)
+            context = Context(window=WINDOW, idle_s=2.0, completions=Written())
             if any(apply(policy, m, turn, context) != m for turn, m in enumerate(requests)):
                 idle.remove(spec)
 

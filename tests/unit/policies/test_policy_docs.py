@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
 import yaml
 
 from leyline_policies import Registry, load_pipeline
+from leyline_policies.builtin import BUILTINS
+from leyline_policies.builtin.detectors import KEYS, PII
 from leyline_policies.builtin.drop_failed_calls import DropFailedCalls
 from leyline_policies.builtin.truncate_older_than import TruncateOlderThan
 from leyline_policies.config import ConfigError, parse_policies
@@ -18,34 +21,98 @@ from leyline_policies.modifiers import MODIFIERS
 from leyline_policies.registry import Candidate, built_in_candidates
 from leyline_policies.schema import policy_schema
 from leyline_policies.testing import RULES, check_policy
+from leyline_proxy.core.annotations import Annotation, annotations_of
+from leyline_proxy.core.context_management import parse_context_management
+from leyline_proxy.core.prepared import Fault
+from leyline_proxy.settings import Settings
 
-TEXT = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[3] / "docs"
+TEXT = (DOCS / "policies.md").read_text(encoding="utf-8")
+WRITING = (DOCS / "writing-policies.md").read_text(encoding="utf-8")
 REGISTRY = Registry(built_in_candidates())
 
 
 def _blocks(language: str, *, holding: str) -> list[str]:
     """The code blocks of a language that hold a text."""
-    blocks = re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+    blocks = re.findall(rf"```{language}\n(.*?)```", TEXT + WRITING, re.DOTALL)
     return [block for block in blocks if holding in block]
 
 
 def _run(holding: str, **names: Any) -> dict[str, Any]:
     (block,) = _blocks("python", holding=holding)
     found: dict[str, Any] = {"__name__": "example", **names}
-    exec(compile(block, "docs/policies.md", "exec"), found)  # noqa: S102
+    exec(compile(block, "docs", "exec"), found)  # noqa: S102
     return found
 
 
+def _section(title: str) -> str:
+    """What stands under a heading of the page on using policies."""
+    return TEXT.split(f"\n{title}\n")[1].split("\n## ")[0]
+
+
+def _rows(text: str) -> dict[str, str]:
+    """The lines of tables by the name in their first cell."""
+    return dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE))
+
+
 def test_every_spec_can_be_loaded() -> None:
-    """The specs of the spec language and of the common settings give policies."""
-    specs = [
-        line
-        for block in _blocks("text", holding="truncate_older_than:")
-        for line in block.splitlines()
-    ]
-    assert len(specs) >= 4
+    """The specs of the spec language, the common settings and the table of figures give policies,
+    and so does the one on the command line."""
+    blocks = [*_blocks("text", holding="truncate_older_than:"), *_blocks("text", holding="prune:")]
+    specs = [line for block in blocks for line in block.splitlines()]
+    specs += re.findall(r'--policy "([^"]+)"', TEXT)
+    assert len(specs) >= 10
     for spec in specs:
         assert load_pipeline(spec, REGISTRY)
+
+
+def test_every_built_in_policy_is_listed_with_its_parameters() -> None:
+    """By name, with the defaults of numbers and of what is on or off."""
+    rows = _rows(_section("## Built in").split("\n### ")[0])
+    assert rows.keys() >= BUILTINS.keys()
+    for name in BUILTINS:
+        for each in REGISTRY.get(name).parameters:
+            assert f"`{each.name}`" in rows[name], name
+            if isinstance(each.default, int | float):
+                shown = f"`{each.name}` ({str(each.default).lower()})"
+                assert shown in rows[name], shown
+
+
+def test_every_detector_is_listed() -> None:
+    """Under the group that it belongs to."""
+    rows = _rows(_section("## Built in").split("\n### ")[0])
+    assert re.findall(r"\w+", rows["keys"]) == [*KEYS]
+    assert re.findall(r"\w+", rows["pii"]) == [*PII]
+
+
+def test_verbs_on_messages_are_listed_and_understood() -> None:
+    """All members of the annotation are in the table, and the example is one."""
+    section = _section("## Verbs on messages")
+    assert _rows(section).keys() == set(Annotation.__struct_fields__)
+    (block,) = re.findall(r"```json\n(.*?)```", section, re.DOTALL)
+    (found,) = annotations_of([json.loads(block)]).values()
+    assert found.decay is not None and found.decay.turns == 3
+
+
+def test_requested_edits_are_understood() -> None:
+    """The example of ``context_management`` asks for two edits."""
+    request, _ = re.findall(r"```json\n(.*?)```", _section("## `context_management`"), re.DOTALL)
+    edits = parse_context_management(json.loads(request)["context_management"])
+    assert [edit.name for edit in edits] == ["clear_thinking_20251015", "clear_tool_uses_20250919"]
+
+
+def test_settings_of_the_scheduler_are_listed_with_their_defaults() -> None:
+    """As the proxy has them."""
+    rows = _rows(_section("## When edits are sent"))
+    fields = {name: f for name, f in Settings.model_fields.items() if name.startswith("edit_")}
+    assert rows.keys() == fields.keys()
+    for name, field in fields.items():
+        assert rows[name].split(" | ")[0].strip("`") == str(field.default)
+
+
+def test_every_fault_is_explained() -> None:
+    """Neither more nor fewer than the proxy tells apart."""
+    assert _rows(_section("## When a policy fails")).keys() == set(get_args(Fault))
 
 
 def test_settings_of_every_policy_are_listed() -> None:
@@ -98,7 +165,15 @@ def test_marks_and_context_examples_keep_the_rules() -> None:
     assert report.rewrites <= 2 * report.sessions * 3  # once for each long sleep, not every turn
 
 
+def test_verbs_example_keeps_the_rules() -> None:
+    """A policy that says what should become of messages changes nothing else of them."""
+    keep = _run("def keep_the_plan")["keep_the_plan"]
+    messages = [{"role": "user", "name": "plan", "content": "x"}, {"role": "user", "content": "y"}]
+    assert [m.get("leyline") for m in keep(messages, 0)] == [{"pin": True}, None]
+    assert check_policy(keep).edited_turns == 0
+
+
 def test_every_rule_of_the_test_kit_is_named() -> None:
     """The section on testing names each rule that is checked."""
-    section = TEXT.split("### Testing it")[1]
+    section = WRITING.split("\n## Testing it\n")[1]
     assert all(f"`{rule}`" in section for rule in RULES)

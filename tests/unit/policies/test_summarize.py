@@ -77,11 +77,37 @@ def test_the_summary_stands_for_what_it_tells_of_from_then_on() -> None:
     assert later == [*first, *talk(7)[-2:]]
 
 
+def test_the_conversation_may_grow_while_the_model_writes() -> None:
+    """The question stays the same, and its answer takes the place of the part that it tells of."""
+    session = Session()
+    session.send(talk(6))
+    asked = session.wanted[0].key
+    for steps in (7, 8):
+        assert session.send(talk(steps)) == talk(steps)
+        assert [each.key for each in session.wanted] == [asked]
+    session.answer("looked at four folders")
+    sent = session.send(talk(9))
+    assert sent[1]["content"].endswith("looked at four folders")
+    assert sent[2:] == talk(9)[-10:]
+
+
+def test_a_question_that_nobody_answers_is_given_up() -> None:
+    """After many turns a newer part is asked about."""
+    session = Session()
+    session.send(talk(6), turn=1)
+    first = session.wanted[0].key
+    session.send(talk(8), turn=20)
+    assert session.wanted[0].key == first
+    session.send(talk(8), turn=21)
+    assert session.wanted[0].key != first
+
+
 def test_the_next_summary_takes_in_the_last_one() -> None:
     """The model is shown it, and the conversation behind it."""
     session = Session()
     session.send(talk(6))
     session.answer("the first summary")
+    session.send(talk(7))
     session.send(talk(12))
     assert len(session.wanted) == 1
     session.answer("the second summary")

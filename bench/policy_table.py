@@ -1,0 +1,129 @@
+"""What each built-in policy reclaims of recorded sessions: the table in docs/policies.md.
+
+Every session is played turn by turn, as ``leyline policies try --window 32000 --idle 10m`` does.
+Counted are the tokens of the last request, before and after the policy, over a file's sessions
+together. The figures follow from the recordings and the policies alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from leyline_policies import load_pipeline
+from leyline_policies.builtin import BUILTINS
+from leyline_proxy.policy_trial.trial import TrialOptions, TurnTrial, try_session
+from leyline_proxy.replay.traces import Trace, read_trace
+
+OPTIONS = TrialOptions(window=32_000, idle_s=600.0)
+SETTINGS = {
+    "cache_ttl_prune": "min_prunable_chars=20000",
+    "clear_tool_uses": "trigger_tokens=4000",
+    "deduplicate_reads": "tools=[get_reservation_details],path_keys=[reservation_id]",
+    "observation_masking": "attention_window=20",
+    "prune": "protect_tokens=2000,minimum_tokens=500",
+    "redact": "detectors=[keys;pii]",
+    "remove_regex": r"remove=['<returncode>0</returncode>\n';'\[Python Interpreter: .*?\]\n']",
+    "sliding_window": "max_messages=40",
+}
+"""Where the defaults are for longer sessions, or for other tools."""
+
+BEGIN, END = "<!-- bench/policy_table.py -->", "<!-- end of the table -->"
+NOTHING = "·"
+
+
+def spec(name: str) -> str:
+    """A policy with its settings."""
+    return f"{name}:{SETTINGS[name]}" if name in SETTINGS else name
+
+
+def last_turns(name: str, trace: Trace) -> list[TurnTrial]:
+    """The last turn of each session under a policy.
+
+    Raises:
+        RuntimeError: the policy broke a rule.
+    """
+    last = []
+    for session in trace.sessions:
+        requests = [request.messages for request in session.requests]
+        turns = try_session(session.id, requests, load_pipeline(spec(name)), OPTIONS).turns
+        if faults := [fault for turn in turns for fault in turn.faults]:
+            raise RuntimeError(f"{spec(name)} on {session.id}: {faults[0]}")
+        last.append(turns[-1])
+    return last
+
+
+def unedited(trace: Trace) -> int:
+    """Tokens of the last requests as their clients sent them."""
+    return sum(turn.original_tokens for turn in last_turns("keep_all", trace))
+
+
+def reclaimed(name: str, trace: Trace) -> int:
+    """Tokens that a policy takes out of the last requests."""
+    return sum(turn.original_tokens - turn.sent_tokens for turn in last_turns(name, trace))
+
+
+def column(path: Path) -> str:
+    """What the column of a file is called."""
+    return path.name.partition(".")[0].replace("_", " ")
+
+
+def row(label: str, figures: Sequence[int]) -> str:
+    """A line of the table."""
+    cells = [f"{figure:,}" if figure else NOTHING for figure in figures]
+    return f"| {' | '.join([label, *cells])} |"
+
+
+def table(traces: Mapping[str, Trace]) -> str:
+    """The whole table, without the policies that find nothing to do; then the settings.
+
+    Args:
+        traces: by column.
+    """
+    lines = [
+        f"| {' | '.join(['', *traces])} |",
+        f"|---|{'---:|' * len(traces)}",
+        row("unedited", [unedited(trace) for trace in traces.values()]),
+    ]
+    shown = []
+    for name in track(sorted(BUILTINS), console=Console(stderr=True)):
+        figures = [reclaimed(name, trace) for trace in traces.values()]
+        if any(figures):
+            lines.append(row(f"`{name}`", figures))
+            shown.append(name)
+    specs = [spec(name) for name in shown if name in SETTINGS]
+    return "\n".join([*lines, "", "```text", *specs, "```"])
+
+
+def put_into(document: str, text: str) -> str:
+    """``document`` with ``text`` between its two marks.
+
+    Raises:
+        ValueError: it has no such marks.
+    """
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the document has no marks {BEGIN} and {END}")
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("traces", nargs="+", type=Path, help="recorded sessions, .jsonl(.gz)")
+    parser.add_argument("--into", type=Path, metavar="FILE.md", help="replace the table in here")
+    options = parser.parse_args()
+    text = table({column(path): read_trace(path) for path in options.traces})
+    if options.into is None:
+        print(text)
+        return
+    options.into.write_text(put_into(options.into.read_text("utf-8"), text), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
