@@ -8,14 +8,18 @@ lists have the same roles there.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import pairwise
 
-from leyline_policies.marks import MarkedMessage, is_dropped, pair_by_origin
+from leyline_policies.marks import MarkedMessage, is_dropped, longest_rising, pair_by_origin
 from leyline_policies.policy import Message
 
 Pairs = list[tuple[int, int]]
+_MAX_COMPARED = 1 << 18
+"""Pairs of messages beyond which only what stands once in each list is compared: a matcher that
+looks at all takes minutes for thousands that are alike."""
 
 
 def align(before: Sequence[Message], after: Sequence[Message]) -> Pairs:
@@ -27,13 +31,13 @@ def align(before: Sequence[Message], after: Sequence[Message]) -> Pairs:
     old_ids, new_ids = set(map(id, before)), set(map(id, after))
     for message in after:
         if isinstance(message, MarkedMessage):
-            new_ids |= _identities(message)
+            new_ids |= identities(message)
     loose = (
         {index for index, message in enumerate(before) if id(message) not in new_ids},
         {
             index
             for index, message in enumerate(after)
-            if id(message) not in old_ids and old_ids.isdisjoint(_identities(message))
+            if id(message) not in old_ids and old_ids.isdisjoint(identities(message))
         },
     )
     for match in (_single, _same_call, _equal, _same_roles):
@@ -52,11 +56,11 @@ def put_back(
     """
     result: list[Message] = []
     mine = {id(before[index]) for index in kept}
-    present = {each for message in after for each in _identities(message)}
+    present = {each for message in after for each in identities(message)}
     for old, new in _pieces(align(before, after), len(before), len(after)):
         gone = [index for index in old if index in kept]
         # One that stands elsewhere now is put back here and taken out there.
-        came = [m for m in (after[index] for index in new) if mine.isdisjoint(_identities(m))]
+        came = [m for m in (after[index] for index in new) if mine.isdisjoint(identities(m))]
         if gone:
             roles = {before[index].get("role") for index in old}
             if any(m.get("role") in roles and not is_dropped(m) for m in came):
@@ -87,7 +91,7 @@ def rejoin(
     return [*result, *after[at:]]
 
 
-def _identities(message: Message) -> set[int]:
+def identities(message: Message) -> set[int]:
     """Of a message and of those that it was made from, one after the other."""
     found = {id(message)}
     while isinstance(message, MarkedMessage) and id(message.origin) not in found:
@@ -161,5 +165,14 @@ def _same_roles(old: Sequence[Message], new: Sequence[Message]) -> Pairs:
 def _common(old: Sequence[Hashable], new: Sequence[Hashable]) -> Pairs:
     if old == new:
         return [(index, index) for index in range(len(old))]
+    if len(old) * len(new) > _MAX_COMPARED:
+        return _anchors(old, new)
     blocks = SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
     return [(block.a + i, block.b + i) for block in blocks for i in range(block.size)]
+
+
+def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> Pairs:
+    """Pairs of what stands once in each list, as many as can be."""
+    olds, news = Counter(old), Counter(new)
+    places = {key: index for index, key in enumerate(old) if olds[key] == news[key] == 1}
+    return longest_rising([(places[key], index) for index, key in enumerate(new) if key in places])

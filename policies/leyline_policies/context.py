@@ -197,7 +197,8 @@ def run(policy: Policy, messages: list[Message], turn_idx: int, context: Context
     The result may hold the marks of `leyline_policies.marks`, dropped messages included.
     """
     transform = policy.transform
-    if wants_context(getattr(transform, "__func__", transform)):
+    method = getattr(transform, "__func__", None)
+    if wants_context(transform if method is None else method, method is not None):
         return transform(messages, turn_idx, context)
     return transform(messages, turn_idx)
 

@@ -138,10 +138,10 @@ def pair_by_origin(before: Sequence[Message], after: Sequence[Message]) -> list[
         in_order = in_order and place > newest
         newest = max(newest, place)
         pairs.append((place, index))
-    return pairs if in_order else _longest_rising(pairs)
+    return pairs if in_order else longest_rising(pairs)
 
 
-def _longest_rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def longest_rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """The most pairs whose first numbers rise, as their second ones do."""
     ends: list[int] = []  # by length, the smallest number that a run of this length ends with
     last: list[int] = []  # which pair that is

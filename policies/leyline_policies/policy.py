@@ -46,6 +46,8 @@ CONTEXT = "context"
 
 MODES: tuple[Mode, ...] = ("amortize", "forget")
 
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 TransformFunction = Callable[..., list[Message]]
 """``f(messages, turn_idx, [context,] *, settings…) -> messages``."""
 
@@ -106,9 +108,15 @@ class FunctionPolicy:
 
 
 @lru_cache(maxsize=1024)
-def wants_context(function: Callable[..., object]) -> bool:
-    """Whether a ``transform`` method or a policy function takes the context."""
-    return CONTEXT in inspect.signature(function).parameters
+def wants_context(function: Callable[..., object], bound: bool = False) -> bool:
+    """Whether a ``transform`` method or a policy function takes the context as third argument.
+
+    Args:
+        bound: whether ``function`` takes the instance before all arguments.
+    """
+    taken = inspect.signature(function).parameters.values()
+    positional = [each.name for each in taken if each.kind in _POSITIONAL]
+    return positional[2 + bound : 3 + bound] == [CONTEXT]
 
 
 def function_policy(

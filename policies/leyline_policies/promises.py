@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from leyline_policies.alignment import align, rejoin
 from leyline_policies.marks import MarkedMessage, drop, mark_of, marks_since, remark
 from leyline_policies.policy import Message, Mode
+from leyline_policies.verbs import is_forgotten
 
 
 def still_forgotten(
@@ -28,7 +29,7 @@ def still_forgotten(
         place = became.get(index)
         if place is None:
             gone.append(drop(before[index], mode="forget"))
-        elif not forgets(after[place], given):
+        elif _promised(after[place]) != "forget":
             result[place] = remark(after[place], before[index], "forget")
     if not gone:
         return result
@@ -59,9 +60,11 @@ def _promised(message: Message) -> Mode | None:
 
 
 def forgets(message: Message, given: Collection[int]) -> bool:
-    """Whether an edit that led from a given message to ``message`` is marked forget.
+    """Whether ``message`` is said to be forgotten, or an edit that led to it is marked so.
 
     Args:
         given: identities of the messages that were given.
     """
-    return any(mark.mode == "forget" for mark in marks_since(message, given))
+    return is_forgotten(message) or any(
+        mark.mode == "forget" for mark in marks_since(message, given)
+    )

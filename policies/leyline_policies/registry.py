@@ -27,7 +27,7 @@ from leyline_policies.errors import (
 )
 from leyline_policies.modifiers import MODIFIERS
 from leyline_policies.parameters import Parameter, read_parameters
-from leyline_policies.policy import CONTEXT, MODES, FunctionPolicy, Policy
+from leyline_policies.policy import MODES, FunctionPolicy, Policy, wants_context
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -179,7 +179,7 @@ def _definition(candidate: Candidate, loaded: object) -> PolicyDefinition:
     taken = list(inspect.signature(loaded.function).parameters)
     if len(taken) < 2:
         raise TypeError("the function must take (messages, turn_idx)")
-    skip = 3 if taken[2:3] == [CONTEXT] else 2
+    skip = 3 if wants_context(loaded.function) else 2
     return PolicyDefinition(
         candidate.name,
         candidate.origin,

@@ -14,7 +14,8 @@ share      what this turn splices may be seen in this scope
 =========  ====================================================================================
 
 A tool result that goes leaves a stub, so that its call stays answered, and so does a message that
-makes calls. The user's last message never goes. Turns are counted by the answers behind a message.
+makes calls, whose arguments go with the rest. The user's last message never goes. Turns are counted
+by the answers behind a message.
 
 Policies say the same with the functions here: ``[pin(m) if is_plan(m) else m for m in messages]``.
 """
@@ -22,6 +23,7 @@ Policies say the same with the functions here: ``[pin(m) if is_plan(m) else m fo
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,6 +43,16 @@ STUBS: dict[Leaving, str] = {
     "decay": "[decayed]",
     "scratch": "[gone]",
 }
+
+_CALLS = ("tool_calls", "function_call")
+_PAIRING = frozenset({"role", "name", "tool_call_id", *_CALLS})
+"""Members by which calls and results find each other."""
+_NAMES = ("id", "type", "name")
+_BODIES = ("function", "custom")
+_NOTHING = {"arguments": "{}", "input": ""}
+_SEEN = "seen"
+_MAX_SEEN = 400
+"""Messages whose first sight is remembered: about 12 KiB of state."""
 
 
 def evict(message: Message) -> Message:
@@ -89,7 +101,8 @@ def share(message: Message, scope: str) -> Message:
 
 def scopes_of(messages: Sequence[Message]) -> frozenset[str]:
     """The scopes to share with that messages name."""
-    return frozenset(scope for message in messages if (scope := _said(message).get("share")))
+    named = (_said(message).get("share") for message in messages)
+    return frozenset(each for each in named if isinstance(each, str) and _SCOPE.fullmatch(each))
 
 
 def annotated(message: Message, **said: Any) -> Message:
@@ -102,6 +115,18 @@ def annotated(message: Message, **said: Any) -> Message:
 def is_annotated(message: Message) -> bool:
     """Whether anything is said of the message."""
     return ANNOTATION in message
+
+
+def is_forgotten(message: Message) -> bool:
+    """Whether it is said of the message that it is to be forgotten."""
+    return bool(_said(message).get("forget"))
+
+
+def unannotated(message: Message) -> Message:
+    """The message as an engine may see it; the very one where nothing is said of it."""
+    if not is_annotated(message):
+        return message
+    return {key: value for key, value in message.items() if key != ANNOTATION}
 
 
 def pinned(messages: Sequence[Message]) -> frozenset[int]:
@@ -131,31 +156,49 @@ class Verbs:
 
 def _due(messages: Sequence[Message], context: Context) -> Iterator[tuple[int, Leaving]]:
     """Which messages go on this turn, and by which verb."""
+    ages = _ages(messages, context)
     behind = sum(message.get("role") == "assistant" for message in messages)
     for index, message in enumerate(messages):
         behind -= message.get("role") == "assistant"
         said = _said(message)
-        if said.get("forget"):
+        if is_forgotten(message):
             yield index, "forget"
         elif said.get("evict"):
             yield index, "evict"
         elif said.get("scratch") and behind > 0:
             yield index, "scratch"
-        elif said.get("decay") and _has_decayed(message, said["decay"], behind, context):
+        elif behind >= _term(said, "turns") or ages.get(index, 0.0) >= _term(said, "seconds"):
             yield index, "decay"
 
 
-def _has_decayed(message: Message, terms: Any, behind: int, context: Context) -> bool:
-    if not isinstance(terms, dict):
-        return False
-    turns, seconds = terms.get("turns"), terms.get("seconds")
-    if turns is not None and behind >= turns:
-        return True
-    if seconds is None:
-        return False
-    seen: dict[str, float] = context.state.setdefault("seen", {})
-    first = seen.setdefault(context.once(message, _digest, "decay"), context.elapsed_s)
-    return bool(context.elapsed_s - first >= seconds)
+def _term(said: dict[str, Any], unit: str) -> float:
+    """After how much a message goes; never, where nothing sensible is said."""
+    terms = said.get("decay")
+    term = terms.get(unit) if isinstance(terms, dict) else None
+    return term if isinstance(term, int | float) else math.inf
+
+
+def _ages(messages: Sequence[Message], context: Context) -> dict[int, float]:
+    """Seconds since the messages that go after some were first seen."""
+    timed = [i for i, message in enumerate(messages) if _term(_said(message), "seconds") < math.inf]
+    if not timed:
+        context.state.pop(_SEEN, None)
+        return {}
+    before: dict[str, float] = context.state.get(_SEEN, {})
+    now = round(context.elapsed_s, 3)
+    seen: dict[str, float] = {}
+    ages: dict[int, float] = {}
+    # Only so many fit into a state, the newest. Then older ones are as old as those, at least.
+    unknown, is_full = now, len(before) == _MAX_SEEN
+    for index in reversed(timed):
+        key = context.once(messages[index], _digest, "decay")
+        first = before.get(key, unknown)
+        unknown = min(unknown, first) if is_full else now
+        ages[index] = now - first
+        if len(seen) < _MAX_SEEN:
+            seen[key] = first
+    context.state[_SEEN] = seen
+    return ages
 
 
 def _digest(message: Message) -> str:
@@ -167,8 +210,27 @@ def _gone(message: Message, verb: Leaving) -> Message:
     mode: Mode = "forget" if verb == "forget" else "amortize"
     answers = message.get("role") in RESULT_ROLES
     if answers or message.get("tool_calls") or message.get("function_call"):
-        return edit(message, stub=STUBS[verb], mode=mode, cause=verb, without=(ANNOTATION,))
+        return edit(
+            message,
+            stub=STUBS[verb],
+            mode=mode,
+            cause=verb,
+            without=message.keys() - _PAIRING,
+            **{key: _emptied(message[key]) for key in _CALLS if message.get(key)},
+        )
     return drop(message, mode=mode, cause=verb)
+
+
+def _emptied(calls: Any) -> Any:
+    """Calls without what they were asked to do."""
+    if isinstance(calls, list):
+        return [_emptied(call) for call in calls]
+    if not isinstance(calls, dict):
+        return calls
+    emptied = {key: _emptied(calls[key]) for key in _BODIES if isinstance(calls.get(key), dict)}
+    asked = {key: value for key, value in _NOTHING.items() if key in calls}
+    named = {key: calls[key] for key in _NAMES if key in calls}
+    return named | emptied | asked
 
 
 def _said(message: Message) -> dict[str, Any]:

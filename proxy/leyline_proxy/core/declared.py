@@ -11,7 +11,7 @@ from leyline_engine.contract import Mode
 
 from .messages import Message
 from .prepared import DECLARED, Change, DroppedMessage, SentMessage
-from .stage import Stage, find_fault
+from .stage import Stage, declared_demands, find_fault
 from .text_edit import TextEditError, replace_spans, replace_text
 
 
@@ -60,7 +60,8 @@ def apply_declared(stage: Stage, declared: Sequence[DeclaredEdit]) -> Stage:
     fault = find_fault(stage.messages, [entry.message for entry in sent])
     if fault is not None:
         return stage.fault(DECLARED, fault)
-    return replace(stage, sent=tuple(sent), dropped=tuple(dropped))
+    demands = declared_demands(sent, dropped)
+    return replace(stage, sent=tuple(sent), dropped=tuple(dropped), demands=demands)
 
 
 def _rewritten(message: Message, edits: Sequence[DeclaredEdit]) -> Message:

@@ -9,21 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import repeat
+from operator import contains
 from typing import Any
 
 import msgspec
 
 from leyline_engine.contract import Mode
 from leyline_policies import Context, EditCost, Memo, Note, Policy, approximate_tokens, run
-from leyline_policies.alignment import put_back
+from leyline_policies.alignment import align, identities, put_back
 from leyline_policies.context import MAX_STATE_BYTES, Completion, State
-from leyline_policies.marks import without_dropped
+from leyline_policies.conversation import with_partners
+from leyline_policies.marks import MarkedMessage, without_dropped
 from leyline_policies.policy import MODES
-from leyline_policies.verbs import ANNOTATION, Verbs, is_annotated, pinned, scopes_of
+from leyline_policies.promises import forgets
+from leyline_policies.verbs import ANNOTATION, Verbs, pinned, scopes_of, unannotated
 
 from .declared import DeclaredEdit, apply_declared
 from .messages import Message, fingerprint, is_text_only
-from .prepared import Change, Fault, ForgetMark, Prepared, SentMessage
+from .prepared import Change, Fault, Prepared, SentMessage
 from .stage import Sensitive, Stage, advance, find_fault
 
 _CONTAINERS = (dict, list)
@@ -94,13 +98,13 @@ def prepare(
     untouched = Stage(tuple(SentMessage(message, index) for index, message in enumerate(client)))
     stage = apply_declared(untouched, declared) if declared else untouched
     first = _Runner(session, turn_index, checked=False)
-    done, marks = first.run_all(stage, policies)
+    done = first.run_all(stage, policies)
     if done.messages is not stage.messages and find_fault(stage.messages, done.messages):
         # One of those that are trusted breaks the rules: find out which, and leave it out.
         first = _Runner(session, turn_index, checked=True)
-        done, marks = first.run_all(stage, policies)
+        done = first.run_all(stage, policies)
     scopes: frozenset[str] = frozenset()
-    if any(ANNOTATION in message for message in done.messages):
+    if _says(done.messages):
         scopes = scopes_of(done.messages)
         done = replace(done, sent=tuple(map(_unannotated, done.sent)))
     known = dict(zip(map(id, client), fingerprints, strict=True)) if fingerprints else {}
@@ -111,9 +115,10 @@ def prepare(
         done.sent,
         done.dropped,
         tuple(dict.fromkeys(done.faults)),
-        marks,
+        done.demands,
         tuple(first.notes),
-        first.states,
+        # Without policies, what they left earlier waits for them.
+        first.states if policies else {**session.states, **first.states},
         tuple(first.wanted),
         next(iter(scopes)) if len(scopes) == 1 else None,
         frozenset(first.used),
@@ -139,10 +144,8 @@ class _Runner:
         self._annotated = False
         """Whether any message says something of itself, as far as is known."""
 
-    def run_all(
-        self, stage: Stage, policies: Sequence[Policy]
-    ) -> tuple[Stage, dict[int, ForgetMark]]:
-        """The list after all policies, and which messages are to be forgotten."""
+    def run_all(self, stage: Stage, policies: Sequence[Policy]) -> Stage:
+        """The list after all policies."""
         slots = [
             (f"{place}.{policy.name}", policy)
             for place, policy in enumerate(policies)
@@ -152,20 +155,24 @@ class _Runner:
         for slot, policy in slots:
             if policy.mode == "forget":
                 stage = self._apply(stage, slot, policy)
-        marks = _forget_marks(stage)
         searched = stage
         for slot, policy in slots:
-            if policy.mode != "forget" or stage is not searched:
+            if policy.mode != "forget":
                 stage = self._apply(stage, slot, policy)
-        stage = self._say(stage)
-        return stage, {**_forget_marks(stage), **marks}
+            elif stage is not searched:
+                # It demanded what it had to when it saw the client's text.
+                done = self._apply(stage, slot, policy)
+                if done is not stage:
+                    stage = replace(done, demands={**done.demands, **stage.demands})
+        return stage
 
-    def _say(self, stage: Stage) -> Stage:
+    def _say(self, stage: Stage, slot: str = "verbs") -> Stage:
         """Do what is said of messages."""
-        self._annotated = any(ANNOTATION in message for message in stage.messages)
-        return self._apply(stage, "verbs", Verbs()) if self._annotated else stage
+        self._annotated = _says(stage.messages)
+        return self._apply(stage, slot, Verbs()) if self._annotated else stage
 
     def _apply(self, stage: Stage, slot: str, policy: Policy) -> Stage:
+        """The list after a policy, and after what it says of messages."""
         name = policy.name
         fault: Fault
         try:
@@ -178,9 +185,13 @@ class _Runner:
             if after is given:
                 return stage
             change = Change(f"policy:{name}", Mode(policy.mode))
-            done = advance(stage, given, after, change, self._session.sensitive)
-            self._annotated = self._annotated or any(ANNOTATION in m for m in after)
-            return stage if done.sent == stage.sent else done
+            try:
+                done = advance(stage, given, after, change, self._session.sensitive)
+            except Exception:  # only one that is trusted returns what wasn't looked at
+                return stage.fault(name, find_fault(given, after) or "raised")
+            if done.sent == stage.sent:
+                return stage
+            return self._say(done, f"{slot}.verbs") if _annotates(given, after) else done
         if slot not in self.states and slot in self._session.states:
             self.states[slot] = dict(self._session.states[slot])
         return stage.fault(name, fault)
@@ -196,7 +207,8 @@ class _Runner:
         if policy.mode not in MODES:
             raise _FaultError("bad_type")
         context, given, checked = self._context(slot, policy.name), stage.messages, self._checked
-        if getattr(policy, "trusted", False):
+        trusted = getattr(policy, "trusted", False)
+        if trusted:
             after = run(policy, given, self._turn, context)
         else:
             given, checked = [*map(_copy, given)], True
@@ -204,14 +216,14 @@ class _Runner:
             if given != stage.messages:
                 raise _FaultError("mutated")
         self._keep(slot, context)
-        kept = pinned(given) if self._annotated and policy.mode != "forget" else ()
-        if kept and after is not given and _is_list(after):
-            after = put_back(given, after, kept)
+        if self._annotated and policy.mode != "forget" and after is not given and _is_list(after):
+            kept = _held_back(given, after, context)
+            after = put_back(given, after, kept) if kept else after
         if checked and after is not given:
             fault = find_fault(given, without_dropped(after) if _is_list(after) else after)
             if fault is not None:
                 raise _FaultError(fault)
-        return given, after
+        return given, after if trusted else _owned(given, after)
 
     def _limited(self, policy: Policy, given: list[Message], context: Context) -> list[Message]:
         # The policy gets a list of its own, so that what it was given can be compared.
@@ -220,6 +232,8 @@ class _Runner:
             return self._session.limit(lambda: run(policy, handed, self._turn, context))
         except PolicyTimeoutError as error:
             raise _FaultError("timed_out") from error
+        except (GeneratorExit, SystemExit) as error:
+            raise _FaultError("raised") from error
 
     def _context(self, slot: str, name: str) -> Context:
         session, again = self._session, slot in self.states
@@ -245,17 +259,17 @@ class _Runner:
         """Take over what a policy left behind on its first run of the turn.
 
         Raises:
-            _FaultError: a state that isn't JSON, or too large.
+            _FaultError: a state that isn't JSON, or too large; a note with more than numbers.
         """
         if slot in self.states:
             return
         try:
-            size = len(msgspec.json.encode(context.state)) if context.state else 0
+            encoded = msgspec.json.encode(context.state) if context.state else b"{}"
         except (TypeError, ValueError, RecursionError) as error:
             raise _FaultError("bad_state") from error
-        if size > MAX_STATE_BYTES:
+        if len(encoded) > MAX_STATE_BYTES or not all(map(_holds_numbers, context.notes)):
             raise _FaultError("bad_state")
-        self.states[slot] = context.state
+        self.states[slot] = msgspec.json.decode(encoded)
         self.notes += context.notes
         self.wanted += context.wanted
         self.used |= context.used
@@ -263,24 +277,52 @@ class _Runner:
 
 def _unannotated(entry: SentMessage) -> SentMessage:
     """The message as the engine may see it."""
-    if not is_annotated(entry.message):
-        return entry
-    message = {key: value for key, value in entry.message.items() if key != ANNOTATION}
-    return msgspec.structs.replace(entry, message=message)
+    message = unannotated(entry.message)
+    return entry if message is entry.message else msgspec.structs.replace(entry, message=message)
 
 
-def _forget_marks(stage: Stage) -> dict[int, ForgetMark]:
-    marks: dict[int, ForgetMark] = {}
-    for entry in stage.sent:
-        if not entry.changes:
-            continue
-        causes = [change.cause for change in entry.changes if change.mode is Mode.FORGET]
-        if causes and entry.client_index is not None:
-            marks[entry.client_index] = ForgetMark(causes[-1], fingerprint(entry.message))
-    for item in stage.dropped:
-        if item.change.mode is Mode.FORGET:
-            marks[item.client_index] = ForgetMark(item.change.cause, 0)
-    return marks
+def _holds_numbers(note: Note) -> bool:
+    return all(isinstance(value, int | float) for value in note.values.values())
+
+
+def _annotates(given: Sequence[Message], after: Sequence[Message]) -> bool:
+    """Whether a policy may have said something of a message."""
+    if not _says(after):
+        return False
+    known = set(map(id, given))
+    return any(ANNOTATION in message and id(message) not in known for message in after)
+
+
+def _says(messages: Sequence[Message]) -> bool:
+    """Whether anything is said of a message."""
+    return any(map(contains, messages, repeat(ANNOTATION)))
+
+
+def _held_back(given: list[Message], after: list[Message], context: Context) -> set[int]:
+    """Which messages are pinned, and not to be forgotten."""
+    calls, known = context.calls(given), set(map(id, given))
+    kept = with_partners(pinned(given), calls)
+    told = {i for i, message in enumerate(after) if forgets(message, known)} if kept else set()
+    if not told:
+        return kept
+    spared = {each for index in told for each in identities(after[index])}
+    gone = {index for index, message in enumerate(given) if id(message) in spared}
+    gone |= {old for old, new in align(given, after) if new in told}
+    return kept - with_partners(gone, calls)
+
+
+def _owned(given: list[Message], after: list[Message]) -> list[Message]:
+    """``after`` without messages that the policy may hold on to and change later."""
+    known = set(map(id, given))
+    result: list[Message] = []
+    for message in after:
+        if id(message) in known:
+            result.append(message)
+        elif isinstance(message, MarkedMessage):
+            result.append(MarkedMessage(_copy(message), message.origin, message.mark))
+        else:
+            result.append(_copy(message))
+    return result
 
 
 def _is_list(after: object) -> bool:

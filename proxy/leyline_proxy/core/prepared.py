@@ -47,6 +47,8 @@ class SentMessage(msgspec.Struct, frozen=True, gc=False):  # no cycle leads thro
     client_index: int | None
     """Its place in the client's list; None for one that a policy put in."""
     changes: tuple[Change, ...] = ()
+    moved_from: int | None = None
+    """Its place in the client's list, where a policy moved it past others or sent it twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class Prepared:
     """By index in the client's list. Independent of what other policies did to the message."""
     notes: tuple[Note, ...] = ()
     """What policies reported."""
-    states: Mapping[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     """What policies left for the session's next turn, by their place in the pipeline."""
     wanted: tuple[Completion, ...] = field(default=(), repr=False)
     """What policies ask a model to write, beside the request."""

@@ -19,16 +19,22 @@ Edits that forget never wait, nor does any edit of what the engine hasn't seen y
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
+from leyline_engine.contract import Mode
 from leyline_policies import EditCost, Note
+from leyline_policies.verbs import Verbs, unannotated
 
 from .messages import Message
-from .prepared import DECLARED, Prepared, SentMessage
+from .prepared import DECLARED, Change, Prepared, SentMessage
 from .stage import find_fault
 
 SCHEDULER = "scheduler"
+_VERBS = f"policy:{Verbs.name}:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +72,14 @@ def pending(last: Prepared, now: Prepared) -> Prepared | None:
     """``now`` with the edits of earlier messages as ``last`` had them; None where they can't wait.
 
     They can where the client's list only grew, nothing of it is to be forgotten anew or was edited
-    by the caller's own declaration, and the outcome is a list that can be sent.
+    by the caller's own word, and the outcome is a list that can be sent, with all that is new.
     """
     count = len(last.client)
     if (
-        now.client_fingerprints[:count] != last.client_fingerprints
+        len(now.client) == count
+        or now.client_fingerprints[:count] != last.client_fingerprints
         or any(now.forget_marks.get(i) != last.forget_marks.get(i) for i in range(count))
         or _declared(now, count) != _declared(last, count)
-        or len(now.client) == count
     ):
         return None
     first_new = next(
@@ -84,11 +90,15 @@ def pending(last: Prepared, now: Prepared) -> Prepared | None:
         ),
         len(now.sent),
     )
-    sent = (*last.sent, *now.sent[first_new:])
-    if _same(sent, now.sent):
+    ahead, new = now.sent[:first_new], now.sent[first_new:]
+    insertions_forget = _forgotten_insertions(ahead) - _forgotten_insertions(last.sent)
+    if insertions_forget or _has_moved(last, now, ahead, new):
         return None
+    sent = (*(_as_it_is(entry, now.client) for entry in last.sent), *new)
     dropped = (*last.dropped, *(d for d in now.dropped if d.client_index >= count))
-    if find_fault([entry.message for entry in now.sent], [entry.message for entry in sent]):
+    if _same(sent, now.sent) or find_fault(
+        [entry.message for entry in now.sent], [entry.message for entry in sent]
+    ):
         return None
     return replace(now, sent=sent, dropped=dropped)
 
@@ -101,9 +111,9 @@ def balance(held: Prepared, now: Prepared, seen: int, tokens: Callable[[Message]
     """
     prefix = _common(held.sent, now.sent)
     # What is new on this turn is prefilled either way.
-    fresh = {id(entry.message) for entry in held.sent[seen:]}
+    fresh = len(held.sent) - seen
     known = {id(entry.message) for entry in held.sent}
-    behind = [entry.message for entry in now.sent[prefix:] if id(entry.message) not in fresh]
+    behind = [entry.message for entry in now.sent[prefix : len(now.sent) - fresh]]
     return Balance(
         reclaimed=_total(held.sent, tokens) - _total(now.sent, tokens),
         recomputed=sum(map(tokens, behind)),
@@ -162,21 +172,63 @@ def schedule(
     return replace(held, notes=(*now.notes, note))
 
 
-def _declared(prepared: Prepared, count: int) -> list[tuple[int, bool]]:
-    """Which of the first messages the caller declared edits of, and whether they are gone."""
-    changed = [
-        (entry.client_index, False)
+def _declared(prepared: Prepared, count: int) -> list[tuple[int, Message | None]]:
+    """Which of the first messages the caller declared edits of, and what they became."""
+    changed: list[tuple[int, Message | None]] = [
+        (entry.client_index, entry.message)
         for entry in prepared.sent
-        if entry.client_index is not None
+        if entry.changes
+        and entry.client_index is not None
         and entry.client_index < count
-        and any(change.cause == DECLARED for change in entry.changes)
+        and any(map(_is_callers, entry.changes))
     ]
     gone = [
-        (item.client_index, True)
+        (item.client_index, None)
         for item in prepared.dropped
-        if item.client_index < count and item.change.cause == DECLARED
+        if item.client_index < count and _is_callers(item.change)
     ]
     return changed + gone
+
+
+def _is_callers(change: Change) -> bool:
+    """Whether it was asked for by name: declared in the request, or said of the message."""
+    return change.cause == DECLARED or change.cause.startswith(_VERBS)
+
+
+def _forgotten_insertions(entries: Sequence[SentMessage]) -> Counter[str]:
+    """Who edited messages that policies put in, to be forgotten."""
+    return Counter(
+        change.cause
+        for entry in entries
+        if entry.client_index is None
+        for change in entry.changes
+        if change.mode is Mode.FORGET
+    )
+
+
+def _has_moved(
+    last: Prepared, now: Prepared, ahead: Sequence[SentMessage], new: Sequence[SentMessage]
+) -> bool:
+    """Whether anything moved past the first new message: it would be missing, or sent twice."""
+    count = len(last.client)
+    if any(e.moved_from is not None and e.moved_from < count for e in new):
+        return True
+    if not any(item.client_index >= count for item in now.dropped):
+        return False
+    # One that is gone may be what a policy wrote further ahead.
+    put_in = [e.message for e in ahead if e.client_index is None]
+    known = [e.message for e in last.sent if e.client_index is None]
+    return any(message not in known for message in put_in)
+
+
+def _as_it_is(entry: SentMessage, client: Sequence[Message]) -> SentMessage:
+    """A message that was sent before, with the markers and in the form that it has now."""
+    if entry.changes or entry.client_index is None:
+        return entry
+    message = unannotated(client[entry.client_index])
+    if message is entry.message or message == entry.message:
+        return entry
+    return msgspec.structs.replace(entry, message=message)
 
 
 def _same(left: Sequence[SentMessage], right: Sequence[SentMessage]) -> bool:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import msgspec
 
 from leyline_engine.contract import Mode
-from leyline_policies.marks import MarkedMessage, mark_of, pair_by_origin
+from leyline_policies.marks import Mark, MarkedMessage, mark_of, marks_since, pair_by_origin
 
 from .diff import diff_messages
-from .messages import Message, MessageError, call_ids, check_message, check_messages
-from .prepared import Change, DroppedMessage, Fault, PolicyFault, SentMessage
+from .messages import Message, MessageError, call_ids, check_message, check_messages, fingerprint
+from .prepared import Change, DroppedMessage, Fault, ForgetMark, PolicyFault, SentMessage
 
 Sensitive = Callable[[Message], frozenset[str]]
 """What of a message is sensitive; an edit that takes any of it away is a forget."""
@@ -26,6 +26,9 @@ class Stage:
     sent: tuple[SentMessage, ...]
     dropped: tuple[DroppedMessage, ...] = ()
     faults: tuple[PolicyFault, ...] = ()
+    demands: Mapping[int, ForgetMark] = field(default_factory=dict)
+    """What is to be forgotten, by index in the client's list: the last edit that said so, whatever
+    became of the message behind it."""
 
     @cached_property
     def messages(self) -> list[Message]:
@@ -52,32 +55,141 @@ def advance(
         change: what holds for edits that it didn't mark.
     """
     places = _edited_places(given, after)
+    edited = _Edited(given, change, sensitive)
     if places is not None:
         entries = list(stage.sent)
         for index in places:
             if after[index] != given[index]:
-                entries[index] = _changed(entries[index], after[index], change, sensitive)
-        return replace(stage, sent=tuple(entries))
+                entries[index] = edited.changed(entries[index], after[index])
+        return replace(stage, sent=tuple(entries), demands={**stage.demands, **edited.demands})
     sent: list[SentMessage] = []
     dropped = list(stage.dropped)
-    for old_at, new_at in _aligned(given, after):
+    for old_at, new_at in edited.steps(after):
         entry = stage.sent[old_at] if old_at is not None else None
         message = after[new_at] if new_at is not None else None
         mark = mark_of(message) if message is not None else None
         if entry is None:
-            if message is not None and not (mark and mark.dropped):
-                sent.append(SentMessage(message, None, (_marked(change, message),)))
+            if message is None:
+                continue
+            place = edited.place_of(message)
+            source = stage.sent[place] if place >= 0 else None
+            if mark is None or not mark.dropped:
+                sent.append(edited.put_in(message, source))
+            elif source is not None:
+                edited.demand(source, message)  # it was moved before it was dropped
         elif message is None or (mark is not None and mark.dropped):
-            if entry.client_index is not None:
-                gone = _marked(change, message)
-                if sensitive is not None and sensitive(entry.message):
-                    gone = replace(gone, mode=Mode.FORGET)
-                dropped.append(DroppedMessage(entry.client_index, gone))
+            dropped += edited.dropped(entry, message)
         elif old_at is not None and (message is given[old_at] or message == given[old_at]):
             sent.append(entry)
         else:
-            sent.append(_changed(entry, message, change, sensitive))
-    return replace(stage, sent=tuple(sent), dropped=tuple(dropped))
+            sent.append(edited.changed(entry, message))
+    demands = {**stage.demands, **edited.demands}
+    return replace(stage, sent=tuple(sent), dropped=tuple(dropped), demands=demands)
+
+
+class _Edited:
+    """One policy's edits as they are made, and what they demand to be forgotten.
+
+    Args:
+        given: what the policy was given.
+        change: what holds for edits that it didn't mark.
+    """
+
+    def __init__(
+        self, given: Sequence[Message], change: Change, sensitive: Sensitive | None
+    ) -> None:
+        self._given = given
+        self._change = change
+        self._sensitive = sensitive
+        self.demands: dict[int, ForgetMark] = {}
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {id(message): place for place, message in enumerate(self._given)}
+
+    def changed(self, entry: SentMessage, message: Message) -> SentMessage:
+        """An edited message in its place."""
+        if not _differs(entry.message, message):
+            # Only a volatile marker differs: no edit, but what the policy wants is sent.
+            return msgspec.structs.replace(entry, message=message)
+        if isinstance(message, MarkedMessage) and not isinstance(message.origin, MarkedMessage):
+            own = _marked(self._change, (message.mark,))  # edited once, as most are
+        else:
+            own = self._marked(message)
+        if self._sensitive is not None and own.mode is not Mode.FORGET:
+            found = self._sensitive(entry.message)
+            if found and found - self._sensitive(message):
+                own = replace(own, mode=Mode.FORGET)
+        done = msgspec.structs.replace(entry, message=message, changes=(*entry.changes, own))
+        self._demand(done, own, fingerprint(message) if own.mode is Mode.FORGET else 0)
+        return done
+
+    def put_in(self, message: Message, source: SentMessage | None) -> SentMessage:
+        """A message that wasn't there; ``source`` is the one that it was made from elsewhere."""
+        own = self._marked(message)
+        done = SentMessage(message, None, (own,), _client_place(source) if source else None)
+        self._demand(done, own, fingerprint(message) if own.mode is Mode.FORGET else 0)
+        return done
+
+    def dropped(self, entry: SentMessage, message: Message | None) -> Iterator[DroppedMessage]:
+        """A message that is gone."""
+        own = self.demand(entry, message)
+        if entry.client_index is not None:
+            yield DroppedMessage(entry.client_index, own)
+
+    def demand(self, entry: SentMessage, message: Message | None) -> Change:
+        """What is said of a message that is gone, noted where it is to be forgotten."""
+        own = self._marked(message)
+        if self._sensitive is not None and self._sensitive(entry.message):
+            own = replace(own, mode=Mode.FORGET)
+        self._demand(entry, own, 0)
+        return own
+
+    def steps(self, after: Sequence[Message]) -> Iterator[tuple[int | None, int | None]]:
+        """As :func:`_aligned`, where no message stands for another than it was made from."""
+        for old_at, new_at in _aligned(self._given, after):
+            if old_at is not None and new_at is not None:
+                place = self.place_of(after[new_at])
+                if place not in (old_at, -1) and self._given[place] is not self._given[old_at]:
+                    yield old_at, None
+                    yield None, new_at
+                    continue
+            yield old_at, new_at
+
+    def place_of(self, message: Message) -> int:
+        """Where the given message is that ``message`` was made from; -1 where it isn't known."""
+        while isinstance(message, MarkedMessage) and id(message) not in self._places:
+            message = message.origin
+        return self._places.get(id(message), -1)
+
+    def _demand(self, entry: SentMessage, change: Change, result: int) -> None:
+        place = _client_place(entry)
+        if change.mode is Mode.FORGET and place is not None:
+            self.demands[place] = ForgetMark(change.cause, result)
+
+    def _marked(self, message: Message | None) -> Change:
+        marks = [] if message is None else list(marks_since(message, self._places))
+        return _marked(self._change, marks)
+
+
+def declared_demands(
+    sent: Iterable[SentMessage], dropped: Iterable[DroppedMessage]
+) -> dict[int, ForgetMark]:
+    """What the client's own list demands to be forgotten."""
+    found = {
+        entry.client_index: ForgetMark(change.cause, fingerprint(entry.message))
+        for entry in sent
+        for change in entry.changes
+        if entry.client_index is not None and change.mode is Mode.FORGET
+    }
+    for item in dropped:
+        if item.change.mode is Mode.FORGET:
+            found[item.client_index] = ForgetMark(item.change.cause, 0)
+    return found
+
+
+def _client_place(entry: SentMessage) -> int | None:
+    return entry.moved_from if entry.client_index is None else entry.client_index
 
 
 def find_fault(before: Sequence[Message], after: object) -> Fault | None:
@@ -174,20 +286,6 @@ def _aligned(
         old_at, new_at = old + 1, new + 1
 
 
-def _changed(
-    entry: SentMessage, message: Message, change: Change, sensitive: Sensitive | None
-) -> SentMessage:
-    if not _differs(entry.message, message):
-        # Only a volatile marker differs: no edit, but what the policy wants is sent.
-        return msgspec.structs.replace(entry, message=message)
-    own = _marked(change, message)
-    if sensitive is not None and own.mode is not Mode.FORGET:
-        found = sensitive(entry.message)
-        if found and found - sensitive(message):
-            own = replace(own, mode=Mode.FORGET)
-    return SentMessage(message, entry.client_index, (*entry.changes, own))
-
-
 def _differs(old: Message, new: Message) -> bool:
     # A text that differs says so at once; the long way is for markers and forms of content.
     if old.get("content") != new.get("content") and isinstance(new.get("content"), str):
@@ -199,14 +297,16 @@ def _steps_differ(old: Message, new: Message) -> bool:
     return any(step.kind != "kept" for step in diff_messages([old], [new]).steps)
 
 
-def _marked(change: Change, message: Message | None) -> Change:
-    """``change`` as far as the policy's mark says nothing else."""
-    mark = mark_of(message) if message is not None else None
-    if mark is None or (mark.cause is None and mark.mode is None):
+def _marked(change: Change, marks: Sequence[Mark]) -> Change:
+    """``change`` as far as the policy's marks say nothing else: the strictest of them, where it
+    edited what it had edited."""
+    if all(mark.cause is None and mark.mode is None for mark in marks):
         return change
-    cause = change.cause if mark.cause is None else f"{change.cause}:{mark.cause}"
-    mode = change.mode if mark.mode is None else Mode(mark.mode)
-    return Change(cause, mode)
+    modes = [change.mode if mark.mode is None else Mode(mark.mode) for mark in marks]
+    mode = Mode.FORGET if Mode.FORGET in modes else Mode.AMORTIZE
+    told = [mark.cause for mark, each in zip(marks, modes, strict=True) if each is mode]
+    causes = [cause for cause in (*told, *(mark.cause for mark in marks)) if cause is not None]
+    return Change(f"{change.cause}:{causes[0]}" if causes else change.cause, mode)
 
 
 def _unanswered(messages: Iterable[Message]) -> set[str]:

@@ -25,7 +25,7 @@ from ..telemetry.metrics import Metrics
 from ..upstream.client import UpstreamClient
 from ..upstream.handshake import Handshake
 from .planning import Draft, PlanInput, Planned, draft_turn, plan_turn, prompt_question
-from .policy_facts import PolicyMemos, policy_session, token_counter
+from .policy_facts import PolicyMemos, policy_session, renderer_of, token_counter
 from .sensitive import sensitive_rule
 from .time_limit import TimeLimit
 
@@ -110,7 +110,8 @@ class Planner:
         if not given.policies and not request.annotations:
             return draft_turn(given, self._metrics)
         book = self._costs.get(request.model) or CostBook()
-        with self._memos.of(request.tenant.name, session_id, given.policies) as memo:
+        renderer = renderer_of(status, request.model)
+        with self._memos.of(request.tenant.name, session_id, given.policies, renderer) as memo:
             facts = policy_session(
                 given.session,
                 status,

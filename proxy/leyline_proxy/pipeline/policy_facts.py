@@ -24,30 +24,39 @@ _MAX_MEMOS = 256
 """Sessions whose per-message results are kept; others compute them anew."""
 
 
+_Kept = tuple[Sequence[Policy], ChatRenderer | None, Memo]
+
+
 class PolicyMemos:
     """Per-message results of policies, by session; the least recently used go first.
 
-    They hold for one pipeline: a session that is given other policies begins anew.
+    They hold for one pipeline and one tokenizer: a session that is given others begins anew.
     """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str], tuple[Sequence[Policy], Memo]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
         self._lock = Lock()
 
     @contextmanager
-    def of(self, tenant: str, session: str, policies: Sequence[Policy]) -> Iterator[Memo]:
+    def of(
+        self,
+        tenant: str,
+        session: str,
+        policies: Sequence[Policy],
+        renderer: ChatRenderer | None = None,
+    ) -> Iterator[Memo]:
         """The session's memo, for one turn at a time: another turn meanwhile gets one of its own.
 
         It is lost where the turn fails.
         """
         with self._lock:
-            known, memo = self._kept.pop((tenant, session), ((), Memo()))
-        if known is not policies:
-            memo = Memo()
+            known = self._kept.pop((tenant, session), None)
+        fits = known is not None and known[0] is policies and known[1] is renderer
+        memo = known[2] if known is not None and fits else Memo()
         memo.next_turn()
         yield memo
         with self._lock:
-            self._kept[tenant, session] = (policies, memo)
+            self._kept[tenant, session] = (policies, renderer, memo)
             while len(self._kept) > _MAX_MEMOS:
                 self._kept.popitem(last=False)
 
@@ -70,10 +79,9 @@ def policy_session(
         model: as the request names it.
         now: seconds since the epoch.
     """
-    capability = status.capability
-    served = capability is not None and capability.model == model
+    served = status.capability if _serves(status, model) else None
     return PolicySession(
-        window=capability.max_context if capability is not None and served else None,
+        window=served.max_context if served is not None else None,
         idle_s=max(0.0, now - session.updated) if session is not None and session.answered else 0.0,
         elapsed_s=max(0.0, now - session.created) if session is not None else 0.0,
         model=model,
@@ -81,10 +89,20 @@ def policy_session(
         states=session.policy_states if session is not None else {},
         completions=session.completions if session is not None else {},
         memo=memo,
-        count=token_counter(status.rendering.renderer if served else None),
+        count=token_counter(renderer_of(status, model)),
         limit=limit,
         sensitive=sensitive,
     )
+
+
+def _serves(status: UpstreamStatus, model: str) -> bool:
+    """Whether what is known of the engine's model holds for ``model``."""
+    return status.capability is not None and status.capability.model == model
+
+
+def renderer_of(status: UpstreamStatus, model: str) -> ChatRenderer | None:
+    """The model's own tokenizer and template, where they are at hand."""
+    return status.rendering.renderer if _serves(status, model) else None
 
 
 def known_objects(

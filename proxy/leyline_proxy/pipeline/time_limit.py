@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from threading import Event, Lock, Thread
+from threading import Lock, Thread
 from typing import Generic, TypeVar
 
 from ..core.prepare import PolicyTimeoutError
@@ -43,22 +43,21 @@ class TimeLimit:
             raise PolicyTimeoutError("too many calls hang")
         running = _Call(call)
         running.thread.start()
-        if not running.done.wait(self._seconds):
+        if not running.ends_in(self._seconds):
             self._leave(running)
             raise PolicyTimeoutError("the call takes too long")
         return running.result()
 
     def _leave(self, running: _Call[T]) -> None:
-        stop = ctypes.pythonapi.PyThreadState_SetAsyncExc
-        stop(ctypes.c_ulong(running.thread.ident or 0), ctypes.py_object(_StoppedError))
-        if running.done.wait(_STOP_S):
+        running.stop()
+        if running.ends_in(_STOP_S):
             return
         with self._lock:
             self._stuck += 1
         Thread(target=self._await_end, args=(running,), daemon=True).start()
 
     def _await_end(self, running: _Call[T]) -> None:
-        running.done.wait()
+        running.thread.join()
         with self._lock:
             self._stuck -= 1
 
@@ -67,22 +66,59 @@ class _Call(Generic[T]):
     """One call and what came of it."""
 
     def __init__(self, call: Callable[[], T]) -> None:
-        self.done = Event()
         self.thread = Thread(target=self._run, name="leyline-policy", daemon=True)
         self._call = call
+        self._lock = Lock()
+        self._runs = self._stopped = False
         self._value: list[T] = []
         self._error: BaseException | None = None
 
+    def ends_in(self, seconds: float) -> bool:
+        """Whether its thread has ended after so long."""
+        self.thread.join(seconds)
+        return not self.thread.is_alive()
+
     def result(self) -> T:
-        """What it returned. Raises what it raised."""
-        if self._error is not None:
+        """What it returned.
+
+        Raises what it raised; what would end more than the call, as a RuntimeError.
+        """
+        if isinstance(self._error, Exception):
             raise self._error
+        if self._error is not None:
+            raise RuntimeError(f"the call raised {type(self._error).__name__}") from self._error
         return self._value[0]
 
+    def stop(self) -> None:
+        """Interrupt the call, unless it has ended."""
+        with self._lock:
+            self._stopped = True
+            # A thread that has ended may have left its number to another.
+            if self._runs:
+                _interrupt(self.thread, ctypes.py_object(_StoppedError))
+
     def _run(self) -> None:
+        try:
+            with self._lock:
+                self._runs = not self._stopped
+            if self._runs:
+                self._called()
+                self._end()
+        except _StoppedError:  # it came when the call was over; it comes but once
+            self._end()
+
+    def _called(self) -> None:
         try:
             self._value.append(self._call())
         except BaseException as error:  # handed on to the caller
             self._error = error
-        finally:
-            self.done.set()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._runs = False
+            # One that is on its way must not arrive in what threads do behind this.
+            _interrupt(self.thread, None)
+
+
+def _interrupt(thread: Thread, error: ctypes.py_object[type[BaseException]] | None) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from time import process_time
 from typing import Any
 
 from hypothesis import given
@@ -119,3 +120,15 @@ def test_kept_messages_stand_once_in_their_order(talk: list[Message], data: Any)
     wanted = [talk[index] for index in sorted(kept)]
     assert [m for m in found if any(m is each for each in wanted)] == wanted
     assert max(Counter(map(id, found)).values(), default=1) == 1
+
+
+def test_thousands_that_are_alike_are_aligned_in_time() -> None:
+    """What stands once in either list is found; the rest is left as it was."""
+    before = [_user(f"{index}" if index % 100 == 0 else "ok") for index in range(6_000)]
+    after = [dict(m) for i, m in enumerate(before) if i % 9 != 1]
+    started = process_time()
+    pairs = align(before, after)
+    assert process_time() - started < 2.0
+    assert {before[old]["content"] for old, _ in pairs} >= {"200", "400", "5900"}
+    assert all(before[old] == after[new] for old, new in pairs)
+    assert put_back(before, after, {0, 200})[0] is before[0]

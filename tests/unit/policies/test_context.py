@@ -21,6 +21,7 @@ from leyline_policies import (
     function_policy,
     run,
 )
+from leyline_policies.registry import Candidate, Registry
 
 TALK: list[Message] = [{"role": "user", "content": "abcd" * 10}, {"role": "user", "content": "b"}]
 
@@ -217,3 +218,23 @@ def test_cost_of_an_edit_depends_on_the_engine() -> None:
 def test_rough_count_sees_all_that_is_prompted(message: Message, characters: int) -> None:
     """Texts, reasoning and calls of every form count a quarter of a token per character."""
     assert approximate_tokens(message) == characters // 4 + 3
+
+
+def test_a_setting_called_context_is_no_context() -> None:
+    """Only the third argument is; a keyword is the policy's own."""
+
+    def marked(messages: list[Message], turn_idx: int, *, context: str = "c") -> list[Message]:
+        return [*messages, {"role": "user", "content": context}]
+
+    class Marked:
+        name, mode = "marked", "amortize"
+
+        def transform(
+            self, messages: list[Message], turn_idx: int, *, context: str = "d"
+        ) -> list[Message]:
+            return marked(messages, turn_idx, context=context)
+
+    assert apply(function_policy()(marked), list(TALK), 0)[-1]["content"] == "c"
+    assert apply(Marked(), list(TALK), 0)[-1]["content"] == "d"  # type: ignore[arg-type]
+    registry = Registry([Candidate("marked", "a test", lambda: marked)])
+    assert [each.name for each in registry.get("marked").parameters] == ["context"]

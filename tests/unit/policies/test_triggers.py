@@ -165,3 +165,15 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     except SpecError:
         return
     assert text.strip()
+
+
+def test_a_call_that_is_null_is_none() -> None:
+    """Clients write out members that they don't use."""
+    message: Message = {
+        "role": "assistant",
+        "content": "x",
+        "function_call": None,
+        "tool_calls": None,
+    }
+    assert not tool_uses(0).fires([message], Context())
+    assert tool_uses(0).fires([message | {"function_call": {"name": "f"}}], Context())

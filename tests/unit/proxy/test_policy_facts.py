@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
-from leyline_policies import Policy, load_pipeline
+from leyline_policies import Memo, Policy, load_pipeline
 from leyline_proxy.core.messages import Message, fingerprint
 from leyline_proxy.pipeline.policy_facts import PolicyMemos, known_objects, token_counter
+from leyline_proxy.render import ChatRenderer
 
 
 def _computed(memos: PolicyMemos, message: Message, policies: Sequence[Policy]) -> bool:
@@ -55,3 +57,14 @@ def test_tokens_count_text_and_calls() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "x" * 400}}
     assert count({"role": "user", "content": "x" * 400}) == 103
     assert count({"role": "assistant", "content": None, "tool_calls": [call]}) == 103
+
+
+def test_tokens_are_counted_anew_by_another_tokenizer() -> None:
+    """What was computed with one says nothing of the other's."""
+    memos, policies = PolicyMemos(), load_pipeline("keep_all")
+    one, other = cast("list[ChatRenderer]", [object(), object()])
+    found: list[Memo] = []
+    for renderer in (None, one, one, other):
+        with memos.of("t", "s", policies, renderer) as memo:
+            found.append(memo)
+    assert [each is found[1] for each in found] == [False, True, True, False]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -56,3 +59,41 @@ def test_calls_that_cannot_be_stopped_shut_the_door_until_they_end() -> None:
         except PolicyTimeoutError:
             time.sleep(0.01)
     assert made[:1] == [2]
+
+
+def test_a_stop_that_comes_late_hurts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that end about when they are stopped leave other threads alone, and none behind."""
+    hurt: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: hurt.append(args.exc_type))
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: hurt.append(args.exc_type))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    limit, ended = TimeLimit(0.001), []
+
+    def busy(seconds: float) -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+
+    def many() -> None:
+        for number in range(150):
+            with contextlib.suppress(PolicyTimeoutError):
+                limit(partial(busy, 0.001 + (number % 7 - 3) * 1e-5))
+        ended.append(1)
+
+    callers = [threading.Thread(target=many, daemon=True) for _ in range(6)]
+    try:
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join(30)
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(ended) == len(callers)
+    assert hurt == []
+
+
+def test_what_would_end_the_process_ends_the_call() -> None:
+    """A call that leaves with SystemExit has failed, and no more."""
+    with pytest.raises(RuntimeError, match="SystemExit"):
+        TimeLimit(5.0)(sys.exit)

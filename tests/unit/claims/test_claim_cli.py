@@ -1,0 +1,102 @@
+"""``leyline claims``: found by entry point, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner, Result
+
+from leyline_engine.claims import command
+from leyline_engine.claims.events import AnyEvent
+from leyline_engine.claims.reader import read
+from leyline_engine.claims.verdict import Verdict
+from leyline_proxy.cli import build_app
+
+
+def run(*arguments: str) -> Result:
+    """``leyline claims`` with these arguments."""
+    return CliRunner().invoke(build_app(), ["claims", *arguments])
+
+
+def test_litmus_writes_every_case_with_its_events(tmp_path: Path) -> None:
+    """Another reader can check the verdicts from the file alone."""
+    out = tmp_path / "new" / "litmus.json"
+    result = run("litmus", "--engine", "micro", "--json", str(out))
+    assert result.exit_code == 0, result.output
+    assert "13 of 13" in result.output
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert (document["engine"], document["passed"], document["of"]) == ("micro", 13, 13)
+    for case in document["cases"]:
+        assert case["passed"] and case["mutants"] and not case["missed"]
+        events = msgspec.convert(case["events"], list[AnyEvent])
+        assert read(events) == msgspec.convert(case["verdict"], Verdict)
+
+
+def test_sweep_writes_figures_and_a_picture(tmp_path: Path) -> None:
+    """28 rows as documented, and a PNG."""
+    out, plot = tmp_path / "sweep.json", tmp_path / "new" / "sweep.png"
+    result = run("sweep", "--engine", "micro", "--json", str(out), "--plot", str(plot))
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
+    assert len(rows) == 28
+    hard = {row["usable"]: row for row in rows if row["policy"] == "hard"}
+    assert (hard[120]["served"], hard[120]["blocking"]) == (False, ["a/c"])
+    assert (hard[130]["served"], hard[130]["resident"]) == (True, 60)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["litmus", "sweep"])
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [("sglang", "takes no claims yet"), ("replay", "takes no claims yet"), ("vllm", "no engine")],
+)
+def test_other_engines_are_refused_and_the_working_ones_named(
+    name: str, engine: str, says: str
+) -> None:
+    """A usage error, and no figures."""
+    result = run(name, "--engine", engine)
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert says in said and said.endswith("what works: micro")
+
+
+def test_a_failed_case_is_told_and_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read stands beside what was expected."""
+    first, *rest = command.CASES
+    broken = replace(first, outcomes=first.outcomes[:-1])
+    monkeypatch.setattr(command, "CASES", (broken, *rest))
+    result = run("litmus")
+    assert result.exit_code == 1
+    assert "12 of 13" in result.output and "FAILED" in result.output
+
+
+def test_a_picture_of_no_known_kind_is_a_usage_error(tmp_path: Path) -> None:
+    """The suffix is named."""
+    result = run("sweep", "--plot", str(tmp_path / "sweep.doc"))
+    assert result.exit_code == 2
+    assert "sweep.doc has no suffix of a picture" in " ".join(result.output.split())
+
+
+def test_without_matplotlib_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figures are there all the same."""
+    real = builtins.__import__
+
+    def absent(name: str, *rest: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    out = tmp_path / "sweep.json"
+    result = run("sweep", "--json", str(out), "--plot", str(tmp_path / "sweep.png"))
+    assert result.exit_code == 2
+    assert "leyline-kv[bench]" in result.output
+    assert len(json.loads(out.read_text(encoding="utf-8"))["rows"]) == 28

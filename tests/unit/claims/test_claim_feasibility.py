@@ -1,0 +1,173 @@
+"""The admission check against sets of pages counted one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leyline_engine.claims.events import Run
+from leyline_engine.claims.feasibility import Arithmetic, Demand, Feasibility, check
+from leyline_engine.claims.protection import ClaimKey, Protection
+
+SGLANG = Arithmetic(page_size=4, clip_output=32, strict=True)
+MICRO = Arithmetic(page_size=4, clip_output=32, strict=False, whole_pages=True)
+SOURCES = ("x", "y", "z")
+
+
+@dataclass(frozen=True)
+class Held:
+    """A claim over pages ``[start, end)`` but for a hole."""
+
+    key: ClaimKey
+    source: str
+    start: int
+    end: int
+    hole: int
+    deadline: int | None
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        if self.start < self.hole < self.end - 1:
+            before = Run(self.source, self.start, self.hole)
+            return (before, Run(self.source, self.hole + 1, self.end))
+        return (Run(self.source, self.start, self.end),)
+
+    @property
+    def pages(self) -> set[tuple[str, int]]:
+        return {(r.source, page) for r in self.runs for page in range(r.start, r.end)}
+
+
+@st.composite
+def held_claims(draw: st.DrawFn) -> list[Held]:
+    """Claims of three tenants over three sources; some equal, nested or overlapping."""
+    found = []
+    for number in range(draw(st.integers(0, 8))):
+        start = draw(st.integers(0, 10))
+        found.append(
+            Held(
+                (draw(st.sampled_from("abc")), f"c{number}"),
+                draw(st.sampled_from(SOURCES)),
+                start,
+                start + draw(st.integers(1, 6)),
+                draw(st.integers(0, 16)),
+                draw(st.none() | st.sampled_from([50, 100, 200, 300])),
+            )
+        )
+    return found
+
+
+DEMANDS = st.builds(
+    lambda tenant, extra, output, source, matched: Demand(
+        tenant, matched * 4 + extra, output, source, matched
+    ),
+    st.sampled_from("abd"),
+    st.integers(0, 120),
+    st.integers(0, 60),
+    st.sampled_from([*SOURCES, "none"]),
+    st.integers(0, 14),
+)
+
+
+def fits(demand: Demand, claims: list[Held], arithmetic: Arithmetic, usable: int) -> bool:
+    """The inequality over sets of pages: what is locked, and all that the request comes to hold."""
+    page = arithmetic.page_size
+    locked = set().union(*(claim.pages for claim in claims)) if claims else set()
+    shared = {(demand.source, number) for number in range(demand.matched_pages)} & locked
+    work = demand.prompt_tokens - len(shared) * page + min(demand.max_new_tokens, 32)
+    if arithmetic.whole_pages:
+        while work % page:
+            work += 1
+    active = work + page
+    total = len(locked) * page + active
+    return total < usable if arithmetic.strict else total <= usable
+
+
+@settings(max_examples=300)
+@given(
+    claims=held_claims(),
+    gone=st.sets(st.integers(0, 7)),
+    demand=DEMANDS,
+    arithmetic=st.sampled_from([SGLANG, MICRO]),
+    pages=st.integers(1, 60),
+)
+def test_the_answer_is_that_of_counting_pages(
+    claims: list[Held],
+    gone: set[int],
+    demand: Demand,
+    arithmetic: Arithmetic,
+    pages: int,
+) -> None:
+    """Whether it fits, who is in the way, and the first deadline that helps; after changes too."""
+    usable, now = pages * 4, 40
+    protection = Protection()
+    for claim in claims:
+        protection.hold(claim.key, claim.runs, claim.deadline)
+    for number in sorted(gone & set(range(len(claims)))):
+        protection.let_go(claims[number].key)
+    left = [claim for number, claim in enumerate(claims) if number not in gone]
+    assert protection.pages == len(set().union(*(c.pages for c in left)) if left else set())
+
+    admission = check(demand, protection, arithmetic, usable, now)
+
+    own = {(demand.source, number) for number in range(demand.matched_pages)}
+    covered = [claim for claim in left if claim.pages <= own]
+    if fits(demand, left, arithmetic, usable):
+        assert admission.feasibility is Feasibility.FITS
+        assert admission.blocking == () and admission.retry_after_ms is None
+        return
+    only_own = [
+        Held(c.key, source, page, page + 1, -1, c.deadline)
+        for c in left
+        for source, page in c.pages & own
+    ]
+    if not fits(demand, only_own, arithmetic, usable):
+        assert admission.feasibility is Feasibility.TOO_LARGE
+        return
+    assert admission.feasibility is Feasibility.BLOCKED
+    blocking = {claim.key for claim in left if claim not in covered}
+    assert set(admission.blocking) == blocking
+    assert set(admission.own) == {name for owner, name in blocking if owner == demand.tenant}
+    assert admission.others == sum(owner != demand.tenant for owner, _ in blocking)
+    helps = [
+        deadline
+        for deadline in sorted({c.deadline for c in left if c.deadline is not None})
+        if fits(
+            demand,
+            [c for c in left if c.deadline is None or c.deadline > deadline],
+            arithmetic,
+            usable,
+        )
+    ]
+    expected = helps[0] - now if helps else None
+    assert admission.retry_after_ms == expected
+
+
+def test_sglang_wants_more_room_than_it_needs() -> None:
+    """At exact equality SGLang's arithmetic refuses and the allocator's admits."""
+    protection = Protection()
+    protection.hold(("a", "c"), (Run("x", 0, 10),), None)
+    demand = Demand("b", 12, 8)
+    assert check(demand, protection, SGLANG, 40 + 24, 0).feasibility is Feasibility.BLOCKED
+    assert check(demand, protection, SGLANG, 40 + 25, 0).feasibility is Feasibility.FITS
+    assert check(demand, protection, MICRO, 40 + 24, 0).feasibility is Feasibility.FITS
+    assert check(demand, protection, MICRO, 40 + 20, 0).feasibility is Feasibility.BLOCKED
+
+
+def test_output_counts_as_the_engine_estimates_it() -> None:
+    """Ten thousand tokens of output weigh no more than the clipped estimate."""
+    assert SGLANG.needed(100, 10_000) == 100 + 32 + 4
+    assert Arithmetic().needed(100, 10_000) == 100 + 4096 + 1
+
+
+def test_a_claim_on_the_requests_own_prefix_is_not_in_its_way() -> None:
+    """Its tokens count once, and another's claim is named alone."""
+    protection = Protection()
+    protection.hold(("a", "mine"), (Run("x", 0, 10),), None)
+    demand = Demand("a", 60, 0, "x", 10)
+    assert check(demand, protection, MICRO, 64, 0).feasibility is Feasibility.FITS
+    protection.hold(("b", "other"), (Run("y", 0, 1),), 9_000)
+    refused = check(demand, protection, MICRO, 64, 2_000)
+    assert refused.blocking == (("b", "other"),)
+    assert (refused.own, refused.others, refused.retry_after_ms) == ((), 1, 7_000)
