@@ -258,7 +258,7 @@ def pipeline(*policies: Policy, name: str = "pipeline") -> Policy:
 
 def when(trigger: Trigger, policy: Policy) -> Policy:
     """``policy`` on all that had been said when ``trigger`` last held."""
-    return Gated(policy, when_gate(trigger))
+    return _gated(policy, when_gate(trigger))
 
 
 def every(turns: int, policy: Policy) -> Policy:
@@ -267,7 +267,7 @@ def every(turns: int, policy: Policy) -> Policy:
     Raises:
         ValueError: fewer than one turn.
     """
-    return Gated(policy, every_gate(turns))
+    return _gated(policy, every_gate(turns))
 
 
 def at_least(tokens: int, policy: Policy) -> Policy:
@@ -276,7 +276,7 @@ def at_least(tokens: int, policy: Policy) -> Policy:
     Raises:
         ValueError: fewer than one token.
     """
-    return Gated(policy, at_least_gate(tokens))
+    return _gated(policy, at_least_gate(tokens))
 
 
 def when_gate(trigger: Trigger) -> Gate:
@@ -308,7 +308,7 @@ def at_least_gate(tokens: int) -> Gate:
 
 def all_gates(policy: Policy, gates: Sequence[Gate]) -> Policy:
     """``policy`` on all that had been said when every gate was last open at once."""
-    return Gated(policy, _Together(tuple(gates)))
+    return _gated(policy, _Together(tuple(gates)))
 
 
 def protect(
@@ -361,3 +361,11 @@ def whole_pairs(
     while end > 0 and messages[end].get("role") in RESULT_ROLES:
         end -= 1
     return end
+
+
+def _gated(policy: Policy, gate: Gate) -> Policy:
+    if policy.mode == "forget":
+        raise ValueError(
+            f"{policy.name} forgets, and that never waits: leave out when, every and at_least"
+        )
+    return Gated(policy, gate)

@@ -155,7 +155,8 @@ class TurnService:
         status, session = await self._handshake.current(), identity.session
         index = session.next_index if session is not None else 0
         given = PlanInput("count", request, policies, rules, session, status, index)
-        return await self._planner.count(given, identity.session_id)
+        known = identity.session_id if session is not None else None
+        return await self._planner.count(given, known)
 
     async def check_model(self, model: str) -> None:
         """Refuse a model that is not on the engine's list, after a second look at the list.

@@ -130,8 +130,8 @@ def pays(found: Balance, cost: EditCost, timing: Timing, *, turns: int, window: 
         turns: that the session has had.
         window: the model's, in tokens; None where unknown.
     """
-    if cost.splices and not timing.splicing_waits:
-        return True
+    if found.reclaimed <= 0 or (cost.splices and not timing.splicing_waits):
+        return True  # it isn't for their tokens that these edits are made
     if window is not None and found.prompt > timing.pressure * window:
         return True
     moved = found.recomputed - found.inserted

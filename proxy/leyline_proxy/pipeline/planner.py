@@ -73,8 +73,11 @@ class Planner:
         tokens = await self._tokens(question) if question is not None else None
         return await _worked(inline, partial(plan_turn, given, draft, self._metrics, tokens))
 
-    async def count(self, given: PlanInput, session_id: str) -> dict[str, Any]:
+    async def count(self, given: PlanInput, session_id: str | None) -> dict[str, Any]:
         """Prompt tokens of a turn that isn't sent, before and after its edits.
+
+        Args:
+            session_id: None for a session that isn't known.
 
         Raises:
             UnsupportedError: nobody can tell: the engine's chat template isn't known.
@@ -105,7 +108,7 @@ class Planner:
         """
         self._costs[model].learn(receipt, ttft_s)
 
-    def _draft(self, given: PlanInput, session_id: str) -> Draft:
+    def _draft(self, given: PlanInput, session_id: str | None) -> Draft:
         request, status = given.request, given.status
         if not given.policies and not request.annotations:
             return draft_turn(given, self._metrics)

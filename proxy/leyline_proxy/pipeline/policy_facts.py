@@ -41,14 +41,17 @@ class PolicyMemos:
     def of(
         self,
         tenant: str,
-        session: str,
+        session: str | None,
         policies: Sequence[Policy],
         renderer: ChatRenderer | None = None,
     ) -> Iterator[Memo]:
         """The session's memo, for one turn at a time: another turn meanwhile gets one of its own.
 
-        It is lost where the turn fails.
+        It is lost where the turn fails, and isn't kept for a session that has no name yet.
         """
+        if session is None:
+            yield Memo()
+            return
         with self._lock:
             known = self._kept.pop((tenant, session), None)
         fits = known is not None and known[0] is policies and known[1] is renderer

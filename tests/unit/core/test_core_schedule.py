@@ -145,7 +145,15 @@ def test_edits_are_sent_when_they_pay(
     assert pays(CASE, cost, timing, turns=turn, window=window) is expected
 
 
-@given(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 300), st.integers(1, 50_000))
+def test_edits_that_reclaim_nothing_are_not_held() -> None:
+    """It isn't for their tokens that they are made."""
+    timing = Timing(carry=0, need=0)
+    for reclaimed, expected in ((-5, True), (0, True), (1, False)):
+        case = replace(CASE, reclaimed=reclaimed)
+        assert pays(case, PLAIN, timing, turns=1, window=None) is expected
+
+
+@given(st.integers(1, 10_000), st.integers(0, 10_000), st.integers(1, 300), st.integers(1, 50_000))
 def test_more_reclaimed_never_makes_an_edit_wait(
     reclaimed: int, more: int, turn: int, window: int
 ) -> None:

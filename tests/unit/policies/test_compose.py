@@ -307,14 +307,27 @@ def test_dry_run_reports_and_does_nothing() -> None:
 def test_wrappers_say_what_the_inner_policy_says() -> None:
     """Name, mode, trust and whether anything is edited come from what is wrapped."""
     trusted, stranger = Clear(mode="forget"), Does("stranger", lambda messages: messages)
+    kept = protect(trusted, keep_last=1)
+    assert (kept.name, kept.mode, kept.trusted) == ("clear", "forget", True)
     for wrap in (lambda p: when(turns(1), p), lambda p: protect(p, keep_last=1)):
-        wrapped = wrap(trusted)
-        assert (wrapped.name, wrapped.mode, wrapped.trusted) == ("clear", "forget", True)
+        wrapped = wrap(Clear())
+        assert (wrapped.name, wrapped.mode, wrapped.trusted) == ("clear", "amortize", True)
         assert not getattr(wrap(stranger), "trusted", False)
         assert wrap(KeepAll()).edits is False
     assert (dry_run(trusted).mode, pipeline(trusted, stranger).mode) == ("amortize", "forget")
     assert getattr(pipeline(trusted, stranger), "trusted", None) is False
     assert getattr(pipeline(trusted, KeepAll()), "edits", None) is True
+
+
+@pytest.mark.parametrize(
+    "gated",
+    [lambda p: when(turns(1), p), lambda p: every(2, p), lambda p: at_least(9, p)],
+    ids=["when", "every", "at_least"],
+)
+def test_forgetting_does_not_wait(gated: Callable[[Policy], Policy]) -> None:
+    """A condition on a policy that forgets is refused, or a secret would stay for some turns."""
+    with pytest.raises(ValueError, match="redact forgets, and that never waits"):
+        gated(Redact("sk-abc"))
 
 
 def test_committed_part_splits_no_pair() -> None:
@@ -346,7 +359,7 @@ def test_numbers_out_of_range_are_refused(make: Callable[[], Policy], words: str
     [
         when(tokens(800), Clear()),
         every(3, Clear(by_hand=True)),
-        at_least(200, Redact(r"sk-\w+")),
+        protect(Redact(r"sk-\w+"), keep_first=1),
         protect(Redact(r"\w+@\w+\.org"), keep_first=2, keep_last=2, roles=["user"]),
         protect(Does("tail", lambda messages: [*messages[:1], *messages[-1:]]), roles=["user"]),
         pipeline(Redact("cache"), Clear(), when(turns(3), Clear())),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from leyline_policies import Context, Message, SpecError, load_pipeline
+from leyline_policies.builtin.drop_failed_calls import DropFailedCalls
 from leyline_policies.builtin.keep_all import KeepAll
-from leyline_policies.builtin.redact import Redact
 from leyline_policies.compose import DryRun, Gated, Protected
 from leyline_policies.context import apply
 from leyline_policies.modifiers import MODIFIERS, Modifiers
@@ -35,14 +35,14 @@ def test_defaults_wrap_nothing() -> None:
 def test_wrappers_lie_around_each_other_in_one_order() -> None:
     """Protection is innermost, then the conditions together, and the dry run around all."""
     (policy,) = load_pipeline(
-        "redact:pattern=x,dry_run=true,when='tokens > 5',at_least=10,protect_last=2"
+        "drop_failed_calls:dry_run=true,when='tokens > 5',at_least=10,protect_last=2"
     )
     assert isinstance(policy, DryRun)
     assert isinstance(policy.policy, Gated)
     protected = policy.policy.policy
     assert isinstance(protected, Protected)
-    assert (protected.policy, protected.keep_last) == (Redact("x"), 2)
-    assert (policy.name, policy.mode, protected.mode) == ("redact", "amortize", "forget")
+    assert (protected.policy, protected.keep_last) == (DropFailedCalls(), 2)
+    assert (policy.name, policy.mode) == ("drop_failed_calls", "amortize")
 
 
 @pytest.mark.parametrize(
