@@ -262,7 +262,7 @@ def test_schema_is_a_schema() -> None:
     [
         GOOD,
         "{}",
-        "policies: [keep_all: , drop_failed_calls: {pattern: x, when: 'tokens > 5', dry_run: true}]",
+        "policies: [keep_all: , drop_failed_calls: {when: 'tokens > 5', dry_run: true}]",
         "policies: [truncate_older_than: {tools: bash}]",
         "policies: [' keep_all ', 'redact:pattern=x']",
         "models: {m: {policies: [truncate_older_than: {tools: null, every: 2}]}}",
