@@ -80,8 +80,10 @@ def test_contracts_hold() -> None:
         ("leyline_engine/contract/__init__.py", "import torch", "pure Python"),
         ("leyline_engine/plan.py", "import leyline_engine.sglang", "knows neither engine"),
         ("leyline_engine/sglang/__init__.py", "import leyline_engine.replay", "of each other"),
+        ("leyline_engine/claims/book.py", "import torch", "Claims are pure"),
+        ("leyline_engine/claims/reader.py", "import leyline_engine.claims.book", "shares nothing"),
     ],
-    ids=["core", "proxy", "policies", "engine", "contract", "shared", "sglang"],
+    ids=["core", "proxy", "policies", "engine", "contract", "shared", "sglang", "claims", "reader"],
 )
 def test_violations_are_caught(sources: Path, module: str, statement: str, contract: str) -> None:
     """One forbidden import breaks the contract that forbids it."""

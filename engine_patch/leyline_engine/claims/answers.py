@@ -1,0 +1,55 @@
+"""What the book answers: effects on the cache, a claim's standing, and its refusals. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from .claim import Claim
+from .events import Run
+from .protection import ClaimKey
+from .states import State
+
+
+class UnknownClaimError(LookupError):
+    """No such claim, or another tenant's: the answer is the same."""
+
+    def __init__(self) -> None:
+        super().__init__("no claim has this id")
+
+
+class TickError(ValueError):
+    """A message of the clock is missing, doubled or runs backwards; nothing was changed."""
+
+
+class Change(StrEnum):
+    """What the cache has to do to pages."""
+
+    LOCK = "lock"
+    UNLOCK = "unlock"
+    RANK = "rank"
+    UNRANK = "unrank"
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One claim's change to pages. Locks add up, of ranks the highest counts."""
+
+    change: Change
+    claim: ClaimKey
+    runs: tuple[Run, ...]
+    priority: int = 0
+
+
+class ClaimStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim and where it stands."""
+
+    claim: Claim
+    state: State
+    cause: str = ""
+    """Why it ended as it did, where there is more to say than the state."""
+    deadline_ms: int | None = None
+    resident_tokens: int = 0
+    required_tokens: int = 0

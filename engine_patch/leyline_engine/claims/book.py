@@ -1,0 +1,391 @@
+"""The claims of one engine: who claims what, what holds, and what each change asks of the cache.
+
+Pure and without a clock: time is an ordered message (:meth:`ClaimBook.tick`), so that every rank of
+an engine comes to the same book. Methods return :class:`Effect`\\s, which the engine carries out
+before it does anything else; each is an event already.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from .answers import Change, ClaimStatus, Effect, TickError, UnknownClaimError
+from .claim import Claim
+from .events import (
+    ClaimRefused,
+    ClaimRequested,
+    Entered,
+    EventLedger,
+    Expired,
+    Found,
+    Locked,
+    Opened,
+    Ranked,
+    Released,
+    Run,
+    Ticked,
+    Unlocked,
+    Unranked,
+)
+from .feasibility import Admission, Arithmetic, Demand, check
+from .limits import Accounts, ClaimRefusedError, Limits
+from .protection import ClaimKey, Protection
+from .runs import count, first_pages, without
+from .states import FINAL, Facts, State, Trigger, advance
+
+MAX_ENDED = 4096
+"""Ended claims that are remembered, over all tenants; the oldest go first."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    claim: Claim
+    required: int
+    """Pages."""
+    state: State = State.REQUESTED
+    deadline_ms: int | None = None
+    runs: tuple[Run, ...] = ()
+    """Locked or ranked for it."""
+    locked: bool = False
+
+    @property
+    def key(self) -> ClaimKey:
+        return self.claim.tenant, self.claim.id
+
+
+class ClaimBook:
+    """The claims of one engine.
+
+    Args:
+        usable: pages of the pool.
+        now_ms: where the clock stands; every later time comes by :meth:`tick`.
+    """
+
+    def __init__(
+        self,
+        usable: int,
+        arithmetic: Arithmetic,
+        ledger: EventLedger,
+        *,
+        limits: Limits | None = None,
+        now_ms: int = 0,
+    ) -> None:
+        self.usable = usable
+        self.arithmetic = arithmetic
+        self.now_ms = now_ms
+        self._limits = limits or Limits()
+        self._events = ledger
+        self._protection = Protection()
+        self._live: dict[ClaimKey, _Entry] = {}
+        self._holders: dict[str, dict[ClaimKey, None]] = {}
+        """Who has pages locked or ranked, by source."""
+        self._ended: OrderedDict[ClaimKey, ClaimStatus] = OrderedDict()
+        self._accounts = Accounts(usable, arithmetic.page_size)
+        self._order = 0
+        ledger.append(
+            Opened(
+                usable=usable,
+                page_size=arithmetic.page_size,
+                strict=arithmetic.strict,
+                now_ms=now_ms,
+            )
+        )
+
+    # ── the owner's side ──────────────────────────────────────────────────────────────────────
+
+    def submit(self, claim: Claim, length: int | None) -> tuple[Effect, ...]:
+        """Take a new claim, or a later revision of one; :meth:`seek` comes next.
+
+        Args:
+            length: tokens of the predicate's source; None if the engine doesn't know it.
+
+        Returns:
+            What the earlier revision gives back.
+
+        Raises:
+            ClaimRefusedError: names the limit or field; an earlier revision stays as it is.
+        """
+        key = (claim.tenant, claim.id)
+        known = self._live.get(key)
+        required = claim.predicate.required_pages(self.arithmetic.page_size)
+        self._events.append(_requested(claim, required))
+        try:
+            self._check(claim, required, known, length)
+        except ClaimRefusedError as refusal:
+            self._events.append(
+                ClaimRefused(
+                    tenant=claim.tenant,
+                    claim=claim.id,
+                    revision=claim.revision,
+                    limit=refusal.field,
+                )
+            )
+            if known is None and key not in self._ended:
+                rejected = advance(State.REQUESTED, Trigger.REFUSE, Facts())
+                self._remember(key, ClaimStatus(claim=claim, state=rejected, cause=refusal.field))
+            raise
+        entry = _Entry(claim, required)
+        if known is None:
+            entry.state = advance(State.REQUESTED, Trigger.ENTER, Facts())
+        else:
+            entry.state = advance(known.state, Trigger.REVISE, Facts(protected=known.locked))
+            self._accounts.remove(known.claim, known.required, known.deadline_ms)
+        self._ended.pop(key, None)
+        self._enter(entry)
+        return self._let_go(known) if known else ()
+
+    def _check(self, claim: Claim, required: int, known: _Entry | None, length: int | None) -> None:
+        latest = self._revision(claim, known)
+        if claim.revision <= latest:
+            raise ClaimRefusedError(
+                "revision", f"{claim.revision} is not later than {latest}, which is in the book"
+            )
+        if length is None:
+            raise ClaimRefusedError("predicate.source", "the engine retains no such turn")
+        if claim.predicate.end > length:
+            raise ClaimRefusedError(
+                "predicate.end",
+                f"{claim.predicate.end} is past the end of the source, {length} tokens",
+            )
+        replaced = None if known is None else (known.claim, known.required)
+        self._accounts.check(self._limits, claim, required, replaced)
+
+    def _revision(self, claim: Claim, known: _Entry | None) -> int:
+        """The latest revision that took effect, also of a claim that has ended; 0 if none."""
+        if known is not None:
+            return known.claim.revision
+        ended = self._ended.get((claim.tenant, claim.id))
+        return ended.claim.revision if ended and ended.state is not State.REJECTED else 0
+
+    def release(self, tenant: str, claim: str) -> tuple[Effect, ...]:
+        """End a claim as its owner wishes; one that has ended stays as it ended.
+
+        Raises:
+            UnknownClaimError: not one of this tenant's.
+        """
+        entry = self._find(tenant, claim)
+        if entry is None:
+            return ()
+        state = advance(entry.state, Trigger.RELEASE, Facts(protected=entry.locked))
+        self._events.append(Released(tenant=tenant, claim=claim))
+        return self._end(entry, state)
+
+    def demote(self, tenant: str, claim: str) -> tuple[Effect, ...]:
+        """Give up a hard claim's locks; its pages keep its priority.
+
+        Raises:
+            UnknownClaimError: not one of this tenant's.
+            TransitionError: it has no locks.
+        """
+        entry = self._find(tenant, claim)
+        if entry is None:
+            raise UnknownClaimError
+        entry.state = advance(entry.state, Trigger.UNLOCK, Facts(protected=entry.locked))
+        runs = entry.runs
+        return (*self._let_go(entry), *self._hold(entry, runs, lock=False))
+
+    def status(self, tenant: str, claim: str) -> ClaimStatus:
+        """One claim of a tenant, also for a while after its end.
+
+        Raises:
+            UnknownClaimError: not one of this tenant's.
+        """
+        entry = self._find(tenant, claim)
+        return self._ended[tenant, claim] if entry is None else self._status(entry)
+
+    def of_tenant(self, tenant: str) -> tuple[ClaimStatus, ...]:
+        """A tenant's live claims, oldest first."""
+        return tuple(self._status(e) for e in self._live.values() if e.claim.tenant == tenant)
+
+    def _find(self, tenant: str, claim: str) -> _Entry | None:
+        """A live claim; None for one that has ended."""
+        entry = self._live.get((tenant, claim))
+        if entry is None and (tenant, claim) not in self._ended:
+            raise UnknownClaimError
+        return entry
+
+    # ── the engine's side ─────────────────────────────────────────────────────────────────────
+
+    def tick(self, order: int, now_ms: int) -> tuple[Effect, ...]:
+        """The clock's next message: claims whose deadline has come expire, earliest first.
+
+        Raises:
+            TickError: not the next one, or back in time.
+        """
+        if order != self._order + 1:
+            raise TickError(f"message {order} of the clock came after {self._order}")
+        if now_ms < self.now_ms:
+            raise TickError(f"the clock went back from {self.now_ms} to {now_ms} ms")
+        self._order, self.now_ms = order, now_ms
+        self._events.append(Ticked(order=order, now_ms=now_ms))
+        effects: list[Effect] = []
+        while (key := self._accounts.due(now_ms)) is not None:
+            entry = self._live[key]
+            state = advance(entry.state, Trigger.EXPIRE, Facts(protected=entry.locked))
+            self._events.append(Expired(tenant=entry.claim.tenant, claim=entry.claim.id))
+            effects.extend(self._end(entry, state))
+        return tuple(effects)
+
+    def seek(self, key: ClaimKey, resident: Sequence[Run]) -> tuple[Effect, ...]:
+        """The engine has looked for an accepted claim's pages.
+
+        Args:
+            resident: those of the predicate's pages that are there, sorted.
+        """
+        entry = self._live[key]
+        holds = count(resident) >= entry.required
+        state = advance(entry.state, Trigger.SEEK, Facts(holds=holds))
+        self._events.append(Found(tenant=key[0], claim=key[1], runs=tuple(resident)))
+        if state in FINAL:
+            return self._end(entry, state, f"{count(resident)} of {entry.required} pages resident")
+        entry.state = state
+        hard = entry.claim.hard
+        # A hard claim locks what it needs and no neighbour.
+        runs = first_pages(resident, entry.required) if hard else tuple(resident)
+        return self._hold(entry, runs, lock=hard)
+
+    def evicted(self, runs: Sequence[Run]) -> tuple[Effect, ...]:
+        """Pages went to a request. The engine must have recorded it as an event.
+
+        Raises:
+            TransitionError: one of them was locked; nothing was changed.
+        """
+        return self._gone(runs, Trigger.EVICT, "")
+
+    def lost(self, runs: Sequence[Run], cause: str) -> tuple[Effect, ...]:
+        """Pages went though nobody evicted them. The engine must have recorded it."""
+        return self._gone(runs, Trigger.LOSE, cause)
+
+    def _gone(self, runs: Sequence[Run], trigger: Trigger, cause: str) -> tuple[Effect, ...]:
+        hit: list[tuple[_Entry, tuple[Run, ...], State]] = []
+        for key in dict.fromkeys(k for run in runs for k in self._holders.get(run.source, ())):
+            entry = self._live[key]
+            left = without(entry.runs, runs)
+            if left != entry.runs:
+                facts = Facts(holds=count(left) >= entry.required, protected=entry.locked)
+                hit.append((entry, left, advance(entry.state, trigger, facts)))
+        effects: list[Effect] = []
+        for entry, left, state in hit:
+            entry.runs, entry.state = left, state
+            if state in FINAL:
+                effects.extend(self._end(entry, state, cause))
+        return tuple(effects)
+
+    def waiting(self, source: str) -> tuple[ClaimKey, ...]:
+        """Accepted claims on a source whose pages haven't been looked for."""
+        return tuple(
+            key
+            for key, entry in self._live.items()
+            if entry.state is State.ACCEPTED and entry.claim.predicate.source == source
+        )
+
+    def admits(self, tenant: str, session: str) -> bool:
+        """Whether what this session's next request computes may be kept for reuse."""
+        return self._accounts.admits(tenant, session)
+
+    def check(self, demand: Demand) -> Admission:
+        """Whether a request can run beside the locked claims."""
+        usable = self.usable * self.arithmetic.page_size
+        return check(demand, self._protection, self.arithmetic, usable, self.now_ms)
+
+    @property
+    def protected_pages(self) -> int:
+        return self._protection.pages
+
+    def live(self) -> tuple[ClaimStatus, ...]:
+        """All live claims, oldest first."""
+        return tuple(self._status(entry) for entry in self._live.values())
+
+    # ── accounts ──────────────────────────────────────────────────────────────────────────────
+
+    def _enter(self, entry: _Entry) -> None:
+        claim = entry.claim
+        if claim.ttl_s is not None:
+            entry.deadline_ms = self.now_ms + 1000 * claim.ttl_s
+        self._accounts.add(claim, entry.required, entry.deadline_ms)
+        self._live[entry.key] = entry
+        self._events.append(
+            Entered(
+                tenant=claim.tenant,
+                claim=claim.id,
+                revision=claim.revision,
+                deadline_ms=entry.deadline_ms,
+            )
+        )
+
+    def _end(self, entry: _Entry, state: State, cause: str = "") -> tuple[Effect, ...]:
+        effects = self._let_go(entry)
+        self._accounts.remove(entry.claim, entry.required, entry.deadline_ms)
+        del self._live[entry.key]
+        entry.state = state
+        self._remember(entry.key, msgspec.structs.replace(self._status(entry), cause=cause))
+        return effects
+
+    def _remember(self, key: ClaimKey, status: ClaimStatus) -> None:
+        self._ended[key] = status
+        self._ended.move_to_end(key)
+        while len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
+
+    def _hold(self, entry: _Entry, runs: tuple[Run, ...], *, lock: bool) -> tuple[Effect, ...]:
+        tenant, claim = entry.key
+        entry.runs, entry.locked = runs, lock
+        self._holders.setdefault(entry.claim.predicate.source, {})[entry.key] = None
+        if lock:
+            self._events.append(Locked(tenant=tenant, claim=claim, runs=runs))
+            self._protection.hold(entry.key, runs, entry.deadline_ms)
+            return (Effect(Change.LOCK, entry.key, runs),)
+        priority = entry.claim.priority
+        self._events.append(Ranked(tenant=tenant, claim=claim, runs=runs, priority=priority))
+        return (Effect(Change.RANK, entry.key, runs, priority),)
+
+    def _let_go(self, entry: _Entry) -> tuple[Effect, ...]:
+        tenant, claim = entry.key
+        runs, was_locked = entry.runs, entry.locked
+        entry.runs, entry.locked = (), False
+        source = entry.claim.predicate.source
+        if holders := self._holders.get(source):
+            holders.pop(entry.key, None)
+            if not holders:
+                del self._holders[source]
+        if was_locked:
+            self._protection.let_go(entry.key)
+        if not runs:
+            return ()
+        if was_locked:
+            self._events.append(Unlocked(tenant=tenant, claim=claim, runs=runs))
+            return (Effect(Change.UNLOCK, entry.key, runs),)
+        self._events.append(Unranked(tenant=tenant, claim=claim, runs=runs))
+        return (Effect(Change.UNRANK, entry.key, runs),)
+
+    def _status(self, entry: _Entry) -> ClaimStatus:
+        page = self.arithmetic.page_size
+        return ClaimStatus(
+            claim=entry.claim,
+            state=entry.state,
+            deadline_ms=entry.deadline_ms,
+            resident_tokens=count(entry.runs) * page,
+            required_tokens=entry.required * page,
+        )
+
+
+def _requested(claim: Claim, required: int) -> ClaimRequested:
+    predicate = claim.predicate
+    return ClaimRequested(
+        tenant=claim.tenant,
+        claim=claim.id,
+        session=claim.session,
+        kind=claim.kind,
+        priority=claim.priority,
+        source=predicate.source,
+        start=predicate.start,
+        end=predicate.end,
+        required=required,
+        ttl_s=claim.ttl_s,
+        write_no_admit=claim.write_no_admit,
+        revision=claim.revision,
+    )

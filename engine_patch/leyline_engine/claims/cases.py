@@ -1,0 +1,229 @@
+"""The litmus cases, by name."""
+
+from __future__ import annotations
+
+from .claim import ClaimKind
+from .events import Run
+from .litmus import Case, Stage, unknown
+from .verdict import Outcome
+
+
+def _ordinary_eviction(stage: Stage) -> None:
+    stage.keep("old", 4)
+    stage.keep("young", 4)
+    stage.serve("active", "other", 6)
+
+
+def _soft_priority(stage: Stage) -> None:
+    stage.keep("old", 4)
+    stage.claim("old", 4, kind=ClaimKind.SOFT, priority=5)
+    stage.keep("young", 4)
+    stage.serve("active", "other", 6)
+
+
+def _write_no_admit_alone(stage: Stage) -> None:
+    stage.keep("old", 8)
+    stage.serve("active", "other", 6, admit=False)
+
+
+def _accepted_hard_claim(stage: Stage) -> None:
+    stage.keep("old", 4)
+    stage.claim("old", 4)
+    stage.keep("young", 4)
+    stage.serve("active", "other", 6)
+
+
+def _materialization_failure(stage: Stage) -> None:
+    stage.keep("old", 8)
+    stage.serve("active", "other", 6)
+    stage.claim("old", 8)
+
+
+def _demotion(stage: Stage) -> None:
+    stage.keep("old", 6)
+    stage.claim("old", 6, priority=3)
+    stage.runtime.demote("a", "c")
+    stage.serve("active", "other", 8)
+
+
+def _expiry(stage: Stage) -> None:
+    stage.keep("old", 6)
+    stage.claim("old", 6, ttl_s=60)
+    stage.runtime.tick(1, 59_999)
+    stage.runtime.tick(2, 60_000)
+    stage.serve("active", "other", 8)
+
+
+def _release(stage: Stage) -> None:
+    stage.keep("old", 6)
+    stage.claim("old", 6)
+    stage.runtime.release("a", "c")
+    stage.serve("active", "other", 8)
+
+
+def _harm(stage: Stage) -> None:
+    stage.keep("old", 6)
+    stage.claim("old", 6)
+    stage.runtime.lose(Run("old", 2, 4), "device_fault")
+
+
+def _active_refusal(stage: Stage) -> None:
+    stage.keep("old", 6)
+    stage.claim("old", 6)
+    stage.serve("active", "other", 7)
+
+
+def _refusal_then_success(stage: Stage) -> None:
+    stage.keep("old", 6)
+    stage.claim("old", 6, ttl_s=60)
+    stage.runtime.tick(1, 20_000)
+    admission = stage.serve("active", "other", 7)
+    stage.told.append(f"retry after {admission.retry_after_ms} ms")
+    stage.runtime.tick(2, 60_000)
+    stage.serve("again", "other", 7)
+
+
+def _revision_race(stage: Stage) -> None:
+    stage.keep("old", 6)
+    stage.claim("old", 6, kind=ClaimKind.SOFT)
+    stage.claim("old", 4, revision=3)
+    stage.refused("old", 6, revision=2)
+    stage.refused("old", 2, revision=3)
+
+
+def _two_tenants(stage: Stage) -> None:
+    stage.keep("hers", 4)
+    stage.keep("his", 3)
+    stage.claim("hers", 4)
+    unknown(stage, "b", "c")
+    unknown(stage, "b", "never")
+    stage.claim("his", 3, tenant="b")
+    for tenant in ("a", "b", "x"):
+        admission = stage.serve(f"of-{tenant}", "other", 4, tenant=tenant)
+        stage.told.append(f"{tenant}: own {list(admission.own)}, others {admission.others}")
+    stage.runtime.release("b", "c")
+
+
+_C = "a/c"
+_SERVED = (Outcome.SERVICE, "active")
+
+CASES: tuple[Case, ...] = (
+    Case(
+        "ordinary_eviction", 10, _ordinary_eviction, ((Outcome.ORDINARY_EVICTION, "old"), _SERVED)
+    ),
+    Case(
+        "soft_priority",
+        10,
+        _soft_priority,
+        (
+            (Outcome.SOFT_CLAIM, _C),
+            (Outcome.ORDINARY_EVICTION, "young"),
+            (Outcome.SOFT_PRIORITY, _C),
+            _SERVED,
+        ),
+    ),
+    Case(
+        "write_no_admit_alone",
+        10,
+        _write_no_admit_alone,
+        ((Outcome.ORDINARY_EVICTION, "old"), (Outcome.WRITE_NO_ADMIT, "active")),
+    ),
+    Case(
+        "accepted_hard_claim",
+        10,
+        _accepted_hard_claim,
+        ((Outcome.HARD_CLAIM, _C), (Outcome.ORDINARY_EVICTION, "young"), _SERVED),
+    ),
+    Case(
+        "materialization_failure",
+        10,
+        _materialization_failure,
+        ((Outcome.ORDINARY_EVICTION, "old"), _SERVED, (Outcome.MATERIALIZATION_FAILURE, _C)),
+    ),
+    Case(
+        "demotion",
+        10,
+        _demotion,
+        ((Outcome.HARD_CLAIM, _C), (Outcome.DEMOTION, _C), (Outcome.SOFT_EVICTION, _C), _SERVED),
+    ),
+    Case(
+        "expiry",
+        10,
+        _expiry,
+        (
+            (Outcome.HARD_CLAIM, _C),
+            (Outcome.EXPIRY, _C),
+            (Outcome.ORDINARY_EVICTION, "old"),
+            _SERVED,
+        ),
+    ),
+    Case(
+        "release",
+        10,
+        _release,
+        (
+            (Outcome.HARD_CLAIM, _C),
+            (Outcome.RELEASE, _C),
+            (Outcome.ORDINARY_EVICTION, "old"),
+            _SERVED,
+        ),
+    ),
+    Case(
+        "harm",
+        10,
+        _harm,
+        ((Outcome.HARD_CLAIM, _C), (Outcome.LOSS, "old"), (Outcome.HARM, _C)),
+    ),
+    Case(
+        "active_refusal",
+        10,
+        _active_refusal,
+        ((Outcome.HARD_CLAIM, _C), (Outcome.ACTIVE_REFUSAL, "active")),
+    ),
+    Case(
+        "refusal_then_success_after_expiry",
+        10,
+        _refusal_then_success,
+        (
+            (Outcome.HARD_CLAIM, _C),
+            (Outcome.ACTIVE_REFUSAL, "active"),
+            (Outcome.EXPIRY, _C),
+            (Outcome.ORDINARY_EVICTION, "old"),
+            (Outcome.SERVICE, "again"),
+        ),
+        told=("retry after 40000 ms",),
+    ),
+    Case(
+        "revision_race",
+        10,
+        _revision_race,
+        (
+            (Outcome.SOFT_CLAIM, _C),
+            (Outcome.REVISION, _C),
+            (Outcome.HARD_CLAIM, _C),
+            (Outcome.STALE_REVISION, _C),
+            (Outcome.STALE_REVISION, _C),
+        ),
+        told=("revision", "revision"),
+    ),
+    Case(
+        "two_tenants",
+        10,
+        _two_tenants,
+        (
+            (Outcome.HARD_CLAIM, _C),
+            (Outcome.HARD_CLAIM, "b/c"),
+            (Outcome.ACTIVE_REFUSAL, "of-a"),
+            (Outcome.ACTIVE_REFUSAL, "of-b"),
+            (Outcome.ACTIVE_REFUSAL, "of-x"),
+            (Outcome.RELEASE, "b/c"),
+        ),
+        told=(
+            "no claim has this id",
+            "no claim has this id",
+            "a: own ['c'], others 1",
+            "b: own ['c'], others 1",
+            "x: own [], others 2",
+        ),
+    ),
+)

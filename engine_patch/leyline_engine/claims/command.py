@@ -1,0 +1,131 @@
+"""``leyline claims litmus`` and ``leyline claims sweep``: does an engine keep the contract?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .cases import CASES
+from .litmus import CaseResult, OpenRuntime, open_micro, run_suite
+from .picture import PictureError, draw
+from .sweep import SweepPolicy, SweepRow, run_sweep
+
+_WORKING = {"micro": open_micro}
+_PLANNED = ("replay", "sglang")
+
+_Engine = Annotated[
+    str, typer.Option(metavar="NAME", help="What to test: micro, a block allocator alone.")
+]
+_Json = Annotated[
+    Path | None, typer.Option("--json", metavar="OUT", help="Write the results here.")
+]
+
+
+def litmus(*, engine: _Engine = "micro", json_out: _Json = None) -> None:
+    """Play the named cases on an engine, and name their outcomes from its events alone.
+
+    Each trace is then spoilt: an event dropped, or two swapped that depend on one another. A spoilt
+    trace that reads like the whole one fails the case. Ends with 1 if a case fails.
+    """
+    results = run_suite(CASES, _open(engine))
+    passed = sum(result.passed for result in results)
+    _write(json_out, {"engine": engine, "passed": passed, "of": len(results), "cases": results})
+    _print_litmus(results, engine)
+    if passed < len(results):
+        raise typer.Exit(1)
+
+
+def sweep(
+    *,
+    engine: _Engine = "micro",
+    json_out: _Json = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="Draw the sweep: .png, .svg or .pdf.")
+    ] = None,
+) -> None:
+    """Put a claim of 60 pages and a request of 70 into pools of 80 to 140 pages.
+
+    Under each policy: is the request served, and what is left of the claimed pages?
+    """
+    rows = run_sweep(_open(engine))
+    _write(json_out, {"engine": engine, "rows": rows})
+    _print_sweep(rows, engine)
+    if plot is not None:
+        try:
+            draw(rows, plot)
+        except PictureError as error:
+            raise _usage_error(str(error)) from error
+    if any(row.void for row in rows):
+        raise typer.Exit(1)
+
+
+def _open(engine: str) -> OpenRuntime:
+    opener = _WORKING.get(engine)
+    if opener is not None:
+        return opener
+    works = ", ".join(_WORKING)
+    if engine in _PLANNED:
+        raise _usage_error(f"the engine {engine} takes no claims yet; what works: {works}")
+    raise _usage_error(f"no engine is called {engine}; what works: {works}")
+
+
+def _usage_error(message: str) -> typer.Exit:
+    console = Console(stderr=True)
+    console.print(f"leyline claims: {message}", style="red", markup=False, highlight=False)
+    return typer.Exit(2)
+
+
+def _write(out: Path | None, document: dict[str, Any]) -> None:
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        text = msgspec.json.format(msgspec.json.encode(document), indent=2)
+        out.write_bytes(text + b"\n")
+
+
+def _print_litmus(results: tuple[CaseResult, ...], engine: str) -> None:
+    passed = sum(result.passed for result in results)
+    table = Table(title=f"claims on {engine}: {passed} of {len(results)} cases")
+    for name in ("case", "outcomes, read from the events", "spoilt traces caught", ""):
+        table.add_column(name)
+    for result in results:
+        caught = result.mutants - len(result.missed)
+        said = ", ".join(dict.fromkeys(outcome for outcome, _ in result.expected))
+        table.add_row(
+            result.name,
+            said if result.passed else escape(_complaint(result)),
+            f"{caught} of {result.mutants}",
+            "[green]ok[/green]" if result.passed else "[red]FAILED[/red]",
+        )
+    Console().print(table)
+
+
+def _complaint(result: CaseResult) -> str:
+    if result.verdict.void:
+        return f"void: {result.verdict.void}"
+    seen = ", ".join(f"{found.outcome} {found.subject}" for found in result.verdict.findings)
+    wanted = ", ".join(f"{outcome} {subject}" for outcome, subject in result.expected)
+    return f"expected {wanted}; read {seen}; told {list(result.told)}; missed {list(result.missed)}"
+
+
+def _print_sweep(rows: tuple[SweepRow, ...], engine: str) -> None:
+    table = Table(
+        title=f"a claim of 60 pages and a request of 70 on {engine}",
+        caption="pages left of the claim; [red]refused[/red] names what is in the way",
+    )
+    table.add_column("policy")
+    for usable in dict.fromkeys(row.usable for row in rows):
+        table.add_column(str(usable), justify="right")
+    for policy in SweepPolicy:
+        cells = [
+            f"{row.resident}" if row.served else f"{row.resident} [red]refused[/red]"
+            for row in rows
+            if row.policy is policy
+        ]
+        table.add_row(policy.value, *cells)
+    Console(width=120).print(table)

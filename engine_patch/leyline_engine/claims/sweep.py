@@ -1,0 +1,79 @@
+"""The paper's probe: a resident claim and an active request in pools of growing size.
+
+A claim of 60 pages and a request of 70, its output and reserve included, coexist from 130 pages on.
+Below that something has to give way; which of the two, and whether anyone is told, is the policy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+
+from .claim import ClaimKind
+from .events import AnyEvent
+from .litmus import PREPARATION, OpenRuntime, Stage
+from .reader import read
+from .verdict import Outcome
+
+CLAIMED = 60
+ACTIVE = 70
+POOLS = tuple(range(80, 150, 10))
+
+
+class SweepPolicy(StrEnum):
+    """What is done for the resident pages."""
+
+    NATIVE = "native"
+    SOFT = "soft"
+    WRITE_NO_ADMIT = "write_no_admit"
+    HARD = "hard"
+
+
+class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool under one policy, as the reader tells it."""
+
+    policy: SweepPolicy
+    usable: int
+    served: bool
+    resident: int
+    """Pages left of the 60."""
+    lost: int
+    blocking: tuple[str, ...]
+    """Claims that the refusal was put down to."""
+    kept: int
+    """Pages that the active request left behind."""
+    void: str = ""
+
+
+def run_sweep(open_runtime: OpenRuntime, pools: Iterable[int] = POOLS) -> tuple[SweepRow, ...]:
+    """The probe, every policy on every pool, each on an engine of its own."""
+    sizes = tuple(pools)
+    return tuple(_probe(open_runtime, policy, size) for policy in SweepPolicy for size in sizes)
+
+
+def _probe(open_runtime: OpenRuntime, policy: SweepPolicy, usable: int) -> SweepRow:
+    events: list[AnyEvent] = []
+    stage = Stage(open_runtime(usable, events.append))
+    stage.keep("resident", CLAIMED)
+    if policy in (SweepPolicy.SOFT, SweepPolicy.HARD):
+        stage.claim("resident", CLAIMED, kind=ClaimKind(policy.value), priority=1)
+    stage.serve("active", "active", ACTIVE, admit=policy is not SweepPolicy.WRITE_NO_ADMIT)
+    verdict = read(events)
+    refusals = verdict.of(Outcome.ACTIVE_REFUSAL)
+    resident = verdict.balance.resident if verdict.balance else {}
+    return SweepRow(
+        policy=policy,
+        usable=usable,
+        served=any(
+            finding.outcome in (Outcome.SERVICE, Outcome.WRITE_NO_ADMIT)
+            for finding in verdict.findings
+            if not finding.subject.startswith(PREPARATION)
+        ),
+        resident=resident.get("resident", 0),
+        lost=CLAIMED - resident.get("resident", 0),
+        blocking=tuple(name for found in refusals for name in found.detail.split(", ")),
+        kept=resident.get("active", 0),
+        void=verdict.void,
+    )

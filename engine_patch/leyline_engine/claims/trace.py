@@ -1,0 +1,274 @@
+"""The reader's accounts while it replays a trace. Used by the reader alone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass
+from enum import StrEnum
+
+from . import events as ev
+from .verdict import Balance
+
+Page = tuple[str, int]
+Key = tuple[str, str]
+
+
+class VoidTraceError(Exception):
+    """The facts contradict one another."""
+
+
+def demand(condition: bool, otherwise: str) -> None:
+    """Void the trace unless a condition holds.
+
+    Raises:
+        VoidTraceError: says ``otherwise``.
+    """
+    if not condition:
+        raise VoidTraceError(otherwise)
+
+
+def spread(runs: Iterable[ev.Run]) -> frozenset[Page]:
+    """The pages of runs."""
+    return frozenset((run.source, page) for run in runs for page in range(run.start, run.end))
+
+
+def terms(asked: ev.ClaimRequested) -> str:
+    """What was asked for, so that an answer is to these terms and no others."""
+    lasts = "until released" if asked.ttl_s is None else f"for {asked.ttl_s} s"
+    admits = ", write no-admit" if asked.write_no_admit else ""
+    return (
+        f"revision {asked.revision}: {asked.kind}, priority {asked.priority}, {asked.required} "
+        f"pages of {asked.source}[{asked.start}:{asked.end}] for {asked.session}, {lasts}{admits}"
+    )
+
+
+class Phase(StrEnum):
+    """Where a claim stands, by the facts so far."""
+
+    ACCEPTED = "accepted"
+    FOUND = "found"
+    MATERIALIZED = "materialized"
+    DEMOTED = "demoted"
+    FAILED = "materialization_failed"
+    EVICTED = "evicted"
+    EXPIRED = "expired"
+    RELEASED = "released"
+    HARMED = "harmed"
+
+    @property
+    def lives(self) -> bool:
+        return self in (Phase.ACCEPTED, Phase.FOUND, Phase.MATERIALIZED, Phase.DEMOTED)
+
+
+@dataclass(slots=True)
+class ClaimTrace:
+    """A claim's terms and what it holds."""
+
+    key: Key
+    revision: int
+    kind: str
+    priority: int
+    source: str
+    first: int
+    last: int
+    """Pages of its span, half open."""
+    required: int
+    deadline_ms: int | None
+    phase: Phase = Phase.ACCEPTED
+    found: frozenset[Page] = frozenset()
+    held: frozenset[Page] = frozenset()
+    locked: bool = False
+    decided: bool = False
+    """Whether its priority has saved a page."""
+
+    @classmethod
+    def of(cls, asked: ev.ClaimRequested, deadline_ms: int | None, page: int) -> ClaimTrace:
+        """A claim as it was asked for."""
+        return cls(
+            key=(asked.tenant, asked.claim),
+            revision=asked.revision,
+            kind=asked.kind,
+            priority=asked.priority,
+            source=asked.source,
+            first=asked.start // page,
+            last=(asked.end + page - 1) // page,
+            required=asked.required,
+            deadline_ms=deadline_ms,
+        )
+
+    def span(self) -> Iterator[Page]:
+        """The predicate's pages."""
+        return ((self.source, page) for page in range(self.first, self.last))
+
+
+@dataclass(slots=True)
+class RequestTrace:
+    """A request that is there."""
+
+    arrived: ev.Arrived
+    matched: int = 0
+    evicted: bool = False
+    """Whether pages went for it. What it matches has to be pinned before that."""
+    taken: int | None = None
+    """None until it runs."""
+    kept: int = 0
+
+
+class Trace:
+    """Pool, claims and requests."""
+
+    def __init__(self) -> None:
+        self.usable = -1
+        self.page_size = 1
+        self.strict = False
+        self.free = 0
+        self.now_ms = 0
+        self.ticks = 0
+        self.uses = 0
+        self.resident: dict[Page, int] = {}
+        """Last use, by page."""
+        self.claims: dict[Key, ClaimTrace] = {}
+        self.requests: dict[str, RequestTrace] = {}
+        self.asked: ev.ClaimRequested | None = None
+        self.starting: str | None = None
+        self.next_of: Key | None = None
+        """The claim whose pages must be locked or ranked next."""
+        self.owed: set[Key] = set()
+        """Claims that must let go of their pages next."""
+
+    def check_turn(self, event: ev.AnyEvent) -> None:
+        """What has begun goes on before anything else happens."""
+        demand((self.usable < 0) is isinstance(event, ev.Opened), "the pool opens first, and once")
+        key = (event.tenant, event.claim) if isinstance(event, ev.ClaimEvent) else None
+        if self.asked is not None:
+            demand(isinstance(event, ev.ClaimRefused | ev.Entered), "a claim waits for its answer")
+        elif self.next_of is not None:
+            demand(key == self.next_of, "a claim's pages were neither locked nor ranked")
+            demand(isinstance(event, ev.Locked | ev.Ranked), "its pages wait to be held")
+        elif self.owed:
+            demand(key in self.owed, "a claim that is over still holds pages")
+            demand(isinstance(event, ev.Unlocked | ev.Unranked), "its pages wait to be let go")
+        elif self.starting is not None:
+            name = getattr(event, "request", None)
+            demand(name == self.starting, "a request was left between arrival and start")
+        elif not isinstance(event, ev.Expired):
+            demand(not any(map(self.overdue, self.claims.values())), "a claim outlived its time")
+
+    def open(self, event: ev.Opened) -> None:
+        """Begin with an empty pool."""
+        self.usable = self.free = event.usable
+        self.page_size, self.strict, self.now_ms = event.page_size, event.strict, event.now_ms
+
+    def tick(self, event: ev.Ticked) -> None:
+        """Move the clock on."""
+        demand(event.order == self.ticks + 1, "a message of the clock is missing")
+        demand(event.now_ms >= self.now_ms, "the clock went back")
+        self.ticks, self.now_ms = event.order, event.now_ms
+
+    def overdue(self, claim: ClaimTrace) -> bool:
+        """Whether a live claim's deadline has come."""
+        due = claim.deadline_ms
+        return claim.phase.lives and due is not None and due <= self.now_ms
+
+    def name(self, key: Key) -> str:
+        """A claim's name in findings."""
+        return "/".join(key)
+
+    def claim(self, event: ev.ClaimEvent) -> ClaimTrace:
+        """The claim that an event is about."""
+        found = self.claims.get((event.tenant, event.claim))
+        if found is None:
+            raise VoidTraceError("a claim that nobody entered")
+        return found
+
+    def request(self, event: ev.AnyEvent) -> RequestTrace:
+        """The request that an event is about."""
+        found = self.requests.get(getattr(event, "request", ""))
+        if found is None:
+            raise VoidTraceError("a request that didn't arrive")
+        starts = isinstance(event, ev.RequestRefused | ev.Matched | ev.Evicted | ev.Allocated)
+        demand(starts is (self.starting is not None), "not at the request's start")
+        return found
+
+    def account(self, change: int, free: int) -> None:
+        """Free pages after a change of the pool, compared with what the event says."""
+        self.free += change
+        demand(self.free == free, f"{free} pages are said to be free, {self.free} are")
+        demand(0 <= free <= self.usable - len(self.resident), "more pages than the pool has")
+
+    def touch(self, pages: Set[Page]) -> None:
+        """These pages are the most recently used."""
+        self.uses += 1
+        self.resident.update(dict.fromkeys(pages, self.uses))
+
+    def take_out(self, pages: Set[Page], free: int) -> dict[Page, int]:
+        """Resident pages go back to the pool; their last uses."""
+        demand(bool(pages), "no pages went")
+        demand(pages <= self.resident.keys(), "pages went that weren't resident")
+        demand(not pages & self.in_use(), "pages went that a request uses")
+        used = {page: self.resident.pop(page) for page in pages}
+        self.account(len(pages), free)
+        return used
+
+    def in_use(self) -> frozenset[Page]:
+        """Resident pages that requests match."""
+        return spread(
+            ev.Run(request.arrived.source, 0, request.matched) for request in self.requests.values()
+        )
+
+    def locked(self) -> frozenset[Page]:
+        """Pages that claims lock."""
+        return frozenset().union(*(c.held for c in self.claims.values() if c.locked))
+
+    def ranks(self) -> dict[Page, int]:
+        """The highest priority of each page that a claim ranks."""
+        found: dict[Page, int] = {}
+        for claim in self.claims.values():
+            if not claim.locked:
+                for page in claim.held:
+                    found[page] = max(found.get(page, 0), claim.priority)
+        return found
+
+    def hit(self, pages: Set[Page], phase: Phase) -> list[tuple[Key, int]]:
+        """Take pages from the claims that hold them.
+
+        Returns:
+            Those whose predicate fails for it, now in ``phase``, and how many pages each lost.
+        """
+        failed = []
+        for key, claim in self.claims.items():
+            gone = len(claim.held & pages)
+            if not gone:
+                continue
+            claim.held -= pages
+            if len(claim.held) < claim.required:
+                claim.phase = phase
+                self.owe(claim)
+                failed.append((key, gone))
+        return failed
+
+    def owe(self, claim: ClaimTrace) -> None:
+        """A claim that is over lets go of what it holds, if anything."""
+        if claim.held:
+            self.owed.add(claim.key)
+
+    def balance(self) -> Balance:
+        """How things stand."""
+        unfinished = [self.name(key) for key in (*self.owed, *filter(None, [self.next_of]))]
+        if self.asked is not None:
+            unfinished.append(self.name((self.asked.tenant, self.asked.claim)))
+        if self.starting is not None:
+            unfinished.append(self.starting)
+        resident: dict[str, int] = {}
+        for source, _ in self.resident:
+            resident[source] = resident.get(source, 0) + 1
+        return Balance(
+            free=self.free,
+            resident=dict(sorted(resident.items())),
+            locked=len(self.locked()),
+            claims={self.name(key): claim.phase.value for key, claim in self.claims.items()},
+            running=tuple(self.requests),
+            unfinished=tuple(sorted(unfinished)),
+            now_ms=self.now_ms,
+            ticks=self.ticks,
+        )

@@ -1,0 +1,25 @@
+"""``leyline claims NAME``: tests of the claim contract that engines bring, found by entry point."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+import typer
+
+CLAIMS_GROUP = "leyline.claims"
+"""Entry points of this group are functions with typer's annotations; importing one is cheap."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group and one command per entry point."""
+    claims = typer.Typer(no_args_is_help=True, help="Test whether an engine keeps its claims.")
+    for point in sorted(entry_points(group=CLAIMS_GROUP), key=lambda point: point.name):
+        claims.command(point.name)(point.load())
+    # A group without a command is an error of typer's own.
+    if claims.registered_commands:
+        claims.callback()(_group)
+        app.add_typer(claims, name="claims")
+
+
+def _group() -> None:
+    """Keeps the commands a group, also when there is only one."""
