@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from operator import is_
 from typing import Any, TypeVar
@@ -23,12 +23,21 @@ _Table = dict[int, tuple[object, Any]]
 """Results by the identity of what they were computed of, which is held so that no other gets it."""
 
 
-@dataclass(frozen=True, slots=True)
 class Pairing:
-    """Calls with what answers them, and where results are, oldest first."""
+    """Calls with what answers them, and where results are, oldest first; found when asked for."""
 
-    calls: tuple[ToolCall, ...]
-    results: tuple[int, ...]
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+
+    @cached_property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """Every call in order."""
+        return pair_parts(self._parts)
+
+    @cached_property
+    def results(self) -> tuple[int, ...]:
+        """Indices of the messages that are results."""
+        return tuple(index for index, part in enumerate(self._parts) if isinstance(part, str))
 
 
 class Memo:
@@ -92,8 +101,7 @@ class Memo:
         for known, found in self._paired:
             if known == parts:
                 return found
-        results = tuple(index for index, part in enumerate(parts) if isinstance(part, str))
-        pairing = Pairing(pair_parts(parts), results)
+        pairing = Pairing(parts)
         self._paired = [(parts, pairing), *self._paired[: _PAIRINGS - 1]]
         return pairing
 

@@ -99,7 +99,8 @@ def prepare(
     stage = apply_declared(untouched, declared) if declared else untouched
     first = _Runner(session, turn_index, checked=False)
     done = first.run_all(stage, policies)
-    if done.messages is not stage.messages and find_fault(stage.messages, done.messages):
+    memo = session.memo
+    if done.messages is not stage.messages and find_fault(stage.messages, done.messages, memo):
         # One of those that are trusted breaks the rules: find out which, and leave it out.
         first = _Runner(session, turn_index, checked=True)
         done = first.run_all(stage, policies)

@@ -9,11 +9,14 @@ from functools import cached_property
 import msgspec
 
 from leyline_engine.contract import Mode
+from leyline_policies import Memo
 from leyline_policies.marks import Mark, MarkedMessage, mark_of, marks_since, pair_by_origin
 
 from .diff import diff_messages
 from .messages import Message, MessageError, call_ids, check_message, check_messages, fingerprint
 from .prepared import Change, DroppedMessage, Fault, ForgetMark, PolicyFault, SentMessage
+
+_FIT = "fit"
 
 Sensitive = Callable[[Message], frozenset[str]]
 """What of a message is sensitive; an edit that takes any of it away is a forget."""
@@ -54,13 +57,14 @@ def advance(
         after: what it returned, with its marks.
         change: what holds for edits that it didn't mark.
     """
-    places = _edited_places(given, after)
+    in_place = _edited_in_place(given, after)
     edited = _Edited(given, change, sensitive)
-    if places is not None:
+    if in_place is not None:
         entries = list(stage.sent)
-        for index in places:
-            if after[index] != given[index]:
-                entries[index] = edited.changed(entries[index], after[index])
+        for index, made in in_place.items():
+            if made != given[index]:
+                # Made from the given one in a single edit: its own mark says all.
+                entries[index] = edited.changed(entries[index], made, edited.said(made.mark))
         return replace(stage, sent=tuple(entries), demands={**stage.demands, **edited.demands})
     sent: list[SentMessage] = []
     dropped = list(stage.dropped)
@@ -101,27 +105,41 @@ class _Edited:
         self._given = given
         self._change = change
         self._sensitive = sensitive
+        self._said: dict[tuple[str | None, str | None], Change] = {}
         self.demands: dict[int, ForgetMark] = {}
+
+    def said(self, mark: Mark) -> Change:
+        """What a single mark says of an edit."""
+        key = (mark.mode, mark.cause)
+        known = self._said.get(key)
+        if known is None:
+            known = self._said[key] = _marked(self._change, (mark,))
+        return known
 
     @cached_property
     def _places(self) -> dict[int, int]:
         return {id(message): place for place, message in enumerate(self._given)}
 
-    def changed(self, entry: SentMessage, message: Message) -> SentMessage:
-        """An edited message in its place."""
+    def changed(
+        self, entry: SentMessage, message: Message, own: Change | None = None
+    ) -> SentMessage:
+        """An edited message in its place.
+
+        Args:
+            own: what is said of the edit, where that is known.
+        """
         if not _differs(entry.message, message):
             # Only a volatile marker differs: no edit, but what the policy wants is sent.
             return msgspec.structs.replace(entry, message=message)
-        if isinstance(message, MarkedMessage) and not isinstance(message.origin, MarkedMessage):
-            own = _marked(self._change, (message.mark,))  # edited once, as most are
-        else:
-            own = self._marked(message)
+        own = self._marked(message) if own is None else own
         if self._sensitive is not None and own.mode is not Mode.FORGET:
             found = self._sensitive(entry.message)
             if found and found - self._sensitive(message):
                 own = replace(own, mode=Mode.FORGET)
-        done = msgspec.structs.replace(entry, message=message, changes=(*entry.changes, own))
-        self._demand(done, own, fingerprint(message) if own.mode is Mode.FORGET else 0)
+        changes = (*entry.changes, own)
+        done = SentMessage(message, entry.client_index, changes, entry.moved_from)
+        if own.mode is Mode.FORGET:
+            self._demand(done, own, fingerprint(message))
         return done
 
     def put_in(self, message: Message, source: SentMessage | None) -> SentMessage:
@@ -192,18 +210,19 @@ def _client_place(entry: SentMessage) -> int | None:
     return entry.moved_from if entry.client_index is None else entry.client_index
 
 
-def find_fault(before: Sequence[Message], after: object) -> Fault | None:
+def find_fault(before: Sequence[Message], after: object, memo: Memo | None = None) -> Fault | None:
     """What makes ``after`` unfit to be sent in place of ``before``, if anything.
 
     Args:
         before: messages that are fit themselves.
+        memo: remembers which messages were found fit, where they won't be changed any more.
     """
     if not isinstance(after, list) or not all(isinstance(message, dict) for message in after):
         return "bad_type"
     rewritten = _rewritten(before, after)
     try:
         if rewritten is not None:
-            _check_rewritten([after[index] for index in rewritten])
+            (memo or Memo()).map([after[index] for index in rewritten], _FIT, _check_rewritten)
         else:
             known = set(map(id, before))
             msgspec.json.encode([message for message in after if id(message) not in known])
@@ -245,24 +264,29 @@ def _rewritten(before: Sequence[Message], after: Sequence[Message]) -> list[int]
     return found
 
 
-def _check_rewritten(messages: list[Message]) -> None:
-    """Raises what says that one of them can't be sent."""
-    msgspec.json.encode(messages)
-    for index, message in enumerate(messages):
-        check_message(index, message, {str(message.get("tool_call_id"))})
+def _check_rewritten(message: Message) -> bool:
+    """Whether a message can be sent that answers what it answered before. Raises what says why
+    not."""
+    msgspec.json.encode(message)
+    check_message(0, message, {str(message.get("tool_call_id"))})
+    return True
 
 
-def _edited_places(given: Sequence[Message], after: Sequence[Message]) -> list[int] | None:
-    """Where messages were edited, if nothing else was done; None where any came, went or moved."""
+def _edited_in_place(
+    given: Sequence[Message], after: Sequence[Message]
+) -> dict[int, MarkedMessage] | None:
+    """The messages that were edited, by place, if nothing else was done; None where any came, went
+    or moved."""
     if len(given) != len(after):
         return None
     pairs = enumerate(zip(given, after, strict=True))
-    places = [index for index, (old, new) in pairs if new is not old]
-    for index in places:
+    edited: dict[int, MarkedMessage] = {}
+    for index in [index for index, (old, new) in pairs if new is not old]:
         new = after[index]
         if not isinstance(new, MarkedMessage) or new.origin is not given[index] or new.mark.dropped:
             return None
-    return places
+        edited[index] = new
+    return edited
 
 
 def _aligned(
