@@ -27,7 +27,7 @@ from leyline_policies import Policy, Registry, approximate_tokens, load_pipeline
 from leyline_proxy.core.messages import fingerprint
 from leyline_proxy.core.prepare import PolicySession, prepare
 from leyline_proxy.core.prepared import Prepared
-from leyline_proxy.pipeline.policy_facts import PolicyMemos
+from leyline_proxy.pipeline.policy_facts import PolicyMemos, known_objects
 
 GOAL_MS = 2.0
 """All together, at 100K tokens."""
@@ -68,14 +68,8 @@ def measured(policies: Sequence[Policy], tokens: int, turns: int) -> list[float]
     spent: list[float] = []
     for index, messages in enumerate(islice(sessions(tokens), turns + 3)):
         prints = tuple(map(fingerprint, messages))
-        client = tuple(messages)
         begun = process_time()
-        if last is not None:
-            known = dict(zip(last.client_fingerprints, last.client, strict=True))
-            client = tuple(
-                known[value] if known.get(value) == message else message
-                for value, message in zip(prints, messages, strict=True)
-            )
+        client = known_objects(messages, prints, last)
         with memos.of("bench", "bench", policies) as memo:
             facts = PolicySession(
                 window=WINDOW,

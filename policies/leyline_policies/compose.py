@@ -17,6 +17,7 @@ from leyline_policies.context import Context, apply, run
 from leyline_policies.conversation import (
     RESULT_ROLES,
     ToolCall,
+    instructions_end,
     pair_calls,
     tags_of,
     with_partners,
@@ -206,10 +207,7 @@ class Protected(_Wrapper):
     def _protected(self, messages: list[Message], context: Context) -> set[int]:
         count = len(messages)
         # The instructions in front aren't what "first" means.
-        head = next(
-            (i for i, m in enumerate(messages) if m.get("role") not in ("system", "developer")),
-            count,
-        )
+        head = instructions_end(messages)
         kept = set(range(head + self.keep_first if self.keep_first else 0))
         kept |= set(range(count - self.keep_last, count))
         kept |= {i for i, m in enumerate(messages) if m.get("role") in self.roles}

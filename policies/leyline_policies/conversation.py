@@ -10,6 +10,7 @@ from leyline_policies.marks import edit as mark_edited
 from leyline_policies.policy import Message
 
 RESULT_ROLES = frozenset({"tool", "function"})
+INSTRUCTION_ROLES = frozenset({"system", "developer"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,24 @@ def with_partners(indices: Collection[int], calls: Sequence[ToolCall]) -> set[in
         if call.message in found:
             found.update(call.results)
     return found
+
+
+def instructions_end(messages: Sequence[Message]) -> int:
+    """Where the instructions in front end."""
+    return next(
+        (i for i, message in enumerate(messages) if message.get("role") not in INSTRUCTION_ROLES),
+        len(messages),
+    )
+
+
+def nth_last(messages: Sequence[Message], role: str, n: int) -> int | None:
+    """Where the ``n``-th message of ``role``, counted from the end, is; None with fewer."""
+    for index in range(len(messages) - 1, -1, -1):
+        if messages[index].get("role") == role:
+            n -= 1
+            if n <= 0:
+                return index
+    return None
 
 
 def tool_uses_in(messages: Sequence[Message]) -> int:

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from leyline_policies.context import Context
-from leyline_policies.conversation import RESULT_ROLES, text_of
+from leyline_policies.conversation import RESULT_ROLES, nth_last, text_of
 from leyline_policies.marks import drop, edit
 from leyline_policies.policy import Message, Mode
 
@@ -147,7 +147,7 @@ class Verbs:
         due = dict(_due(messages, context))
         if not due:
             return messages
-        last_user = max((i for i, m in enumerate(messages) if m.get("role") == "user"), default=-1)
+        last_user = nth_last(messages, "user", 1)
         return [
             _gone(message, due[index]) if index in due and index != last_user else message
             for index, message in enumerate(messages)

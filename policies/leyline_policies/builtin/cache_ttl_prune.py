@@ -12,12 +12,11 @@ from zlib import crc32
 from leyline_policies.builtin.tool_results import (
     check_numbers,
     check_tools,
-    nth_last,
     tool_names,
     with_edited,
 )
 from leyline_policies.context import Context
-from leyline_policies.conversation import text_of
+from leyline_policies.conversation import nth_last, text_of
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 from leyline_policies.triggers import duration_s

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from leyline_policies.builtin.tool_results import first_answer, nth_last, with_edits
+from leyline_policies.builtin.tool_results import first_answer, with_edits
 from leyline_policies.context import Context
-from leyline_policies.conversation import RESULT_ROLES
+from leyline_policies.conversation import RESULT_ROLES, nth_last
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 

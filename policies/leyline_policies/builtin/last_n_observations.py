@@ -6,14 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leyline_policies.builtin.tool_results import (
-    check_numbers,
-    first_answer,
-    nth_last,
-    with_edited,
-)
+from leyline_policies.builtin.tool_results import check_numbers, first_answer, with_edited
 from leyline_policies.context import Context
-from leyline_policies.conversation import tags_of
+from leyline_policies.conversation import nth_last, tags_of
 from leyline_policies.errors import did_you_mean, shown
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, ClassVar, Literal
 
 from leyline_policies.builtin.notes import BEARERS, with_note
 from leyline_policies.context import Context
-from leyline_policies.conversation import map_text, text_of
+from leyline_policies.conversation import instructions_end, map_text, text_of
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 
-_INSTRUCTIONS = ("system", "developer")
 _PINNED = "pinned"
 _MAX_TIMES = 64
 _MAX_LINE = 400
@@ -63,7 +61,7 @@ class PinSystem:
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages with the clock of the first turn."""
-        front = [*takewhile(lambda message: message.get("role") in _INSTRUCTIONS, messages)]
+        front = messages[: instructions_end(messages)]
         found = [context.once(message, _times) for message in front]
         times = [time for each in found for time in each]
         pinned = _pinned(context.state.get(_PINNED), len(times))

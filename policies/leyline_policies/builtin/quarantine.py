@@ -17,7 +17,7 @@ from leyline_policies.builtin.patterns import (
 )
 from leyline_policies.builtin.search import Search
 from leyline_policies.context import Context
-from leyline_policies.conversation import RESULT_ROLES, text_of
+from leyline_policies.conversation import INSTRUCTION_ROLES, RESULT_ROLES, text_of
 from leyline_policies.errors import did_you_mean, shown
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
@@ -189,7 +189,7 @@ def _verdict(message: Message) -> str | None:
     if not isinstance(noted, dict):
         return None
     verdict = noted.get("verdict")
-    if verdict == _QUARANTINE and message.get("role") not in ("system", "developer"):
+    if verdict == _QUARANTINE and message.get("role") not in INSTRUCTION_ROLES:
         return _VERDICT
     return _ALLOW if verdict == _ALLOW else None
 

@@ -14,11 +14,10 @@ from leyline_policies.builtin.patterns import (
     compile_pattern,
 )
 from leyline_policies.context import Context
-from leyline_policies.conversation import map_text
+from leyline_policies.conversation import INSTRUCTION_ROLES, map_text
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 
-_INSTRUCTIONS = frozenset({"system", "developer"})
 _FLAGS = re.compile(r"\(\?([aiLmsux]+)\)")
 
 
@@ -67,7 +66,7 @@ class _Removal:
     matchers: tuple[Matcher, ...]
 
     def message(self, message: Message) -> Message:
-        if message.get("role") in _INSTRUCTIONS or not message.get("content"):
+        if message.get("role") in INSTRUCTION_ROLES or not message.get("content"):
             return message
         edited = map_text(message, self._text)
         if edited is message:

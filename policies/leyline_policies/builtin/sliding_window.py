@@ -9,10 +9,9 @@ from itertools import accumulate
 from typing import ClassVar
 
 from leyline_policies.context import Context
-from leyline_policies.conversation import ToolCall
+from leyline_policies.conversation import ToolCall, instructions_end
 from leyline_policies.policy import Message, Mode
 
-_INSTRUCTIONS = ("system", "developer")
 _DEFAULT_MESSAGES = 100
 
 
@@ -72,9 +71,7 @@ class SlidingWindow:
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages without those that fell out of the window."""
-        front = next(
-            (i for i, m in enumerate(messages) if m.get("role") not in _INSTRUCTIONS), len(messages)
-        )
+        front = instructions_end(messages)
         most = self._limits(context)
         if not self._may_exceed(messages, front, most, context):
             return messages

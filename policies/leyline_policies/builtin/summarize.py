@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 from leyline_policies.builtin.notes import with_note
 from leyline_policies.builtin.tool_results import check_numbers
 from leyline_policies.context import Context
-from leyline_policies.conversation import RESULT_ROLES, text_of
+from leyline_policies.conversation import RESULT_ROLES, instructions_end, nth_last, text_of
 from leyline_policies.policy import Message, Mode
 
-_INSTRUCTIONS = ("system", "developer")
 _TASK = (
     "You summarize the conversation of a software agent, so that it can go on without it. Keep "
     "what it was asked to do, what it found out (names, paths, values, errors), what it has "
@@ -86,9 +85,7 @@ class Summarize:
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages with the summary in place of what it tells of."""
-        front = next(
-            (i for i, m in enumerate(messages) if m.get("role") not in _INSTRUCTIONS), len(messages)
-        )
+        front = instructions_end(messages)
         prints = context.each(messages, _digest)
         standing = self._last(prints, front, context)
         sent = self._sent(messages, front, standing, context)
@@ -102,8 +99,8 @@ class Summarize:
         text = context.complete(key, question, model=self.model, max_tokens=self.summary_tokens)
         if text is None:
             return sent
-        last_user = max((i for i, m in enumerate(messages) if m.get("role") == "user"), default=end)
-        kept = last_user if front <= last_user < end else -1
+        last_user = nth_last(messages, "user", 1)
+        kept = last_user if last_user is not None and front <= last_user < end else -1
         del context.state["asked"]
         context.state["standing"] = {"end": end, "key": key, "kept": kept}
         return self._sent(messages, front, _Standing(end, kept, text), context)

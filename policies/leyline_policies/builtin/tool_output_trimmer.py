@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 from leyline_policies.builtin.tool_results import (
     check_numbers,
     check_tools,
-    nth_last,
     tool_names,
     with_edits,
 )
 from leyline_policies.context import Context
+from leyline_policies.conversation import nth_last
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 

@@ -32,29 +32,15 @@ def first_answer(messages: Sequence[Message]) -> int:
     )
 
 
-def nth_last(messages: Sequence[Message], role: str, n: int) -> int | None:
-    """Where the ``n``-th message of ``role``, counted from the end, is; None with fewer."""
-    for index in range(len(messages) - 1, -1, -1):
-        if messages[index].get("role") == role:
-            n -= 1
-            if n <= 0:
-                return index
-    return None
-
-
 def with_edits(messages: list[Message], edits: Mapping[int, Message]) -> list[Message]:
     """The messages with ``edits`` in their places; the same list if none differs."""
-    changed = {index: edit for index, edit in edits.items() if edit is not messages[index]}
-    if not changed:
-        return messages
-    result = list(messages)
-    for index, message in changed.items():
-        result[index] = message
-    return result
+    return with_edited(messages, edits, edits)
 
 
 def with_edited(
-    messages: list[Message], edited: Sequence[Message], places: Iterable[int]
+    messages: list[Message],
+    edited: Sequence[Message] | Mapping[int, Message],
+    places: Iterable[int],
 ) -> list[Message]:
     """The messages with those of ``edited`` at ``places``; the same list if none differs."""
     result = list(messages)

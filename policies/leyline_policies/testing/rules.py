@@ -10,11 +10,9 @@ from functools import cached_property
 
 from leyline_policies.alignment import align
 from leyline_policies.context import MAX_STATE_BYTES, Context
-from leyline_policies.conversation import RESULT_ROLES, pair_calls
+from leyline_policies.conversation import INSTRUCTION_ROLES, RESULT_ROLES, pair_calls
 from leyline_policies.marks import mark_of, without_dropped
 from leyline_policies.policy import Message, Policy
-
-_INSTRUCTIONS = ("system", "developer")
 
 RULES: Mapping[str, str] = {
     "no_exception": "transform raises nothing",
@@ -136,7 +134,7 @@ def _orphans(messages: Sequence[Message]) -> Iterator[tuple[int, str]]:
 
 def _system_kept(call: Call) -> Breach | None:
     for index, message in enumerate(call.given):
-        if message.get("role") not in _INSTRUCTIONS or message in call.after:
+        if message.get("role") not in INSTRUCTION_ROLES or message in call.after:
             continue
         place = call.became.get(index)
         if place is None:

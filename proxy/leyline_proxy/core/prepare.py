@@ -97,13 +97,13 @@ def prepare(
     session = session or PolicySession()
     untouched = Stage(tuple(SentMessage(message, index) for index, message in enumerate(client)))
     stage = apply_declared(untouched, declared) if declared else untouched
-    first = _Runner(session, turn_index, checked=False)
-    done = first.run_all(stage, policies)
+    runner = _Runner(session, turn_index, checked=False)
+    done = runner.run_all(stage, policies)
     memo = session.memo
     if done.messages is not stage.messages and find_fault(stage.messages, done.messages, memo):
         # One of those that are trusted breaks the rules: find out which, and leave it out.
-        first = _Runner(session, turn_index, checked=True)
-        done = first.run_all(stage, policies)
+        runner = _Runner(session, turn_index, checked=True)
+        done = runner.run_all(stage, policies)
     scopes: frozenset[str] = frozenset()
     if _says(done.messages):
         scopes = scopes_of(done.messages)
@@ -117,12 +117,12 @@ def prepare(
         done.dropped,
         tuple(dict.fromkeys(done.faults)),
         done.demands,
-        tuple(first.notes),
+        tuple(runner.notes),
         # Without policies, what they left earlier waits for them.
-        first.states if policies else {**session.states, **first.states},
-        tuple(first.wanted),
+        runner.states if policies else {**session.states, **runner.states},
+        tuple(runner.wanted),
         next(iter(scopes)) if len(scopes) == 1 else None,
-        frozenset(first.used),
+        frozenset(runner.used),
         known,
     )
 

@@ -10,6 +10,7 @@ import msgspec
 
 from leyline_engine.contract import Mode
 from leyline_policies import Memo
+from leyline_policies.conversation import nth_last
 from leyline_policies.marks import Mark, MarkedMessage, mark_of, marks_since, pair_by_origin
 
 from .diff import diff_messages
@@ -238,7 +239,7 @@ def _lost(before: Sequence[Message], after: Sequence[Message]) -> Fault | None:
     """What of ``before`` must not be missing and is."""
     if _unanswered(after) - _unanswered(before):
         return "broken_pair"
-    last_user = max((i for i, m in enumerate(before) if m.get("role") == "user"), default=None)
+    last_user = nth_last(before, "user", 1)
     if last_user is not None and not any(message is before[last_user] for message in after):
         pairs = _aligned(before, after)
         if any(old == last_user and new is None for old, new in pairs):

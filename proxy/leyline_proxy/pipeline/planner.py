@@ -96,7 +96,7 @@ class Planner:
     def applied(self, given: PlanInput, prepared: Prepared) -> list[dict[str, Any]]:
         """What the edits did that the request asked for in ``context_management``."""
         requested = {policy.name: policy for policy in given.request.requested}
-        count = token_counter(given.status.rendering.renderer)
+        count = token_counter(renderer_of(given.status, given.request.model))
         return applied_edits(prepared, requested, count) if requested else []
 
     def learn(self, model: str, receipt: Receipt, ttft_s: float | None) -> None:

@@ -89,7 +89,11 @@ def draft_turn(given: PlanInput, metrics: Metrics) -> Draft:
     request = given.request
     with metrics.stage("policy"):
         prepared = prepare(
-            known_objects(request.messages, request.fingerprints, given.last),
+            known_objects(
+                request.messages,
+                request.fingerprints,
+                given.last.prepared if given.last is not None else None,
+            ),
             given.policies,
             request.options.edits,
             given.index,

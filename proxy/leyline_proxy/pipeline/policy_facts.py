@@ -6,13 +6,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any
 
 from leyline_policies import EditCost, Memo, Policy, approximate_tokens
+from leyline_policies.context import texts_of
 
-from ..core.messages import Message, text_of
+from ..core.messages import Message
 from ..core.prepare import Limit, PolicySession
-from ..core.session import RetainedTurn, Session
+from ..core.prepared import Prepared
+from ..core.session import Session
 from ..core.stage import Sensitive
 from ..render import ChatRenderer
 from ..upstream.handshake import UpstreamStatus
@@ -109,7 +110,7 @@ def renderer_of(status: UpstreamStatus, model: str) -> ChatRenderer | None:
 
 
 def known_objects(
-    messages: Sequence[Message], fingerprints: Sequence[int], last: RetainedTurn | None
+    messages: Sequence[Message], fingerprints: Sequence[int], last: Prepared | None
 ) -> tuple[Message, ...]:
     """``messages``, each one that the last turn's client list held replaced by that very object.
 
@@ -117,8 +118,7 @@ def known_objects(
     """
     if last is None:
         return tuple(messages)
-    before = last.prepared.client
-    by_print = dict(zip(last.prepared.client_fingerprints, before, strict=True))
+    by_print = dict(zip(last.client_fingerprints, last.client, strict=True))
     found: list[Message] = []
     for message, value in zip(messages, fingerprints, strict=True):
         known = by_print.get(value)
@@ -133,16 +133,6 @@ def token_counter(renderer: ChatRenderer | None) -> Callable[[Message], int]:
         return approximate_tokens
 
     def count(message: Message) -> int:
-        texts = [text_of(message), str(message.get("reasoning_content") or "")]
-        for call in message.get("tool_calls") or ():
-            texts += _texts_of_call(call)
-        return _FRAME_TOKENS + sum(len(renderer.encode(text)) for text in texts if text)
+        return _FRAME_TOKENS + sum(len(renderer.encode(text)) for text in texts_of(message) if text)
 
     return count
-
-
-def _texts_of_call(call: Any) -> tuple[str, str]:
-    body = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(body, dict):
-        return "", ""
-    return str(body.get("name") or ""), str(body.get("arguments") or "")

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from tool_talks import USER, asks, call, result, steps
 
 from leyline_policies import Message, pair_calls
-from leyline_policies.builtin.tool_results import nth_last, tool_names, with_edits
+from leyline_policies.builtin.tool_results import tool_names, with_edits
 from leyline_policies.context import Context
-from leyline_policies.conversation import RESULT_ROLES
+from leyline_policies.conversation import RESULT_ROLES, nth_last
 
 ids = st.sampled_from("abc")
 tools = st.sampled_from(["bash", "read", "open"])
