@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from leyline_engine.claims.book import ClaimBook
-from leyline_engine.claims.claim import Claim, ClaimKind, Predicate
 from leyline_engine.claims.events import EventLedger, Run
 from leyline_engine.claims.feasibility import Arithmetic, Demand, Feasibility
 from leyline_engine.claims.limits import Limits
+from leyline_engine.contract import Claim, ClaimKind, Predicate
 
 GOAL_US = 50.0
 PAGE, SPAN, TENANTS = 16, 64, 10
@@ -92,7 +92,7 @@ def measure(claims: int, repeat: int) -> dict[str, dict[str, float]]:
             ("blocked", Demand("t1", 40_000, 1_000), Feasibility.BLOCKED),
             (
                 "blocked, one claim its own prefix's",
-                Demand("t1", 40_000, 1_000, source, SPAN),
+                Demand("t1", 40_000, 1_000, (Run(source, 0, SPAN),)),
                 Feasibility.BLOCKED,
             ),
         ):

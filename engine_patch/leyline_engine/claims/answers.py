@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-import msgspec
-
-from .claim import Claim
 from .events import Run
 from .protection import ClaimKey
-from .states import State
 
 
 class UnknownClaimError(LookupError):
@@ -41,15 +37,3 @@ class Effect:
     claim: ClaimKey
     runs: tuple[Run, ...]
     priority: int = 0
-
-
-class ClaimStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim and where it stands."""
-
-    claim: Claim
-    state: State
-    cause: str = ""
-    """Why it ended as it did, where there is more to say than the state."""
-    deadline_ms: int | None = None
-    resident_tokens: int = 0
-    required_tokens: int = 0

@@ -8,13 +8,14 @@ before it does anything else; each is an event already.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from .answers import Change, ClaimStatus, Effect, TickError, UnknownClaimError
-from .claim import Claim
+from leyline_engine.contract import Claim, ClaimStatus
+
+from .answers import Change, Effect, TickError, UnknownClaimError
 from .events import (
     ClaimRefused,
     ClaimRequested,
@@ -23,6 +24,7 @@ from .events import (
     Expired,
     Found,
     Locked,
+    Moved,
     Opened,
     Ranked,
     Released,
@@ -34,7 +36,7 @@ from .events import (
 from .feasibility import Admission, Arithmetic, Demand, check
 from .limits import Accounts, ClaimRefusedError, Limits
 from .protection import ClaimKey, Protection
-from .runs import count, first_pages, without
+from .runs import count, first_pages, joined, without
 from .states import FINAL, Facts, State, Trigger, advance
 
 MAX_ENDED = 4096
@@ -48,9 +50,18 @@ class _Entry:
     """Pages."""
     state: State = State.REQUESTED
     deadline_ms: int | None = None
+    entered_ms: int = 0
     runs: tuple[Run, ...] = ()
     """Locked or ranked for it."""
+    support: int = 0
+    """Pages among them that the predicate doesn't ask for, but those that it does depend on."""
+    floor: int = 0
+    """With fewer pages than these the predicate fails."""
     locked: bool = False
+    sources: tuple[str, ...] = ()
+    """Whose pages it came to hold."""
+    hits: int = 0
+    pressure: int = 0
 
     @property
     def key(self) -> ClaimKey:
@@ -63,6 +74,7 @@ class ClaimBook:
     Args:
         usable: pages of the pool.
         now_ms: where the clock stands; every later time comes by :meth:`tick`.
+        tree: see :class:`~.events.Opened`.
     """
 
     def __init__(
@@ -73,6 +85,7 @@ class ClaimBook:
         *,
         limits: Limits | None = None,
         now_ms: int = 0,
+        tree: bool = False,
     ) -> None:
         self.usable = usable
         self.arithmetic = arithmetic
@@ -92,6 +105,7 @@ class ClaimBook:
                 page_size=arithmetic.page_size,
                 strict=arithmetic.strict,
                 now_ms=now_ms,
+                tree=tree,
             )
         )
 
@@ -197,9 +211,13 @@ class ClaimBook:
         entry = self._find(tenant, claim)
         return self._ended[tenant, claim] if entry is None else self._status(entry)
 
-    def of_tenant(self, tenant: str) -> tuple[ClaimStatus, ...]:
-        """A tenant's live claims, oldest first."""
-        return tuple(self._status(e) for e in self._live.values() if e.claim.tenant == tenant)
+    def live(self, tenant: str = "") -> tuple[ClaimStatus, ...]:
+        """Live claims, oldest first: a tenant's, or all."""
+        return tuple(
+            self._status(entry)
+            for entry in self._live.values()
+            if tenant in ("", entry.claim.tenant)
+        )
 
     def _find(self, tenant: str, claim: str) -> _Entry | None:
         """A live claim; None for one that has ended."""
@@ -230,11 +248,14 @@ class ClaimBook:
             effects.extend(self._end(entry, state))
         return tuple(effects)
 
-    def seek(self, key: ClaimKey, resident: Sequence[Run]) -> tuple[Effect, ...]:
+    def seek(
+        self, key: ClaimKey, resident: Sequence[Run], support: Sequence[Run] = ()
+    ) -> tuple[Effect, ...]:
         """The engine has looked for an accepted claim's pages.
 
         Args:
-            resident: those of the predicate's pages that are there, sorted.
+            resident: those of the predicate's pages that are there, in order.
+            support: pages before them that must stay for them to stay.
         """
         entry = self._live[key]
         holds = count(resident) >= entry.required
@@ -243,10 +264,49 @@ class ClaimBook:
         if state in FINAL:
             return self._end(entry, state, f"{count(resident)} of {entry.required} pages resident")
         entry.state = state
-        hard = entry.claim.hard
+        if not entry.claim.hard:
+            entry.support, entry.floor = 0, entry.required
+            return self._hold(entry, tuple(resident), lock=False)
         # A hard claim locks what it needs and no neighbour.
-        runs = first_pages(resident, entry.required) if hard else tuple(resident)
-        return self._hold(entry, runs, lock=hard)
+        runs = joined(support, first_pages(resident, entry.required))
+        entry.support, entry.floor = count(support), count(runs)
+        return self._hold(entry, runs, lock=True)
+
+    def move(self, key: ClaimKey, source: str, start: int, end: int) -> tuple[Effect, ...]:
+        """An edit of the claim's session put its tokens elsewhere; :meth:`seek` comes next.
+
+        A demoted claim stays where it is.
+
+        Args:
+            start, end: what is left of the tokens, as a span of ``source``; nothing if equal.
+
+        Returns:
+            What the claim gives back at the old place.
+        """
+        entry = self._live[key]
+        if entry.state is State.DEMOTED:
+            return ()
+        left = end > start
+        state = advance(entry.state, Trigger.MOVE, Facts(holds=left, protected=entry.locked))
+        claim, required = entry.claim, 0
+        if left:
+            predicate = msgspec.structs.replace(
+                claim.predicate, source=source, start=start, end=end
+            )
+            claim = msgspec.structs.replace(claim, predicate=predicate)
+            required = predicate.required_pages(self.arithmetic.page_size)
+        self._events.append(
+            Moved(
+                tenant=key[0], claim=key[1], source=source, start=start, end=end, required=required
+            )
+        )
+        if state in FINAL:
+            return self._end(entry, state, "edited away")
+        effects = self._let_go(entry)
+        self._accounts.remove(entry.claim, entry.required, entry.deadline_ms)
+        entry.claim, entry.required, entry.state = claim, required, state
+        self._accounts.add(claim, required, entry.deadline_ms)
+        return effects
 
     def evicted(self, runs: Sequence[Run]) -> tuple[Effect, ...]:
         """Pages went to a request. The engine must have recorded it as an event.
@@ -266,7 +326,7 @@ class ClaimBook:
             entry = self._live[key]
             left = without(entry.runs, runs)
             if left != entry.runs:
-                facts = Facts(holds=count(left) >= entry.required, protected=entry.locked)
+                facts = Facts(holds=count(left) >= entry.floor, protected=entry.locked)
                 hit.append((entry, left, advance(entry.state, trigger, facts)))
         effects: list[Effect] = []
         for entry, left, state in hit:
@@ -276,7 +336,7 @@ class ClaimBook:
         return tuple(effects)
 
     def waiting(self, source: str) -> tuple[ClaimKey, ...]:
-        """Accepted claims on a source whose pages haven't been looked for."""
+        """Accepted claims on a source whose pages weren't looked for yet."""
         return tuple(
             key
             for key, entry in self._live.items()
@@ -292,18 +352,24 @@ class ClaimBook:
         usable = self.usable * self.arithmetic.page_size
         return check(demand, self._protection, self.arithmetic, usable, self.now_ms)
 
+    def tell_hit(self, key: ClaimKey) -> None:
+        """A request matched all that a live claim holds."""
+        self._live[key].hits += 1
+
+    def tell_pressure(self, keys: Iterable[ClaimKey]) -> None:
+        """Live claims were in a request's way, or passed over by an eviction."""
+        for key in keys:
+            self._live[key].pressure += 1
+
     @property
     def protected_pages(self) -> int:
         return self._protection.pages
-
-    def live(self) -> tuple[ClaimStatus, ...]:
-        """All live claims, oldest first."""
-        return tuple(self._status(entry) for entry in self._live.values())
 
     # ── accounts ──────────────────────────────────────────────────────────────────────────────
 
     def _enter(self, entry: _Entry) -> None:
         claim = entry.claim
+        entry.entered_ms = self.now_ms
         if claim.ttl_s is not None:
             entry.deadline_ms = self.now_ms + 1000 * claim.ttl_s
         self._accounts.add(claim, entry.required, entry.deadline_ms)
@@ -334,7 +400,9 @@ class ClaimBook:
     def _hold(self, entry: _Entry, runs: tuple[Run, ...], *, lock: bool) -> tuple[Effect, ...]:
         tenant, claim = entry.key
         entry.runs, entry.locked = runs, lock
-        self._holders.setdefault(entry.claim.predicate.source, {})[entry.key] = None
+        entry.sources = tuple(dict.fromkeys(run.source for run in runs))
+        for source in entry.sources:
+            self._holders.setdefault(source, {})[entry.key] = None
         if lock:
             self._events.append(Locked(tenant=tenant, claim=claim, runs=runs))
             self._protection.hold(entry.key, runs, entry.deadline_ms)
@@ -347,11 +415,12 @@ class ClaimBook:
         tenant, claim = entry.key
         runs, was_locked = entry.runs, entry.locked
         entry.runs, entry.locked = (), False
-        source = entry.claim.predicate.source
-        if holders := self._holders.get(source):
-            holders.pop(entry.key, None)
+        for source in entry.sources:
+            holders = self._holders[source]
+            del holders[entry.key]
             if not holders:
                 del self._holders[source]
+        entry.sources = ()
         if was_locked:
             self._protection.let_go(entry.key)
         if not runs:
@@ -367,9 +436,14 @@ class ClaimBook:
         return ClaimStatus(
             claim=entry.claim,
             state=entry.state,
-            deadline_ms=entry.deadline_ms,
-            resident_tokens=count(entry.runs) * page,
+            remaining_ms=(
+                None if entry.deadline_ms is None else max(0, entry.deadline_ms - self.now_ms)
+            ),
+            age_ms=self.now_ms - entry.entered_ms,
+            resident_tokens=max(0, count(entry.runs) - entry.support) * page,
             required_tokens=entry.required * page,
+            hits=entry.hits,
+            pressure=entry.pressure,
         )
 
 

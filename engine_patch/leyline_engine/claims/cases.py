@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .claim import ClaimKind
+from leyline_engine.contract import ClaimKind
+
 from .events import Run
 from .litmus import Case, Stage, unknown
 from .verdict import Outcome

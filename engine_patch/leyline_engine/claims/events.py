@@ -42,6 +42,9 @@ class Opened(Event, frozen=True, kw_only=True):
     """Tokens."""
     strict: bool
     """Whether the engine wants more room than a request needs, not merely as much."""
+    tree: bool = False
+    """Whether a page stays only while all before it do, so that who locks one locks those too; and
+    requests take their pages step by step."""
     now_ms: int = 0
 
 
@@ -81,6 +84,17 @@ class Entered(ClaimEvent, frozen=True, kw_only=True):
 
     revision: int
     deadline_ms: int | None
+
+
+class Moved(ClaimEvent, frozen=True, kw_only=True):
+    """An edit of its session put the claim's tokens elsewhere: what is left of them is here."""
+
+    source: str
+    start: int
+    end: int
+    """Tokens, half open; nothing is left where it equals the start."""
+    required: int
+    """Pages that must be resident from here on."""
 
 
 class Found(ClaimEvent, frozen=True, kw_only=True):
@@ -147,8 +161,8 @@ class RequestRefused(Event, frozen=True, kw_only=True, tag="request_refused"):
     """The engine won't run it."""
 
     request: str
-    matched: int
-    """Leading pages of its prompt that are resident."""
+    matched: tuple[Run, ...]
+    """Leading pages of its prompt that are resident, in order."""
     held: int
     """Pages among those that are locked for a claim."""
     protected: int
@@ -161,7 +175,8 @@ class Matched(Event, frozen=True, kw_only=True):
     """Resident pages that a request uses; they stay while it runs."""
 
     request: str
-    run: Run
+    runs: tuple[Run, ...]
+    """In the order of its prompt."""
 
 
 class Evicted(Event, frozen=True, kw_only=True):
@@ -185,14 +200,19 @@ class Retained(Event, frozen=True, kw_only=True):
 
     request: str
     runs: tuple[Run, ...]
+    path: tuple[Run, ...]
+    """All pages of the request's source as they are resident now, in order. A page is called by the
+    source that first brought it."""
 
 
 class Freed(Event, frozen=True, kw_only=True):
-    """The request ended; these pages of it go back."""
+    """Pages of a request go back."""
 
     request: str
     pages: int
     free: int
+    ended: bool = True
+    """Whether the request did; it holds nothing then."""
 
 
 class Lost(Event, frozen=True, kw_only=True):
@@ -208,6 +228,7 @@ AnyEvent = (
     | ClaimRequested
     | ClaimRefused
     | Entered
+    | Moved
     | Found
     | Locked
     | Ranked

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from .events import Run
 from .protection import ClaimKey, Protection
 
 
@@ -50,10 +51,8 @@ class Demand:
     tenant: str
     prompt_tokens: int
     max_new_tokens: int
-    source: str = ""
-    """The source whose resident prefix it matches."""
-    matched_pages: int = 0
-    """How much of that."""
+    matched: tuple[Run, ...] = ()
+    """Leading pages of its prompt that are resident, in order."""
 
 
 class Feasibility(StrEnum):
@@ -102,7 +101,7 @@ def check(
         usable: tokens of the pool.
     """
     page = arithmetic.page_size
-    held = protection.before(demand.source, demand.matched_pages) * page
+    held = protection.count(demand.matched) * page
     protected = protection.pages * page
     needed = arithmetic.needed(demand.prompt_tokens - held, demand.max_new_tokens)
     short = arithmetic.shortfall(needed, usable - protected)
@@ -110,15 +109,14 @@ def check(
         return Admission(Feasibility.FITS, needed, held, protected, usable)
     if arithmetic.shortfall(needed, usable - held) > 0:
         return Admission(Feasibility.TOO_LARGE, needed, held, protected, usable)
-    place = (demand.source, demand.matched_pages)
-    free_at = protection.free_at(-(-short // page), *place)
+    free_at = protection.free_at(-(-short // page), demand.matched)
     return Admission(
         Feasibility.BLOCKED,
         needed,
         held,
         protected,
         usable,
-        protection.blocking(*place),
-        protection.blocking_of(demand.tenant, *place),
+        protection.blocking(demand.matched),
+        protection.blocking_of(demand.tenant, demand.matched),
         None if free_at is None else max(0, free_at - now_ms),
     )

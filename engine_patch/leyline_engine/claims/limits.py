@@ -6,7 +6,8 @@ from bisect import bisect_left, insort
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from .claim import Claim, ClaimError
+from leyline_engine.contract import Claim, ClaimError
+
 from .protection import ClaimKey
 
 

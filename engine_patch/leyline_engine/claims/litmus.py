@@ -12,9 +12,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from .answers import ClaimStatus, UnknownClaimError
+from leyline_engine.contract import Claim, ClaimKind, ClaimStatus, Predicate
+
+from .answers import UnknownClaimError
 from .book import ClaimBook
-from .claim import Claim, ClaimKind, Predicate
 from .events import AnyEvent, Run
 from .feasibility import Admission
 from .limits import ClaimRefusedError, Limits

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from leyline_engine.contract import Claim
+
 from .answers import Change, Effect
 from .book import ClaimBook
-from .claim import Claim
 from .events import (
     Allocated,
     AnyEvent,
@@ -124,7 +125,10 @@ class MicroRuntime:
             raise ValueError(f"request {request.name} runs already")
         matched = self._match(request)
         demand = Demand(
-            request.tenant, request.prompt_tokens, request.max_new_tokens, request.source, matched
+            request.tenant,
+            request.prompt_tokens,
+            request.max_new_tokens,
+            _front(request.source, matched),
         )
         admission = self.book.check(demand)
         if admission.feasibility is Feasibility.TOO_LARGE:
@@ -194,7 +198,7 @@ class MicroRuntime:
         self.ledger.append(
             RequestRefused(
                 request=request.name,
-                matched=matched,
+                matched=_front(request.source, matched),
                 held=admission.held // self.page_size,
                 protected=admission.protected // self.page_size,
                 blocking=admission.blocking,
@@ -209,7 +213,8 @@ class MicroRuntime:
             found = self._pages[request.source, page]
             found.users += 1
             found.used = self._uses
-        self.ledger.append(Matched(request=request.name, run=Run(request.source, 0, matched)))
+        runs = _front(request.source, matched)
+        self.ledger.append(Matched(request=request.name, runs=runs))
 
     def _victims(self, pages: int, source: str, matched: int) -> list[PageKey]:
         """Who goes for so many pages; fewer if there aren't enough."""
@@ -246,7 +251,9 @@ class MicroRuntime:
                 kept.append(key)
         self._lengths[request.source] = max(self._lengths[request.source], tokens)
         if kept:
-            self.ledger.append(Retained(request=request.name, runs=runs_of(kept)))
+            length = -(-self._lengths[request.source] // self.page_size)
+            path = _front(request.source, length)
+            self.ledger.append(Retained(request=request.name, runs=runs_of(kept), path=path))
 
     # ── claims ────────────────────────────────────────────────────────────────────────────────
 
@@ -330,3 +337,8 @@ class MicroRuntime:
         held = [page.block for page in self._pages.values()]
         running = [block for run in self._running.values() for block in run.blocks]
         return sorted([*self._free, *held, *running])
+
+
+def _front(source: str, pages: int) -> tuple[Run, ...]:
+    """The first pages of a source."""
+    return (Run(source, 0, pages),) if pages else ()

@@ -5,7 +5,7 @@ A reader that calls a mutant by the original's verdict hasn't looked at the even
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -42,13 +42,24 @@ def mutants(events: Sequence[ev.AnyEvent]) -> Iterator[Mutant]:
 def dependent(first: ev.AnyEvent, second: ev.AnyEvent) -> bool:
     """Whether the order of two events matters: one writes what the other reads or writes."""
     first_writes, second_writes = _writes(first), _writes(second)
-    return _meet(first_writes, [*_reads(second), *second_writes]) or _meet(
-        second_writes, _reads(first)
+    return (
+        _meet(first_writes, [*_reads(second), *second_writes])
+        or _meet(second_writes, _reads(first))
+        or _overlap(_written_pages(first), [*_read_pages(second), *_written_pages(second)])
+        or _overlap(_written_pages(second), _read_pages(first))
     )
 
 
 def _meet(some: Sequence[Thing], others: Sequence[Thing]) -> bool:
     return any(one[: len(other)] == other[: len(one)] for one in some for other in others)
+
+
+def _overlap(some: Sequence[ev.Run], others: Sequence[ev.Run]) -> bool:
+    return any(
+        one.source == other.source and one.start < other.end and other.start < one.end
+        for one in some
+        for other in others
+    )
 
 
 def _writes(event: ev.AnyEvent) -> list[Thing]:
@@ -66,8 +77,6 @@ def _writes(event: ev.AnyEvent) -> list[Thing]:
             things.append(("clock",))
         case ev.Locked() | ev.Ranked() | ev.Unlocked() | ev.Unranked():
             things.append(("held", event.tenant, event.claim))
-        case ev.Evicted() | ev.Retained() | ev.Lost():
-            things += _pages(event.runs)
     return things
 
 
@@ -78,19 +87,29 @@ def _reads(event: ev.AnyEvent) -> list[Thing]:
             things.append(("clock",))
         case ev.Entered() if event.deadline_ms is not None:
             things.append(("clock",))
-        case ev.Found() | ev.Locked() | ev.Ranked() | ev.Unlocked() | ev.Unranked():
-            things += _pages(event.runs)
         case ev.Evicted():
             things.append(("held",))  # whoever holds pages has a say in which ones go
         case ev.RequestRefused():
             things += [("held", *key) for key in event.blocking]
-        case ev.Matched():
-            things += _pages([event.run])
     return things
 
 
-def _pages(runs: Iterable[ev.Run]) -> list[Thing]:
-    return [("page", run.source, page) for run in runs for page in range(run.start, run.end)]
+def _written_pages(event: ev.AnyEvent) -> Sequence[ev.Run]:
+    match event:
+        case ev.Evicted() | ev.Retained() | ev.Lost():
+            return event.runs
+        case _:
+            return ()
+
+
+def _read_pages(event: ev.AnyEvent) -> Sequence[ev.Run]:
+    match event:
+        case ev.Found() | ev.Locked() | ev.Ranked() | ev.Unlocked() | ev.Unranked():
+            return event.runs
+        case ev.Matched():
+            return event.runs
+        case _:
+            return ()
 
 
 def _renumbered(events: Sequence[ev.AnyEvent]) -> tuple[ev.AnyEvent, ...]:

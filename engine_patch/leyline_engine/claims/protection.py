@@ -3,6 +3,10 @@
 Claims may lie over one another. A page is locked until the last of its holders lets go, and counts
 once. Per source, the holders' edges cut what is locked into stretches; each has the latest deadline
 of its holders.
+
+What a claim locks may be called by several sources: of what sessions share, the pages are the first
+one's. A claim then locks the front of one source and goes on in another. Whoever matches its last
+page has matched all of it.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import heapq
 import sys
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -29,12 +33,14 @@ class _Locked:
 
     holds: dict[ClaimKey, tuple[tuple[Run, ...], int]] = field(default_factory=dict)
     """Runs and deadline, by holder."""
+    last: dict[ClaimKey, int] = field(default_factory=dict)
+    """Where those end whose last page is of this source."""
     starts: list[int] = field(default_factory=list)
     sums: list[int] = field(default_factory=lambda: [0])
     """Pages locked before the stretch of the same index."""
     untils: list[int] = field(default_factory=list)
     ends: list[tuple[int, ClaimKey]] = field(default_factory=list)
-    """Where each holder's last run ends; sorted."""
+    """:attr:`last`, sorted."""
 
     def rebuild(self) -> None:
         """Cut into stretches anew."""
@@ -61,7 +67,7 @@ class _Locked:
                 self.starts.append(at)
                 self.untils.append(-open_now[0][0])
                 self.sums.append(self.sums[-1] + behind - at)
-        self.ends = sorted((runs[-1].end, key) for key, (runs, _) in self.holds.items())
+        self.ends = sorted((end, key) for key, end in self.last.items())
 
     def before(self, end: int) -> int:
         """Pages locked before page ``end``."""
@@ -71,17 +77,16 @@ class _Locked:
         length = self.sums[index] - self.sums[index - 1]
         return self.sums[index - 1] + min(length, end - self.starts[index - 1])
 
-    def untils_before(self, end: int) -> dict[int, int]:
-        """Pages locked before ``end``, by when they come free."""
-        found: dict[int, int] = {}
-        for index in range(bisect_left(self.starts, end)):
-            length = self.sums[index + 1] - self.sums[index]
-            pages = min(length, end - self.starts[index])
-            found[self.untils[index]] = found.get(self.untils[index], 0) + pages
-        return found
+    def add_untils(self, run: Run, found: dict[int, int]) -> None:
+        """Add the run's locked pages, by when they come free."""
+        for index in range(bisect_left(self.starts, run.end)):
+            begin, length = self.starts[index], self.sums[index + 1] - self.sums[index]
+            pages = min(begin + length, run.end) - max(begin, run.start)
+            if pages > 0:
+                found[self.untils[index]] = found.get(self.untils[index], 0) + pages
 
     def covered(self, end: int) -> Sequence[ClaimKey]:
-        """Holders that lock nothing at or behind ``end``."""
+        """Those whose last page is of this source and before ``end``."""
         count = bisect_right(self.ends, end, key=lambda entry: entry[0])
         return [key for _, key in self.ends[:count]]
 
@@ -91,7 +96,7 @@ class Protection:
 
     def __init__(self) -> None:
         self._sources: dict[str, _Locked] = {}
-        self._source_of: dict[ClaimKey, str] = {}
+        self._sources_of: dict[ClaimKey, tuple[str, ...]] = {}
         self._ids: dict[str, dict[str, None]] = {}
         self._pages_by_until: dict[int, int] = {}
         self._untils: list[int] = []
@@ -100,26 +105,32 @@ class Protection:
         """Locked for any claim, each counted once."""
 
     def hold(self, key: ClaimKey, runs: tuple[Run, ...], deadline_ms: int | None) -> None:
-        """A claim locks these runs of one source, sorted and not empty; once until it lets go."""
-        source = runs[0].source
-        self._source_of[key] = source
+        """A claim locks these runs, not empty and in order; once until it lets go."""
+        by_source: dict[str, tuple[Run, ...]] = {}
+        for run in runs:
+            by_source[run.source] = (*by_source.get(run.source, ()), run)
+        self._sources_of[key] = tuple(by_source)
         self._ids.setdefault(key[0], {})[key[1]] = None
-        locked = self._sources.setdefault(source, _Locked())
-        locked.holds[key] = (runs, FOREVER if deadline_ms is None else deadline_ms)
-        self._rebuild(locked)
+        for source, own in by_source.items():
+            locked = self._sources.setdefault(source, _Locked())
+            locked.holds[key] = (own, FOREVER if deadline_ms is None else deadline_ms)
+            if source == runs[-1].source:
+                locked.last[key] = runs[-1].end
+            self._rebuild(locked)
 
     def let_go(self, key: ClaimKey) -> None:
         """A claim locks nothing any more."""
-        source = self._source_of.pop(key)
         ids = self._ids[key[0]]
         del ids[key[1]]
         if not ids:
             del self._ids[key[0]]
-        locked = self._sources[source]
-        del locked.holds[key]
-        self._rebuild(locked)
-        if not locked.holds:
-            del self._sources[source]
+        for source in self._sources_of.pop(key):
+            locked = self._sources[source]
+            del locked.holds[key]
+            locked.last.pop(key, None)
+            self._rebuild(locked)
+            if not locked.holds:
+                del self._sources[source]
 
     def _rebuild(self, locked: _Locked) -> None:
         self._account(locked, -1)
@@ -139,37 +150,45 @@ class Protection:
                 del self._pages_by_until[until]
                 del self._untils[bisect_left(self._untils, until)]
 
-    def before(self, source: str, end: int) -> int:
-        """Pages of a source locked before page ``end``."""
-        locked = self._sources.get(source)
-        return locked.before(end) if locked else 0
+    def count(self, runs: Sequence[Run]) -> int:
+        """How many pages of these runs are locked."""
+        found = 0
+        for run in runs:
+            if locked := self._sources.get(run.source):
+                found += locked.before(run.end) - locked.before(run.start)
+        return found
 
-    def blocking(self, source: str, end: int) -> tuple[ClaimKey, ...]:
-        """Claims that lock anything but the first ``end`` pages of a source."""
+    def blocking(self, matched: Sequence[Run]) -> tuple[ClaimKey, ...]:
+        """Claims that lock anything but what a request matches.
+
+        Args:
+            matched: leading pages of its prompt, in order.
+        """
         # Copying all and taking out a few is faster than asking each.
-        keys = self._source_of.copy()
-        for key in self._covered(source, end):
+        keys = self._sources_of.copy()
+        for key in self._covered(matched):
             del keys[key]
         return tuple(keys)
 
-    def blocking_of(self, tenant: str, source: str, end: int) -> tuple[str, ...]:
+    def blocking_of(self, tenant: str, matched: Sequence[Run]) -> tuple[str, ...]:
         """The ids of one tenant among them."""
         ids = self._ids.get(tenant, {}).copy()
-        for owner, name in self._covered(source, end):
+        for owner, name in self._covered(matched):
             if owner == tenant:
                 del ids[name]
         return tuple(ids)
 
-    def _covered(self, source: str, end: int) -> Sequence[ClaimKey]:
-        locked = self._sources.get(source)
-        return locked.covered(end) if locked and end else ()
+    def _covered(self, matched: Sequence[Run]) -> Iterator[ClaimKey]:
+        for run in matched:
+            if locked := self._sources.get(run.source):
+                yield from locked.covered(run.end)
 
-    def free_at(self, pages: int, source: str, end: int) -> int | None:
-        """When deadlines alone will have freed so many pages beyond the first of a source.
+    def free_at(self, pages: int, matched: Sequence[Run]) -> int | None:
+        """When deadlines alone will have freed so many pages.
 
         Args:
             pages: at least 1.
-            source, end: what comes free before page ``end`` of this source doesn't count.
+            matched: what comes free of these doesn't count.
 
         Returns:
             A deadline in ms; None if it needs a release.
@@ -177,10 +196,12 @@ class Protection:
         if self._freed is None:
             self._freed = list(accumulate(self._pages_by_until[until] for until in self._untils))
         freed = self._freed
-        locked = self._sources.get(source)
-        own = sorted(locked.untils_before(end).items()) if locked and end else []
-        own_untils = [until for until, _ in own]
-        own_freed = [0, *accumulate(pages for _, pages in own)]
+        own: dict[int, int] = {}
+        for run in matched:
+            if locked := self._sources.get(run.source):
+                locked.add_untils(run, own)
+        own_untils = sorted(own)
+        own_freed = [0, *accumulate(own[until] for until in own_untils)]
 
         def beyond(index: int) -> int:
             return freed[index] - own_freed[bisect_right(own_untils, self._untils[index])]

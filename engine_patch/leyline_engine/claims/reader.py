@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from . import events as ev
-from .trace import ClaimTrace, Phase, RequestTrace, Trace, VoidTraceError, demand, spread, terms
+from .trace import (
+    ClaimTrace,
+    Phase,
+    RequestTrace,
+    Trace,
+    VoidTraceError,
+    demand,
+    listed,
+    spread,
+    terms,
+)
 from .verdict import Finding, Outcome, Verdict
 
 
@@ -46,8 +56,12 @@ class _Reader:
                 self._trace.open(event)
             case ev.ClaimRequested() | ev.ClaimRefused() | ev.Entered():
                 self._answer(event)
-            case ev.Found() | ev.Locked() | ev.Ranked():
-                self._materialise(event)
+            case ev.Moved():
+                self._move(event)
+            case ev.Found():
+                self._find(event)
+            case ev.Locked() | ev.Ranked():
+                self._hold(event)
             case ev.Unlocked() | ev.Unranked():
                 self._let_go(event)
             case ev.Released() | ev.Expired():
@@ -90,7 +104,7 @@ class _Reader:
         demand(not (stale and lived), "an older revision replaced a later one")
         due = None if asked.ttl_s is None else trace.now_ms + 1000 * asked.ttl_s
         demand(event.deadline_ms == due, "the deadline is not the clock's time and the TTL")
-        claim = ClaimTrace.of(asked, due, trace.page_size)
+        claim = ClaimTrace.of(asked, due)
         if known is not None and known.phase.lives:
             self._say(Outcome.REVISION, trace.name(key), len(known.held))
             trace.owe(known)
@@ -98,32 +112,57 @@ class _Reader:
         trace.claims[key] = claim
         self._say(Outcome.ACCEPTANCE, trace.name(key), claim.required, terms(asked))
 
-    def _materialise(self, event: ev.Found | ev.Locked | ev.Ranked) -> None:
+    def _move(self, event: ev.Moved) -> None:
+        trace, claim = self._trace, self._trace.claim(event)
+        demand(claim.phase in (Phase.ACCEPTED, Phase.MATERIALIZED), "nothing to move")
+        before, left = claim.end - claim.start, event.end - event.start
+        demand(0 <= left <= before, "more tokens than the claim had")
+        name = trace.name((event.tenant, event.claim))
+        if left == 0:
+            claim.phase = Phase.HARMED
+            self._say(Outcome.HARM, name, len(claim.held), "edited away")
+        else:
+            claim.phase = Phase.ACCEPTED
+            claim.source, claim.start, claim.end = event.source, event.start, event.end
+            claim.required = event.required
+            first, last = claim.pages(trace.page_size)
+            demand(0 < event.required <= last - first, "not what its span can hold")
+            self._say(Outcome.MOVE if left == before else Outcome.SHRINK, name, event.required)
+        trace.owe(claim)
+
+    def _find(self, event: ev.Found) -> None:
+        trace, claim = self._trace, self._trace.claim(event)
+        pages = spread(event.runs)
+        demand(claim.phase is Phase.ACCEPTED and not claim.held, "nothing to look for")
+        there = {page for page in trace.span(claim) if page in trace.resident}
+        demand(pages == there, "what was found is not what is resident")
+        if len(pages) < claim.required:
+            claim.phase = Phase.FAILED
+            name = trace.name((event.tenant, event.claim))
+            self._say(Outcome.MATERIALIZATION_FAILURE, name, len(pages))
+        else:
+            claim.phase, claim.found = Phase.FOUND, pages
+            trace.next_of = (event.tenant, event.claim)
+
+    def _hold(self, event: ev.Locked | ev.Ranked) -> None:
         trace, claim = self._trace, self._trace.claim(event)
         name, pages = trace.name((event.tenant, event.claim)), spread(event.runs)
-        if isinstance(event, ev.Found):
-            demand(claim.phase is Phase.ACCEPTED and not claim.held, "nothing to look for")
-            there = {key for key in claim.span() if key in trace.resident}
-            demand(pages == there, "what was found is not what is resident")
-            if len(pages) < claim.required:
-                claim.phase = Phase.FAILED
-                self._say(Outcome.MATERIALIZATION_FAILURE, name, len(pages))
-            else:
-                claim.phase, claim.found = Phase.FOUND, pages
-                trace.next_of = (event.tenant, event.claim)
-            return
         trace.next_of = None
-        locks = isinstance(event, ev.Locked)
         demand(claim.phase in (Phase.FOUND, Phase.DEMOTED), "its pages weren't looked for")
-        demand(pages <= claim.found and bool(pages), "pages that weren't found")
         demand(not claim.held, "it holds pages already")
+        locks = isinstance(event, ev.Locked)
         if isinstance(event, ev.Ranked):
             demand(event.priority == claim.priority, "not its priority")
             demand(pages == claim.found, "not all that was found")
             demand(claim.kind == "soft" or claim.phase is Phase.DEMOTED, "a hard claim unlocked")
+            if claim.phase is Phase.FOUND:
+                claim.floor = claim.required
         else:
             demand(claim.kind == "hard", "a soft claim that locks")
-            demand(len(pages) == claim.required, "not as many pages as it requires")
+            support = frozenset(trace.support(claim))
+            demand(support <= pages and pages - support <= claim.found, "pages that weren't found")
+            demand(len(pages - support) == claim.required, "not as many pages as it requires")
+            claim.floor = len(pages)
         claim.held, claim.locked = pages, locks
         if claim.phase is Phase.FOUND:
             claim.phase = Phase.MATERIALIZED
@@ -166,26 +205,37 @@ class _Reader:
             return
         request = trace.request(event)
         if isinstance(event, ev.Matched):
-            run, arrived = event.run, request.arrived
-            demand(not request.matched and not request.evicted, "matched too late")
-            demand(run.source == arrived.source and run.start == 0, "matched in another source")
-            demand(run.end <= arrived.prompt, "matched beyond the prompt")
-            demand(spread([run]) <= trace.resident.keys(), "matched what is not resident")
-            request.matched = run.end
-            trace.touch(spread([run]))
+            self._match(event, request)
             return
         trace.starting = None
         if isinstance(event, ev.RequestRefused):
             self._refuse(event, request)
             return
-        demand(event.pages == request.arrived.pages - request.matched, "not what was missing")
+        demand(event.pages > 0, "no pages were taken")
+        missing = request.arrived.pages - len(request.matched)
+        begins, taken = request.taken is None, (request.taken or 0) + event.pages
+        # One after the other where pages are taken step by step.
+        whole = taken <= missing if trace.tree else begins and taken == missing
+        demand(whole, "not what was missing")
         trace.account(-event.pages, event.free)
-        request.taken = event.pages
-        self._say(Outcome.ADMISSION, event.request, event.pages)
+        request.taken = taken
+        if begins:
+            self._say(Outcome.ADMISSION, event.request, event.pages)
+
+    def _match(self, event: ev.Matched, request: RequestTrace) -> None:
+        trace, arrived, pages = self._trace, request.arrived, listed(event.runs)
+        demand(not request.matched and not request.evicted, "matched too late")
+        demand(0 < len(pages) <= arrived.prompt, "matched beyond the prompt")
+        demand(spread(event.runs) <= trace.resident.keys(), "matched what is not resident")
+        if not trace.tree:
+            front = (ev.Run(arrived.source, 0, len(pages)),)
+            demand(event.runs == front, "matched in another source")
+        request.matched = pages
+        trace.touch(spread(event.runs))
 
     def _refuse(self, event: ev.RequestRefused, request: RequestTrace) -> None:
         trace, arrived = self._trace, request.arrived
-        own = spread([ev.Run(arrived.source, 0, event.matched)])
+        own = spread(event.matched)
         locks = {key: claim.held for key, claim in trace.claims.items() if claim.locked}
         locked = frozenset().union(*locks.values())
         demand(not request.matched, "refused after it matched")
@@ -227,28 +277,41 @@ class _Reader:
         trace = self._trace
         request = trace.request(event)
         demand(request.taken is not None, "the end of a request that didn't run")
-        arrived = request.arrived
+        arrived, taken = request.arrived, request.taken or 0
         if isinstance(event, ev.Retained):
-            pages = spread(event.runs)
-            own = spread([ev.Run(arrived.source, request.matched, arrived.pages)])
-            demand(not arrived.write_no_admit, "kept what must not be admitted")
-            demand(not request.kept and bool(pages), "kept twice")
-            demand(pages <= own, "kept what it didn't compute")
-            demand(not pages & trace.resident.keys(), "kept what was there")
-            request.kept = len(pages)
-            trace.touch(pages)
+            self._retain(event, request)
             return
-        demand(event.pages == (request.taken or 0) - request.kept, "not all that it took")
+        left = taken - request.kept - event.pages
+        demand(left == 0 if event.ended else left >= 0, "not all that it took")
         trace.account(event.pages, event.free)
-        del trace.requests[event.request]
-        outcome = Outcome.WRITE_NO_ADMIT if arrived.write_no_admit else Outcome.SERVICE
-        self._say(outcome, event.request, request.kept)
+        request.taken = taken - event.pages
+        if event.ended:
+            del trace.requests[event.request]
+            outcome = Outcome.WRITE_NO_ADMIT if arrived.write_no_admit else Outcome.SERVICE
+            self._say(outcome, event.request, request.kept)
+
+    def _retain(self, event: ev.Retained, request: RequestTrace) -> None:
+        trace, arrived = self._trace, request.arrived
+        path, pages = listed(event.path), spread(event.runs)
+        own = {(arrived.source, place) for place in range(len(request.matched), arrived.pages)}
+        demand(not arrived.write_no_admit, "kept what must not be admitted")
+        demand(bool(pages) and (trace.tree or not request.kept), "kept twice")
+        demand(pages <= own, "kept what it didn't compute")
+        demand(not pages & trace.resident.keys(), "kept what was there")
+        demand(pages <= set(path), "kept what is not on its path")
+        if trace.tree:
+            demand(set(path) <= pages | trace.resident.keys(), "a path with holes")
+            placed = {page for place, page in enumerate(path) if page == (arrived.source, place)}
+            demand(pages <= placed, "kept in another place")
+        request.kept += len(pages)
+        demand(request.kept <= (request.taken or 0), "kept more than it took")
+        trace.paths[arrived.source] = path
+        trace.touch(pages)
 
     def _lose(self, event: ev.Lost) -> None:
         trace, pages = self._trace, spread(event.runs)
         trace.take_out(pages, event.free)
-        for source in sorted({source for source, _ in pages}):
-            gone = sum(key[0] == source for key in pages)
-            self._say(Outcome.LOSS, source, gone, event.cause)
+        for run in event.runs:
+            self._say(Outcome.LOSS, run.source, run.pages, f"{event.cause}, from {run.start}")
         for key, gone in trace.hit(pages, Phase.HARMED):
             self._say(Outcome.HARM, trace.name(key), gone, event.cause)

@@ -31,7 +31,7 @@ def runs_of(pages: Iterable[tuple[str, int]]) -> tuple[Run, ...]:
 
 
 def first_pages(runs: Sequence[Run], pages: int) -> tuple[Run, ...]:
-    """The leading ``pages`` of sorted runs."""
+    """The leading ``pages`` of runs."""
     taken: list[Run] = []
     for run in runs:
         if pages <= 0:
@@ -39,6 +39,17 @@ def first_pages(runs: Sequence[Run], pages: int) -> tuple[Run, ...]:
         taken.append(Run(run.source, run.start, min(run.end, run.start + pages)))
         pages -= run.pages
     return tuple(taken)
+
+
+def joined(*parts: Iterable[Run]) -> tuple[Run, ...]:
+    """Runs one behind the other, those that touch as one."""
+    found: list[Run] = []
+    for run in (run for part in parts for run in part):
+        if found and (found[-1].source, found[-1].end) == (run.source, run.start):
+            found[-1] = Run(run.source, found[-1].start, run.end)
+        else:
+            found.append(run)
+    return tuple(found)
 
 
 def without(runs: Iterable[Run], gone: Sequence[Run]) -> tuple[Run, ...]:

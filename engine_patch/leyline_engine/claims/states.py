@@ -9,25 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from leyline_engine.contract import ClaimState as State
 
-class State(StrEnum):
-    """Where a claim stands."""
-
-    REQUESTED = "requested"
-    ACCEPTED = "accepted"
-    """In the book; the engine hasn't looked for its tokens yet, or they are being computed."""
-    MATERIALIZED = "materialized"
-    """Its predicate holds. A hard claim's tokens are locked, a soft one's ranked."""
-    DEMOTED = "demoted"
-    """A hard claim whose locks were given up; it goes on as a soft one."""
-    REJECTED = "rejected"
-    MATERIALIZATION_FAILED = "materialization_failed"
-    EVICTED = "evicted"
-    """A soft or demoted claim that gave way to a request."""
-    EXPIRED = "expired"
-    RELEASED = "released"
-    HARMED = "harmed"
-    """Its tokens were lost though nobody was allowed to take them."""
+__all__ = ["FINAL", "TRANSITIONS", "Facts", "Guard", "State", "Transition", "Trigger", "advance"]
 
 
 class Trigger(StrEnum):
@@ -40,7 +24,9 @@ class Trigger(StrEnum):
     UNLOCK = "unlock"
     EVICT = "evict"
     LOSE = "lose"
-    """Slots went by no decision of the cache: a pool reset, a device fault, a splice."""
+    """Slots went by no decision of the cache: a forget, a pool reset, a device fault."""
+    MOVE = "move"
+    """An edit of the session put the tokens elsewhere; the predicate holds if any are left."""
     REVISE = "revise"
     RELEASE = "release"
     EXPIRE = "expire"
@@ -102,6 +88,9 @@ def _rows() -> Iterator[Transition]:
         yield Transition(state, Trigger.EVICT, Guard.HOLDS, state)
         yield Transition(state, Trigger.LOSE, Guard.FAILS, State.HARMED)
         yield Transition(state, Trigger.LOSE, Guard.HOLDS, state)
+    for state in (State.ACCEPTED, State.MATERIALIZED):
+        yield Transition(state, Trigger.MOVE, Guard.HOLDS, State.ACCEPTED)
+        yield Transition(state, Trigger.MOVE, Guard.FAILS, State.HARMED)
     for state in (State.ACCEPTED, State.MATERIALIZED, State.DEMOTED):
         yield Transition(state, Trigger.REVISE, Guard.ALWAYS, State.ACCEPTED)
         yield Transition(state, Trigger.RELEASE, Guard.ALWAYS, State.RELEASED)

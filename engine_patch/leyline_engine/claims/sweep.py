@@ -11,7 +11,8 @@ from enum import StrEnum
 
 import msgspec
 
-from .claim import ClaimKind
+from leyline_engine.contract import ClaimKind
+
 from .events import AnyEvent
 from .litmus import PREPARATION, OpenRuntime, Stage
 from .reader import read

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -27,9 +27,14 @@ def demand(condition: bool, otherwise: str) -> None:
         raise VoidTraceError(otherwise)
 
 
+def listed(runs: Iterable[ev.Run]) -> tuple[Page, ...]:
+    """The pages of runs, in order."""
+    return tuple((run.source, page) for run in runs for page in range(run.start, run.end))
+
+
 def spread(runs: Iterable[ev.Run]) -> frozenset[Page]:
     """The pages of runs."""
-    return frozenset((run.source, page) for run in runs for page in range(run.start, run.end))
+    return frozenset(listed(runs))
 
 
 def terms(asked: ev.ClaimRequested) -> str:
@@ -69,20 +74,22 @@ class ClaimTrace:
     kind: str
     priority: int
     source: str
-    first: int
-    last: int
-    """Pages of its span, half open."""
+    start: int
+    end: int
+    """Tokens of its span, half open."""
     required: int
     deadline_ms: int | None
     phase: Phase = Phase.ACCEPTED
     found: frozenset[Page] = frozenset()
     held: frozenset[Page] = frozenset()
+    floor: int = 0
+    """With fewer pages than these it fails."""
     locked: bool = False
     decided: bool = False
     """Whether its priority has saved a page."""
 
     @classmethod
-    def of(cls, asked: ev.ClaimRequested, deadline_ms: int | None, page: int) -> ClaimTrace:
+    def of(cls, asked: ev.ClaimRequested, deadline_ms: int | None) -> ClaimTrace:
         """A claim as it was asked for."""
         return cls(
             key=(asked.tenant, asked.claim),
@@ -90,15 +97,15 @@ class ClaimTrace:
             kind=asked.kind,
             priority=asked.priority,
             source=asked.source,
-            first=asked.start // page,
-            last=(asked.end + page - 1) // page,
+            start=asked.start,
+            end=asked.end,
             required=asked.required,
             deadline_ms=deadline_ms,
         )
 
-    def span(self) -> Iterator[Page]:
-        """The predicate's pages."""
-        return ((self.source, page) for page in range(self.first, self.last))
+    def pages(self, page_size: int) -> tuple[int, int]:
+        """Where the span's pages begin and end on their source's path."""
+        return self.start // page_size, -(-self.end // page_size)
 
 
 @dataclass(slots=True)
@@ -106,12 +113,13 @@ class RequestTrace:
     """A request that is there."""
 
     arrived: ev.Arrived
-    matched: int = 0
+    matched: tuple[Page, ...] = ()
     evicted: bool = False
     """Whether pages went for it. What it matches has to be pinned before that."""
     taken: int | None = None
     """None until it runs."""
     kept: int = 0
+    """Pages of those taken that became resident."""
 
 
 class Trace:
@@ -121,12 +129,15 @@ class Trace:
         self.usable = -1
         self.page_size = 1
         self.strict = False
+        self.tree = False
         self.free = 0
         self.now_ms = 0
         self.ticks = 0
         self.uses = 0
         self.resident: dict[Page, int] = {}
         """Last use, by page."""
+        self.paths: dict[str, tuple[Page, ...]] = {}
+        """What a source's pages are called, in order."""
         self.claims: dict[Key, ClaimTrace] = {}
         self.requests: dict[str, RequestTrace] = {}
         self.asked: ev.ClaimRequested | None = None
@@ -148,7 +159,7 @@ class Trace:
         elif self.owed:
             demand(key in self.owed, "a claim that is over still holds pages")
             demand(isinstance(event, ev.Unlocked | ev.Unranked), "its pages wait to be let go")
-        elif self.starting is not None:
+        elif self.starting is not None and not self.tree:
             name = getattr(event, "request", None)
             demand(name == self.starting, "a request was left between arrival and start")
         elif not isinstance(event, ev.Expired):
@@ -158,6 +169,7 @@ class Trace:
         """Begin with an empty pool."""
         self.usable = self.free = event.usable
         self.page_size, self.strict, self.now_ms = event.page_size, event.strict, event.now_ms
+        self.tree = event.tree
 
     def tick(self, event: ev.Ticked) -> None:
         """Move the clock on."""
@@ -187,8 +199,19 @@ class Trace:
         if found is None:
             raise VoidTraceError("a request that didn't arrive")
         starts = isinstance(event, ev.RequestRefused | ev.Matched | ev.Evicted | ev.Allocated)
-        demand(starts is (self.starting is not None), "not at the request's start")
+        if not self.tree:
+            demand(starts is (self.starting is not None), "not at the request's start")
         return found
+
+    def span(self, claim: ClaimTrace) -> tuple[Page, ...]:
+        """The pages that a claim's predicate is about, as far as its source has any."""
+        first, last = claim.pages(self.page_size)
+        return self.paths.get(claim.source, ())[first:last]
+
+    def support(self, claim: ClaimTrace) -> tuple[Page, ...]:
+        """Pages that stay for the sake of the claim's: in a tree, all before them."""
+        first, _ = claim.pages(self.page_size)
+        return self.paths.get(claim.source, ())[:first] if self.tree else ()
 
     def account(self, change: int, free: int) -> None:
         """Free pages after a change of the pool, compared with what the event says."""
@@ -212,9 +235,7 @@ class Trace:
 
     def in_use(self) -> frozenset[Page]:
         """Resident pages that requests match."""
-        return spread(
-            ev.Run(request.arrived.source, 0, request.matched) for request in self.requests.values()
-        )
+        return frozenset(page for request in self.requests.values() for page in request.matched)
 
     def locked(self) -> frozenset[Page]:
         """Pages that claims lock."""
@@ -241,7 +262,7 @@ class Trace:
             if not gone:
                 continue
             claim.held -= pages
-            if len(claim.held) < claim.required:
+            if len(claim.held) < claim.floor:
                 claim.phase = phase
                 self.owe(claim)
                 failed.append((key, gone))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from .claim_commands import ClaimRefusal
 from .envelope import LineageRun, SkippedAction
 from .vocabulary import Mode, Outcome, Reason
 
@@ -57,6 +58,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     lineage: tuple[LineageRun, ...] = ()
     """The lineage map of the turn as it now lies in the cache."""
     skipped_actions: tuple[SkippedAction, ...] = ()
+    refused: ClaimRefusal | None = None
+    """Set exactly when the request could not run for the sake of claims
+    (``Reason.REFUSED_BY_CLAIM``), before it began or while it decoded."""
     splice_us: int = 0
     """Microseconds spent planning, copying and rotating."""
 

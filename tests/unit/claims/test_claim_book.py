@@ -9,11 +9,11 @@ import pytest
 from leyline_engine.claims import book as book_module
 from leyline_engine.claims.answers import Change, TickError, UnknownClaimError
 from leyline_engine.claims.book import ClaimBook
-from leyline_engine.claims.claim import Claim, ClaimKind, Predicate
 from leyline_engine.claims.events import EventLedger, Run
 from leyline_engine.claims.feasibility import Arithmetic
 from leyline_engine.claims.limits import ClaimRefusedError, Limits
 from leyline_engine.claims.states import State, TransitionError
+from leyline_engine.contract import Claim, ClaimKind, Predicate
 
 PAGE = 16
 
@@ -104,9 +104,9 @@ def test_foreign_ids_are_as_unknown_as_those_that_never_were() -> None:
                 ask(tenant, name)
             answers.add(str(unknown.value))
     assert len(answers) == 1
-    assert book.of_tenant("b") == ()
+    assert book.live("b") == ()
     enter(book, make_claim(tenant="b", source="y"))
-    assert [status.claim.tenant for status in book.of_tenant("b")] == ["b"]
+    assert [status.claim.tenant for status in book.live("b")] == ["b"]
 
 
 def test_a_later_revision_replaces_and_an_equal_or_older_one_doesnt() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hypothesis import given, settings
@@ -10,10 +11,30 @@ from hypothesis import strategies as st
 from leyline_engine.claims.events import Run
 from leyline_engine.claims.feasibility import Arithmetic, Demand, Feasibility, check
 from leyline_engine.claims.protection import ClaimKey, Protection
+from leyline_engine.claims.runs import joined
 
 SGLANG = Arithmetic(page_size=4, clip_output=32, strict=True)
 MICRO = Arithmetic(page_size=4, clip_output=32, strict=False, whole_pages=True)
+SHARED = {"x": ("x", 0), "y": ("x", 4), "z": ("y", 6), "none": ("none", 0)}
+"""What each source begins with: so many pages of another."""
 SOURCES = ("x", "y", "z")
+
+
+def page_of(source: str, number: int) -> tuple[str, int]:
+    """What a page is called: by the source that first brought it."""
+    front, shared = SHARED[source]
+    return page_of(front, number) if number < shared else (source, number)
+
+
+def runs_along(source: str, numbers: Iterable[int]) -> tuple[Run, ...]:
+    """Pages of a source, in order."""
+    pages = [page_of(source, number) for number in numbers]
+    return joined(Run(name, number, number + 1) for name, number in pages)
+
+
+def pages_in(runs: Iterable[Run]) -> set[tuple[str, int]]:
+    """The pages of runs."""
+    return {(run.source, page) for run in runs for page in range(run.start, run.end)}
 
 
 @dataclass(frozen=True)
@@ -29,14 +50,13 @@ class Held:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        if self.start < self.hole < self.end - 1:
-            before = Run(self.source, self.start, self.hole)
-            return (before, Run(self.source, self.hole + 1, self.end))
-        return (Run(self.source, self.start, self.end),)
+        holed = self.start < self.hole < self.end - 1
+        numbers = range(self.start, self.end)
+        return runs_along(self.source, (n for n in numbers if not (holed and n == self.hole)))
 
     @property
     def pages(self) -> set[tuple[str, int]]:
-        return {(r.source, page) for r in self.runs for page in range(r.start, r.end)}
+        return pages_in(self.runs)
 
 
 @st.composite
@@ -60,7 +80,7 @@ def held_claims(draw: st.DrawFn) -> list[Held]:
 
 DEMANDS = st.builds(
     lambda tenant, extra, output, source, matched: Demand(
-        tenant, matched * 4 + extra, output, source, matched
+        tenant, matched * 4 + extra, output, runs_along(source, range(matched))
     ),
     st.sampled_from("abd"),
     st.integers(0, 120),
@@ -74,7 +94,7 @@ def fits(demand: Demand, claims: list[Held], arithmetic: Arithmetic, usable: int
     """The inequality over sets of pages: what is locked, and all that the request comes to hold."""
     page = arithmetic.page_size
     locked = set().union(*(claim.pages for claim in claims)) if claims else set()
-    shared = {(demand.source, number) for number in range(demand.matched_pages)} & locked
+    shared = pages_in(demand.matched) & locked
     work = demand.prompt_tokens - len(shared) * page + min(demand.max_new_tokens, 32)
     if arithmetic.whole_pages:
         while work % page:
@@ -111,7 +131,7 @@ def test_the_answer_is_that_of_counting_pages(
 
     admission = check(demand, protection, arithmetic, usable, now)
 
-    own = {(demand.source, number) for number in range(demand.matched_pages)}
+    own = pages_in(demand.matched)
     covered = [claim for claim in left if claim.pages <= own]
     if fits(demand, left, arithmetic, usable):
         assert admission.feasibility is Feasibility.FITS
@@ -122,6 +142,7 @@ def test_the_answer_is_that_of_counting_pages(
         for c in left
         for source, page in c.pages & own
     ]
+    assert set().union(*(c.pages for c in only_own)) == own & set().union(*(c.pages for c in left))
     if not fits(demand, only_own, arithmetic, usable):
         assert admission.feasibility is Feasibility.TOO_LARGE
         return
@@ -165,7 +186,7 @@ def test_a_claim_on_the_requests_own_prefix_is_not_in_its_way() -> None:
     """Its tokens count once, and another's claim is named alone."""
     protection = Protection()
     protection.hold(("a", "mine"), (Run("x", 0, 10),), None)
-    demand = Demand("a", 60, 0, "x", 10)
+    demand = Demand("a", 60, 0, (Run("x", 0, 10),))
     assert check(demand, protection, MICRO, 64, 0).feasibility is Feasibility.FITS
     protection.hold(("b", "other"), (Run("y", 0, 1),), 9_000)
     refused = check(demand, protection, MICRO, 64, 2_000)

@@ -18,7 +18,6 @@ from hypothesis.stateful import (
 )
 
 from leyline_engine.claims.answers import UnknownClaimError
-from leyline_engine.claims.claim import Claim, ClaimKind, Predicate
 from leyline_engine.claims.events import AnyEvent, Run, from_jsonl, to_jsonl
 from leyline_engine.claims.limits import ClaimRefusedError, Limits
 from leyline_engine.claims.micro import MicroRuntime, Request, Start
@@ -26,6 +25,7 @@ from leyline_engine.claims.mutants import mutants
 from leyline_engine.claims.reader import read
 from leyline_engine.claims.states import FINAL, State, TransitionError
 from leyline_engine.claims.verdict import Outcome
+from leyline_engine.contract import Claim, ClaimKind, Predicate
 
 PAGE, USABLE = 4, 24
 SOURCES = st.sampled_from(["x", "y", "z"])
@@ -187,7 +187,7 @@ class ClaimMachine(RuleBasedStateMachine):
         self.now_ms += 1000 * seconds
         self.runtime.tick(self.ticks, self.now_ms)
         for status in self.runtime.book.live():
-            assert status.deadline_ms is None or status.deadline_ms > self.now_ms
+            assert status.remaining_ms is None or status.remaining_ms > 0
 
     @rule(source=SOURCES, start=st.integers(0, 10), pages=st.integers(1, 3))
     def lose(self, source: str, start: int, pages: int) -> None:

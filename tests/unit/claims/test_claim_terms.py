@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_engine.claims.claim import Claim, ClaimError, Predicate
+from leyline_engine.contract import Claim, ClaimError, Predicate
 
 CENTURY_S = 100 * 365 * 24 * 3600
 
