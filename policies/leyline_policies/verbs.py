@@ -36,7 +36,9 @@ from leyline_policies.policy import Message, Mode
 
 ANNOTATION = "leyline"
 _SCOPE = re.compile(r"[A-Za-z0-9._:@/-]{1,128}")
+_MAX_TTL_S = 7 * 24 * 3600
 Leaving = Literal["evict", "forget", "decay", "scratch"]
+PinKind = Literal["soft", "hard"]
 STUBS: dict[Leaving, str] = {
     "evict": "[evicted]",
     "forget": "[forgotten]",
@@ -83,9 +85,33 @@ def scratch(message: Message) -> Message:
     return annotated(message, scratch=True)
 
 
-def pin(message: Message) -> Message:
-    """No policy edits the message, except to forget."""
-    return annotated(message, pin=True)
+def pin(
+    message: Message,
+    *,
+    kind: PinKind | None = None,
+    priority: int | None = None,
+    ttl_s: int | None = None,
+) -> Message:
+    """No policy edits the message, except to forget, and its KV stays where the engine takes
+    claims.
+
+    Args:
+        kind: ``soft`` (by default): evicted after what has a lower priority. ``hard``: locked.
+        priority: 0 to 100; by default 50.
+        ttl_s: seconds, at most a week, after which it ends unless renewed; by default an hour.
+
+    Raises:
+        ValueError: one of them is out of bounds.
+    """
+    given = {"kind": kind, "priority": priority, "ttl_s": ttl_s}
+    terms = {name: value for name, value in given.items() if value is not None}
+    if kind not in (None, "soft", "hard"):
+        raise ValueError(f"kind is {kind!r}; it must be 'soft' or 'hard'")
+    for name, low, high in (("priority", 0, 100), ("ttl_s", 1, _MAX_TTL_S)):
+        value = terms.get(name, low)
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"{name} is {value!r}; it must be a whole number, {low} to {high}")
+    return annotated(message, pin=terms or True)
 
 
 def share(message: Message, scope: str) -> Message:
@@ -131,7 +157,8 @@ def unannotated(message: Message) -> Message:
 
 def pinned(messages: Sequence[Message]) -> frozenset[int]:
     """Which messages no policy may edit."""
-    return frozenset(i for i, message in enumerate(messages) if _said(message).get("pin"))
+    said = (_said(message).get("pin") for message in messages)
+    return frozenset(i for i, pin in enumerate(said) if pin or isinstance(pin, dict))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ The HTTP layer renders each as an OpenAI-shaped JSON error. No message ever hold
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 class ProxyError(Exception):
@@ -26,6 +28,11 @@ class ProxyError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """Extra response headers."""
+        return {}
+
+    @property
+    def members(self) -> dict[str, Any]:
+        """What the error's JSON says beside message, type, param and code."""
         return {}
 
 
@@ -72,6 +79,22 @@ class NotFoundError(ProxyError):
     code = "not_found"
 
 
+class ConflictError(ProxyError):
+    """What was asked for doesn't follow on how things stand by now."""
+
+    status = 409
+    kind = "invalid_request_error"
+    code = "conflict"
+
+
+class LimitError(ProxyError):
+    """The tenant, or the engine, has as much as it may; ``param`` names the limit."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "limit"
+
+
 class UnsupportedError(ProxyError):
     """What was asked for can't be done with this engine."""
 
@@ -108,6 +131,53 @@ class UpstreamRefusalError(ProxyError):
         self.kind = kind
 
 
+class RefusedByClaimError(ProxyError):
+    """A request that doesn't fit beside hard claims.
+
+    Args:
+        own: ids of the claims in its way that are the caller's tenant's.
+        others: how many are other tenants'.
+        retry_after_ms: until deadlines alone will have made room; None if it takes a release.
+        headers: extra response headers.
+    """
+
+    status = 503
+    kind = "server_error"
+    code = "refused_by_claim"
+
+    def __init__(
+        self,
+        own: Sequence[str],
+        others: int,
+        retry_after_ms: int | None,
+        headers: Mapping[str, str],
+    ) -> None:
+        self._own, self._others = tuple(own), others
+        self._wait_s = None if retry_after_ms is None else max(1, math.ceil(retry_after_ms / 1000))
+        self._headers = dict(headers)
+        blocking = [_own_claims(self._own)] if own else []
+        blocking += [f"{others} of other tenants"] if others else []
+        way_out = (
+            "Release a claim, or make one shorter."
+            if self._wait_s is None
+            else f"Retry after {self._wait_s} s, when claims will have expired, or release one."
+        )
+        super().__init__(
+            "The request doesn't fit into the KV cache beside hard claims: "
+            f"{' and '.join(blocking) or 'claims'} in its way. {way_out}"
+        )
+
+    @property
+    def headers(self) -> dict[str, str]:
+        if self._wait_s is None:
+            return self._headers
+        return {**self._headers, "retry-after": str(self._wait_s)}
+
+    @property
+    def members(self) -> dict[str, Any]:
+        return {"claims": list(self._own), "other_claims": self._others}
+
+
 class ClientDisconnected(Exception):  # noqa: N818 - an event of the connection, nobody's fault
     """The caller went away before its answer was complete."""
 
@@ -119,3 +189,12 @@ def closest(name: str, known: Iterable[str]) -> str:
     if near:
         return "Did you mean " + " or ".join(repr(item) for item in near) + "?"
     return "Known: " + (", ".join(repr(item) for item in names[:20]) or "none") + "."
+
+
+_NAMED_CLAIMS = 8
+
+
+def _own_claims(ids: Sequence[str]) -> str:
+    more = len(ids) - _NAMED_CLAIMS
+    named = ", ".join(ids[:_NAMED_CLAIMS])
+    return f"your {named} and {more} more" if more > 0 else f"your {named}"

@@ -10,11 +10,15 @@ from pydantic import SecretStr
 from starlette.types import ASGIApp
 
 from .core.schedule import Timing
+from .pipeline.claim_watch import ClaimWatch
+from .pipeline.claims import ClaimService
+from .pipeline.pinning import Pinning
 from .pipeline.planner import Planner
 from .pipeline.sensitive import sensitive_content
 from .policy_file import PolicyFile
 from .sessions import MemorySessionStore, SessionStore
 from .settings import Settings
+from .telemetry.audit import AuditFile
 from .telemetry.metrics import Metrics
 from .tenants import TenantDirectory, build_directory
 from .turns import TurnService
@@ -35,6 +39,8 @@ class Services:
     upstream: UpstreamClient
     handshake: Handshake
     turns: TurnService
+    claims: ClaimService
+    claim_watch: ClaimWatch
     policy_file: PolicyFile | None
 
 
@@ -50,7 +56,9 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
     metrics.build_info.labels(version("leyline-kv")).set(1)
     tenants = build_directory(settings)
     upstream = UpstreamClient(
-        _http_client(settings, engine_app), api_key=_secret(settings.upstream_api_key)
+        _http_client(settings, engine_app),
+        api_key=_secret(settings.upstream_api_key),
+        hints_secret=_secret(settings.hints_secret),
     )
     handshake = Handshake(
         upstream,
@@ -74,6 +82,21 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         timing=_timing(settings),
         sensitive=sensitive_content(settings.sensitive),
     )
+    watch = ClaimWatch(
+        upstream,
+        handshake,
+        metrics,
+        tenants.names,
+        interval_s=settings.claims_interval_s,
+        audit=AuditFile(settings.audit_file, metrics) if settings.audit_file else None,
+    )
+    claims = ClaimService(
+        store=store,
+        upstream=upstream,
+        handshake=handshake,
+        watch=watch,
+        hints_secret=_secret(settings.hints_secret),
+    )
     turns = TurnService(
         store=store,
         upstream=upstream,
@@ -83,8 +106,20 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         retained_turns=settings.retained_turns,
         hints_secret=_secret(settings.hints_secret),
         chooser=policy_file,
+        pinning=Pinning(claims),
     )
-    return Services(settings, tenants, store, metrics, upstream, handshake, turns, policy_file)
+    return Services(
+        settings,
+        tenants,
+        store,
+        metrics,
+        upstream,
+        handshake,
+        turns,
+        claims,
+        watch,
+        policy_file,
+    )
 
 
 def _timing(settings: Settings) -> Timing | None:

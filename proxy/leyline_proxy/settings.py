@@ -87,6 +87,11 @@ class Settings(BaseSettings):
     """Of all sessions together; beyond it the least recently used ones go."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 32 * MIB
 
+    claims_interval_s: Annotated[float, Field(gt=0)] = 5.0
+    """Between two looks at the engine's claims, while any live."""
+    audit_file: Path | None = None
+    """Every event of the engine's claims is appended to it as a line of JSON."""
+
     connect_timeout_s: Annotated[float, Field(gt=0)] = 5.0
     read_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Longest silence of the engine, before the first token and between two."""

@@ -40,6 +40,11 @@ class TenantDirectory:
         """True when no key is configured and everybody is the default tenant."""
         return not self._keys
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all tenants."""
+        return frozenset(self._tenants)
+
     def authenticate(self, headers: Mapping[str, str]) -> Tenant:
         """The tenant of a request, from ``authorization: Bearer`` or ``api-key``.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from secrets import token_hex
 from time import perf_counter
@@ -22,12 +22,13 @@ from .core.context_management import FIELD as CONTEXT_FIELD
 from .core.forgetting import losses_of_account
 from .core.identity import history_key
 from .core.prepared import Prepared
-from .core.session import Session, TurnSummary
+from .core.session import RetainedTurn, Session, TurnSummary
 from .core.spans import ANYTHING
-from .errors import NotFoundError, ProxyError, closest
-from .pipeline.accounting import caller_account, final_receipt, retained_turn
+from .errors import NotFoundError, ProxyError, RefusedByClaimError, closest
+from .pipeline.accounting import account_headers, caller_account, final_receipt, retained_turn
 from .pipeline.identify import identify
 from .pipeline.outgoing import edit_payload, outgoing_body
+from .pipeline.pinning import Pinning
 from .pipeline.planner import Planner
 from .pipeline.planning import PlanInput, sink_of
 from .pipeline.request import OPTIONS_FIELD, ChatRequest
@@ -36,7 +37,7 @@ from .pipeline.turn import Turn
 from .pipeline.writing import Writing
 from .sessions import SessionStore
 from .telemetry.metrics import Metrics
-from .telemetry.turn_counts import count_turn
+from .telemetry.turn_counts import count_refused, count_turn
 from .upstream.client import UpstreamClient
 from .upstream.handshake import UNKNOWN_MODEL, Handshake
 
@@ -44,6 +45,9 @@ log = structlog.get_logger("leyline.turn")
 
 _RECORD_WAITS_S = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2)
 """Pauses before each question for a record that the engine may still be writing."""
+
+_REFUSAL_WAITS_S = (0.0, 0.02)
+"""The same for one whose engine has answered with an error."""
 
 _LIST_AGE_S = 1.0
 """Unknown models make the list be read anew, but not more often than this."""
@@ -75,6 +79,7 @@ class TurnService:
         retained_turns: int,
         hints_secret: str | None = None,
         chooser: Chooser | None = None,
+        pinning: Pinning | None = None,
     ) -> None:
         self._store = store
         self._upstream = upstream
@@ -86,11 +91,14 @@ class TurnService:
         self._history_key = history_key(hints_secret or token_hex())
         self._catalog = PolicyCatalog(chooser)
         self._planner = planner
+        self._pinning = pinning
         self._writing = Writing(upstream, store, metrics, hints_secret=hints_secret)
 
     async def aclose(self) -> None:
         """Give up what runs beside the requests."""
         await self._writing.aclose()
+        if self._pinning is not None:
+            await self._pinning.aclose()
 
     async def begin(self, request: ChatRequest) -> Turn:
         """Steps 1 to 5: what to send, and what to ask of the engine.
@@ -182,7 +190,7 @@ class TurnService:
 
     def preview(self, turn: Turn, usage: Mapping[str, Any] | None) -> Account:
         """The account of a turn that isn't settled yet."""
-        return _account(turn, final_receipt(turn, None, usage))
+        return self._account(turn, final_receipt(turn, None, usage))
 
     async def settle(
         self, turn: Turn, usage: Mapping[str, Any] | None, *, ttft_s: float | None
@@ -192,12 +200,15 @@ class TurnService:
         receipt = final_receipt(turn, record, usage)
         run = await self._run_of(turn, record, receipt)
         with self._metrics.stage("account"):
-            await self._retain(turn, record, receipt, run)
+            source = await self._retain(turn, record, receipt, run)
             label = self.model_label(turn.request.model)
             count_turn(self._metrics, turn, receipt, label, ttft_s)
             self._planner.learn(label, receipt, ttft_s if turn.request.stream else None)
         if turn.planned.prepared.wanted:
             self._writing.start(turn)
+        account = self._account(turn, receipt)
+        if self._pinning is not None and source is not None:
+            self._pinning.start(turn, source)
         if turn.enveloped and record is None:
             self._metrics.receipts_missing.labels(self.model_label(turn.request.model)).inc()
         log.info(
@@ -214,19 +225,42 @@ class TurnService:
             faults=len(turn.planned.prepared.faults),
             ms=round((perf_counter() - turn.request.arrived) * 1000, 1),
         )
-        return _account(turn, receipt)
+        return account
 
-    async def _record(self, turn: Turn) -> TurnRecord | None:
+    async def refusal(self, turn: Turn) -> RefusedByClaimError | None:
+        """Why the engine didn't run a turn, or not to its end, where that is for the sake of
+        claims; counts it then. The turn isn't retained."""
+        if not turn.enveloped or not turn.status.takes_claims:
+            return None
+        record = await self._record(turn, _REFUSAL_WAITS_S)
+        refused = record.receipt.refused if record is not None else None
+        if record is None or refused is None:
+            return None
+        receipt, tenant = record.receipt, turn.request.tenant.name
+        count_refused(self._metrics, turn, receipt, self.model_label(turn.request.model))
+        log.info(
+            "turn_refused",
+            tenant=tenant,
+            session=turn.identity.session_id,
+            own_claims=len(refused.own),
+            other_claims=refused.others,
+        )
+        headers = account_headers(receipt)
+        return RefusedByClaimError(refused.own, refused.others, refused.retry_after_ms, headers)
+
+    async def _record(
+        self, turn: Turn, waits_s: Sequence[float] = _RECORD_WAITS_S
+    ) -> TurnRecord | None:
         """The engine's record, complete if that comes in time; None if there is none."""
         record: TurnRecord | None = None
-        for pause in _RECORD_WAITS_S:
+        for pause in waits_s:
             await asyncio.sleep(pause)
             try:
                 record = await self._upstream.record(turn.message_id) or record
             except ProxyError:
                 self._handshake.report_failure()
                 return record
-            if record is not None and record.finished:
+            if record is not None and (record.finished or record.receipt.refused is not None):
                 break
         return record
 
@@ -246,7 +280,8 @@ class TurnService:
 
     async def _retain(
         self, turn: Turn, record: TurnRecord | None, receipt: Receipt, run: str
-    ) -> None:
+    ) -> RetainedTurn | None:
+        """Take the turn into its session; returns it as a source, if it is one."""
         plan = turn.planned.plan
         obeyed = record is not None and record.receipt.forgot is not None
         # Retained, a turn says that its demands were met.
@@ -283,6 +318,14 @@ class TurnService:
         await self._store.update(
             turn.request.tenant.name, turn.identity.session_id, change, turn.identity.chain
         )
+        return source if turn.enveloped else None
+
+    def _account(self, turn: Turn, receipt: Receipt) -> Account:
+        pins = self._pinning.refusals(turn) if self._pinning is not None else ()
+        members = {OPTIONS_FIELD: caller_account(turn, receipt, pins)}
+        if turn.request.requested:
+            members[CONTEXT_FIELD] = {"applied_edits": turn.applied}
+        return Account(receipt, members)
 
     async def abandon(self, turn: Turn) -> None:
         """Note a turn that went to the engine and won't be settled: its client has gone, or its
@@ -317,10 +360,3 @@ def _with_policies(session: Session, prepared: Prepared) -> Session:
     """The session with what policies left for its next turn, less what they no more ask for."""
     written = {key: text for key, text in session.completions.items() if key in prepared.used}
     return replace(session, policy_states=prepared.states, completions=written)
-
-
-def _account(turn: Turn, receipt: Receipt) -> Account:
-    members = {OPTIONS_FIELD: caller_account(turn, receipt)}
-    if turn.request.requested:
-        members[CONTEXT_FIELD] = {"applied_edits": turn.applied}
-    return Account(receipt, members)

@@ -352,6 +352,26 @@ class ClaimBook:
         usable = self.usable * self.arithmetic.page_size
         return check(demand, self._protection, self.arithmetic, usable, self.now_ms)
 
+    def lives(self, key: ClaimKey) -> bool:
+        """Whether a claim is in the book and has not ended."""
+        return key in self._live
+
+    def held(self, key: ClaimKey) -> tuple[Run, ...]:
+        """What is locked or ranked for a live claim, in order."""
+        return self._live[key].runs
+
+    def support(self, key: ClaimKey) -> int:
+        """How many pages of those come before what its predicate asks for."""
+        return self._live[key].support
+
+    def unheld(self, runs: Iterable[Run]) -> tuple[Run, ...]:
+        """What no claim holds of these pages."""
+        left: list[Run] = []
+        for run in runs:
+            held = (self._live[key].runs for key in self._holders.get(run.source, ()))
+            left.extend(without([run], [other for others in held for other in others]))
+        return tuple(left)
+
     def tell_hit(self, key: ClaimKey) -> None:
         """A request matched all that a live claim holds."""
         self._live[key].hits += 1
@@ -360,6 +380,11 @@ class ClaimBook:
         """Live claims were in a request's way, or passed over by an eviction."""
         for key in keys:
             self._live[key].pressure += 1
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When the next claim expires."""
+        return self._accounts.next_deadline_ms
 
     @property
     def protected_pages(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from leyline_engine.contract import ClaimKind
 
 from .events import Run
-from .litmus import Case, Stage, unknown
+from .litmus import Case, Stage
 from .verdict import Outcome
 
 
@@ -78,10 +78,11 @@ def _refusal_then_success(stage: Stage) -> None:
     stage.keep("old", 6)
     stage.claim("old", 6, ttl_s=60)
     stage.runtime.tick(1, 20_000)
-    admission = stage.serve("active", "other", 7)
-    stage.told.append(f"retry after {admission.retry_after_ms} ms")
+    refusal = stage.serve("active", "other", 9)
+    if refusal is not None:
+        stage.told.append(f"retry after {refusal.retry_after_ms} ms")
     stage.runtime.tick(2, 60_000)
-    stage.serve("again", "other", 7)
+    stage.serve("again", "other", 9)
 
 
 def _revision_race(stage: Stage) -> None:
@@ -94,15 +95,24 @@ def _revision_race(stage: Stage) -> None:
 
 def _two_tenants(stage: Stage) -> None:
     stage.keep("hers", 4)
-    stage.keep("his", 3)
+    stage.keep("his", 3, tenant="b")
     stage.claim("hers", 4)
-    unknown(stage, "b", "c")
-    unknown(stage, "b", "never")
+    stage.unknown("b", "c")
+    stage.unknown("b", "never")
     stage.claim("his", 3, tenant="b")
     for tenant in ("a", "b", "x"):
-        admission = stage.serve(f"of-{tenant}", "other", 4, tenant=tenant)
-        stage.told.append(f"{tenant}: own {list(admission.own)}, others {admission.others}")
+        refusal = stage.serve(f"of-{tenant}", f"of-{tenant}", 4, tenant=tenant)
+        if refusal is not None:
+            stage.told.append(f"{tenant}: own {list(refusal.own)}, others {refusal.others}")
     stage.runtime.release("b", "c")
+
+
+def _spliced_span(stage: Stage) -> None:
+    stage.keep("first", 20)
+    stage.claim("first", 14, start=6)
+    stage.runtime.edit("drops-before", "first", "second", 3, 5)
+    stage.runtime.edit("drops-within", "second", "third", 9, 11)
+    stage.runtime.edit("drops-all", "third", "fourth", 4, 10)
 
 
 _C = "a/c"
@@ -228,3 +238,23 @@ CASES: tuple[Case, ...] = (
         ),
     ),
 )
+
+SPLICING_CASES: tuple[Case, ...] = (
+    Case(
+        "claim_over_a_spliced_span",
+        110,
+        _spliced_span,
+        (
+            (Outcome.HARD_CLAIM, _C),
+            (Outcome.SERVICE, "drops-before"),
+            (Outcome.MOVE, _C),
+            (Outcome.HARD_CLAIM, _C),
+            (Outcome.SERVICE, "drops-within"),
+            (Outcome.SHRINK, _C),
+            (Outcome.HARD_CLAIM, _C),
+            (Outcome.SERVICE, "drops-all"),
+            (Outcome.HARM, _C),
+        ),
+    ),
+)
+"""For engines that splice, too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,16 +12,23 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .cases import CASES
-from .litmus import CaseResult, OpenRuntime, open_micro, run_suite
+from .cases import CASES, SPLICING_CASES
+from .litmus import CaseResult, OpenRuntime, run_suite
 from .picture import PictureError, draw
 from .sweep import SweepPolicy, SweepRow, run_sweep
 
-_WORKING = {"micro": open_micro}
-_PLANNED = ("replay", "sglang")
+ALLOCATOR = "micro"
+"""Blocks without content: there is nothing to splice."""
+
+ENGINES_GROUP = "leyline.litmus"
+"""Entry points of this group open a runtime: :data:`.litmus.OpenRuntime`."""
 
 _Engine = Annotated[
-    str, typer.Option(metavar="NAME", help="What to test: micro, a block allocator alone.")
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="What to test: micro (a block allocator alone), replay, or sglang (where installed).",
+    ),
 ]
 _Json = Annotated[
     Path | None, typer.Option("--json", metavar="OUT", help="Write the results here.")
@@ -33,7 +41,8 @@ def litmus(*, engine: _Engine = "micro", json_out: _Json = None) -> None:
     Each trace is then spoilt: an event dropped, or two swapped that depend on one another. A spoilt
     trace that reads like the whole one fails the case. Ends with 1 if a case fails.
     """
-    results = run_suite(CASES, _open(engine))
+    cases = CASES if engine == ALLOCATOR else CASES + SPLICING_CASES
+    results = run_suite(cases, _open(engine))
     passed = sum(result.passed for result in results)
     _write(json_out, {"engine": engine, "passed": passed, "of": len(results), "cases": results})
     _print_litmus(results, engine)
@@ -66,13 +75,14 @@ def sweep(
 
 
 def _open(engine: str) -> OpenRuntime:
-    opener = _WORKING.get(engine)
-    if opener is not None:
-        return opener
-    works = ", ".join(_WORKING)
-    if engine in _PLANNED:
-        raise _usage_error(f"the engine {engine} takes no claims yet; what works: {works}")
-    raise _usage_error(f"no engine is called {engine}; what works: {works}")
+    found = {point.name: point for point in entry_points(group=ENGINES_GROUP)}
+    if engine not in found:
+        raise _usage_error(f"no engine is called {engine}; there are {', '.join(sorted(found))}")
+    try:
+        opener: OpenRuntime = found[engine].load()
+    except ImportError as error:
+        raise _usage_error(f"the engine {engine} is not installed here: {error}") from error
+    return opener
 
 
 def _usage_error(message: str) -> typer.Exit:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 import msgspec
 
@@ -203,6 +204,8 @@ class Retained(Event, frozen=True, kw_only=True):
     path: tuple[Run, ...]
     """All pages of the request's source as they are resident now, in order. A page is called by the
     source that first brought it."""
+    free: int
+    """As before: the pages were the request's, and are the cache's now."""
 
 
 class Freed(Event, frozen=True, kw_only=True):
@@ -282,13 +285,27 @@ class EventLedger:
     def __iter__(self) -> Iterator[AnyEvent]:
         return iter(self._events)
 
-    def of_claim(self, tenant: str, claim: str) -> tuple[AnyEvent, ...]:
-        """What is kept of a claim's own events."""
-        return tuple(
-            event
-            for event in self._events
-            if isinstance(event, ClaimEvent) and (event.tenant, event.claim) == (tenant, claim)
-        )
+    def behind(
+        self, after: int, limit: int, *, tenant: str = "", claim: str = ""
+    ) -> tuple[AnyEvent, ...]:
+        """Events with a number above ``after``, as far as they are kept; the earliest first.
+
+        Args:
+            limit: at most so many.
+            tenant, claim: only those of this tenant's claims, or of this one claim.
+        """
+        first = self._last - len(self._events)
+        newer = islice(self._events, max(0, after - first), None)
+        chosen = (event for event in newer if _concerns(event, tenant, claim))
+        return tuple(islice(chosen, limit))
+
+
+def _concerns(event: AnyEvent, tenant: str, claim: str) -> bool:
+    if not tenant:
+        return True
+    if not isinstance(event, ClaimEvent):
+        return False
+    return event.tenant == tenant and claim in ("", event.claim)
 
 
 def to_jsonl(events: Iterable[AnyEvent]) -> bytes:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from leyline_engine.contract import ClaimRefusal
+
 from .events import Run
 from .protection import ClaimKey, Protection
 
@@ -87,6 +89,18 @@ class Admission:
     def others(self) -> int:
         """How many blocking claims are other tenants', which is all that the caller is told."""
         return len(self.blocking) - len(self.own)
+
+    @property
+    def refusal(self) -> ClaimRefusal:
+        """The answer as the request's owner may see it."""
+        return ClaimRefusal(
+            needed=self.needed,
+            protected=self.protected - self.held,
+            usable=self.usable,
+            own=self.own,
+            others=self.others,
+            retry_after_ms=self.retry_after_ms,
+        )
 
 
 def check(

@@ -90,6 +90,11 @@ class Accounts:
             return self._deadlines[0][1]
         return None
 
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """The earliest deadline of a live claim."""
+        return self._deadlines[0][0] if self._deadlines else None
+
     def admits(self, tenant: str, session: str) -> bool:
         """Whether no live claim of the session keeps its KV from being admitted."""
         return not self._no_admit[tenant, session]

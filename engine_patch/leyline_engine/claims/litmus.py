@@ -1,4 +1,4 @@
-"""The litmus suite: thirteen situations, each with the outcomes that a conforming engine shows.
+"""The litmus suite: named situations, each with the outcomes that a conforming engine shows.
 
 A case drives an engine and sees only what a client or scheduler sees. Its outcomes are read from
 the engine's events by the reader.
@@ -12,14 +12,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from leyline_engine.contract import Claim, ClaimKind, ClaimStatus, Predicate
+from leyline_engine.contract import Claim, ClaimKind, ClaimRefusal, ClaimStatus, Predicate
 
 from .answers import UnknownClaimError
 from .book import ClaimBook
 from .events import AnyEvent, Run
-from .feasibility import Admission
 from .limits import ClaimRefusedError, Limits
-from .micro import MicroRuntime, Request, Start
+from .micro import MicroRuntime, Request
 from .mutants import mutants
 from .reader import read
 from .verdict import Outcome, Verdict
@@ -30,24 +29,52 @@ LIMITS = Limits(share=1.0, engine_share=1.0)
 
 
 class Runtime(Protocol):
-    """An engine as the cases drive it."""
+    """An engine as the cases drive it: one request at a time. Places and sizes are in pages."""
 
-    book: ClaimBook
+    @property
+    def book(self) -> ClaimBook:
+        """Its claims."""
 
-    def start(self, request: Request) -> tuple[Start, Admission]: ...
-    def finish(self, name: str) -> None: ...
-    def claim(self, claim: Claim) -> None: ...
-    def release(self, tenant: str, claim: str) -> None: ...
-    def demote(self, tenant: str, claim: str) -> None: ...
-    def tick(self, order: int, now_ms: int) -> None: ...
-    def lose(self, run: Run, cause: str) -> None: ...
+    def serve(self, request: Request) -> ClaimRefusal | None:
+        """Run a request to its end; or say why it can't run before a claim goes."""
+
+    def claim(self, claim: Claim) -> None:
+        """Take a claim.
+
+        Raises:
+            ClaimRefusedError: names the limit or field.
+        """
+
+    def release(self, tenant: str, claim: str) -> None:
+        """End a claim.
+
+        Raises:
+            UnknownClaimError: not one of this tenant's.
+        """
+
+    def demote(self, tenant: str, claim: str) -> None:
+        """Give up a claim's locks."""
+
+    def tick(self, order: int, now_ms: int) -> None:
+        """The clock's next message."""
+
+    def lose(self, run: Run, cause: str) -> None:
+        """Resident pages are gone, whoever locked them; in a tree also those behind them."""
+
+    def edit(self, name: str, old: str, new: str, start: int, end: int) -> None:
+        """Run a turn ``new`` to its end: what ``old`` has, without its pages ``[start, end)``, and
+        a page more. Both are of tenant ``a``; what is left is spliced.
+
+        Raises:
+            NotImplementedError: this engine doesn't splice.
+        """
 
 
 OpenRuntime = Callable[[int, Callable[[AnyEvent], None]], Runtime]
 """Pages of the pool, and where its events go."""
 
 
-def open_micro(usable: int, sink: Callable[[AnyEvent], None]) -> MicroRuntime:
+def open_micro(usable: int, sink: Callable[[AnyEvent], None]) -> Runtime:
     """A MicroRuntime for the cases."""
     return MicroRuntime(usable, page_size=PAGE, limits=LIMITS, sink=sink)
 
@@ -62,27 +89,27 @@ class Stage:
 
     def serve(
         self, name: str, source: str, pages: int, *, tenant: str = "a", admit: bool = True
-    ) -> Admission:
+    ) -> ClaimRefusal | None:
         """A request that comes to ``pages``, one of output and one of reserve among them.
 
         Where it runs, it leaves all but the reserve behind.
         """
-        request = Request(
-            name, tenant, f"{tenant}-session", source, (pages - 2) * PAGE, PAGE, not admit
-        )
-        start, admission = self.runtime.start(request)
-        if start is Start.RUNNING:
-            self.runtime.finish(name)
-        return admission
+        return self.runtime.serve(_request(name, source, pages, tenant=tenant, admit=admit))
 
-    def keep(self, source: str, pages: int) -> None:
+    def keep(self, source: str, pages: int, *, tenant: str = "a") -> None:
         """A request leaves so many pages behind."""
-        self.serve(f"{PREPARATION}{source}", source, pages + 1)
+        self.serve(f"{PREPARATION}{source}", source, pages + 1, tenant=tenant)
 
-    def claim(self, source: str, pages: int, **terms: Any) -> None:
-        """Claim the first pages of a source, hard unless ``terms`` say otherwise."""
-        given = {"id": "c", "tenant": "a", "session": "s", "kind": ClaimKind.HARD} | terms
-        self.runtime.claim(Claim(predicate=Predicate(source, 0, pages * PAGE), **given))
+    def claim(self, source: str, pages: int, start: int = 0, **terms: Any) -> None:
+        """Claim pages of a source, hard unless ``terms`` say otherwise.
+
+        Args:
+            start: the first page; ``pages`` is where the claim ends.
+        """
+        tenant = terms.get("tenant", "a")
+        given = {"id": "c", "tenant": "a", "session": session_of(tenant), "kind": ClaimKind.HARD}
+        span = Predicate(source, start * PAGE, pages * PAGE)
+        self.runtime.claim(Claim(predicate=span, **(given | terms)))
 
     def refused(self, source: str, pages: int, **terms: Any) -> None:
         """The same where it must be refused; what was named is told."""
@@ -90,6 +117,24 @@ class Stage:
             self.claim(source, pages, **terms)
         except ClaimRefusedError as refusal:
             self.told.append(refusal.field)
+
+    def unknown(self, tenant: str, claim: str) -> None:
+        """Release a claim that isn't this tenant's; the answer is told."""
+        try:
+            self.runtime.release(tenant, claim)
+        except UnknownClaimError as error:
+            self.told.append(str(error))
+
+
+def session_of(tenant: str) -> str:
+    """The one session of a tenant."""
+    return f"{tenant}-session"
+
+
+def _request(
+    name: str, source: str, pages: int, *, tenant: str = "a", admit: bool = True
+) -> Request:
+    return Request(name, tenant, session_of(tenant), source, (pages - 2) * PAGE, PAGE, not admit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +211,3 @@ def run_suite(cases: Iterable[Case], open_runtime: OpenRuntime) -> tuple[CaseRes
 def _status(book: ClaimBook, name: str) -> ClaimStatus:
     tenant, _, claim = name.partition("/")
     return book.status(tenant, claim)
-
-
-def unknown(stage: Stage, tenant: str, claim: str) -> None:
-    """Release a claim that isn't this tenant's; the answer is told."""
-    try:
-        stage.runtime.release(tenant, claim)
-    except UnknownClaimError as error:
-        stage.told.append(str(error))

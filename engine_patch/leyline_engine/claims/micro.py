@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from leyline_engine.contract import Claim
+from leyline_engine.contract import Claim, ClaimRefusal
 
 from .answers import Change, Effect
 from .book import ClaimBook
@@ -152,6 +152,30 @@ class MicroRuntime:
         self.ledger.append(Allocated(request=request.name, pages=len(blocks), free=len(self._free)))
         return Start.RUNNING, admission
 
+    def serve(self, request: Request) -> ClaimRefusal | None:
+        """Run a request to its end; or say why it can't run before a claim goes.
+
+        Raises:
+            RuntimeError: it can't run for another reason.
+        """
+        start, admission = self.start(request)
+        match start:
+            case Start.RUNNING:
+                self.finish(request.name)
+                return None
+            case Start.REFUSED:
+                return admission.refusal
+            case _:
+                raise RuntimeError(f"request {request.name} is {start}")
+
+    def edit(self, name: str, old: str, new: str, start: int, end: int) -> None:
+        """See :meth:`.litmus.Runtime.edit`.
+
+        Raises:
+            NotImplementedError: blocks have no content here that could be spliced.
+        """
+        raise NotImplementedError("a block allocator doesn't splice")
+
     def finish(self, name: str) -> None:
         """A request ends with all the output that it asked for; its KV becomes resident.
 
@@ -253,7 +277,9 @@ class MicroRuntime:
         if kept:
             length = -(-self._lengths[request.source] // self.page_size)
             path = _front(request.source, length)
-            self.ledger.append(Retained(request=request.name, runs=runs_of(kept), path=path))
+            self.ledger.append(
+                Retained(request=request.name, runs=runs_of(kept), path=path, free=len(self._free))
+            )
 
     # ── claims ────────────────────────────────────────────────────────────────────────────────
 

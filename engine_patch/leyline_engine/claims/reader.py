@@ -200,7 +200,7 @@ class _Reader:
         if isinstance(event, ev.Arrived):
             demand(event.request not in trace.requests, "a request that is there already")
             demand(event.pages <= trace.usable, "a request that no pool could hold")
-            trace.requests[event.request] = RequestTrace(event)
+            trace.requests[event.request] = RequestTrace(event, since=trace.births)
             trace.starting = event.request
             return
         request = trace.request(event)
@@ -224,7 +224,8 @@ class _Reader:
 
     def _match(self, event: ev.Matched, request: RequestTrace) -> None:
         trace, arrived, pages = self._trace, request.arrived, listed(event.runs)
-        demand(not request.matched and not request.evicted, "matched too late")
+        early = not request.matched and not request.evicted and request.taken is None
+        demand(early, "matched too late")
         demand(0 < len(pages) <= arrived.prompt, "matched beyond the prompt")
         demand(spread(event.runs) <= trace.resident.keys(), "matched what is not resident")
         if not trace.tree:
@@ -301,12 +302,15 @@ class _Reader:
         demand(pages <= set(path), "kept what is not on its path")
         if trace.tree:
             demand(set(path) <= pages | trace.resident.keys(), "a path with holes")
+            old = {page for page in set(path) - pages if trace.born[page] <= request.since}
+            demand(old <= set(request.matched), "goes on from what it didn't match")
             placed = {page for place, page in enumerate(path) if page == (arrived.source, place)}
             demand(pages <= placed, "kept in another place")
+        trace.account(0, event.free)
         request.kept += len(pages)
         demand(request.kept <= (request.taken or 0), "kept more than it took")
         trace.paths[arrived.source] = path
-        trace.touch(pages)
+        trace.bear(pages)
 
     def _lose(self, event: ev.Lost) -> None:
         trace, pages = self._trace, spread(event.runs)

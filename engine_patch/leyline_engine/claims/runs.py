@@ -41,6 +41,17 @@ def first_pages(runs: Sequence[Run], pages: int) -> tuple[Run, ...]:
     return tuple(taken)
 
 
+def last_pages(runs: Sequence[Run], pages: int) -> tuple[Run, ...]:
+    """The last ``pages`` of runs, in order."""
+    taken: list[Run] = []
+    for run in reversed(runs):
+        if pages <= 0:
+            break
+        taken.append(Run(run.source, max(run.start, run.end - pages), run.end))
+        pages -= run.pages
+    return tuple(reversed(taken))
+
+
 def joined(*parts: Iterable[Run]) -> tuple[Run, ...]:
     """Runs one behind the other, those that touch as one."""
     found: list[Run] = []

@@ -13,8 +13,8 @@ import msgspec
 
 from leyline_engine.contract import ClaimKind
 
-from .events import AnyEvent
-from .litmus import PREPARATION, OpenRuntime, Stage
+from .events import AnyEvent, Opened
+from .litmus import PAGE, PREPARATION, OpenRuntime, Stage
 from .reader import read
 from .verdict import Outcome
 
@@ -62,6 +62,8 @@ def _probe(open_runtime: OpenRuntime, policy: SweepPolicy, usable: int) -> Sweep
         stage.claim("resident", CLAIMED, kind=ClaimKind(policy.value), priority=1)
     stage.serve("active", "active", ACTIVE, admit=policy is not SweepPolicy.WRITE_NO_ADMIT)
     verdict = read(events)
+    opened = events[0]
+    scale = PAGE // opened.page_size if isinstance(opened, Opened) else 1
     refusals = verdict.of(Outcome.ACTIVE_REFUSAL)
     resident = verdict.balance.resident if verdict.balance else {}
     return SweepRow(
@@ -72,9 +74,9 @@ def _probe(open_runtime: OpenRuntime, policy: SweepPolicy, usable: int) -> Sweep
             for finding in verdict.findings
             if not finding.subject.startswith(PREPARATION)
         ),
-        resident=resident.get("resident", 0),
-        lost=CLAIMED - resident.get("resident", 0),
+        resident=resident.get("resident", 0) // scale,
+        lost=CLAIMED - resident.get("resident", 0) // scale,
         blocking=tuple(name for found in refusals for name in found.detail.split(", ")),
-        kept=resident.get("active", 0),
+        kept=resident.get("active", 0) // scale,
         void=verdict.void,
     )

@@ -113,6 +113,8 @@ class RequestTrace:
     """A request that is there."""
 
     arrived: ev.Arrived
+    since: int = 0
+    """How many pages had ever become resident when it arrived."""
     matched: tuple[Page, ...] = ()
     evicted: bool = False
     """Whether pages went for it. What it matches has to be pinned before that."""
@@ -136,6 +138,9 @@ class Trace:
         self.uses = 0
         self.resident: dict[Page, int] = {}
         """Last use, by page."""
+        self.born: dict[Page, int] = {}
+        """How many pages had ever become resident when this one did."""
+        self.births = 0
         self.paths: dict[str, tuple[Page, ...]] = {}
         """What a source's pages are called, in order."""
         self.claims: dict[Key, ClaimTrace] = {}
@@ -223,6 +228,12 @@ class Trace:
         """These pages are the most recently used."""
         self.uses += 1
         self.resident.update(dict.fromkeys(pages, self.uses))
+
+    def bear(self, pages: Set[Page]) -> None:
+        """Pages become resident."""
+        self.births += 1
+        self.born.update(dict.fromkeys(pages, self.births))
+        self.touch(pages)
 
     def take_out(self, pages: Set[Page], free: int) -> dict[Page, int]:
         """Resident pages go back to the pool; their last uses."""

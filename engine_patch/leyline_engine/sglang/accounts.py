@@ -9,8 +9,10 @@ import msgspec
 
 from leyline_engine.contract import (
     Capability,
+    ClaimRefusal,
     ForgetCounts,
     Outcome,
+    Reason,
     Receipt,
     SpanLabel,
     TokenCounts,
@@ -62,19 +64,41 @@ class Accounts:
         turn.receipt = _receipt(turn, checked, executed, counts)
         self._sender.send(TurnRecord(receipt=turn.receipt))
 
-    def ended(self, turn: Turn, output: array[int], *, retain: bool) -> None:
-        """A turn that ran has ended: close its receipt, and retain it if it may be a source.
+    def refused(self, turn: Turn, refusal: ClaimRefusal, *, began: bool) -> None:
+        """A turn's request can't run for the sake of claims, or can't go on.
+
+        Args:
+            began: whether it ran already.
+        """
+        detail = "decoding outgrew what claims leave" if began else "claims leave too little room"
+        counts = TokenCounts(prompt=len(turn.req.origin_input_ids))
+        before = turn.receipt or Receipt(message_id=turn.message_id, tokens=counts)
+        turn.receipt = msgspec.structs.replace(
+            before,
+            turn="",
+            outcome=Outcome.REPREFILLED,
+            reason=Reason.REFUSED_BY_CLAIM,
+            detail=detail,
+            refused=refusal,
+        )
+
+    def ended(self, turn: Turn, output: array[int], *, retain: bool) -> SourceTurn | None:
+        """A turn has ended: close its receipt, and retain it if it may be a source.
 
         Args:
             output: the generated tokens.
             retain: False for a turn that was aborted or whose KV is not to be kept.
+
+        Returns:
+            The source that it became.
         """
         receipt, session = turn.receipt, turn.session
         if receipt is None:
-            return
+            return None
+        source = None
         if session is not None and receipt.turn and retain:
             try:
-                self._retain(turn, session, receipt.turn, output)
+                source = self._retain(turn, session, receipt.turn, output)
             except Exception:
                 log.exception("a turn could not be retained; no later turn can draw on it")
                 receipt = msgspec.structs.replace(receipt, turn="")
@@ -82,23 +106,23 @@ class Accounts:
             self._metrics.request(receipt)
             self._metrics.retained(self._registry.count())
             self._sender.send(TurnRecord(receipt=receipt, finished=True, output_ids=tuple(output)))
+        return source
 
-    def _retain(self, turn: Turn, session: SessionKey, name: str, output: array[int]) -> None:
+    def _retain(self, turn: Turn, session: SessionKey, name: str, output: array[int]) -> SourceTurn:
         prompt = turn.req.origin_input_ids
         tokens = prompt + output
         written = SpanLabel(output_span(name), len(prompt), len(tokens))
         self._ledger.label(session, [written.span])
-        self._registry.retain(
-            session,
-            SourceTurn(
-                name,
-                tokens,
-                token_digest(tokens),
-                turn.lineage,
-                *session,
-                spans=(*turn.spans, written),
-            ),
+        source = SourceTurn(
+            name,
+            tokens,
+            token_digest(tokens),
+            turn.lineage,
+            *session,
+            spans=(*turn.spans, written),
         )
+        self._registry.retain(session, source)
+        return source
 
     def forgot(self, ticket: str, counts: ForgetCounts) -> None:
         """How far a forget has come, as its own receipt will say."""
@@ -125,7 +149,7 @@ def _receipt(turn: Turn, checked: CheckedRequest, plan: Plan, counts: TokenCount
     return Receipt(
         message_id=turn.message_id,
         session=payload.session if payload is not None else "",
-        turn=payload.turn if payload is not None and not turn.withheld else "",
+        turn=payload.turn if payload is not None and not (turn.withheld or turn.private) else "",
         outcome=verdict.outcome,
         reason=verdict.reason,
         detail=verdict.detail,

@@ -19,7 +19,8 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
 
-from leyline_engine.contract import Capability, LineageRun, Reason
+from leyline_engine.claims.limits import Limits
+from leyline_engine.contract import Capability, ClaimRefusal, LineageRun, Reason
 from leyline_engine.edits import EditRefusedError
 from leyline_engine.ledger import SpanKey, SpanLedger
 from leyline_engine.lineage import derive_lineage, fold_keys, runs_before
@@ -27,12 +28,13 @@ from leyline_engine.plan import Plan, plan_turn
 from leyline_engine.rules import CheckedRequest, Rules
 from leyline_engine.sglang.accounts import Accounts
 from leyline_engine.sglang.channel import Sender
+from leyline_engine.sglang.claims import NO_ADMIT, ClaimDesk
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.forgetting import Forgetter
 from leyline_engine.sglang.hints import take_hints
 from leyline_engine.sglang.metrics import Metrics
 from leyline_engine.sglang.pool import SplicePool
-from leyline_engine.sglang.publications import Publication, Publications
+from leyline_engine.sglang.publications import Publication, Publications, Space
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.splicer import MAX_RESTARTS, Admit, NoRoomError, Splicer, StageRow
 from leyline_engine.sglang.turn import Phase, Turn
@@ -56,6 +58,7 @@ class SchedulerEngine:
         secret: what envelopes are signed with; None takes them unsigned.
         min_copy: copies shorter than this, in tokens, are prefilled.
         agree: whether all tensor-parallel ranks succeeded; each says whether it did.
+        limits: how much may be claimed.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class SchedulerEngine:
         secret: str | None,
         min_copy: int,
         agree: Callable[[bool], bool] = bool,
+        limits: Limits | None = None,
     ) -> None:
         self.cache = cache
         self.capability = capability
@@ -85,6 +89,13 @@ class SchedulerEngine:
             else Splicer(
                 cache, pool, self._rules, min_copy=min_copy, entered=self._enter, agree=agree
             )
+        )
+        self.claims = ClaimDesk(
+            cache,
+            self.registry,
+            usable=int(cache.token_to_kv_pool_allocator.size),
+            page_size=int(cache.page_size),
+            limits=limits,
         )
         # Its request holds a turn; SGLang may refuse a request and tell nobody.
         self._turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
@@ -104,6 +115,39 @@ class SchedulerEngine:
         turn = Turn(req, hints.message_id, hints.payload, refusal, hints.skipped)
         req.leyline = turn
         self._turns[req.rid] = turn
+        if not self.claims.admits(turn):
+            turn.private = req.skip_radix_cache_insert = True
+            if turn.payload is not None and turn.payload.sources:
+                turn.refusal = EditRefusedError(Reason.REFUSED_BY_CLAIM, NO_ADMIT)
+
+    def refuse(self, req: Any, *, began: bool = False) -> ClaimRefusal | None:
+        """Why a request can't run, or not go on, before a claim goes. Its receipt says so, too.
+
+        Args:
+            began: whether it ran already.
+        """
+        turn = self.turn_of(req)
+        refusal: ClaimRefusal | None = None
+        with contained("asking whether claims leave room"):
+            refusal = self.claims.refuse(req, turn, lambda: self.cached_slots(req))
+            if refusal is not None and turn is not None:
+                self._accounts.refused(turn, refusal, began=began)
+        return refusal
+
+    def cached_slots(self, req: Any) -> list[int]:
+        """Slots of a waiting request's cached prefix."""
+        turn = self.turn_of(req)
+        tokens = req.origin_input_ids + req.output_ids
+        limit = len(tokens) - 1
+        if turn is None:
+            found = self.cache.find(tokens, Space(req.extra_key, req.cache_salt), limit)
+        elif turn.phase is Phase.NEW:
+            found = self._best_match(turn, self._glance(turn), tokens, limit)
+        else:
+            found = self.cache.find(turn.keys(tokens), turn.space, limit)
+        path = self.cache.path_device_indices(found.last_device_node)
+        slots: list[int] = path[: found.device_prefix_len].tolist()
+        return slots
 
     def turn_of(self, req: Any) -> Turn | None:
         """The state of a request that brought an envelope, or of the turn that a row works for."""
@@ -142,6 +186,15 @@ class SchedulerEngine:
             self._splicer.row_released(row)
         except Exception:
             self._fail(row.leyline)
+
+    def flushing(self) -> None:
+        """The tree is about to be emptied."""
+        with contained("ending claims"):
+            self.claims.keeper.lose_all("flushed")
+
+    def removing(self, keys: array[int], start: int, cause: str) -> None:
+        """What is cached of a path behind ``start`` is about to go, whoever claims it."""
+        self.claims.removing(keys, start, cause)
 
     def flushed(self) -> None:
         """The tree is empty."""
@@ -368,6 +421,7 @@ class SchedulerEngine:
         """The request holds its own lock: let go of the turn's, and say what was reused."""
         self._release(turn)
         self._accounts.admitted(turn)
+        self.claims.admitted(turn)
 
     # Forgetting.
 
@@ -454,5 +508,7 @@ class SchedulerEngine:
         turn.move(Phase.ENDED)
         if ran:
             aborted = isinstance(req.finished_reason, FINISH_ABORT)
-            retain = not (aborted or turn.withheld)
-            self._accounts.ended(turn, req.output_ids_through_stop, retain=retain)
+            retain = not (aborted or turn.withheld or turn.private)
+            source = self._accounts.ended(turn, req.output_ids_through_stop, retain=retain)
+            with contained("moving claims"):
+                self.claims.retained(turn, source)

@@ -16,6 +16,7 @@ import torch
 from leyline_engine.contract import (
     ACTION_VERSION,
     ATTENTION_SINK,
+    CLAIM_ACTION,
     EDIT_ACTION,
     Capability,
     KVFacts,
@@ -197,7 +198,7 @@ def _capability(context: Any, reason: str) -> Capability:
         max_context=int(config.context_len),
         splices=not reason,
         unsupported_reason=reason,
-        actions=(f"{EDIT_ACTION}@{ACTION_VERSION}",),
+        actions=tuple(f"{action}@{ACTION_VERSION}" for action in (EDIT_ACTION, CLAIM_ACTION)),
         sink=ATTENTION_SINK,
     )
 

@@ -111,7 +111,7 @@ class Forgetter:
             self._cache.condemned.append(Condemned(path, start))
 
     def _remove(self, path: Publication, start: int, ticket: str) -> int:
-        done = self._cache.unpublish(path, start)
+        done = self._cache.unpublish(path, start, "forgotten" if ticket else "unpublished")
         if done.held:
             doomed = Condemned(path, start)
             self._cache.condemned.append(doomed)
@@ -123,7 +123,7 @@ class Forgetter:
         """Remove what was condemned and isn't held any more."""
         for doomed in tuple(self._cache.condemned):
             with contained("removing a condemned path"):
-                if not self._cache.unpublish(doomed.path, doomed.start).held:
+                if not self._cache.unpublish(doomed.path, doomed.start, "forgotten").held:
                     self._cache.condemned.remove(doomed)
                     self.pending.let_go([doomed])
         self.pending.settle()

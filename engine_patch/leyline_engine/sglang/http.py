@@ -23,17 +23,33 @@ from starlette.routing import Route
 
 from leyline_engine.contract import (
     CAPABILITY_PATH,
+    CLAIMS_PATH,
+    MAX_COMMAND_BYTES,
     RECEIPT_PATH,
     RENDERER_PATH,
+    SIGNATURE_HEADER,
     ChatDialect,
+    ClaimProblem,
+    ClaimReply,
+    ProblemCode,
+    decode_command,
+    is_signature_of,
 )
 from leyline_engine.sglang.channel import ENDPOINT_VARIABLE, ReceiptChannel
-from leyline_engine.sglang.hints import CarriesHints, pack_hints
+from leyline_engine.sglang.claim_clock import (
+    ClaimAnswer,
+    ClaimClock,
+    ClaimMessage,
+    SchedulerSilentError,
+)
+from leyline_engine.sglang.hints import CarriesHints, hints_secret, pack_hints
 
 log = logging.getLogger(__name__)
 
 _SERVER = "sglang.srt.entrypoints.http_server"
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+CLAIMS_METHOD = "leyline.claims"
+"""Tells messages about claims from SGLang's own of the same kind."""
 
 
 def register_http() -> None:
@@ -89,6 +105,8 @@ class EngineHttp:
             tokenizer_manager,
             template_manager,
             template_kwargs=get_serving().default_chat_template_kwargs or {},
+            replicas=server_args.dp_size,
+            secret=hints_secret(),
         )
         app.router.routes.extend(endpoints.routes())
 
@@ -107,12 +125,16 @@ class Endpoints:
         template_manager: Any,
         *,
         template_kwargs: Mapping[str, Any],
+        replicas: int = 1,
+        secret: str | None = None,
     ) -> None:
         """
         Args:
             tokenizer_manager: SGLang's, with the tokenizer.
             template_manager: SGLang's, with what renders chats.
             template_kwargs: what templates are given where a request says nothing else.
+            replicas: data-parallel ones.
+            secret: what the proxy signs commands with; None takes them unsigned.
         """
         self._channel = channel
         # The schedulers end with this process, and what they retain with them.
@@ -120,6 +142,9 @@ class Endpoints:
         self._tokenizer_manager = tokenizer_manager
         self._template_manager = template_manager
         self._template_kwargs = dict(template_kwargs)
+        self._replicas = replicas
+        self._secret = secret
+        self._clock = ClaimClock(self._send)
 
     def routes(self) -> list[Route]:
         """One route for each document."""
@@ -127,7 +152,39 @@ class Endpoints:
             Route(CAPABILITY_PATH, self.capability),
             Route(RECEIPT_PATH, self.receipt),
             Route(RENDERER_PATH, self.renderer),
+            Route(CLAIMS_PATH, self.claims, methods=["POST"]),
         ]
+
+    async def claims(self, request: Request) -> Response:
+        """Carry out one command about claims."""
+        body = await _bounded_body(request, MAX_COMMAND_BYTES)
+        if body is None:
+            return _error(413, f"a command has at most {MAX_COMMAND_BYTES} bytes", "too_large")
+        given = request.headers.get(SIGNATURE_HEADER, "")
+        if self._secret is not None and not is_signature_of(given, body, self._secret):
+            return _error(403, "the signature is not the proxy's", "invalid_signature")
+        try:
+            decode_command(body)
+        except msgspec.DecodeError as error:
+            return _error(400, str(error), "invalid_command")
+        if self._replicas > 1:
+            message = "claims need one replica: with --dp-size 1, a claim knows where it is"
+            reply = ClaimReply(problem=ClaimProblem(ProblemCode.UNSUPPORTED, message))
+            return _json(reply)
+        try:
+            return _json(await self._clock.command(body.decode()))
+        except SchedulerSilentError as error:
+            return _error(503, str(error), "not_ready")
+
+    async def _send(self, message: ClaimMessage) -> ClaimAnswer:
+        """Bring a message to the scheduler; :class:`ClaimClock` numbers them."""
+        from sglang.srt.managers.io_struct import DumperControlReqInput
+
+        request = DumperControlReqInput(method=CLAIMS_METHOD, body=msgspec.to_builtins(message))
+        (output,) = await self._tokenizer_manager.dumper_control(request)
+        if not output.success:
+            raise SchedulerSilentError("the scheduler failed to carry the command out")
+        return msgspec.json.decode(output.response[0]["answer"], type=ClaimAnswer)
 
     async def capability(self, request: Request) -> Response:
         """The handshake document; 503 until every replica has said what it is."""
@@ -169,6 +226,20 @@ class Endpoints:
             "takes_parts": self._template_manager.jinja_template_content_format == "openai",
             "template_kwargs": self._template_kwargs,
         }
+
+
+async def _bounded_body(request: Request, most: int) -> bytes | None:
+    """A request's body; None where it is longer than that."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most:
+            return None
+    return bytes(body)
+
+
+def _json(reply: ClaimReply) -> Response:
+    return Response(msgspec.json.encode(reply), media_type="application/json")
 
 
 def _error(status: int, message: str, code: str, param: str | None = None) -> Response:

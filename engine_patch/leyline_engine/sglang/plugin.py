@@ -36,6 +36,9 @@ def register() -> None:
         f"{scheduler}._create_generation_req": _receive,
         f"{scheduler}.get_prefill_adder_class": _adder_class,
         f"{scheduler}._add_request_to_queue": _queue,
+        f"{scheduler}.get_next_batch_to_run": _next_batch,
+        f"{scheduler}.handle_dumper_control": _control,
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode": _retract,
         f"{streamer}.stream_output": _stream_output,
         "sglang.srt.managers.schedule_policy.touch_waiting_prefix": _touch,
     }.items():
@@ -49,6 +52,7 @@ def create_cache(context: Any) -> Any:
     from sglang.srt.runtime_context import get_observability, get_parallel
 
     from leyline_engine.sglang.channel import open_sender
+    from leyline_engine.sglang.claims import limits_from
     from leyline_engine.sglang.engine import SchedulerEngine
     from leyline_engine.sglang.facts import read_facts
     from leyline_engine.sglang.hints import hints_secret
@@ -75,6 +79,7 @@ def create_cache(context: Any) -> Any:
         secret=hints_secret(),
         min_copy=int(os.environ.get(MIN_COPY_VARIABLE) or _MIN_COPY),
         agree=_agreement(context.params.attn_tp_cache_group or context.params.tp_cache_group),
+        limits=limits_from(),
     )
     if facts.capability.splices:
         log.info("Leyline splices the KV cache of this scheduler")
@@ -125,10 +130,51 @@ def _adder_class(original: Callable[..., Any], self: Any) -> Any:
 
 
 def _queue(original: Callable[..., Any], self: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
-    """Let an engine's own row that was retracted go: its turn sends another."""
+    """Refuse what can't run beside claims. An engine's own row that was retracted is let go: its
+    turn sends another."""
+    from leyline_engine.sglang.refusing import refuse_request
     from leyline_engine.sglang.splicer import StageRow
 
-    return None if isinstance(req, StageRow) else original(self, req, *args, **kwargs)
+    if isinstance(req, StageRow):
+        return None
+    engine = _engine(self)
+    if engine is not None and refuse_request(self, engine, req):
+        return None
+    return original(self, req, *args, **kwargs)
+
+
+def _next_batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Refuse those that wait and can't run any more, since claims came."""
+    engine = _engine(self)
+    if engine is not None and engine.claims.recheck:
+        from leyline_engine.sglang.refusing import refuse_waiting
+
+        refuse_waiting(self, engine)
+    return original(self, *args, **kwargs)
+
+
+def _control(original: Callable[..., Any], self: Any, message: Any) -> Any:
+    """Carry out what is said about claims: SGLang's one message that takes any JSON, and comes to
+    all ranks between the same requests."""
+    from leyline_engine.sglang.http import CLAIMS_METHOD
+
+    engine = _engine(self)
+    if engine is None or message.method != CLAIMS_METHOD:
+        return original(self, message)
+    from leyline_engine.sglang.refusing import answer_control
+
+    return answer_control(self, engine, message)
+
+
+def _retract(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Say so where a request ends because claims leave its output no room."""
+    retracted, ratio, aborted = original(self, *args, **kwargs)
+    engine = getattr(self.tree_cache, "leyline", None)
+    if engine is not None and aborted:
+        from leyline_engine.sglang.refusing import name_outgrown
+
+        name_outgrown(engine, aborted)
+    return retracted, ratio, aborted
 
 
 def _stream_output(

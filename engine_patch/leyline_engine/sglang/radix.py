@@ -30,6 +30,7 @@ from leyline_engine.contract import common_prefix
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.pool import SplicePool
 from leyline_engine.sglang.publications import Publication, Space
+from leyline_engine.sglang.shelf import RadixShelf
 from leyline_engine.sglang.turn import Turn
 
 
@@ -57,8 +58,14 @@ class Listener(Protocol):
     def withholds(self, kv: Any) -> bool:
         """Whether the slots behind a KV record are to be overwritten."""
 
+    def flushing(self) -> None:
+        """The tree is about to be emptied."""
+
     def flushed(self) -> None:
         """The tree is empty."""
+
+    def removing(self, keys: array[int], start: int, cause: str) -> None:
+        """What is cached of a path behind ``start`` is about to go, whoever claims it."""
 
     def give_way(self) -> bool:
         """Let go of what waiting requests hold; False where they held nothing."""
@@ -91,6 +98,8 @@ class LeylineRadixCache(UnifiedRadixCache):
         self._pool: SplicePool | None = None
         self.condemned: list[Condemned] = []
         self._folding: Turn | None = None
+        self.shelf: RadixShelf | None = None
+        """What claims rank; consulted in evictions."""
         super().__init__(params)
 
     # What SGLang calls.
@@ -131,11 +140,19 @@ class LeylineRadixCache(UnifiedRadixCache):
         self, evict: Callable[[EvictParams], EvictResult], params: EvictParams
     ) -> EvictResult:
         """Evict; when that isn't enough, also what waiting turns held until now."""
-        result = evict(params)
+        shelf = self.shelf
+        result = evict(params) if shelf is None else shelf.evict(evict, params)
         missing = params.num_tokens - result.num_tokens_evicted
         if missing > 0 and self.leyline is not None and self.leyline.give_way():
             result.num_tokens_evicted += evict(EvictParams(missing)).num_tokens_evicted
         return result
+
+    def _evict_ranked(self, params: EvictParams) -> None:
+        evict = super().evict
+        if self.shelf is None:
+            evict(params)
+        else:
+            self.shelf.evict(evict, params)
 
     def free_kv_row(self, kv: Any, ranges: list[tuple[int, int]]) -> None:
         if self.leyline is not None and self.leyline.withholds(kv):
@@ -156,6 +173,8 @@ class LeylineRadixCache(UnifiedRadixCache):
             self.leyline.dropped(handle.rid)
 
     def reset(self) -> None:
+        if self.leyline is not None:
+            self.leyline.flushing()
         super().reset()
         self.condemned.clear()
         if self.leyline is not None:
@@ -179,9 +198,10 @@ class LeylineRadixCache(UnifiedRadixCache):
         """The key as far as nothing condemned is matched."""
         if not self.condemned:
             return key
-        return _limited(key, self._allowed_length(key.raw_token_ids()))
+        return _limited(key, self.allowed_length(key.raw_token_ids()))
 
-    def _allowed_length(self, keys: array[int]) -> int:
+    def allowed_length(self, keys: array[int]) -> int:
+        """How many leading keys may be matched: nothing condemned."""
         length = len(keys)
         for doomed in self.condemned:
             if common_prefix(doomed.path.keys, keys) > doomed.start:
@@ -190,7 +210,7 @@ class LeylineRadixCache(UnifiedRadixCache):
 
     def is_condemned(self, keys: array[int]) -> bool:
         """Whether KV under these keys waits to be removed."""
-        return self._allowed_length(keys) < len(keys)
+        return self.allowed_length(keys) < len(keys)
 
     def find(self, keys: array[int], space: Space, limit: int | None = None) -> MatchResult:
         """The longest cached prefix of ``keys[:limit]``, nothing condemned.
@@ -212,7 +232,7 @@ class LeylineRadixCache(UnifiedRadixCache):
         allocator = self.token_to_kv_pool_allocator
         missing = count - int(allocator.available_size())
         if missing > 0:
-            super().evict(EvictParams(num_tokens=missing))
+            self._evict_ranked(EvictParams(num_tokens=missing))
         slots: torch.Tensor | None = allocator.alloc(count)
         return slots
 
@@ -245,9 +265,11 @@ class LeylineRadixCache(UnifiedRadixCache):
         )
         return result.last_device_node
 
-    def unpublish(self, path: Publication, start: int) -> Unpublished:
+    def unpublish(self, path: Publication, start: int, cause: str = "unpublished") -> Unpublished:
         """Remove what is cached of a path from ``start`` on, leaf by leaf, and overwrite it."""
         key = _key(path.keys, path.space)
+        if self.leyline is not None:
+            self.leyline.removing(path.keys, start, cause)
         if start:
             super().match_prefix(MatchPrefixParams(key=_limited(key, start)))  # splits there
         removed: list[torch.Tensor] = []

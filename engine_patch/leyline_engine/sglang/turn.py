@@ -96,6 +96,8 @@ class Turn:
     restarts: int = 0
     withheld: bool = False
     """Whether a forget made what it computes unfit to keep."""
+    private: bool = False
+    """Whether a claim keeps what it computes out of the tree."""
     forgot: ForgetCounts | None = None
     started_ns: int = 0
     spent_ns: int = 0

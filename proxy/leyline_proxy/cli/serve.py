@@ -86,6 +86,9 @@ def serve(
     retained_turns: Annotated[
         int | None, typer.Option(help="Turns of a session to splice from [4].")
     ] = None,
+    audit_file: Annotated[
+        Path | None, typer.Option(help="Append every event of claims to this file, as JSON lines.")
+    ] = None,
     api_key: Annotated[
         list[str] | None, typer.Option(help="TENANT:KEY; repeatable \\[no keys, one tenant].")
     ] = None,
@@ -110,6 +113,7 @@ def serve(
         allow_request_policy=request_policy,
         splice=splice,
         retained_turns=retained_turns,
+        audit_file=audit_file,
         api_keys=api_key,
         api_keys_file=api_keys_file,
         log_level=log_level,

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from leyline_engine.contract import MAX_TTL_S, ClaimKind
+from leyline_engine.contract.claim import MAX_PRIORITY
 from leyline_policies.verbs import ANNOTATION
 
 from .messages import Message
@@ -23,6 +25,15 @@ class Decay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
+class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a pinned message's KV stays resident."""
+
+    kind: ClaimKind = ClaimKind.SOFT
+    priority: Annotated[int, msgspec.Meta(ge=0, le=MAX_PRIORITY)] = 50
+    ttl_s: Annotated[int, msgspec.Meta(ge=1, le=MAX_TTL_S)] = 3600
+    """Renewed while the message is pinned."""
+
+
 class Annotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The member ``leyline`` of a message."""
 
@@ -30,10 +41,17 @@ class Annotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     forget: bool = False
     decay: Decay | None = None
     scratch: bool = False
-    pin: bool = False
+    pin: bool | Pin = False
     share: ShareName = ""
     tags: Annotated[tuple[_Tag, ...], msgspec.Meta(max_length=16)] = ()
     verdict: Literal["quarantine", "allow"] | None = None
+
+    @property
+    def pinned(self) -> Pin | None:
+        """On which terms the message is pinned; None where it isn't."""
+        if isinstance(self.pin, Pin):
+            return self.pin
+        return Pin() if self.pin else None
 
 
 def annotations_of(messages: Sequence[Message]) -> dict[int, Annotation]:
@@ -67,8 +85,14 @@ def _annotation(where: str, raw: object) -> Annotation:
     try:
         found = msgspec.convert(raw, Annotation)
     except msgspec.ValidationError as error:
-        known = Decay if ".decay" in str(error) else Annotation
-        raise field_error(where, str(error), known.__struct_fields__) from error
+        raise field_error(where, str(error), _fields_named(str(error))) from error
     if found.decay is not None and found.decay == Decay():
         raise OptionError(f"{where}.decay", f"{where}.decay needs turns or seconds.")
     return found
+
+
+def _fields_named(text: str) -> tuple[str, ...]:
+    """Members of the object that a converter's words are about."""
+    inner: dict[str, type[msgspec.Struct]] = {".decay": Decay, ".pin": Pin}
+    found = next((kind for path, kind in inner.items() if f"`${path}" in text), Annotation)
+    return found.__struct_fields__

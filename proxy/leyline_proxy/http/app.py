@@ -38,6 +38,7 @@ def create_app(settings: Settings, *, engine_app: ASGIApp | None = None) -> Fast
             stack.push_async_callback(services.upstream.aclose)
             stack.push_async_callback(services.turns.aclose)
             await stack.enter_async_context(_handshaking(services))
+            await stack.enter_async_context(_running(services.claim_watch.run()))
             if services.policy_file is not None:
                 await stack.enter_async_context(_running(services.policy_file.run()))
             yield

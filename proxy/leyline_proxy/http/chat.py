@@ -17,6 +17,7 @@ from ..pipeline.request import parse_chat
 from ..pipeline.turn import Turn
 from ..tenants import Tenant
 from ..upstream.client import downstream_headers, read
+from .errors import error_response
 from .exchange import Exchange
 from .limits import until_disconnect
 from .refusal import answer_of, refusal_response
@@ -66,8 +67,7 @@ class ChatExchange(Exchange):
         async with self._open(turn) as upstream:
             body = await read(upstream)
         if upstream.status_code != httpx.codes.OK:
-            self._pending = upstream.is_server_error
-            return refusal_response(upstream, body, self.extra_headers)
+            return await self._refusal(turn, upstream, body)
         # Before the turn counts: an answer that can't be passed on must leave the session be.
         usage = answer_of(body).get("usage")
         account = await self.services.turns.settle(
@@ -87,8 +87,7 @@ class ChatExchange(Exchange):
         """Pass events on; the status line waits for the first. A refusal is returned instead."""
         async with self._open(turn) as upstream:
             if upstream.status_code != httpx.codes.OK:
-                self._pending = upstream.is_server_error
-                return refusal_response(upstream, await read(upstream), self.extra_headers)
+                return await self._refusal(turn, upstream, await read(upstream))
             relay = TurnRelay(self.services.turns, turn)
             self.extra_headers["x-leyline-plan"] = turn.planned.plan.planned.value
             try:
@@ -102,9 +101,18 @@ class ChatExchange(Exchange):
                 self._pending = not relay.settled
         self.complete = relay.settled
         if relay.broken:
-            self.status = "502"
+            self.status = "503" if relay.refused else "502"
         await self.end_stream(send)
         return None
+
+    async def _refusal(self, turn: Turn, upstream: httpx.Response, body: bytes) -> Response:
+        """What a status of the engine other than 200 becomes."""
+        self._pending = upstream.is_server_error
+        if upstream.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            refused = await self.services.turns.refusal(turn)
+            if refused is not None:
+                return error_response(refused, self.extra_headers)
+        return refusal_response(upstream, body, self.extra_headers)
 
 
 def stream_headers(upstream: httpx.Response) -> dict[str, str]:

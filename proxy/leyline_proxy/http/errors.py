@@ -26,6 +26,7 @@ def error_body(error: ProxyError) -> bytes:
                 "type": error.kind,
                 "param": error.param,
                 "code": error.code,
+                **error.members,
             }
         }
     )

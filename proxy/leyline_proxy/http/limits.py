@@ -13,9 +13,14 @@ from ..errors import BadRequestError, BodyTooLargeError, ClientDisconnected
 
 T = TypeVar("T")
 
+_SHORTER = "Send fewer or shorter messages, or raise max_body_bytes."
 
-async def read_body(request: Request, limit: int) -> bytes:
+
+async def read_body(request: Request, limit: int, way_out: str = _SHORTER) -> bytes:
     """The whole body, at most ``limit`` bytes.
+
+    Args:
+        way_out: what the caller can do about a longer one.
 
     Raises:
         BodyTooLargeError: as soon as the announced or the received length passes the limit.
@@ -30,7 +35,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         )
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit:
-        raise _too_large(limit)
+        raise _too_large(limit, way_out)
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -40,7 +45,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > limit:
-            raise _too_large(limit)
+            raise _too_large(limit, way_out)
         chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)
@@ -70,8 +75,7 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _too_large(limit: int) -> BodyTooLargeError:
+def _too_large(limit: int, way_out: str) -> BodyTooLargeError:
     return BodyTooLargeError(
-        f"The request body is larger than this proxy's limit of {limit} bytes. Send fewer or "
-        "shorter messages, or raise max_body_bytes."
+        f"The request body is larger than this proxy's limit of {limit} bytes. {way_out}"
     )

@@ -9,10 +9,11 @@ from typing import Any
 
 import httpx
 
-from ..errors import UpstreamUnreachableError
+from ..errors import ProxyError, UpstreamUnreachableError
 from ..pipeline.turn import Turn
 from ..turns import TurnService
 from ..upstream.client import chunks
+from .errors import error_body
 from .refusal import refusal_of_event
 from .sse import DONE, ChunkFacts, EventSplitter, append_to_event, chunk_facts, event_data
 
@@ -39,7 +40,7 @@ class Relay:
                     facts = chunk_facts(event)
                     if facts.error is not None:
                         if not started:
-                            raise refusal_of_event(facts.error)
+                            raise await self.refusal(facts.error)
                         self.broken = True
                     held += await self.passed(event, facts)
                     # A comment or keep-alive tells nothing about the request yet.
@@ -53,6 +54,10 @@ class Relay:
         await self.ended()
         if held:
             yield bytes(held)
+
+    async def refusal(self, error: Mapping[str, Any]) -> ProxyError:
+        """What a first event that is an error becomes."""
+        return refusal_of_event(error)
 
     async def passed(self, event: bytes, facts: ChunkFacts) -> bytes:
         """What to send for ``event``."""
@@ -77,9 +82,18 @@ class TurnRelay(Relay):
         self._ttft_s: float | None = None
         self._marked = False
         self.settled = False
+        self.refused = False
+        """The engine gave the turn up for the sake of claims."""
+
+    async def refusal(self, error: Mapping[str, Any]) -> ProxyError:
+        """The error, by its name where claims are in the turn's way."""
+        refused = await self._turns.refusal(self._turn)
+        return refused if refused is not None else refusal_of_event(error)
 
     async def passed(self, event: bytes, facts: ChunkFacts) -> bytes:
         """The event, with the account if it is the finish chunk."""
+        if facts.error is not None:
+            return await self._error(event)
         self._usage = facts.usage or self._usage
         if facts.bears_token and self._ttft_s is None:
             self._ttft_s = perf_counter() - self._turn.request.arrived
@@ -95,6 +109,13 @@ class TurnRelay(Relay):
         if not self.settled and not self.broken:
             await self._turns.settle(self._turn, self._usage, ttft_s=self._ttft_s)
             self.settled = True
+
+    async def _error(self, event: bytes) -> bytes:
+        refused = await self._turns.refusal(self._turn) if not self.settled else None
+        if refused is None:
+            return event
+        self.refused = True
+        return b"data: " + error_body(refused) + b"\n\n"
 
     async def _account(self) -> dict[str, Any]:
         if not self._turn.enveloped:

@@ -20,6 +20,7 @@ from ..sessions.summary import session_document, session_overview
 from ..settings import DEFAULT_TENANT
 from ..upstream.client import downstream_headers, read
 from .chat import CHAT_PATH, ChatExchange
+from .claims import install_claims
 from .completions import COMPLETIONS_PATH, CompletionExchange
 from .limits import read_body
 from .refusal import refusal_response
@@ -30,6 +31,7 @@ def install_routes(app: FastAPI, services: Services) -> None:
     """Register every route on ``app``."""
     _install_openai(app, services)
     _install_sessions(app, services)
+    install_claims(app, services)
     _install_operations(app, services)
 
 

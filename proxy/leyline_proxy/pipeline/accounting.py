@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,9 +27,6 @@ _TOKEN_BYTES = 16
 
 _TEXT_BYTES = 3
 """Decoded messages, as the client sent them and as they went out, per byte of the body."""
-
-CLAIM = "leyline.claim@"
-"""The engine's action that keeps KV resident."""
 
 NO_RECEIPT = "the engine gave no receipt for this request"
 
@@ -82,8 +79,14 @@ def final_receipt(
     return receipt
 
 
-def caller_account(turn: Turn, receipt: Receipt) -> dict[str, Any]:
-    """The member ``leyline`` of the response: receipt, edits and policy faults, no text."""
+def caller_account(
+    turn: Turn, receipt: Receipt, refused_pins: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """The member ``leyline`` of the response: receipt, edits and policy faults, no text.
+
+    Args:
+        refused_pins: messages that are pinned in vain on an engine that takes claims.
+    """
     return receipt_account(receipt) | {
         "session": turn.identity.session_id,
         "turn": turn.name,
@@ -93,7 +96,7 @@ def caller_account(turn: Turn, receipt: Receipt) -> dict[str, Any]:
         "policy_faults": [
             {"policy": fault.policy, "fault": fault.fault} for fault in turn.planned.prepared.faults
         ],
-        "refused_verbs": _refused_verbs(turn),
+        "refused_verbs": [*_refused_verbs(turn), *refused_pins],
         "policy_notes": [
             {"policy": note.policy, "kind": note.kind, **note.values}
             for note in turn.planned.prepared.notes
@@ -103,14 +106,12 @@ def caller_account(turn: Turn, receipt: Receipt) -> dict[str, Any]:
 
 def _refused_verbs(turn: Turn) -> list[dict[str, Any]]:
     """What was said of messages and this engine can't do."""
-    capability = turn.status.capability
-    actions = capability.actions if capability is not None else ()
-    if any(action.startswith(CLAIM) for action in actions):
+    if turn.status.takes_claims:
         return []
     return [
         {"message": index, "verb": "pin", "reason": "the engine takes no claims"}
         for index, annotation in turn.request.annotations.items()
-        if annotation.pin
+        if annotation.pinned is not None
     ]
 
 

@@ -40,9 +40,10 @@ def session_totals(session: Session) -> SessionTotals:
 
 
 def receipt_account(receipt: Receipt) -> dict[str, Any]:
-    """A receipt for callers; lineages are names inside the engine and of no use to them."""
+    """A receipt for callers. Lineages are names inside the engine and of no use to them; who was
+    refused for the sake of claims gets an error, which keeps to itself how much others claim."""
     account: dict[str, Any] = msgspec.to_builtins(receipt)
-    del account["lineage"]
+    del account["lineage"], account["refused"]
     return account
 
 

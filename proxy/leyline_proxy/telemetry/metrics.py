@@ -30,6 +30,7 @@ class Metrics:
         self._define_requests()
         self._define_turns()
         self._define_state()
+        self._define_claims()
 
     def _define_requests(self) -> None:
         self.requests = Counter(
@@ -136,6 +137,80 @@ class Metrics:
         )
         self.build_info = Gauge(
             "leyline_build_info", "Always 1.", ("version",), registry=self.registry
+        )
+
+    def _define_claims(self) -> None:
+        """Those by claim have a caller's id in a label; ``telemetry/claims.py`` bounds them."""
+        self.claim_state = Gauge(
+            "leyline_claim_state",
+            "1 for the state that a live claim is in.",
+            ("tenant", "claim", "kind", "state"),
+            registry=self.registry,
+        )
+        of_claim = ("tenant", "claim")
+        self.claim_resident_tokens = Gauge(
+            "leyline_claim_resident_tokens",
+            "Tokens of a live claim that are in the KV cache.",
+            of_claim,
+            registry=self.registry,
+        )
+        self.claim_hits = Gauge(
+            "leyline_claim_hits",
+            "Requests so far that matched all that a live claim holds.",
+            of_claim,
+            registry=self.registry,
+        )
+        self.claim_age_seconds = Gauge(
+            "leyline_claim_age_seconds",
+            "Time since a live claim was accepted.",
+            of_claim,
+            registry=self.registry,
+        )
+        self.claim_pressure = Gauge(
+            "leyline_claim_pressure",
+            "Requests so far that were refused with a live claim in their way, and evictions that "
+            "passed it over.",
+            of_claim,
+            registry=self.registry,
+        )
+        self._define_all_claims()
+
+    def _define_all_claims(self) -> None:
+        by_kind = ("tenant", "kind")
+        self.claims = Gauge("leyline_claims", "Live claims.", by_kind, registry=self.registry)
+        self.claims_required_tokens = Gauge(
+            "leyline_claims_required_tokens",
+            "Tokens that live claims require to be resident.",
+            by_kind,
+            registry=self.registry,
+        )
+        self.claims_resident_tokens = Gauge(
+            "leyline_claims_resident_tokens",
+            "Tokens of live claims that are in the KV cache; shared ones count for each.",
+            by_kind,
+            registry=self.registry,
+        )
+        self.claim_events = Counter(
+            "leyline_claim_events",
+            "Events of the engine's claims, by their kind.",
+            ("event",),
+            registry=self.registry,
+        )
+        self.claim_events_missed = Counter(
+            "leyline_claim_events_missed",
+            "Events that the engine had dropped before they were fetched.",
+            registry=self.registry,
+        )
+        self.claim_refusals = Counter(
+            "leyline_claim_refusals",
+            "Requests that were refused because they didn't fit beside hard claims.",
+            ("tenant",),
+            registry=self.registry,
+        )
+        self.audit_failures = Counter(
+            "leyline_audit_failures",
+            "Events that could not be written to the audit file.",
+            registry=self.registry,
         )
 
     @contextmanager

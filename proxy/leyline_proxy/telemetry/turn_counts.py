@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from leyline_engine.contract import Receipt
+from leyline_engine.contract import Reason, Receipt
 
 from ..pipeline.turn import Turn
 from .metrics import Metrics
+
+
+def count_refused(metrics: Metrics, turn: Turn, receipt: Receipt, model: str) -> None:
+    """Add a turn that didn't run to its end for the sake of claims; it has no tokens.
+
+    Args:
+        model: as a label.
+    """
+    tenant, reason = turn.request.tenant.name, Reason.REFUSED_BY_CLAIM.value
+    metrics.turns.labels(tenant, model, receipt.outcome.value, reason).inc()
+    metrics.claim_refusals.labels(tenant).inc()
 
 
 def count_turn(

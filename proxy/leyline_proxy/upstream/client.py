@@ -12,14 +12,24 @@ import msgspec
 
 from leyline_engine.contract import (
     CAPABILITY_PATH,
+    CLAIMS_PATH,
     RECEIPT_PATH,
     RENDERER_PATH,
+    SIGNATURE_HEADER,
     Capability,
     ChatDialect,
+    ClaimCommand,
+    ClaimReply,
     TurnRecord,
+    sign_bytes,
 )
 
-from ..errors import ProxyError, UpstreamTimeoutError, UpstreamUnreachableError
+from ..errors import (
+    ProxyError,
+    UnsupportedError,
+    UpstreamTimeoutError,
+    UpstreamUnreachableError,
+)
 
 T = TypeVar("T")
 
@@ -135,11 +145,17 @@ class UpstreamClient:
     """One engine. All methods raise the errors of :mod:`leyline_proxy.errors` only."""
 
     def __init__(
-        self, client: httpx.AsyncClient, *, api_key: str | None, small_timeout_s: float = 10.0
+        self,
+        client: httpx.AsyncClient,
+        *,
+        api_key: str | None,
+        hints_secret: str | None = None,
+        small_timeout_s: float = 10.0,
     ) -> None:
         """``small_timeout_s`` bounds the small documents, apart from completions."""
         self._client = client
         self._api_key = api_key
+        self._hints_secret = hints_secret
         self._small_timeout_s = small_timeout_s
 
     @property
@@ -156,10 +172,14 @@ class UpstreamClient:
         headers: RawHeaders,
         content: bytes = b"",
         timeout_s: float | None = None,
+        own: RawHeaders = (),
     ) -> AsyncIterator[httpx.Response]:
         """A response whose body has not been read; closed on exit.
 
-        ``timeout_s`` replaces all of the client's own timeouts.
+        Args:
+            headers: the caller's, of which not all go upstream.
+            timeout_s: replaces all of the client's own timeouts.
+            own: the proxy's, which all do.
 
         Raises:
             UpstreamUnreachableError: no connection, or it broke.
@@ -169,7 +189,7 @@ class UpstreamClient:
             request = self._client.build_request(
                 method,
                 path,
-                headers=upstream_headers(headers, self._api_key),
+                headers=[*upstream_headers(headers, self._api_key), *own],
                 content=content,
                 timeout=self._client.timeout if timeout_s is None else timeout_s,
             )
@@ -258,6 +278,38 @@ class UpstreamClient:
         """The record of a request, or None when the engine has none."""
         return _document(await self.get(RECEIPT_PATH.format(message_id=message_id)), TurnRecord)
 
+    async def claims(self, command: ClaimCommand) -> ClaimReply:
+        """The engine's answer to a command about claims; ``problem`` says what it wouldn't do.
+
+        Raises:
+            UnsupportedError: the engine takes no claims.
+        """
+        body = msgspec.json.encode(command)
+        own = [(b"content-type", b"application/json")]
+        if self._hints_secret is not None:
+            signature = sign_bytes(body, self._hints_secret)
+            own.append((SIGNATURE_HEADER.encode(), signature.encode()))
+        async with self.open(
+            "POST",
+            CLAIMS_PATH,
+            headers=(),
+            own=own,
+            content=body,
+            timeout_s=self._small_timeout_s,
+        ) as response:
+            await read(response)
+        if response.status_code in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
+            raise no_claims()
+        reply = _document(response, ClaimReply)
+        if reply is None:
+            refused = response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+            hint = " Do proxy and engine have the same hints_secret?" if refused else ""
+            raise UpstreamUnreachableError(
+                f"The engine gave no account of a claim (status {response.status_code}).{hint}",
+                code="upstream_error",
+            )
+        return reply
+
     async def aclose(self) -> None:
         """Close all connections."""
         await self._client.aclose()
@@ -274,6 +326,11 @@ async def chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
     with _faults():
         async for chunk in response.aiter_raw():
             yield chunk
+
+
+def no_claims() -> UnsupportedError:
+    """What callers are told where nothing can be claimed."""
+    return UnsupportedError("This engine takes no claims.", code="claims_unsupported")
 
 
 class _faults:  # noqa: N801 - a context manager used like a function

@@ -11,7 +11,7 @@ from time import monotonic
 
 import structlog
 
-from leyline_engine.contract import Capability
+from leyline_engine.contract import ACTION_VERSION, CLAIM_ACTION, Capability
 
 from ..errors import ProxyError
 from ..telemetry.metrics import Metrics
@@ -22,6 +22,9 @@ log = structlog.get_logger("leyline.handshake")
 
 PLAIN_ENGINE = "plain"
 """Engine label of a back end without a capability document: everything passes through."""
+
+CLAIMS = f"{CLAIM_ACTION}@{ACTION_VERSION}"
+"""Among a capability's actions where the engine takes claims."""
 
 UNKNOWN_MODEL = "unknown"
 """Metric label of models that the engine doesn't list: labels are never the caller's text."""
@@ -74,6 +77,16 @@ class UpstreamStatus:
         if self.capability is None:
             return ""
         return f"{self.capability.model_fingerprint}@{self.capability.instance}"
+
+    @property
+    def takes_claims(self) -> bool:
+        """Whether KV can be claimed."""
+        return self.capability is not None and CLAIMS in self.capability.actions
+
+    @property
+    def instance(self) -> str:
+        """Names the engine's run; empty where it doesn't."""
+        return self.capability.instance if self.capability is not None else ""
 
     def serves(self, model: str) -> bool:
         """Whether ``model`` (or the base of ``base:adapter``) is on the engine's list."""

@@ -160,6 +160,7 @@ class Scheduler:
                 enable_kv_cache_events=events,
             )
         )
+        self.tree_cache = self.cache  # as SGLang's own scheduler calls it
         self.capacity = capacity
         self.chunk = chunk
         self.sender = Ledger()

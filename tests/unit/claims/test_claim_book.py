@@ -300,6 +300,6 @@ def test_a_claims_own_events_are_those_of_its_tenant() -> None:
     book = ClaimBook(100, Arithmetic(PAGE), ledger)
     enter(book, make_claim())
     enter(book, make_claim(tenant="b", source="y"))
-    kinds = [type(event).__name__ for event in ledger.of_claim("b", "c")]
+    kinds = [type(event).__name__ for event in ledger.behind(0, 99, tenant="b", claim="c")]
     assert kinds == ["ClaimRequested", "Entered", "Found", "Locked"]
-    assert [event.seq for event in ledger.of_claim("a", "c")] == [2, 3, 4, 5]
+    assert [event.seq for event in ledger.behind(0, 99, tenant="a", claim="c")] == [2, 3, 4, 5]

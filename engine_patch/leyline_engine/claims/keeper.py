@@ -1,0 +1,362 @@
+"""What both engines do about claims: commands in, locks and ranks out, and a word at admission.
+
+The keeper holds the book, the names of claimed slots and what each claim holds on to; the engine's
+cache does as it is told (:class:`Shelf`). One per engine process, driven by its own thread; it has
+no clock. A page is one token's slot.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from leyline_engine.contract import (
+    Claim,
+    ClaimCommand,
+    ClaimProblem,
+    ClaimRefusal,
+    ClaimReply,
+    CopySegment,
+    DemoteClaim,
+    GetClaim,
+    GetClaimEvents,
+    ListClaims,
+    ProblemCode,
+    ReleaseClaim,
+    SubmitClaim,
+    common_prefix,
+)
+from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
+
+from .answers import Change, Effect, UnknownClaimError
+from .book import ClaimBook
+from .events import Arrived, EventLedger, Evicted, Lost, RequestRefused, Run
+from .feasibility import Admission, Arithmetic, Demand, Feasibility
+from .following import followed
+from .limits import ClaimRefusedError, Limits
+from .names import PageNames
+from .protection import ClaimKey
+from .runs import count, first_pages, last_pages
+from .states import State, TransitionError
+
+
+class Shelf(Protocol):
+    """A cache of whole prefixes, as claims see it. Keys are radix keys, lineages folded in."""
+
+    def slots(self, keys: array[int]) -> Sequence[int]:
+        """Slots of the cached prefix of ``keys``, in order; nobody's recency changes."""
+
+    def lock(self, claim: ClaimKey, keys: array[int]) -> None:
+        """Let nothing evict the cached path of ``keys``, and no neighbour be held for it."""
+
+    def unlock(self, claim: ClaimKey) -> None:
+        """Undo a :meth:`lock`."""
+
+    def rank(self, claim: ClaimKey, keys: array[int], priority: int) -> None:
+        """Evict the cached path of ``keys`` after what has a lower priority."""
+
+    def unrank(self, claim: ClaimKey) -> None:
+        """Undo a :meth:`rank`."""
+
+    def free(self) -> int:
+        """Slots that nobody has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A request before it is queued."""
+
+    name: str
+    tenant: str
+    session: str
+    source: str
+    """What its turn will be retained as."""
+    prompt_tokens: int
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a claim's tokens are: the first of ``keys`` that it needs, and all before them."""
+
+    keys: array[int]
+    start: int
+    session: SessionKey
+
+    @property
+    def end(self) -> int:
+        return len(self.keys)
+
+
+class ClaimKeeper:
+    """Claims of one engine.
+
+    Args:
+        registry: the engine's retained turns, which claims are over.
+        usable: slots of the pool.
+        arithmetic: how the engine reckons what a request takes.
+        ledger: where events go.
+        watched: whether somebody else records what is evicted and names all slots, as the litmus
+            suite does; else only claimed slots have names, and only their evictions are recorded.
+    """
+
+    def __init__(
+        self,
+        registry: SourceRegistry,
+        shelf: Shelf,
+        usable: int,
+        arithmetic: Arithmetic,
+        *,
+        limits: Limits | None = None,
+        ledger: EventLedger | None = None,
+        watched: bool = False,
+    ) -> None:
+        self.ledger = EventLedger() if ledger is None else ledger
+        self.book = ClaimBook(usable, arithmetic, self.ledger, limits=limits, tree=True)
+        self.names = PageNames()
+        self.watched = watched
+        self._registry = registry
+        self._shelf = shelf
+        self._places: dict[ClaimKey, _Place] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any claim lives: without one, nothing here costs a request anything."""
+        return bool(self._places)
+
+    # ── commands ──────────────────────────────────────────────────────────────────────────────
+
+    def carry_out(self, command: ClaimCommand) -> ClaimReply:
+        """Do what a proxy asks; what is wrong with it goes into the reply."""
+        try:
+            return self._carry_out(command)
+        except UnknownClaimError as error:
+            return self._refused(ProblemCode.UNKNOWN_CLAIM, str(error))
+        except ClaimRefusedError as error:
+            return self._refused(_code_of(error.field), str(error), error.field)
+        except TransitionError:
+            message = "only a hard claim whose tokens are locked can be demoted"
+            return self._refused(ProblemCode.NOT_LOCKED, message)
+
+    def _carry_out(self, command: ClaimCommand) -> ClaimReply:
+        match command:
+            case SubmitClaim(claim):
+                self.submit(claim)
+                return self._status(claim.tenant, claim.id)
+            case ReleaseClaim(tenant, claim_id):
+                self.release(tenant, claim_id)
+                return self._status(tenant, claim_id)
+            case DemoteClaim(tenant, claim_id):
+                self.demote(tenant, claim_id)
+                return self._status(tenant, claim_id)
+            case GetClaim(tenant, claim_id):
+                return self._status(tenant, claim_id)
+            case ListClaims(tenant, limit):
+                live = self.book.live(tenant)[:limit]
+                return ClaimReply(claims=live, seq=self.ledger.last)
+            case GetClaimEvents():
+                return self._events(command)
+
+    def _status(self, tenant: str, claim: str) -> ClaimReply:
+        return ClaimReply(claims=(self.book.status(tenant, claim),), seq=self.ledger.last)
+
+    def _refused(self, code: ProblemCode, message: str, field: str = "") -> ClaimReply:
+        return ClaimReply(problem=ClaimProblem(code, message, field), seq=self.ledger.last)
+
+    def _events(self, command: GetClaimEvents) -> ClaimReply:
+        if command.claim:
+            self.book.status(command.tenant, command.claim)
+        chosen = self.ledger.behind(
+            command.after, command.limit, tenant=command.tenant, claim=command.claim
+        )
+        events = tuple(msgspec.to_builtins(event) for event in chosen)
+        return ClaimReply(events=events, seq=self.ledger.last)
+
+    def tick(self, order: int, now_ms: int) -> None:
+        """The clock's next message; see :meth:`.book.ClaimBook.tick`."""
+        self._apply(self.book.tick(order, now_ms))
+
+    def release(self, tenant: str, claim: str) -> None:
+        """See :meth:`.book.ClaimBook.release`."""
+        self._apply(self.book.release(tenant, claim))
+
+    def demote(self, tenant: str, claim: str) -> None:
+        """See :meth:`.book.ClaimBook.demote`."""
+        self._apply(self.book.demote(tenant, claim))
+
+    def submit(self, claim: Claim) -> None:
+        """Take a claim, or a later revision of one, and hold what there is of its tokens.
+
+        Raises:
+            ClaimRefusedError: names the limit or field; an earlier revision stays as it is.
+        """
+        session = (claim.tenant, claim.session)
+        turn = self._registry.get(session, claim.predicate.source)
+        # The last token was sampled and never fed back: it has no KV.
+        length = None if turn is None else len(turn.tokens) - 1
+        self._apply(self.book.submit(claim, length))
+        if turn is not None:
+            key = (claim.tenant, claim.id)
+            self._seek(key, turn, claim.predicate.start, claim.predicate.end)
+
+    def _seek(self, key: ClaimKey, turn: SourceTurn, start: int, end: int) -> None:
+        """Look for a claim's tokens, and hold what there is of them."""
+        place = _Place(turn.keys()[:end], start, (turn.scope, turn.session))
+        path = self.names.name(turn.turn, self._shelf.slots(place.keys))
+        support = first_pages(path, start)
+        self._places[key] = place
+        self._apply(self.book.seek(key, last_pages(path, count(path) - start), support))
+        if key not in self._places:
+            self._drop_names(path)
+
+    def _apply(self, effects: Iterable[Effect]) -> None:
+        """Have the cache do what the book says."""
+        for effect in effects:
+            place = self._places.get(effect.claim)
+            match effect.change:
+                case Change.LOCK if place is not None:
+                    self._shelf.lock(effect.claim, place.keys[: count(effect.runs)])
+                case Change.RANK if place is not None:
+                    self._shelf.rank(effect.claim, place.keys, effect.priority)
+                case Change.UNLOCK:
+                    self._shelf.unlock(effect.claim)
+                    self._drop_names(effect.runs)
+                case Change.UNRANK:
+                    self._shelf.unrank(effect.claim)
+                    self._drop_names(effect.runs)
+        for key in [key for key in self._places if not self.book.lives(key)]:
+            del self._places[key]
+
+    def _drop_names(self, runs: Iterable[Run]) -> None:
+        if not self.watched:
+            self.names.forget(self.book.unheld(runs))
+
+    # ── requests ──────────────────────────────────────────────────────────────────────────────
+
+    def refuse(
+        self, request: Candidate, matched: Callable[[], Sequence[int]]
+    ) -> ClaimRefusal | None:
+        """Why a request can't run before a claim goes; None where no claim is in its way.
+
+        Args:
+            matched: slots of its cached prefix; asked for only near the limit.
+        """
+        if not self.book.protected_pages:
+            return None
+        demand = Demand(request.tenant, request.prompt_tokens, request.max_new_tokens)
+        if self.book.check(demand).feasibility is Feasibility.FITS:
+            return None
+        runs = self.names.known(matched())
+        demand = Demand(request.tenant, request.prompt_tokens, request.max_new_tokens, runs)
+        admission = self.book.check(demand)
+        if admission.feasibility is not Feasibility.BLOCKED:
+            return None
+        self._record_refusal(request, runs, admission)
+        self.book.tell_pressure(admission.blocking)
+        return admission.refusal
+
+    def _record_refusal(
+        self, request: Candidate, runs: tuple[Run, ...], admission: Admission
+    ) -> None:
+        self.ledger.append(
+            Arrived(
+                request=request.name,
+                tenant=request.tenant,
+                session=request.session,
+                source=request.source,
+                prompt=request.prompt_tokens,
+                pages=admission.needed + admission.held,
+                write_no_admit=not self.admits(request.tenant, request.session),
+            )
+        )
+        self.ledger.append(
+            RequestRefused(
+                request=request.name,
+                matched=runs,
+                held=admission.held,
+                protected=admission.protected,
+                blocking=admission.blocking,
+            )
+        )
+
+    def admits(self, tenant: str, session: str) -> bool:
+        """Whether what a session's next request computes may be kept for reuse."""
+        return self.book.admits(tenant, session)
+
+    def matched(self, session: SessionKey, keys: array[int], length: int) -> None:
+        """A session's request found ``length`` of its keys cached: hits of the claims it covers."""
+        for key, place in self._places.items():
+            covered = place.session == session and place.end <= length
+            if covered and common_prefix(place.keys, keys) == place.end:
+                self.book.tell_hit(key)
+
+    def follow(
+        self, turn: SourceTurn, sources: Sequence[SourceTurn], copies: Sequence[CopySegment]
+    ) -> None:
+        """A turn of spliced KV was retained: its session's claims go where their tokens went.
+
+        Args:
+            turn: the new turn.
+            sources: what it drew on.
+            copies: what it copied, by index of ``sources``.
+        """
+        session = (turn.scope, turn.session)
+        for key, place in [item for item in self._places.items() if item[1].session == session]:
+            span = followed(place.keys, place.start, turn, sources, copies)
+            if span is None or self.book.status(*key).state is State.DEMOTED:
+                continue
+            start, end = span
+            self._apply(self.book.move(key, turn.turn, start, end))
+            if self.book.lives(key):
+                self._seek(key, turn, start, end)
+
+    # ── the cache's side ──────────────────────────────────────────────────────────────────────
+
+    def gave_way(self, key: ClaimKey, request: str = "") -> None:
+        """Slots that a claim only ranks may have been evicted: see what is left of them."""
+        place = self._places.get(key)
+        if place is None:
+            return
+        left = len(self._shelf.slots(place.keys))
+        held = self.book.held(key)
+        reach = place.start + count(held) if self.book.support(key) == 0 else count(held)
+        gone = last_pages(held, min(count(held), max(0, reach - left)))
+        if not gone:
+            return
+        if not self.watched:
+            self.ledger.append(Evicted(request=request, runs=gone, free=self._shelf.free()))
+        self._apply(self.book.evicted(gone))
+        self._drop_names(gone)
+
+    def passed_over(self, keys: Iterable[ClaimKey]) -> None:
+        """An eviction went past what these claims rank."""
+        self.book.tell_pressure(keys)
+
+    def lose(self, slots: Sequence[int], cause: str) -> None:
+        """Cached slots are about to go, whoever claims them.
+
+        Claims that hold any of them let go of all they hold, so that they can.
+        """
+        runs = self.names.known(slots)
+        if not runs:
+            return
+        self.ledger.append(Lost(runs=runs, cause=cause, free=self._shelf.free() + len(slots)))
+        self._apply(self.book.lost(runs, cause))
+        self.names.forget(runs)
+
+    def lose_all(self, cause: str) -> None:
+        """The cache is empty: every claim that held anything is harmed."""
+        runs = tuple(run for key in self._places for run in self.book.held(key))
+        if runs:
+            self.ledger.append(Lost(runs=runs, cause=cause, free=self._shelf.free()))
+            self._apply(self.book.lost(runs, cause))
+        self.names.clear()
+
+
+def _code_of(field: str) -> ProblemCode:
+    if field == "revision":
+        return ProblemCode.STALE_REVISION
+    return ProblemCode.INVALID_CLAIM if "." in field else ProblemCode.CLAIM_LIMIT

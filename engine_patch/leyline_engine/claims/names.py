@@ -1,0 +1,73 @@
+"""What an engine's slots are called in claims and events: by the source that first brought them.
+
+Sources share what they begin with, and a page must count once. So the first source that brings a
+slot gives it its name, and any later one's path goes through pages of the earlier. On a path, a
+source's pages lie together, in order. Pure; a page is one slot here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from .events import Run
+
+Page = tuple[str, int]
+
+
+class PageNames:
+    """Names of slots, as long as somebody needs them."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, Page] = {}
+        self._slots: dict[Page, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def name(self, source: str, slots: Sequence[int]) -> tuple[Run, ...]:
+        """The runs of a whole path; slots without a name get one.
+
+        Args:
+            slots: from the root on, in key order.
+        """
+        return tuple(_runs(self._named(source, place, slot) for place, slot in enumerate(slots)))
+
+    def _named(self, source: str, place: int, slot: int) -> Page:
+        known = self._names.get(slot)
+        if known is None:
+            known = (source, place)
+            # The name may be another slot's, of which this is a later copy.
+            self._names.pop(self._slots.get(known, -1), None)
+            self._names[slot], self._slots[known] = known, slot
+        return known
+
+    def known(self, slots: Iterable[int]) -> tuple[Run, ...]:
+        """The runs of those slots that have names."""
+        pages = (self._names.get(slot) for slot in slots)
+        return tuple(_runs(page for page in pages if page is not None))
+
+    def forget(self, runs: Iterable[Run]) -> None:
+        """These pages are nobody's any more, or gone."""
+        for run in runs:
+            for place in range(run.start, run.end):
+                slot = self._slots.pop((run.source, place), None)
+                if slot is not None:
+                    del self._names[slot]
+
+    def clear(self) -> None:
+        """Nothing is cached any more."""
+        self._names.clear()
+        self._slots.clear()
+
+
+def _runs(pages: Iterable[Page]) -> Iterator[Run]:
+    current: Run | None = None
+    for source, place in pages:
+        if current is not None and (current.source, current.end) == (source, place):
+            current = Run(source, current.start, place + 1)
+            continue
+        if current is not None:
+            yield current
+        current = Run(source, place, place + 1)
+    if current is not None:
+        yield current

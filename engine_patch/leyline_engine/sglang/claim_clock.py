@@ -1,0 +1,104 @@
+"""From the HTTP process to the schedulers: commands about claims, in order, and the time.
+
+Every message carries its number and the time, and comes to every rank between the same requests; so
+all ranks see the same claims expire at the same point. Between commands a message is sent whenever
+a claim's time is up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from leyline_engine.contract import ClaimReply
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_S = 30.0
+"""A scheduler answers between two forwards."""
+
+
+class ClaimMessage(msgspec.Struct, frozen=True):
+    """What the HTTP process sends to the schedulers; each moves the clock on."""
+
+    order: int
+    now_ms: int
+    command: str = ""
+    """JSON of a :data:`~.contract.ClaimCommand`; none for the time alone."""
+
+
+class ClaimAnswer(msgspec.Struct, frozen=True):
+    """What a scheduler answers."""
+
+    reply: ClaimReply
+    deadline_ms: int | None = None
+    """When the next claim expires, by the clock of the messages."""
+
+
+Send = Callable[[ClaimMessage], Awaitable[ClaimAnswer]]
+
+
+class SchedulerSilentError(Exception):
+    """The scheduler didn't answer in time, or couldn't."""
+
+
+class ClaimClock:
+    """Numbers messages, and sees to it that time passes while claims have deadlines.
+
+    Args:
+        send: brings a message to all ranks, and the answer of one of them back.
+        now_ns: a clock that never goes back.
+    """
+
+    def __init__(self, send: Send, *, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._send = send
+        self._now_ns = now_ns
+        self._began_ns = now_ns()
+        self._order = 0
+        self._turn = asyncio.Lock()
+        self._ticking: asyncio.Task[None] | None = None
+        self._deadline_ms: int | None = None
+        self._under_way: set[asyncio.Task[ClaimAnswer]] = set()
+
+    async def command(self, text: str) -> ClaimReply:
+        """Have a command carried out.
+
+        Raises:
+            SchedulerSilentError: no answer came.
+        """
+        # A client that hangs up must not leave a number unused, or an answer to the next command.
+        task = asyncio.create_task(self._exchange(text))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        answer = await asyncio.shield(task)
+        return answer.reply
+
+    async def _exchange(self, command: str = "") -> ClaimAnswer:
+        async with self._turn:
+            message = ClaimMessage(self._order + 1, self._now_ms(), command)
+            self._order += 1
+            try:
+                answer = await asyncio.wait_for(self._send(message), _PATIENCE_S)
+            except TimeoutError as error:
+                raise SchedulerSilentError("the scheduler didn't answer in time") from error
+            self._deadline_ms = answer.deadline_ms
+        if self._deadline_ms is not None and (self._ticking is None or self._ticking.done()):
+            self._ticking = asyncio.create_task(self._tick())
+        return answer
+
+    def _now_ms(self) -> int:
+        return (self._now_ns() - self._began_ns) // 1_000_000
+
+    async def _tick(self) -> None:
+        """Send the time whenever a deadline has come, and once a second until then."""
+        while self._deadline_ms is not None:
+            left_s = (self._deadline_ms - self._now_ms()) / 1000
+            await asyncio.sleep(min(1.0, max(0.01, left_s)))
+            try:
+                await self._exchange()
+            except SchedulerSilentError as error:
+                log.warning("the time did not reach the scheduler: %s", error)

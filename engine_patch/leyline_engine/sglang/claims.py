@@ -1,0 +1,169 @@
+"""Claims in one SGLang scheduler: commands as they come to every rank, and who can't run for them.
+
+A request that can't fit beside the hard claims is refused before it is queued. Those that wait
+already are looked at again whenever a command came, so that none waits for a claim.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
+
+from leyline_engine.claims.events import EventLedger
+from leyline_engine.claims.feasibility import Arithmetic
+from leyline_engine.claims.keeper import Candidate, ClaimKeeper
+from leyline_engine.claims.limits import Limits
+from leyline_engine.contract import (
+    ClaimProblem,
+    ClaimRefusal,
+    ClaimReply,
+    CopySegment,
+    ProblemCode,
+    decode_command,
+)
+from leyline_engine.sglang.claim_clock import ClaimAnswer, ClaimMessage
+from leyline_engine.sglang.shelf import RadixShelf, Tree
+from leyline_engine.sglang.turn import Turn
+from leyline_engine.sources import SourceRegistry, SourceTurn
+
+LIMITS_VARIABLE = "LEYLINE_CLAIM_LIMITS"
+"""Environment variable: ``{"share": 0.5, …}``, fields of :class:`~.claims.limits.Limits`."""
+
+NO_ADMIT = "a claim keeps what this session computes out of the cache"
+
+
+class ClaimDesk:
+    """Claims of one scheduler.
+
+    Args:
+        tree: SGLang's tree.
+        registry: retained turns, which claims are over.
+        usable: slots of the pool.
+        page_size: SGLang's; claims need pages of one token.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        registry: SourceRegistry,
+        *,
+        usable: int,
+        page_size: int = 1,
+        limits: Limits | None = None,
+        ledger: EventLedger | None = None,
+        watched: bool = False,
+    ) -> None:
+        self.supported = page_size == 1
+        self.shelf = RadixShelf(tree)
+        self.keeper = ClaimKeeper(
+            registry,
+            self.shelf,
+            usable,
+            Arithmetic(page_size=1, clip_output=CLIP_MAX_NEW_TOKENS, strict=True),
+            limits=limits,
+            ledger=ledger,
+            watched=watched,
+        )
+        self.shelf.gave_way = self.keeper.gave_way
+        self.shelf.passed_over = self.keeper.passed_over
+        self.recheck = False
+        """Whether a waiting request may have become one that can't run."""
+
+    def carry_out(self, message: ClaimMessage) -> ClaimAnswer:
+        """Move the clock on, and do what is asked."""
+        self.keeper.tick(message.order, message.now_ms)
+        reply = ClaimReply()
+        if message.command:
+            reply = self._reply(message.command)
+            self.recheck = True
+        return ClaimAnswer(reply, self.keeper.book.next_deadline_ms)
+
+    def _reply(self, command: str) -> ClaimReply:
+        if not self.supported:
+            message = "claims need SGLang's --page-size 1"
+            return ClaimReply(problem=ClaimProblem(ProblemCode.UNSUPPORTED, message))
+        try:
+            return self.keeper.carry_out(decode_command(command.encode()))
+        except msgspec.DecodeError as error:
+            return ClaimReply(problem=ClaimProblem(ProblemCode.INVALID_CLAIM, str(error)))
+
+    def refuse(
+        self, req: Any, turn: Turn | None, matched: Callable[[], Sequence[int]]
+    ) -> ClaimRefusal | None:
+        """Why a request can't run before a claim goes.
+
+        Args:
+            turn: its state, where it brought an envelope.
+            matched: slots of its cached prefix.
+        """
+        written = len(req.output_ids)
+        candidate = Candidate(
+            name=req.rid,
+            tenant=turn.scope if turn is not None else "",
+            session=turn.payload.session if turn is not None and turn.payload else "",
+            source=turn.payload.turn if turn is not None and turn.payload else req.rid,
+            prompt_tokens=len(req.origin_input_ids) + written,
+            max_new_tokens=max(0, req.sampling_params.max_new_tokens - written),
+        )
+        return self.keeper.refuse(candidate, matched)
+
+    def admits(self, turn: Turn) -> bool:
+        """Whether what a turn computes may be kept for reuse."""
+        return turn.session is None or self.keeper.admits(*turn.session)
+
+    def admitted(self, turn: Turn) -> None:
+        """A turn runs: it hits the claims over what it found."""
+        if self.keeper and turn.session is not None:
+            req = turn.req
+            keys = turn.keys(req.origin_input_ids)
+            self.keeper.matched(turn.session, keys, req.prefix_len)
+
+    def retained(self, turn: Turn, source: SourceTurn | None) -> None:
+        """A turn became a source: its session's claims follow what it spliced."""
+        checked, plan = turn.checked, turn.plan
+        if not self.keeper or source is None or checked is None or plan is None:
+            return
+        if checked.edit is not None:
+            copies: tuple[CopySegment, ...] = tuple(plan.copies)
+            self.keeper.follow(source, checked.edit.sources, copies)
+
+    def removing(self, keys: array[int], start: int, cause: str) -> None:
+        """What is cached of a path behind ``start`` is about to go."""
+        if self.keeper or self.keeper.watched:
+            self.keeper.lose(self.shelf.slots(keys)[start:], cause)
+
+
+def explain(refusal: ClaimRefusal) -> str:
+    """A refusal in a sentence, for the request's owner."""
+    own = f", of which yours: {', '.join(refusal.own)}" if refusal.own else ""
+    count = len(refusal.own) + refusal.others
+    wait = (
+        "one of them is released"
+        if refusal.retry_after_ms is None
+        else f"{-(-refusal.retry_after_ms // 1000)} s have passed"
+    )
+    return (
+        f"refused_by_claim: the request needs {refusal.needed} tokens of KV, and {count} claims "
+        f"leave {refusal.usable - refusal.protected} of {refusal.usable}{own}. "
+        f"It can run when {wait}."
+    )
+
+
+def limits_from(environment: Mapping[str, str] = os.environ) -> Limits:
+    """Limits as the operator set them.
+
+    Raises:
+        ValueError: they can't be read; the text names the variable and the field.
+    """
+    text = environment.get(LIMITS_VARIABLE)
+    if not text:
+        return Limits()
+    try:
+        return msgspec.json.decode(text, type=Limits)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{LIMITS_VARIABLE}: {error}") from error

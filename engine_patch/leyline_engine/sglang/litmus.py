@@ -1,0 +1,254 @@
+"""The litmus suite's runtime on the real SGLang: its own scheduler, model, tree and pool, in this
+process, one step at a time.
+
+One scheduler serves all cases. Each begins with an empty tree, a book of its own, and as many slots
+taken out of the pool as it may not have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+from array import array
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from leyline_engine.claims.book import ClaimBook
+from leyline_engine.claims.events import AnyEvent, EventLedger, Run
+from leyline_engine.claims.litmus import LIMITS, PAGE, Runtime, session_of
+from leyline_engine.claims.micro import Request
+from leyline_engine.contract import (
+    Claim,
+    ClaimRefusal,
+    Directive,
+    EditPayload,
+    SourceRef,
+    edit_envelope,
+    token_array,
+)
+from leyline_engine.sources import SourceTurn
+
+_POOL_PAGES = 200
+_FLAGS = (
+    "--max-running-requests=4",
+    "--chunked-prefill-size=512",
+    "--dtype=float32",
+    "--radix-cache-backend=leyline",
+    "--disable-overlap-schedule",
+    "--skip-server-warmup",
+    "--device=cpu",
+)
+_STEPS = 500
+"""More than any request of the suite takes."""
+
+
+def open_sglang(usable: int, sink: Callable[[AnyEvent], None]) -> Runtime:
+    """SGLang with a pool of ``usable`` pages."""
+    return SglangRuntime(_scheduler(), usable * PAGE, sink)
+
+
+@cache
+def _scheduler() -> Any:
+    """SGLang's scheduler with the model that ships, in this process."""
+    from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
+    from leyline_engine.sglang.cpu.activation import activate
+
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    activate()
+    from sglang.srt.managers import scheduler as module
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import PortArgs, prepare_server_args
+
+    load_plugins()
+    pool = f"--max-total-tokens={_POOL_PAGES * PAGE}"
+    model = str(trained_model_dir(DEFAULT_MODEL_NAME))
+    args = prepare_server_args(["--model-path", model, pool, *_FLAGS])
+    ranks = module.SpawnRanks(
+        world_rank=module.spawn_world_rank(args, tp_rank=0, pp_rank=0), dp_rank=None, gpu_id=0
+    )
+    module.publish(args, role="scheduler", ranks=ranks)
+    module.configure_scheduler_process(args, 0)
+    return module.Scheduler(args, PortArgs.init_new(args))
+
+
+class _Outbox:
+    """Takes what the scheduler would send to other processes, which there are none of."""
+
+    def send_output(self, *_: Any) -> None:
+        """Nobody listens."""
+
+
+class SglangRuntime:
+    """See :class:`leyline_engine.claims.litmus.Runtime`.
+
+    Args:
+        scheduler: SGLang's, idle.
+        usable: slots that the case may use.
+        sink: takes the events.
+    """
+
+    def __init__(self, scheduler: Any, usable: int, sink: Callable[[AnyEvent], None]) -> None:
+        from leyline_engine.sglang.claims import ClaimDesk
+        from leyline_engine.sglang.litmus_watch import Watch
+
+        self._scheduler = scheduler
+        self._engine = scheduler.tree_cache.leyline
+        self._empty(usable)
+        self._desk = ClaimDesk(
+            scheduler.tree_cache,
+            self._engine.registry,
+            usable=usable,
+            limits=LIMITS,
+            ledger=EventLedger(sink=sink),
+            watched=True,
+        )
+        self._engine.claims = self._desk
+        scheduler.tree_cache.shelf = self._desk.shelf
+        self._watch = Watch(scheduler.tree_cache, self._desk.keeper, self._desk.shelf)
+        self._refused: ClaimRefusal | None = None
+        self._engine.refuse = self._refuse
+
+    @property
+    def book(self) -> ClaimBook:
+        """The claims."""
+        return self._desk.keeper.book
+
+    def _empty(self, usable: int) -> None:
+        """An empty tree, and no more of the pool than the case may have."""
+        scheduler = self._scheduler
+        outbox = _Outbox()
+        scheduler.ipc_channels = dataclasses.replace(
+            scheduler.ipc_channels, send_to_tokenizer=outbox, send_to_detokenizer=outbox
+        )
+        scheduler.output_streamer.send_to_detokenizer = outbox
+        scheduler.flush_cache()
+        allocator = scheduler.token_to_kv_pool_allocator
+        taken = int(allocator.available_size()) - usable
+        if taken < 0:
+            raise ValueError(f"the suite's pool has no {usable} slots")
+        if taken:
+            allocator.alloc(taken)
+
+    def serve(self, request: Request) -> ClaimRefusal | None:
+        """Run a request to its end; or say why it can't run before a claim goes."""
+        payload = EditPayload(session=request.session, scope=request.tenant, turn=request.source)
+        tokens = _tokens_of(request.source, request.prompt_tokens)
+        # The last token that is generated has no KV.
+        return self._run(request, tokens, payload, request.max_new_tokens + 1)
+
+    def edit(self, name: str, old: str, new: str, start: int, end: int) -> None:
+        """See :meth:`leyline_engine.claims.litmus.Runtime.edit`."""
+        tenant = "a"
+        session = session_of(tenant)
+        source = self._source(tenant, old)
+        cut, resume = start * PAGE, end * PAGE
+        payload = EditPayload(
+            session=session,
+            scope=tenant,
+            turn=new,
+            sources=(SourceRef(old, len(source.tokens), self._engine.registry.seal(source)),),
+            directives=(Directive(cut, resume),),
+            lineage=tuple(run for run in source.lineage if run.start < cut),
+        )
+        prompt = source.tokens[:cut] + source.tokens[resume:] + _tokens_of(new, PAGE)
+        self._run(Request(name, tenant, session, new, len(prompt)), prompt, payload, 1)
+
+    def _source(self, tenant: str, name: str) -> SourceTurn:
+        found: SourceTurn | None = self._engine.registry.get((tenant, session_of(tenant)), name)
+        if found is None:
+            raise ValueError(f"no turn {name} is retained")
+        return found
+
+    def _run(
+        self, request: Request, prompt: array[int], payload: EditPayload, max_new_tokens: int
+    ) -> ClaimRefusal | None:
+        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        envelope = edit_envelope(request.name, payload)
+        custom = {"kv_hints": msgspec.json.encode(envelope).decode()}
+        parameters = SamplingParams(
+            max_new_tokens=max_new_tokens, temperature=0, ignore_eos=True, custom_params=custom
+        )
+        parameters.normalize(None)
+        message = TokenizedGenerateReqInput(
+            rid=request.name,
+            input_text="",
+            input_ids=prompt,
+            input_embeds=None,
+            mm_inputs=None,
+            token_type_ids=None,
+            sampling_params=parameters,
+            return_logprob=False,
+            logprob_start_len=-1,
+            top_logprobs_num=0,
+            token_ids_logprob=None,
+            stream=False,
+        )
+        self._refused = None
+        self._scheduler.process_input_requests([message])
+        waiting = self._scheduler.waiting_queue
+        if not waiting:
+            return self._refused
+        (req,) = waiting
+        if request.write_no_admit:
+            req.leyline.private = req.skip_radix_cache_insert = True
+        self._watch.begins(req, self._engine.cached_slots(req))
+        self._drain()
+        return None
+
+    def _refuse(self, req: Any, *, began: bool = False) -> ClaimRefusal | None:
+        self._refused = type(self._engine).refuse(self._engine, req, began=began)
+        return self._refused
+
+    def _drain(self) -> None:
+        scheduler = self._scheduler
+        for _ in range(_STEPS):
+            plan = scheduler.get_next_batch_to_run(
+                running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
+            )
+            scheduler.running_batch = plan.running_batch
+            batch = plan.batch_to_run
+            scheduler.cur_batch_for_debug = batch
+            if batch:
+                scheduler.process_batch_result(batch, scheduler.run_batch(batch))
+            scheduler.last_batch = batch
+            if not (batch or scheduler.waiting_queue or not scheduler.running_batch.is_empty()):
+                return
+        raise RuntimeError("a request of the suite doesn't end")
+
+    def claim(self, claim: Claim) -> None:
+        """See :class:`leyline_engine.claims.litmus.Runtime`."""
+        self._desk.keeper.submit(claim)
+
+    def release(self, tenant: str, claim: str) -> None:
+        """See :class:`leyline_engine.claims.litmus.Runtime`."""
+        self._desk.keeper.release(tenant, claim)
+
+    def demote(self, tenant: str, claim: str) -> None:
+        """See :class:`leyline_engine.claims.litmus.Runtime`."""
+        self._desk.keeper.demote(tenant, claim)
+
+    def tick(self, order: int, now_ms: int) -> None:
+        """See :class:`leyline_engine.claims.litmus.Runtime`."""
+        self._desk.keeper.tick(order, now_ms)
+
+    def lose(self, run: Run, cause: str) -> None:
+        """A path is removed from the run's start on, as a forget does it."""
+        from leyline_engine.sglang.publications import Publication
+
+        source = self._source("a", run.source)
+        self._scheduler.tree_cache.unpublish(
+            Publication(source.keys(), source.lineage), run.start * PAGE, cause
+        )
+        self._watch.caught_up()
+
+
+def _tokens_of(source: str, count: int) -> array[int]:
+    """Tokens that only this source begins with."""
+    rng = random.Random(source)
+    return token_array(rng.randrange(10, 400) for _ in range(count))

@@ -1,0 +1,76 @@
+"""Ending SGLang requests that claims leave no room for, in SGLang's own ways.
+
+A refused request ends as one that finds the queue full: HTTP 503, with a message that says who is
+in the way. One that has begun to stream ends with an error of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from sglang.srt.managers.io_struct import AbortReq, DumperControlReqOutput
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+from leyline_engine.contract import ClaimRefusal, Reason
+from leyline_engine.sglang.claim_clock import ClaimMessage
+from leyline_engine.sglang.claims import explain
+from leyline_engine.sglang.containment import contained
+from leyline_engine.sglang.engine import SchedulerEngine
+
+
+def refuse_request(scheduler: Any, engine: SchedulerEngine, req: Any) -> bool:
+    """End a request that is about to be queued, if it can't run before a claim goes.
+
+    Returns:
+        Whether it was ended.
+    """
+    refusal = engine.refuse(req, began=bool(req.output_ids))
+    if refusal is None:
+        return False
+    _abort(scheduler, req, refusal)
+    return True
+
+
+def refuse_waiting(scheduler: Any, engine: SchedulerEngine) -> None:
+    """The same for all that wait already."""
+    engine.claims.recheck = False
+    with contained("looking again at what waits"):
+        for req in tuple(scheduler.waiting_queue):
+            refusal = engine.refuse(req, began=bool(req.output_ids))
+            if refusal is not None:
+                scheduler.waiting_queue.remove(req)
+                _abort(scheduler, req, refusal)
+
+
+def _abort(scheduler: Any, req: Any, refusal: ClaimRefusal) -> None:
+    scheduler._release_aborted_request(req)
+    scheduler.send_abort_output(
+        AbortReq(rid=req.rid, finished_reason=_ending(refusal).to_json()), req
+    )
+
+
+def _ending(refusal: ClaimRefusal) -> FINISH_ABORT:
+    return FINISH_ABORT(
+        explain(refusal), HTTPStatus.SERVICE_UNAVAILABLE, Reason.REFUSED_BY_CLAIM.value
+    )
+
+
+def name_outgrown(engine: SchedulerEngine, aborted: Iterable[Any]) -> None:
+    """Requests ended because decoding ran out of memory: say so where that is for claims."""
+    for req in aborted:
+        refusal = engine.refuse(req, began=True)
+        if refusal is not None:
+            req.to_finish = _ending(refusal)
+
+
+def answer_control(scheduler: Any, engine: SchedulerEngine, message: Any) -> None:
+    """Carry out a message about claims, and answer it."""
+    output = DumperControlReqOutput(success=False, response=[], error="failed")
+    with contained("carrying out a command about claims"):
+        answer = engine.claims.carry_out(msgspec.convert(message.body, ClaimMessage))
+        body = {"answer": msgspec.json.encode(answer).decode()}
+        output = DumperControlReqOutput(success=True, response=[body])
+    scheduler.ipc_channels.send_to_tokenizer.send_output(output, message)

@@ -1,0 +1,130 @@
+"""SGLang's tree as claims see it: locks on paths, and an eviction order with priorities.
+
+SGLang evicts the least recently used leaf; a node's own priority can only rise. So ranked paths are
+locked while an eviction goes over all others, and let go of in order of rank where that wasn't
+enough. Between evictions they count as evictable, as everything that nobody uses.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult
+from sglang.srt.mem_cache.radix_cache import RadixKey
+
+from leyline_engine.claims.protection import ClaimKey
+from leyline_engine.sglang.publications import Space
+
+Evict = Callable[[EvictParams], EvictResult]
+
+
+class Tree(Protocol):
+    """What a shelf needs of the radix cache; see :class:`.radix.LeylineRadixCache`."""
+
+    token_to_kv_pool_allocator: Any
+    tree_core: Any
+
+    def find(self, keys: array[int], space: Space, limit: int | None = None) -> Any: ...
+    def allowed_length(self, keys: array[int]) -> int: ...
+    def path_device_indices(self, node: Any) -> Any: ...
+    def lock(self, node: Any) -> Any: ...
+    def unlock(self, lock: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    keys: array[int] = field(hash=False, compare=False)
+    priority: int
+
+
+class RadixShelf:
+    """See :class:`leyline_engine.claims.keeper.Shelf`.
+
+    Args:
+        tree: what claims lie in, in the namespace of requests that name none.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._locks: dict[ClaimKey, Any] = {}
+        self._ranked: dict[ClaimKey, _Ranked] = {}
+        self.gave_way: Callable[[ClaimKey], None] = lambda _: None
+        """Told of ranked claims that an eviction may have reached."""
+        self.passed_over: Callable[[Sequence[ClaimKey]], None] = lambda _: None
+        """Told of those that it went past."""
+
+    def slots(self, keys: array[int]) -> Sequence[int]:
+        """Slots of the cached prefix; nothing is split or touched."""
+        length, node = self._peek(keys)
+        if not length:
+            return ()
+        found: list[int] = self._tree.path_device_indices(node)[:length].tolist()
+        return found
+
+    def _peek(self, keys: array[int]) -> tuple[int, Any]:
+        allowed = keys[: self._tree.allowed_length(keys)]
+        length, node, _ = self._tree.tree_core.match_full_device_prefix(RadixKey(allowed))
+        return int(length), node
+
+    def lock(self, claim: ClaimKey, keys: array[int]) -> None:
+        """Lock a path, split where it ends."""
+        found = self._tree.find(keys, Space())
+        self._locks[claim] = self._tree.lock(found.last_device_node)
+
+    def unlock(self, claim: ClaimKey) -> None:
+        """Undo a lock."""
+        lock = self._locks.pop(claim, None)
+        if lock is not None:
+            self._tree.unlock(lock)
+
+    def rank(self, claim: ClaimKey, keys: array[int], priority: int) -> None:
+        """Evict a path, split where it ends, after what has a lower priority."""
+        self._tree.find(keys, Space())
+        self._ranked[claim] = _Ranked(keys, priority)
+
+    def unrank(self, claim: ClaimKey) -> None:
+        """Undo a rank."""
+        self._ranked.pop(claim, None)
+
+    def free(self) -> int:
+        """Slots that nobody has."""
+        return int(self._tree.token_to_kv_pool_allocator.available_size())
+
+    def evict(self, evict: Evict, params: EvictParams) -> EvictResult:
+        """Evict by rank, and by recency within a rank.
+
+        Args:
+            evict: SGLang's own eviction.
+        """
+        if not self._ranked:
+            return evict(params)
+        with ExitStack() as held:
+            waiting = [(key, self._hold(key, held)) for key in self._by_rank()]
+            result = evict(params)
+            for number, (key, let_go) in enumerate(waiting):
+                missing = params.num_tokens - result.num_tokens_evicted
+                if missing <= 0:
+                    self.passed_over([key for key, _ in waiting[number:]])
+                    break
+                let_go()
+                result.num_tokens_evicted += evict(EvictParams(missing)).num_tokens_evicted
+                self.gave_way(key)
+        return result
+
+    def _by_rank(self) -> Iterator[ClaimKey]:
+        # Where ranks are equal, the claim that was taken first goes first.
+        yield from sorted(self._ranked, key=lambda key: self._ranked[key].priority)
+
+    def _hold(self, key: ClaimKey, held: ExitStack) -> Callable[[], None]:
+        """Lock a ranked path for a while; returns what ends it early."""
+        length, node = self._peek(self._ranked[key].keys)
+        if not length:
+            return lambda: None
+        lock = ExitStack()
+        lock.callback(self._tree.unlock, self._tree.lock(node))
+        held.push(lock)
+        return lock.close

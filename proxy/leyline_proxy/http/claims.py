@@ -1,0 +1,72 @@
+"""``/v1/leyline/claims``: KV that must stay."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request
+from starlette.responses import JSONResponse
+
+from leyline_engine.contract import MAX_COMMAND_BYTES, MAX_LISTED
+
+from ..pipeline.request import decode_body
+from ..services import Services
+from .limits import read_body
+
+CLAIMS = "/v1/leyline/claims"
+
+_DEFAULT_EVENTS = 100
+
+
+def install_claims(app: FastAPI, services: Services) -> None:
+    """Register the routes on ``app``."""
+    claims = services.claims
+
+    @app.post(CLAIMS, tags=["claims"])
+    async def submit(request: Request) -> JSONResponse:
+        """Claim tokens of one of the tenant's sessions."""
+        tenant = services.tenants.authenticate(request.headers)
+        document = await claims.submit(tenant.name, await _body(services, request))
+        where = {"location": f"{CLAIMS}/{document['id']}"}
+        return JSONResponse(document, status_code=201, headers=where)
+
+    @app.get(CLAIMS, tags=["claims"])
+    async def all_live(request: Request, session: str | None = None) -> JSONResponse:
+        """The tenant's live claims, oldest first."""
+        tenant = services.tenants.authenticate(request.headers)
+        return JSONResponse({"claims": await claims.all_live(tenant.name, session)})
+
+    @app.get(f"{CLAIMS}/{{claim_id}}", tags=["claims"])
+    async def show(claim_id: str, request: Request) -> JSONResponse:
+        """One claim, also for a while after its end."""
+        tenant = services.tenants.authenticate(request.headers)
+        return JSONResponse(await claims.show(tenant.name, claim_id))
+
+    @app.patch(f"{CLAIMS}/{{claim_id}}", tags=["claims"])
+    async def revise(claim_id: str, request: Request) -> JSONResponse:
+        """A later revision; what isn't given stays as it is."""
+        tenant = services.tenants.authenticate(request.headers)
+        body = await _body(services, request)
+        return JSONResponse(await claims.revise(tenant.name, claim_id, body))
+
+    @app.delete(f"{CLAIMS}/{{claim_id}}", tags=["claims"])
+    async def release(claim_id: str, request: Request) -> JSONResponse:
+        """Release a claim; says how it ended."""
+        tenant = services.tenants.authenticate(request.headers)
+        return JSONResponse(await claims.release(tenant.name, claim_id))
+
+    @app.get(f"{CLAIMS}/{{claim_id}}/events", tags=["claims"])
+    async def events(
+        claim_id: str,
+        request: Request,
+        after: Annotated[int, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = _DEFAULT_EVENTS,
+    ) -> JSONResponse:
+        """What happened to a claim, in order."""
+        tenant = services.tenants.authenticate(request.headers)
+        return JSONResponse(await claims.events(tenant.name, claim_id, after, limit))
+
+
+async def _body(services: Services, request: Request) -> dict[str, Any]:
+    limit = min(services.settings.max_body_bytes, MAX_COMMAND_BYTES)
+    return decode_body(await read_body(request, limit, "A claim takes less."))
