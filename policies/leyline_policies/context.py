@@ -7,12 +7,14 @@ A policy asks for it by signature: ``transform(self, messages, turn_idx, context
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any, TypeVar
 
-from leyline_policies.conversation import ToolCall, text_of
+from leyline_policies.conversation import ToolCall, is_user, text_of
+from leyline_policies.failures import is_failed_result
 from leyline_policies.marks import without_dropped
 from leyline_policies.memo import Memo
 from leyline_policies.policy import Message, Policy, wants_context
@@ -22,6 +24,7 @@ MAX_STATE_BYTES = 16 * 1024
 
 State = dict[str, Any]
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,47}")
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -128,6 +131,15 @@ class Context:
         """Where the tool results are, oldest first."""
         return self.memo.pairing(messages, self._place).results
 
+    def users(self, messages: list[Message]) -> list[int]:
+        """Where the user's messages are, oldest first."""
+        are = self.memo.map(messages, _USER, is_user, self._place)
+        return [*compress(range(len(messages)), are)]
+
+    def failed(self, messages: list[Message]) -> list[bool]:
+        """Which messages are tool results that say that their call failed."""
+        return self.memo.map(messages, _FAILED, is_failed_result, self._place)
+
     @property
     def _place(self) -> str:
         return f"{self.slot}, again" if self.rerun else self.slot
@@ -141,10 +153,59 @@ class Context:
         return self.memo.get(message, (self.slot, key), compute)
 
     def each(
-        self, messages: Sequence[Message], compute: Callable[[Message], T], key: object = None
+        self,
+        messages: Sequence[Message],
+        compute: Callable[..., T],
+        key: object = None,
+        told: Sequence[Hashable] | None = None,
     ) -> list[T]:
-        """`once` for all messages, at the cost of those that are new; not to be changed."""
-        return self.memo.map(messages, (self.slot, key), compute, self._place)
+        """`once` for all messages, at the cost of those that are new; not to be changed.
+
+        Args:
+            told: one thing more for each message; then it is ``compute(message, told)``.
+        """
+        return self.memo.map(messages, (self.slot, key), compute, self._place, told)
+
+    def edited(
+        self,
+        messages: list[Message],
+        compute: Callable[[Message], Message],
+        places: Sequence[int],
+        key: object = None,
+    ) -> list[Message]:
+        """The messages with `once` of those at ``places``; the same list if none differs.
+
+        It costs what is new, in the messages and at the end of ``places``. Not to be changed.
+        """
+        return self.memo.edited(messages, (self.slot, key), compute, places, self._place)
+
+    def any(
+        self, messages: Sequence[Message], test: Callable[[Message], object], key: object = None
+    ) -> bool:
+        """Whether ``test`` holds for any message."""
+        return self.memo.any(messages, (self.slot, key), test, self._place)
+
+    def where(
+        self, messages: Sequence[Message], test: Callable[[Message], object], key: object = None
+    ) -> list[int]:
+        """Indices of the messages for which ``test`` holds, which is asked as by `each`."""
+        return [*compress(range(len(messages)), self.each(messages, test, key))]
+
+    def fold(
+        self,
+        items: Sequence[S],
+        step: Callable[[T, S], object],
+        begin: Callable[[], T],
+        *read: Sequence[Any],
+        key: object = None,
+    ) -> T:
+        """What ``begin()`` becomes when ``step(state, item)`` has changed it for each item in turn.
+
+        Items that go on from those of the last turn cost only what is new. What else ``step`` looks
+        at is given as ``read``, and must go on as well (as values), or the state begins anew. It is
+        the same object on every turn: only ``step`` may change it.
+        """
+        return self.memo.fold(items, step, begin, (self.slot, key), self._place, read)
 
     def complete(
         self, key: str, messages: Sequence[Message], *, model: str = "", max_tokens: int = 1_000
@@ -192,6 +253,7 @@ class Context:
         return replace(self, state=deepcopy(self.state), notes=[], wanted=[], used=set())
 
 
+_FAILED, _USER = "failed", "user"
 TOKENS = "tokens"
 """Key of a message's tokens in a memo."""
 

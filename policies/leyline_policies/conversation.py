@@ -74,23 +74,48 @@ def part_of(message: Message) -> Part:
 
 def pair_parts(parts: Sequence[Part]) -> tuple[ToolCall, ...]:
     """`pair_calls` for messages of which the parts are known."""
-    found: list[tuple[str, int, int | None, list[int]]] = []
-    waiting: dict[str, list[list[int]]] = {}  # the latest calls of an id: their results so far
-    for index, part in enumerate(parts):
-        if part is None:
-            continue
-        if isinstance(part, str):
-            slots = waiting.get(part)
-            if slots:
-                next((slot for slot in slots if not slot), slots[-1]).append(index)
-            continue
-        fresh: dict[str, list[list[int]]] = {}
+    return CallPairs().through(parts)
+
+
+class CallPairs:
+    """Calls with the results that answer them, of a conversation that grows."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._found: list[tuple[str, int, int | None, list[int]]] = []
+        self._calls: list[ToolCall] = []
+        self._touched: set[int] = set()  # calls of `_found` that `_calls` doesn't tell of yet
+        self._waiting: dict[str, list[int]] = {}  # the latest calls of an id
+
+    def through(self, parts: Sequence[Part]) -> tuple[ToolCall, ...]:
+        """The calls of all ``parts``, which begin with those that were taken before."""
+        for index in range(self._taken, len(parts)):
+            part = parts[index]
+            if isinstance(part, str):
+                self._answer(part, index)
+            elif part is not None:
+                self._call(part, index)
+        self._taken = len(parts)
+        for number in sorted(self._touched):
+            name, at, position, results = self._found[number]
+            self._calls[number : number + 1] = [ToolCall(name, at, position, tuple(results))]
+        self._touched.clear()
+        return tuple(self._calls)
+
+    def _call(self, part: Sequence[tuple[str, int | None, str]], index: int) -> None:
+        fresh: dict[str, list[int]] = {}
         for name, position, key in part:
-            results: list[int] = []
-            found.append((name, index, position, results))
-            fresh.setdefault(key, []).append(results)
-        waiting.update(fresh)
-    return tuple(ToolCall(name, at, place, tuple(results)) for name, at, place, results in found)
+            fresh.setdefault(key, []).append(len(self._found))
+            self._touched.add(len(self._found))
+            self._found.append((name, index, position, []))
+        self._waiting.update(fresh)
+
+    def _answer(self, key: str, index: int) -> None:
+        numbers = self._waiting.get(key)
+        if numbers:
+            number = next((each for each in numbers if not self._found[each][3]), numbers[-1])
+            self._found[number][3].append(index)
+            self._touched.add(number)
 
 
 def with_partners(indices: Collection[int], calls: Sequence[ToolCall]) -> set[int]:
@@ -112,6 +137,11 @@ def instructions_end(messages: Sequence[Message]) -> int:
         (i for i, message in enumerate(messages) if message.get("role") not in INSTRUCTION_ROLES),
         len(messages),
     )
+
+
+def is_user(message: Message) -> bool:
+    """Whether the message is the user's."""
+    return message.get("role") == "user"
 
 
 def nth_last(messages: Sequence[Message], role: str, n: int) -> int | None:

@@ -12,6 +12,7 @@ import re
 from bisect import bisect, bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from leyline_policies.policy import MODES, Message, Mode
@@ -63,12 +64,13 @@ def edit(
     Raises:
         ValueError: an unknown mode or a cause that is no such word.
     """
-    mark = _mark(mode, cause, stub=stub is not None)
-    edited = {key: value for key, value in message.items() if key not in without}
+    edited = MarkedMessage(message, message, _mark(mode, cause, stub=stub is not None))
+    for key in without:
+        edited.pop(key, None)
     edited.update(members)
     if stub is not None:
         edited["content"] = stub
-    return MarkedMessage(edited, message, mark)
+    return edited
 
 
 def drop(message: Message, *, mode: Mode | None = None, cause: str | None = None) -> Message:
@@ -160,6 +162,7 @@ def longest_rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return chain[::-1]
 
 
+@lru_cache(maxsize=256)
 def _mark(
     mode: Mode | None, cause: str | None, *, stub: bool = False, dropped: bool = False
 ) -> Mark:

@@ -1,47 +1,74 @@
-"""What was computed of single messages, kept from turn to turn."""
+"""What was computed of single messages and of whole lists, kept from turn to turn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
-from itertools import islice
-from operator import is_
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import compress, count
+from operator import ne
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
-from leyline_policies.conversation import Part, ToolCall, pair_parts, part_of
+from leyline_policies.changes import Changes, Places
+from leyline_policies.conversation import Part, part_of
+from leyline_policies.marks import MarkedMessage
+from leyline_policies.pairing import Pairing
 from leyline_policies.policy import Message
 
 _EPOCH_TURNS = 16
-_PAIRINGS = 3
-"""Lists of a turn whose pairs of calls and results are remembered."""
+_PAIRINGS = 4
+"""Lists whose pairs of calls and results are remembered, those of the last turn included."""
 _PART = "part"
+_FEW = 8
+"""Messages that are looked up one by one; of more, those that only moved are found together."""
 
 S = TypeVar("S")
 T = TypeVar("T")
 
-_Table = dict[int, tuple[object, Any]]
-"""Results by the identity of what they were computed of, which is held so that no other gets it."""
+_Table = dict[Hashable, tuple[object, Any]]
+"""Results by the identity of what they were computed of, and by what was said of it besides. It is
+held, so that no other gets its identity."""
 
 
-class Pairing:
-    """Calls with what answers them, and where results are, oldest first; found when asked for."""
+class _Mapped(NamedTuple):
+    """A list, what is said of its items besides, and what came of them; none is changed."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
+    subjects: Sequence[Any]
+    told: Sequence[Any] | None
+    results: list[Any]
 
-    @cached_property
-    def calls(self) -> tuple[ToolCall, ...]:
-        """Every call in order."""
-        return pair_parts(self._parts)
+    def entries(self) -> _Table:
+        """The list as a table."""
+        identities = map(id, self.subjects)
+        names = identities if self.told is None else zip(identities, self.told, strict=True)
+        entries = zip(self.subjects, self.results, strict=True)
+        return dict(zip(names, entries, strict=True))
 
-    @cached_property
-    def results(self) -> tuple[int, ...]:
-        """Indices of the messages that are results."""
-        return tuple(index for index, part in enumerate(self._parts) if isinstance(part, str))
+
+_NO_ENTRIES: Mapping[Hashable, tuple[object, Any]] = MappingProxyType({})
+
+
+class _Edited(NamedTuple):
+    """A list, and the same with some of its messages edited; the sets are those of next time."""
+
+    subjects: Sequence[Message]
+    places: tuple[int, ...]
+    made: Sequence[Message]
+    chosen: set[int] | None
+    """The places; for the next turn to change, as what follows."""
+    differing: set[int] | None
+    """Where another message stands in it now."""
+
+    def entries(self) -> Mapping[Hashable, tuple[object, Any]]:
+        """What was made of each, as a table."""
+        at = self.places
+        return {id(self.subjects[i]): (self.subjects[i], self.made[i]) for i in at}
+
+
+_UNEDITED = _Edited((), (), (), None, None)
 
 
 class Memo:
-    """Results by message.
+    """Results by message, and by list.
 
     A message that the conversation held before comes as the very same object, so results are found
     by identity, and a turn costs what is new in it. What isn't asked for is gone some turns later.
@@ -52,68 +79,233 @@ class Memo:
         self._turns = 0
         self._tables: dict[object, _Table] = {}
         self._past: dict[object, _Table] = {}
-        self._lists: dict[object, tuple[list[Any], list[Any]]] = {}
-        self._paired: list[tuple[list[Part], Pairing]] = []
+        self._lists: dict[object, _Mapped] = {}
+        self._edited: dict[object, _Edited] = {}
+        self._folded: dict[object, tuple[tuple[Sequence[Any], ...], Any]] = {}
+        self._held: dict[object, tuple[Sequence[Any], int | None]] = {}
+        self._paired: list[Pairing] = []
+        self._pairing_at: dict[str, tuple[Sequence[Message], Pairing]] = {}
+        self.changes = Changes()
+        self.kept: dict[object, Any] = {}
+        """What others keep for the next turn."""
 
     def get(self, subject: S, key: object, compute: Callable[[S], T]) -> T:
         """``compute(subject)``, remembered under ``key``."""
-        table = self._tables.get(key)
-        if table is None:
-            table = self._tables[key] = {}
+        table, past = self._results_of(key)
         entry = table.get(id(subject))
         if entry is None:
-            entry = self._past.get(key, {}).get(id(subject)) or (subject, compute(subject))
+            entry = past.get(id(subject)) or (subject, compute(subject))
             table[id(subject)] = entry
         found: T = entry[1]
         return found
 
     def map(
-        self, subjects: Sequence[S], key: object, compute: Callable[[S], T], place: str = ""
+        self,
+        subjects: Sequence[S],
+        key: object,
+        compute: Callable[..., T],
+        place: str = "",
+        told: Sequence[Hashable] | None = None,
     ) -> list[T]:
-        """``compute`` of each, remembered under ``key``; not to be changed.
+        """``compute(subject)`` of each, remembered under ``key``; not to be changed.
 
-        What a list has in common, at both ends, with the last one from the same ``place`` isn't
-        looked at one by one.
+        What stands where it stood in the last list from the same ``place`` isn't looked at one by
+        one.
+
+        Args:
+            told: one thing more for each subject; then it is ``compute(subject, told)``.
         """
-        subjects = list(subjects)
-        known, results = self._lists.get((key, place), ([], []))
-        head = _agreement(known, subjects)
-        if head == len(known) == len(subjects):
-            return results
-        longest = min(len(known), len(subjects)) - head
-        tail = _agreement(islice(reversed(known), longest), reversed(subjects)) if longest else 0
-        end = len(subjects) - tail
-        # In between, single messages were edited in their places.
-        aligned = zip(subjects[head:end], known[head:], results[head:], strict=False)
-        middle = [
-            result if subject is before else self.get(subject, key, compute)
-            for subject, before, result in aligned
-        ]
-        rest = subjects[head + len(middle) : end]
-        middle += [self.get(subject, key, compute) for subject in rest]
-        found = [*results[:head], *middle, *results[len(known) - tail :]]
-        self._lists[key, place] = (subjects, found)
-        return found
+        known = self._lists.get((key, place)) or _Mapped((), None, [])
+        if not self.changes.is_settled(subjects):
+            subjects = list(subjects)
+        size, before = len(subjects), len(known.subjects)
+        places = self._changed(known, subjects, told)
+        if not places and size == before:
+            return known.results
+        results = known.results[:size]
+        results += [None] * (size - len(results))
+        table, past = self._results_of(key)
+        if len(places) > _FEW:
+            past = {**past, **known.entries()}
+        for at in (*places, *range(before, size)):
+            subject = subjects[at]
+            name = id(subject) if told is None else (id(subject), told[at])
+            entry = table.get(name)
+            if entry is None:
+                made = past.get(name)
+                entry = made or (subject, compute(subject, *(() if told is None else (told[at],))))
+                table[name] = entry
+            results[at] = entry[1]
+        self._lists[key, place] = _Mapped(subjects, told, results)
+        return results
+
+    def edited(
+        self,
+        messages: list[Message],
+        key: object,
+        compute: Callable[[Message], Message],
+        places: Sequence[int],
+        place: str = "",
+    ) -> list[Message]:
+        """The messages with ``compute`` of those at ``places``; the same list if none differs.
+
+        Neither list may be changed. What was edited on the last turn and still is isn't looked at.
+        """
+        given, places = messages, tuple(places)
+        if not self.changes.is_settled(messages):
+            messages = list(messages)
+        known = self._edited.pop((key, place), _UNEDITED)
+        changed, before = self.changes.between(known.subjects, messages), _NO_ENTRIES
+        grown = len(messages) >= len(known.made) and _goes_on(known.places, places)
+        if not grown or len(changed) > _FEW:
+            known, changed, before = _UNEDITED, (), known.entries()
+        chosen, differing = known.chosen or set[int](), known.differing or set[int]()
+        fresh = places[len(known.places) :]
+        chosen.update(fresh)
+        made = [*known.made, *messages[len(known.made) :]]
+        todo = {*changed, *fresh, *range(len(known.made), len(messages))}
+        table, past = self._results_of(key)
+        for at in todo:
+            message = made[at] = messages[at]
+            if at in chosen:
+                entry = table.get(id(message)) or before.get(id(message)) or past.get(id(message))
+                entry = entry or (message, compute(message))
+                table[id(message)] = entry
+                made[at] = entry[1]
+            if made[at] is message:
+                differing.discard(at)
+            else:
+                differing.add(at)
+        self.changes.settle(made)
+        self.changes.note(known.made, made, [at for at in todo if at < len(known.made)])
+        self._edited[key, place] = _Edited(messages, places, made, chosen, differing)
+        return made if differing else given
+
+    def any(
+        self,
+        subjects: Sequence[S],
+        key: object,
+        test: Callable[[S], object],
+        place: str = "",
+    ) -> bool:
+        """Whether ``test`` holds for any; it is asked once for each."""
+        if not self.changes.is_settled(subjects):
+            subjects = list(subjects)
+        known, at = self._held.get((key, place), ((), None))
+        if at is not None and at < len(subjects) and self.get(subjects[at], key, test):
+            return True
+        todo: Iterable[int] = range(len(subjects))
+        if at is None:
+            todo = (*self.changes.between(known, subjects), *range(len(known), len(subjects)))
+        at = next((at for at in todo if self.get(subjects[at], key, test)), None)
+        self._held[key, place] = subjects, at
+        return at is not None
+
+    def fold(  # noqa: PLR0917
+        self,
+        items: Sequence[S],
+        step: Callable[[T, S], object],
+        begin: Callable[[], T],
+        key: object,
+        place: str = "",
+        read: Sequence[Sequence[Any]] = (),
+    ) -> T:
+        """What ``begin()`` becomes when ``step(state, item)`` has changed it for each item in turn.
+
+        Where ``items`` go on from those of the last time, so does the state.
+
+        Args:
+            read: all else that ``step`` looks at, which must go on as well.
+        """
+        now = (items, *read)
+        before, state = self._folded.pop((key, place), ((), None))
+        goes_on = bool(before) and all(map(_goes_on, before, now))
+        folded: T = state if goes_on else begin()
+        # A step that fails leaves nothing behind: the next turn begins anew.
+        for item in items[len(before[0]) if goes_on else 0 :]:
+            step(folded, item)
+        kept = tuple(each if type(each) is tuple else [*each] for each in now)
+        self._folded[key, place] = kept, folded
+        return folded
 
     def pairing(self, messages: Sequence[Message], place: str = "") -> Pairing:
         """Calls and results, looked up where an edit changed no call and no result's id."""
-        parts = self.map(messages, _PART, part_of, place)
-        for known, found in self._paired:
-            if known == parts:
-                return found
-        pairing = Pairing(parts)
-        self._paired = [(parts, pairing), *self._paired[: _PAIRINGS - 1]]
+        if not self.changes.is_settled(messages):
+            return self._pairing_of([*map(self._part_once, messages)])
+        last = self._pairing_at.get(place)
+        pairing = None if last is None else self._pairing_since(*last, messages)
+        if pairing is None:
+            parts = self.map(messages, _PART, self._part_of, place)
+            pairing = self._pairing_of(parts)
+        self._pairing_at[place] = messages, pairing
+        return pairing
+
+    def _pairing_since(
+        self, known: Sequence[Message], pairing: Pairing, messages: Sequence[Message]
+    ) -> Pairing | None:
+        """The pairing of ``known``, or the newest one if that goes on from it, where it is that of
+        ``messages`` too."""
+        places = self.changes.between(known, messages)
+        for found in (pairing, *self._paired):
+            if len(found.parts) == len(messages) and (found is pairing or found.before is pairing):
+                todo = (*places, *range(len(known), len(messages)))
+                if all(self._part_once(messages[at]) == found.parts[at] for at in todo):
+                    return found
+        return None
+
+    def _pairing_of(self, parts: list[Part]) -> Pairing:
+        for known in self._paired:
+            if known.parts == parts:
+                return known
+        before = next((each for each in self._paired if each.leads_to(parts)), None)
+        pairing = Pairing(parts, before)
+        self._paired = [pairing, *self._paired[: _PAIRINGS - 1]]
         return pairing
 
     def next_turn(self) -> None:
-        """Forget, now and then, what long wasn't asked for."""
+        """Forget what no list of the last turn holds, and now and then what wasn't asked for."""
+        self.changes.next_turn()
+        for pairing in self._paired:
+            pairing.before = None
         self._turns += 1
         if self._turns % _EPOCH_TURNS == 0:
             self._tables, self._past = {}, self._tables
 
+    def _part_once(self, message: Message) -> Part:
+        return self.get(message, _PART, self._part_of)
 
-def _agreement(left: Iterable[object], right: Iterable[object]) -> int:
-    """How many objects both begin with."""
-    same = bytes(map(is_, left, right))
-    differs = same.find(0)
-    return len(same) if differs < 0 else differs
+    def _part_of(self, message: Message) -> Part:
+        """As `part_of`; the very object of the message before an edit, to be compared quickly."""
+        part = part_of(message)
+        if isinstance(message, MarkedMessage) and message.origin is not message:
+            before = self.get(message.origin, _PART, self._part_of)
+            return before if before == part else part
+        return part
+
+    def _changed(
+        self, known: _Mapped, subjects: Sequence[Any], told: Sequence[Any] | None
+    ) -> Places:
+        """Where another subject stands, or something else is said of it."""
+        places = self.changes.between(known.subjects, subjects)
+        if told is known.told:
+            return places
+        if told is None or known.told is None:
+            return range(min(len(known.subjects), len(subjects)))
+        size = min(len(told), len(known.told))
+        if told[:size] == known.told[:size]:
+            return places
+        others = compress(count(), map(ne, told, known.told))
+        return sorted({*places, *others})
+
+    def _results_of(self, key: object) -> tuple[_Table, _Table]:
+        """What is remembered under ``key``, and what goes unless it is asked for."""
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = {}
+        return table, self._past.get(key) or {}
+
+
+def _goes_on(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    """Whether ``now`` begins with what was there before, by value."""
+    size = len(before)
+    return size <= len(now) and now[:size] == before

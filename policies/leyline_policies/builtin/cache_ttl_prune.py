@@ -12,8 +12,8 @@ from zlib import crc32
 from leyline_policies.builtin.tool_results import (
     check_numbers,
     check_tools,
+    result_stub,
     tool_names,
-    with_edited,
 )
 from leyline_policies.context import Context
 from leyline_policies.conversation import nth_last, text_of
@@ -174,17 +174,13 @@ class CacheTtlPrune:
         first, end = (bisect_left(prunable, bound) for bound in (bounds.cleared, bounds.trimmed))
         view = messages
         if first:
-            cleared = context.each(messages[: bounds.cleared], self._cleared, "cleared")
-            view = with_edited(view, cleared, prunable[:first])
+            view = context.edited(view, self._cleared, prunable[:first], "cleared")
         if end > first:
-            trimmed = context.each(messages[: bounds.trimmed], self._trimmed, "trimmed")
-            view = with_edited(view, trimmed, prunable[first:end])
+            view = context.edited(view, self._trimmed, prunable[first:end], "trimmed")
         return view
 
     def _cleared(self, message: Message) -> Message:
-        if message.get("content") == self.placeholder:
-            return message
-        return edit(message, stub=self.placeholder)
+        return result_stub(message, self.placeholder)
 
     def _trimmed(self, message: Message) -> Message:
         texts, images = _segments(message.get("content"))

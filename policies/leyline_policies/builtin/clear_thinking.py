@@ -51,6 +51,8 @@ class ClearThinking:
         edited: list[Message] | None = None
         counted = False  # whether the turn at hand is among those that are kept
         each_cleared = context.each(messages, self._cleared)
+        if each_cleared == messages:
+            return messages
         for index in range(len(messages) - 1, -1, -1):
             message = messages[index]
             role = message.get("role")

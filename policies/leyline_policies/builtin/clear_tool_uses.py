@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from leyline_policies.builtin.tool_results import (
     check_numbers,
+    result_stub,
     tool_names,
     with_edits,
 )
@@ -68,6 +69,9 @@ class ClearToolUses:
         if not self._triggered(messages, context):
             return messages
         old = self._clearable(messages, context)
+        if not self.clear_tool_inputs and not self.clear_at_least:
+            return context.edited(messages, self._cleared, old)
+        cleared = context.each(messages, self._cleared)
         owners = self._owners(messages, context) if old and self.clear_tool_inputs else {}
         edits: dict[int, Message] = {}
         inputs: dict[int, frozenset[int | None]] = {}
@@ -78,7 +82,6 @@ class ClearToolUses:
             before, edits[index] = edits.get(index, messages[index]), edited
             return context.tokens(before) - context.tokens(edited) if self.clear_at_least else 0
 
-        cleared = context.each(messages, self._cleared)
         for index in old:
             reclaimed += put(index, cleared[index])
             call = owners.get(index)
@@ -112,9 +115,7 @@ class ClearToolUses:
         return {index: call for call in context.calls(messages) for index in call.results}
 
     def _cleared(self, message: Message) -> Message:
-        if message.get("content") == self.placeholder:
-            return message
-        return edit(message, stub=self.placeholder)
+        return result_stub(message, self.placeholder)
 
 
 def _without_inputs(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from leyline_policies.builtin.tool_results import first_answer, with_edits
@@ -18,6 +19,7 @@ _LINE = re.compile(r"^\d+:.*(?:\n|$)", re.MULTILINE)
 # Searched in one line, from its "[File:" on: a pattern of both is quadratic in hostile output.
 _TOTAL = re.compile(r"\s\(\d{1,12}\s{1,4}lines total\)\]")
 _FILE = "[File:"
+_NO_VIEWS: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,12 @@ class ClosedWindow:
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages with superseded views closed."""
-        last_user = nth_last(messages, "user", 1)
+        if not context.any(messages, _views, "views"):
+            return messages
+        shown = context.each(messages, _views, "views")
+        first, last_user = first_answer(messages), nth_last(messages, "user", 1)
         seen: set[str] = set()
         edits: dict[int, Message] = {}
-        first, shown = first_answer(messages), context.each(messages, _views, "views")
         for index in range(len(messages) - 1, first - 1, -1):
             message, views = messages[index], shown[index]
             if not views:
@@ -61,7 +65,9 @@ class ClosedWindow:
 
 def _views(message: Message) -> Mapping[int, str]:
     """The files that the message shows: by the place of the text among its parts."""
-    content = message.get("content") if message.get("role") in _ROLES else None
+    if message.get("role") not in _ROLES:
+        return _NO_VIEWS
+    content = message.get("content")
     parts = [content] if isinstance(content, str) else content if isinstance(content, list) else ()
     found: dict[int, str] = {}
     for place, part in enumerate(parts):
@@ -69,7 +75,7 @@ def _views(message: Message) -> Mapping[int, str]:
         file = _file_shown(text) if isinstance(text, str) else None
         if file is not None:
             found[place] = file
-    return found
+    return found or _NO_VIEWS
 
 
 def _file_shown(text: str) -> str | None:

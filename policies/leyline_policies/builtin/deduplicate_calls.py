@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from leyline_policies.builtin.arguments import canonical_arguments
-from leyline_policies.builtin.tool_results import with_edited
+from leyline_policies.builtin.tool_results import result_stub
 from leyline_policies.context import Context
 from leyline_policies.conversation import ToolCall
-from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 
 # What changes something, or is a record of its own, isn't the same when it is done again.
@@ -25,6 +24,14 @@ _EXCLUDED = (
     "write",
     "edit",
 )
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The newest call of each tool with the same arguments, and the results of older ones."""
+
+    newest: dict[tuple[str, str], ToolCall] = field(default_factory=dict)
+    older: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +55,20 @@ class DeduplicateCalls:
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages with the older results replaced."""
-        newest: dict[tuple[str, str], ToolCall] = {}
-        older: list[int] = []
-        each_asked = context.each(messages, canonical_arguments, "asked")
-        for call in context.calls(messages):
-            if not call.results or call.name in self.exclude_tools:
-                continue
-            key = call.name, each_asked[call.message][call.position]
-            before = newest.get(key)
-            if before is not None:
-                older += before.results
-            newest[key] = call
+        asked = context.each(messages, canonical_arguments, "asked")
+
+        def see(seen: _Seen, call: ToolCall) -> None:
+            if call.results and call.name not in self.exclude_tools:
+                key = call.name, asked[call.message][call.position]
+                before = seen.newest.get(key)
+                if before is not None:
+                    seen.older += before.results
+                seen.newest[key] = call
+
+        older = context.fold(context.calls(messages), see, _Seen, asked).older
         if not older:
             return messages
-        stubs = context.each(messages, self._stub, "stub")
-        return with_edited(messages, stubs, older)
+        return context.edited(messages, self._stub, older, "stub")
 
     def _stub(self, message: Message) -> Message:
-        if message.get("content") == self.placeholder:
-            return message
-        return edit(message, stub=self.placeholder, cause="duplicate")
+        return result_stub(message, self.placeholder, "duplicate")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from leyline_policies.builtin.arguments import arguments_of, canonical
-from leyline_policies.builtin.tool_results import with_edited
+from leyline_policies.builtin.tool_results import result_stub
 from leyline_policies.context import Context
 from leyline_policies.conversation import ToolCall
-from leyline_policies.failures import is_failed_result
-from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 
 _TOOLS = (
@@ -37,6 +35,22 @@ class _Read:
 
     path: str
     part: str
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Results of the readings of each file, by part, and of those that newer ones replace."""
+
+    standing: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    superseded: list[int] = field(default_factory=list)
+
+    def add(self, read: _Read, results: Sequence[int], failed: bool) -> None:
+        """One more reading; one that failed replaces none."""
+        parts = self.standing.setdefault(read.path, {})
+        if not failed:
+            for part in [*parts] if read.part == _WHOLE else [read.part]:
+                self.superseded += parts.pop(part, ())
+        parts.setdefault(read.part, []).extend(results)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +84,23 @@ class DeduplicateReads:
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages with superseded readings replaced."""
-        later: set[_Read] = set()
-        failed = context.each(messages, is_failed_result, "failed")
-        superseded: list[int] = []
-        for read, call in reversed([*self._reads(messages, context)]):
-            if read in later or _Read(read.path, _WHOLE) in later:
-                superseded += call.results
-            elif not any(failed[i] for i in call.results):
-                later.add(read)
-        if not superseded:
-            return messages
-        return with_edited(messages, context.each(messages, self._stub, "stub"), superseded)
-
-    def _reads(self, messages: list[Message], context: Context) -> Iterator[tuple[_Read, ToolCall]]:
+        failed = context.failed(messages)
         asked = context.each(messages, self._asked, "asked")
-        for call in context.calls(messages):
+
+        def see(seen: _Seen, call: ToolCall) -> None:
             if call.results and call.name in self.tools:
                 read = asked[call.message].get(call.position)
                 if read is not None:
-                    yield read, call
+                    seen.add(read, call.results, any(failed[i] for i in call.results))
 
-    def _asked(self, message: Message) -> dict[int | None, _Read | None]:
-        return {place: self._read(asked) for place, asked in arguments_of(message).items()}
+        superseded = context.fold(context.calls(messages), see, _Seen, asked, failed).superseded
+        if not superseded:
+            return messages
+        return context.edited(messages, self._stub, superseded, "stub")
+
+    def _asked(self, message: Message) -> Mapping[int | None, _Read | None]:
+        asked = arguments_of(message)
+        return {place: self._read(each) for place, each in asked.items()} if asked else asked
 
     def _read(self, asked: Any) -> _Read | None:
         if not isinstance(asked, dict):
@@ -104,6 +113,4 @@ class DeduplicateReads:
         return _Read(posixpath.normpath(asked[key]), canonical(part) if part else _WHOLE)
 
     def _stub(self, message: Message) -> Message:
-        if message.get("content") == self.placeholder:
-            return message
-        return edit(message, stub=self.placeholder, cause="superseded")
+        return result_stub(message, self.placeholder, "superseded")

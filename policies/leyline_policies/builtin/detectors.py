@@ -14,6 +14,8 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import contains
 from typing import Any
 
 from leyline_policies.builtin.patterns import UserPattern
@@ -30,6 +32,13 @@ class Rule:
     pattern: UserPattern
     group: int = 0
     narrow: Callable[[str], Iterable[Span]] | None = None
+    clues: tuple[str, ...] | None = None
+    """One of these is a part of any match, case aside (small letters here); None where that isn't
+    known. To look for them is quicker than to match."""
+
+    def may_match(self, text: str) -> bool:
+        """Whether it is worthwhile to match a text, given in small letters."""
+        return self.clues is None or any(map(contains, repeat(text), self.clues))
 
     def spans(self, found: re.Match[str]) -> Iterator[Span]:
         """Where in the searched text what was found is to be taken out."""
@@ -106,6 +115,7 @@ def _email(region: str | None) -> Iterator[Rule]:
     yield Rule(
         UserPattern(rf"(?<![\w.+%-])[\w.+%-]{{0,63}}[\w+]@(?:{label}\.){{1,8}}[A-Za-z]{{2,24}}\b"),
         narrow=personal,
+        clues=("@",),
     )
 
 

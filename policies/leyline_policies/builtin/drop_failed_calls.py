@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -10,9 +10,16 @@ from typing import Any, ClassVar
 from leyline_policies.builtin.patterns import Matcher, UserPattern, compile_pattern
 from leyline_policies.context import Context
 from leyline_policies.conversation import RESULT_ROLES, ToolCall, text_of
-from leyline_policies.failures import is_failed_result
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
+
+
+@dataclass(slots=True)
+class _Outcomes:
+    """The calls that failed, and where each tool last succeeded."""
+
+    failed: list[ToolCall] = field(default_factory=list)
+    last_success: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +71,20 @@ class DropFailedCalls:
 
     def _retried(self, messages: list[Message], context: Context) -> list[ToolCall]:
         """The failed calls that a later call of the same tool made good."""
-        failed: list[ToolCall] = []
-        last_success: dict[str, int] = {}
-        fails: Callable[[Message], bool] = is_failed_result
-        if self._failure is not None:
-            matcher = self._failure.matcher()
-            fails = partial(_found, matcher)
-        failing = context.each(messages, fails, "fails")
-        for call in context.calls(messages):
+        if self._failure is None:
+            failing = context.failed(messages)
+        else:
+            failing = context.each(messages, partial(_found, self._failure.matcher()), "fails")
+
+        def see(seen: _Outcomes, call: ToolCall) -> None:
             if any(failing[index] for index in call.results):
-                failed.append(call)
+                seen.failed.append(call)
             elif call.results:
-                last_success[call.name] = call.message
-        return [call for call in failed if last_success.get(call.name, -1) > max(call.results)]
+                seen.last_success[call.name] = call.message
+
+        seen = context.fold(context.calls(messages), see, _Outcomes, failing)
+        last = seen.last_success
+        return [call for call in seen.failed if last.get(call.name, -1) > max(call.results)]
 
 
 def _found(matcher: Matcher, message: Message) -> bool:

@@ -35,9 +35,9 @@ class DropImages:
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages without the older pictures."""
-        images = context.each(messages, _images_in)
-        if not any(images):
+        if not context.any(messages, _images_in):
             return messages
+        images = context.each(messages, _images_in)
         left = self.keep_last
         edited: list[Message] | None = None
         for index in range(len(messages) - 1, -1, -1):

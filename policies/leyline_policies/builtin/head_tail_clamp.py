@@ -9,7 +9,6 @@ from leyline_policies.builtin.tool_results import (
     check_numbers,
     check_tools,
     tool_names,
-    with_edited,
 )
 from leyline_policies.context import Context
 from leyline_policies.conversation import map_text
@@ -69,8 +68,7 @@ class HeadTailClamp:
         if self.tools is not None:
             names = tool_names(messages, context)
             found = tuple(i for i in found if names[i] in self.tools)
-        clamped = context.each(messages, self._clamped)
-        return with_edited(messages, clamped, found)
+        return context.edited(messages, self._clamped, found)
 
     def _clamped(self, message: Message) -> Message:
         shorter = map_text(message, self._clamp)

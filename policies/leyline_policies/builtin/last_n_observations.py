@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leyline_policies.builtin.tool_results import check_numbers, first_answer, with_edited
+from leyline_policies.builtin.tool_results import check_numbers, first_answer
 from leyline_policies.context import Context
 from leyline_policies.conversation import nth_last, tags_of
 from leyline_policies.errors import did_you_mean, shown
@@ -15,6 +16,7 @@ from leyline_policies.policy import Message, Mode
 
 _ROLES = ("tool", "function", "user")
 _IMAGES = ("image_url", "input_image")
+_KEEP, _REMOVE = "keep", "remove"
 _MASKED = "Old environment output: ("
 
 
@@ -60,27 +62,38 @@ class LastNObservations:
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages with the older observations omitted."""
-        found = self._observations(messages)
+        found = context.where(messages, self._is_observation, "observation")
+        found = found[bisect_left(found, first_answer(messages)) :] if found else found
         # The task is an observation too, the first one, and stays.
         count = len(found) + 1
         cut = max(0, count // self.polling * self.polling - self.n - 1)
-        keep, remove = self.always_keep_output_for_tags, self.always_remove_output_for_tags
-        last_user = nth_last(messages, "user", 1) if "user" in self.roles else None
-        omitted = [
-            index
-            for place, index in enumerate(found)
-            if (place < cut and not _tagged(messages[index], keep))
-            or _tagged(messages[index], remove)
-        ]
-        stubs = context.each(messages, _omitted)
-        return with_edited(messages, stubs, (i for i in omitted if i != last_user))
+        omitted = self._omitted(messages, found, cut, context)
+        if "user" in self.roles:
+            last_user = nth_last(messages, "user", 1)
+            omitted = [index for index in omitted if index != last_user]
+        return context.edited(messages, _omitted, omitted)
 
-    def _observations(self, messages: Sequence[Message]) -> list[int]:
+    def _omitted(
+        self, messages: list[Message], found: list[int], cut: int, context: Context
+    ) -> list[int]:
+        """The observations before the cut, but for what their tags say."""
+        if not context.any(messages, self._said, "said"):
+            return found[:cut]
+        tagged = context.each(messages, self._said, "said")
         return [
             index
-            for index in range(first_answer(messages), len(messages))
-            if messages[index].get("role") in self.roles
+            for place, index in enumerate(found)
+            if tagged[index] == _REMOVE or (place < cut and tagged[index] != _KEEP)
         ]
+
+    def _is_observation(self, message: Message) -> bool:
+        return message.get("role") in self.roles
+
+    def _said(self, message: Message) -> str:
+        """What the observation's tags say of it."""
+        if _tagged(message, self.always_remove_output_for_tags):
+            return _REMOVE
+        return _KEEP if _tagged(message, self.always_keep_output_for_tags) else ""
 
 
 def _tagged(message: Message, tags: Sequence[str]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from leyline_policies.builtin.arguments import canonical_arguments
@@ -23,6 +23,18 @@ class _Step:
     start: int
     end: int
     signature: tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class _Repeated:
+    """What calls alone tell of circles; looking at results costs more."""
+
+    asked: list[_Asked] = field(default_factory=list)
+    """By assistant message."""
+    same: dict[int, int] = field(default_factory=dict)
+    """By period: how many messages up to the last one asked what the one a period before did."""
+    enough: bool = False
+    """Whether any circle may have been long enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +68,9 @@ class LoopGuard:
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages without the repeats."""
         each_asked = context.each(messages, _asked)
-        asked = {
-            index: each_asked[index]
-            for index, message in enumerate(messages)
-            if message.get("role") == "assistant"
-        }
-        if not self._may_circle([*asked.values()]):
+        if not context.fold(each_asked, self._see, _Repeated).enough:
             return messages
+        asked = {index: said for index, said in enumerate(each_asked) if said is not None}
         steps = [*_steps(messages, asked)]
         edited: list[Message] | None = None
         at = 0
@@ -83,15 +91,15 @@ class LoopGuard:
             context.note("loop", repeats=times, period=period)
         return messages if edited is None else edited
 
-    def _may_circle(self, asked: Sequence[_Asked]) -> bool:
-        """Whether calls alone repeat often enough; looking at results costs more."""
-        for period in range(1, self.max_period + 1):
-            same = 0
-            for ahead in range(period, len(asked)):
-                same = same + 1 if asked[ahead] and asked[ahead] == asked[ahead - period] else 0
-                if same >= period * (self.repeats - 1):
-                    return True
-        return False
+    def _see(self, seen: _Repeated, asked: _Asked | None) -> None:
+        """One message more: whether calls alone repeat often enough."""
+        if asked is None:
+            return
+        for period in range(1, min(self.max_period, len(seen.asked)) + 1):
+            repeats = bool(asked) and asked == seen.asked[-period]
+            same = seen.same[period] = seen.same.get(period, 0) + 1 if repeats else 0
+            seen.enough = seen.enough or same >= period * (self.repeats - 1)
+        seen.asked.append(asked)
 
     def _circle(self, steps: Sequence[_Step], at: int) -> tuple[int, int]:
         """The shortest period that repeats often enough from ``at`` on, and how often."""
@@ -113,8 +121,10 @@ def _adjacent(steps: Sequence[_Step], index: int) -> bool:
     return steps[index].start == steps[index - 1].end
 
 
-def _asked(message: Message) -> _Asked:
-    """The calls of an assistant message: tools and arguments."""
+def _asked(message: Message) -> _Asked | None:
+    """The calls of an assistant message: tools and arguments; None for any other."""
+    if message.get("role") != "assistant":
+        return None
     said = canonical_arguments(message)
     return tuple((call.name, said[call.position]) for call in pair_calls([message]))
 

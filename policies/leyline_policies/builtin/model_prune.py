@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, ClassVar
 
 from leyline_policies.builtin.notes import with_note
-from leyline_policies.builtin.tool_results import with_edits
+from leyline_policies.builtin.tool_results import called_tools, result_stub, with_edited
 from leyline_policies.context import Context
-from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 
 TOOL: dict[str, Any] = {
@@ -65,31 +66,34 @@ class ModelPrune:
         results = context.results(messages)
         if not results:
             return messages
-        owners = {index: call for call in context.calls(messages) for index in call.results}
-        named = self._named(messages, context)
-        cleared = context.each(messages, self._cleared, "cleared")
-        edits: dict[int, Message] = {}
-        for number, index in enumerate(results, start=1):
-            owner = owners.get(index)
-            if owner is not None and owner.name == self.tool:
-                continue
-            spared = owner is not None and owner.name in self.exclude_tools
-            if number in named and not spared:
-                edits[index] = cleared[index]
-            elif self.label:
-                edits[index] = context.once(messages[index], _Numbered(number), number)
-        return with_edits(messages, edits)
+        tools = called_tools(messages, context)
+        own: set[int] = set()
+        if self.tool in tools.values():
+            own = {index for index in results if tools.get(index) == self.tool}
+        named = {results[number - 1] for number in self._named(messages, results, context)}
+        gone = [i for i in sorted(named - own) if tools.get(i) not in self.exclude_tools]
+        edited = messages
+        if self.label:
+            numbers = [*context.fold(results, _count, list[int], key="numbers")]
+            numbers += [0] * (len(messages) - len(numbers))
+            numbered = context.each(messages, _numbered, "numbered", told=numbers)
+            places = [i for i in results if i not in own] if own else results
+            edited = with_edited(edited, numbered, places)
+        return (
+            with_edited(edited, context.each(messages, self._cleared, "cleared"), gone)
+            if gone
+            else edited
+        )
 
-    def _named(self, messages: Sequence[Message], context: Context) -> set[int]:
+    def _named(self, messages: list[Message], results: Sequence[int], context: Context) -> set[int]:
         """The numbers that calls of the tool name, of results before the call."""
-        named: set[int] = set()
-        before = 0
         asked = context.each(messages, self._asked, "asked")
-        results = frozenset(context.results(list(messages)))
-        for index, numbers in enumerate(asked):
-            before += index in results
-            named.update(number for number in numbers if number <= before)
-        return named
+        return {
+            number
+            for index in context.where(messages, self._asked, "asked")
+            for number in asked[index]
+            if number <= bisect_left(results, index)
+        }
 
     def _asked(self, message: Message) -> tuple[int, ...]:
         calls = message.get("tool_calls") or () if message.get("role") == "assistant" else ()
@@ -102,19 +106,18 @@ class ModelPrune:
         )
 
     def _cleared(self, message: Message) -> Message:
-        if message.get("content") == self.placeholder:
-            return message
-        return edit(message, stub=self.placeholder, cause="named")
+        return result_stub(message, self.placeholder, "named")
 
 
-@dataclass(frozen=True, slots=True)
-class _Numbered:
-    """A result with its number."""
+def _count(numbers: list[int], result: int) -> None:
+    """One result more: its number in its place, and 0 for all between that is none."""
+    last = next((number for number in reversed(numbers) if number), 0)
+    numbers += [*repeat(0, result - len(numbers)), last + 1]
 
-    number: int
 
-    def __call__(self, message: Message) -> Message:
-        return with_note(message, f"[result {self.number}]", cause="number")
+def _numbered(message: Message, number: int) -> Message:
+    """A result with its number; any other message, which has none, as it is."""
+    return with_note(message, f"[result {number}]", cause="number") if number else message
 
 
 def _numbers(arguments: Any) -> Iterable[int]:

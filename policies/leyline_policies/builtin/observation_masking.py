@@ -6,9 +6,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leyline_policies.builtin.tool_results import check_numbers, with_edited
+from leyline_policies.builtin.tool_results import check_numbers, result_stub
 from leyline_policies.context import Context
-from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 
 
@@ -41,9 +40,8 @@ class ObservationMasking:
         end = self._window_start(messages)
         if not end:
             return messages
-        masked = context.each(messages, self._masked)
         results = context.results(messages)
-        return with_edited(messages, masked, results[: bisect_left(results, end)])
+        return context.edited(messages, self._masked, results[: bisect_left(results, end)])
 
     def _window_start(self, messages: list[Message]) -> int:
         """The messages before it lie outside the window."""
@@ -57,6 +55,4 @@ class ObservationMasking:
         return 0
 
     def _masked(self, message: Message) -> Message:
-        if message.get("content") == self.placeholder:
-            return message
-        return edit(message, stub=self.placeholder)
+        return result_stub(message, self.placeholder)

@@ -10,6 +10,7 @@ import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from time import thread_time
 from typing import Any, TypeVar
 
@@ -52,7 +53,8 @@ class Matcher:
 
     def __init__(self, pattern: Any, budget_s: float) -> None:
         self._pattern = pattern
-        self._left_s = budget_s
+        self.left_s = budget_s
+        """Seconds."""
 
     def found_in(self, text: str) -> bool:
         """Whether the pattern matches anywhere in ``text``. Raises PatternTimeoutError."""
@@ -63,8 +65,8 @@ class Matcher:
         return self._within(lambda limit: str(self._pattern.sub(replace, text, timeout=limit)))
 
     def _within(self, match: Callable[[float], _T]) -> _T:
-        limit = self._left_s
-        while self._left_s > 0:
+        limit = self.left_s
+        while self.left_s > 0:
             begun = thread_time()
             try:
                 return match(limit)
@@ -73,7 +75,7 @@ class Matcher:
                 # of it on a busy machine, and a slow match must not be mistaken for a hostile one.
                 limit *= 2
             finally:
-                self._left_s -= thread_time() - begun
+                self.left_s -= thread_time() - begun
         raise PatternTimeoutError("the regular expression takes too long on this conversation")
 
 
@@ -94,8 +96,10 @@ def compile_pattern(pattern: str) -> UserPattern:
     return UserPattern(pattern)
 
 
+@lru_cache(maxsize=256)
 def _compiled(pattern: str) -> Any:
-    """The pattern compiled by `regex`, which remembers those that it compiled last."""
+    """The pattern compiled by `regex`; to ask its own cache for each text takes as long as a
+    search."""
     import regex
 
     try:

@@ -9,11 +9,10 @@ from typing import ClassVar
 
 from leyline_policies.builtin.tool_results import (
     check_numbers,
+    result_stub,
     tool_names,
-    with_edited,
 )
 from leyline_policies.context import Context
-from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 
 
@@ -51,7 +50,7 @@ class Prune:
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages with old tool results cleared."""
-        ends = self._ends_of_old(messages)
+        ends = self._ends_of_old(messages, context)
         if not ends:
             return messages
         # Names cost more than tokens, and few conversations are long enough to need them.
@@ -62,12 +61,11 @@ class Prune:
             names = tool_names(messages, context)
             found = [i for i in found if names[i] not in self.exclude_tools]
         cleared = self._cleared_count(found, self._tokens(messages, found, context), ends)
-        stubs = context.each(messages[: ends[-1]], self._cleared)
-        return with_edited(messages, stubs, found[:cleared])
+        return context.edited(messages, self._cleared, found[:cleared])
 
-    def _ends_of_old(self, messages: list[Message]) -> list[int]:
+    def _ends_of_old(self, messages: list[Message], context: Context) -> list[int]:
         """For each turn that ended, where the turns begin that were recent then."""
-        users = [i for i, message in enumerate(messages) if message.get("role") == "user"]
+        users = context.users(messages)
         return [
             users[place - self.recent_turns]
             for place, user in enumerate(users)
@@ -92,6 +90,4 @@ class Prune:
         return cleared
 
     def _cleared(self, message: Message) -> Message:
-        if message.get("content") == self.placeholder:
-            return message
-        return edit(message, stub=self.placeholder)
+        return result_stub(message, self.placeholder)

@@ -6,6 +6,8 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
+from operator import contains
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -21,6 +23,7 @@ from leyline_policies.conversation import INSTRUCTION_ROLES, RESULT_ROLES, text_
 from leyline_policies.errors import did_you_mean, shown
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
+from leyline_policies.verbs import is_annotated
 
 _GAP = r"(?>(?:[\s\"'*_]|\\[nrt]){1,8})"  # between words, also as JSON writes it
 _WORD = rf"(?>\w{{1,20}}){_GAP}"
@@ -61,7 +64,19 @@ RULES: Mapping[str, str] = MappingProxyType(
 A pattern sees known phrases, not intent: it is one fence, not the wall. Texts that speak of such
 attacks match as well.
 """
-_INVISIBLE = dict.fromkeys((0x00AD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF))
+_CLUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "override": ("ignore", "disregard", "forget", "override", "bypass"),
+        "new_instructions": ("instruction", "prompt", "longer"),
+        "role_tokens": ("<|", "<?", "<<sys>>", "inst]"),  # the second for a wide "<｜"
+        "conceal": ("user",),
+        "exfiltrate": ("send", "post", "upload", "mail", "forward", "exfiltrate", "leak"),
+        "hidden_text": ("????",),  # four letters outside ASCII
+    }
+)
+"""Of whatever a rule finds, one of these is a part, case aside."""
+_INVISIBLE = "\u00ad\u200b\u200c\u200d\u2060\ufeff"
+_SAID = "leyline"
 _QUARANTINE, _ALLOW = "quarantine", "allow"
 _OWN = "pattern"
 _VERDICT = "verdict"
@@ -106,20 +121,21 @@ class Quarantine:
             raise ValueError(f"on_timeout={self.on_timeout} must be skip or withhold")
         if self.tools is not None and not self.tools:
             raise ValueError("tools=[] names no tool; leave it out to look at the results of all")
-        named = (UserPattern(RULES[rule]) for rule in self.rules)
-        rules = tuple(map(Rule, (*named, *map(compile_pattern, self.patterns))))
+        named = (Rule(UserPattern(RULES[rule]), clues=_CLUES[rule]) for rule in self.rules)
+        rules = (*named, *map(Rule, map(compile_pattern, self.patterns)))
         object.__setattr__(self, "_rules", rules)
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages with stubs for those in quarantine. Raises PatternTimeoutError."""
         search = Search(self._rules, patient=self.on_timeout == "skip")
         known = self._all_found(messages, search, context)
-        if known is not None and not any(known) and not any("leyline" in m for m in messages):
+        said = context.any(messages, is_annotated, "said")
+        if known is not None and not said and not any(known):
             return messages
         looked_at = self._results(messages, context)
         edited: list[Message] | None = None
         for index, message in enumerate(messages):
-            found = _verdict(message) if "leyline" in message else None
+            found = _verdict(message) if _SAID in message else None
             if found is None and index in looked_at:
                 found = self._found(message, search, context) if known is None else known[index]
             if found is None or found == _ALLOW:
@@ -180,12 +196,14 @@ def plain(text: str) -> str:
     """The text in compatible letters, without invisible ones."""
     if text.isascii():
         return text
-    return unicodedata.normalize("NFKC", text.translate(_INVISIBLE))
+    if any(map(contains, repeat(text), _INVISIBLE)):
+        text = text.translate(dict.fromkeys(map(ord, _INVISIBLE)))
+    return unicodedata.normalize("NFKC", text)
 
 
 def _verdict(message: Message) -> str | None:
     """What the caller said of the message."""
-    noted: Any = message.get("leyline")
+    noted: Any = message.get(_SAID)
     if not isinstance(noted, dict):
         return None
     verdict = noted.get("verdict")

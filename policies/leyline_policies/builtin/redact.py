@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from operator import is_not
 from typing import Any, ClassVar, Literal
 
 from leyline_policies.builtin.detectors import Rule, load_detectors
@@ -18,6 +17,7 @@ from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_DECODER = json.JSONDecoder(strict=False)
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 # What ties messages together is left alone, or calls would lose their results.
 _MESSAGE_KEYS = frozenset({"role", "name", "tool_call_id", "id", "cache_control", "leyline"})
@@ -105,7 +105,7 @@ class Redact:
             # The time of this turn is used up; what was found so far stays, and there is more on
             # the next.
             edited = [self._or_withheld(message, redacted, context) for message in messages]
-        return edited if any(map(is_not, edited, messages)) else messages
+        return messages if edited == messages else edited
 
     def found_in(self, message: Message) -> frozenset[str]:
         """What would be replaced in ``message``; of a message that takes too long, its whole."""
@@ -226,11 +226,15 @@ class _Walk:
             return self._text(text)
         inside = _JSON_STRING.sub(self._json_string, text)
         across = self._text(inside)
-        return across if _is_json(across) else json.dumps({self.replacement: self.replacement})
+        return (
+            across
+            if across == inside or _is_json(across)
+            else json.dumps({self.replacement: self.replacement})
+        )
 
     def _json_string(self, found: re.Match[str]) -> str:
         literal = found.group()
-        value = json.loads(literal, strict=False)
+        value = _DECODER.decode(literal) if "\\" in literal else literal[1:-1]
         redacted = self._text(value)
         if redacted == value:
             return literal
@@ -266,7 +270,7 @@ class _Walk:
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text, strict=False)
+        _DECODER.decode(text)
     except (ValueError, RecursionError):
         return False
     return True

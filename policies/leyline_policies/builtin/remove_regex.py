@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from operator import is_not
 from typing import ClassVar
 
 from leyline_policies.builtin.patterns import (
@@ -55,8 +54,9 @@ class RemoveRegex:
         budget = MATCH_BUDGET_S / len(self._compiled)
         removal = _Removal(tuple(pattern.matcher(budget) for pattern in self._compiled))
         end = len(messages) - self.keep_last
-        edited = [*context.each(messages[:end], removal.message), *messages[end:]]
-        return edited if any(map(is_not, edited, messages)) else messages
+        edited = context.each(messages[:end] if self.keep_last else messages, removal.message)
+        edited = [*edited, *messages[end:]]
+        return messages if edited == messages else edited
 
 
 @dataclass(frozen=True, slots=True)

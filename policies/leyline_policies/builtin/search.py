@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from time import thread_time
 
 from leyline_policies.builtin.detectors import Rule, Span
 from leyline_policies.builtin.patterns import MATCH_BUDGET_S, Matcher, PatternTimeoutError
 
 _SHARE = 4
+_Found = tuple[int, Rule, Collection[re.Match[str]]]
 
 
 class Search:
@@ -24,12 +24,12 @@ class Search:
         self._share_s = MATCH_BUDGET_S if patient else MATCH_BUDGET_S / _SHARE
         self._left_s = MATCH_BUDGET_S
         self._spent_s = 0.0
-        self._matchers: list[Matcher] = []
+        self._matchers: dict[int, Matcher] = {}
 
     def begin(self) -> None:
         """A new message: it has its own share of the time."""
         self._spent_s = 0.0
-        self._matchers = []
+        self._matchers.clear()
 
     def exhausts(self) -> bool:
         """Whether the message at hand used up its share by itself."""
@@ -49,19 +49,18 @@ class Search:
 
         What lies within an earlier ``replacement`` is left, or the text would grow on every turn.
         """
-        found = [span for rule, matches in self._matches(text) for span in _of(rule, matches)]
+        found = [span for _, rule, matches in self._matches(text) for span in _of(rule, matches)]
         return sorted(span for span in found if not _inside(text, span, replacement))
 
     def first(self, text: str) -> int | None:
         """Which of the rules is the first that finds something. Raises PatternTimeoutError."""
-        for place, (rule, matches) in enumerate(self._matches(text)):
+        for place, rule, matches in self._matches(text):
             if any(_of(rule, matches)):
                 return place
         return None
 
-    def _matches(self, text: str) -> Iterator[tuple[Rule, Collection[re.Match[str]]]]:
-        if not self._matchers:
-            self._matchers = [rule.pattern.matcher(self._share_s) for rule in self._rules]
+    def _matches(self, text: str) -> Iterator[_Found]:
+        """What each rule finds, in their order, where it finds anything."""
         found: dict[Span, re.Match[str]] = {}
 
         def note(match: re.Match[str]) -> str:
@@ -69,20 +68,37 @@ class Search:
             found[match.span()] = match
             return match.group()
 
-        begun = thread_time()
-        for rule, matcher in zip(self._rules, self._matchers, strict=True):
+        small = in_small_letters(text)
+        for place, rule in enumerate(self._rules):
+            if not rule.may_match(small):
+                continue
+            matcher = self._matchers.get(place)
+            if matcher is None:
+                matcher = self._matchers[place] = rule.pattern.matcher(self._share_s)
             if self._left_s <= 0 or self._spent_s >= self._share_s:
                 raise PatternTimeoutError("the patterns take too long on this conversation")
+            before = matcher.left_s
             try:
                 matcher.replaced(text, note)
             finally:
-                now = thread_time()
-                self._left_s -= now - begun
-                self._spent_s += now - begun
-                begun = now
+                self._left_s -= before - matcher.left_s
+                self._spent_s += before - matcher.left_s
             if found:
-                yield rule, [*found.values()]
+                yield place, rule, [*found.values()]
                 found.clear()
+
+
+def in_small_letters(text: str) -> str:
+    """The text in which whatever a pattern takes for a letter a to z, case aside, is that letter.
+
+    Besides capitals that are the long s, the Kelvin sign, and i with and without a dot. All else
+    outside ASCII is a question mark.
+    """
+    if not text.isascii():
+        for letter, other in (("s", "\u017f"), ("k", "\u212a"), ("i", "\u0130"), ("i", "\u0131")):
+            text = text.replace(other, letter)
+        text = text.encode("ascii", "replace").decode("ascii")
+    return text.lower()
 
 
 def _of(rule: Rule, matches: Collection[re.Match[str]]) -> Iterator[Span]:

@@ -86,6 +86,8 @@ class Summarize:
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages with the summary in place of what it tells of."""
         front = instructions_end(messages)
+        if not context.state and not self._is_due(messages, context):
+            return messages
         prints = context.each(messages, _digest)
         standing = self._last(prints, front, context)
         sent = self._sent(messages, front, standing, context)

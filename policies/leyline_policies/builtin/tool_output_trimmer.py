@@ -14,7 +14,6 @@ from leyline_policies.builtin.tool_results import (
     with_edits,
 )
 from leyline_policies.context import Context
-from leyline_policies.conversation import nth_last
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
 
@@ -53,7 +52,8 @@ class ToolOutputTrimmer:
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages with large outputs of older turns trimmed."""
-        recent = nth_last(messages, "user", self.recent_turns)
+        users = context.users(messages)
+        recent = users[-self.recent_turns] if len(users) >= self.recent_turns else 0
         if not recent:
             return messages
         is_large = context.each(messages, self._is_large)

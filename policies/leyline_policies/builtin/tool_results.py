@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import is_not
 
 from leyline_policies.context import Context
-from leyline_policies.conversation import ToolCall
+from leyline_policies.conversation import RESULT_ROLES, ToolCall
+from leyline_policies.marks import edit
 from leyline_policies.policy import Message
 
 _NAMES = "tool_results.names"
@@ -17,11 +18,26 @@ def tool_names(messages: list[Message], context: Context) -> Mapping[int, str]:
 
     A result without a call is known by its own name, if it has one; else the name is empty.
     """
-    called = context.memo.get(context.calls(messages), _NAMES, _names)
+    called = called_tools(messages, context)
     results = context.results(messages)
     if len(called) == len(results):
         return called
     return {i: called.get(i, str(messages[i].get("name") or "")) for i in results}
+
+
+def called_tools(messages: list[Message], context: Context) -> Mapping[int, str]:
+    """The tool behind each result that answers a call, by index; not to be changed."""
+    return context.fold(context.calls(messages), _note_results, dict[int, str], key=_NAMES)
+
+
+def result_stub(message: Message, stub: str, cause: str | None = None) -> Message:
+    """A tool result with ``stub`` for its content; as it is where it has that already.
+
+    Any other message as well, so that a policy may ask for all of them with `Context.each`.
+    """
+    if message.get("role") not in RESULT_ROLES or message.get("content") == stub:
+        return message
+    return edit(message, stub=stub, cause=cause)
 
 
 def first_answer(messages: Sequence[Message]) -> int:
@@ -62,6 +78,5 @@ def check_tools(key: str, tools: Collection[str] | None) -> None:
         raise ValueError(f"{key}=[] names no tool; leave it out for the results of all")
 
 
-def _names(calls: Sequence[ToolCall]) -> dict[int, str]:
-    """The tools behind results, by index."""
-    return {index: call.name for call in calls for index in call.results}
+def _note_results(named: dict[int, str], call: ToolCall) -> None:
+    named.update(dict.fromkeys(call.results, call.name))

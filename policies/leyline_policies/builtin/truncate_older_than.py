@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leyline_policies.builtin.tool_results import tool_names, with_edited
+from leyline_policies.builtin.tool_results import tool_names
 from leyline_policies.context import Context
-from leyline_policies.conversation import RESULT_ROLES, map_text
+from leyline_policies.conversation import map_text
 from leyline_policies.policy import Message, Mode
 
 _LONGEST_MARKER = len("\n[999999999999 characters cut]\n")
@@ -47,12 +47,10 @@ class TruncateOlderThan:
         """Return the messages with the older tool results shortened."""
         context = context or Context()
         results = self._results(messages, context)
-        shortened = context.each(messages, self._shortened)
-        return with_edited(messages, shortened, results[: max(0, len(results) - self.n)])
+        return context.edited(messages, self._shortened, results[: max(0, len(results) - self.n)])
 
     def _shortened(self, message: Message) -> Message:
-        is_result = message.get("role") in RESULT_ROLES
-        return map_text(message, self._shorten) if is_result else message
+        return map_text(message, self._shorten)
 
     def _results(self, messages: list[Message], context: Context) -> Sequence[int]:
         """Where the tool results are, oldest first."""

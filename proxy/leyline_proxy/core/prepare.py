@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from itertools import repeat
-from operator import contains
 from typing import Any
 
 import msgspec
@@ -23,15 +21,16 @@ from leyline_policies.conversation import with_partners
 from leyline_policies.marks import MarkedMessage, without_dropped
 from leyline_policies.policy import MODES
 from leyline_policies.promises import forgets
-from leyline_policies.verbs import ANNOTATION, Verbs, pinned, scopes_of, unannotated
+from leyline_policies.verbs import ANNOTATION, Verbs, is_annotated, pinned, scopes_of, unannotated
 
 from .declared import DeclaredEdit, apply_declared
 from .messages import Message, fingerprint, is_text_only
-from .prepared import Change, Fault, Prepared, SentMessage
-from .stage import Sensitive, Stage, advance, find_fault
+from .prepared import Change, Fault, Fingerprinted, Prepared, SentMessage
+from .stage import Sensitive, Stage, advance, client_stage, find_fault
 
 _CONTAINERS = (dict, list)
-_PRINT = "fingerprint"
+_NO_STATE = b"{}"
+_PRINT, _SAYS = "fingerprint", "says"
 
 Transformed = list[Message]
 Limit = Callable[[Callable[[], Transformed]], Transformed]
@@ -95,24 +94,21 @@ def prepare(
         session: without it, policies know of no turn before.
     """
     session = session or PolicySession()
-    untouched = Stage(tuple(SentMessage(message, index) for index, message in enumerate(client)))
+    memo, client = session.memo, tuple(client)
+    untouched = client_stage(client, memo)
     stage = apply_declared(untouched, declared) if declared else untouched
     runner = _Runner(session, turn_index, checked=False)
     done = runner.run_all(stage, policies)
-    memo = session.memo
     if done.messages is not stage.messages and find_fault(stage.messages, done.messages, memo):
         # One of those that are trusted breaks the rules: find out which, and leave it out.
         runner = _Runner(session, turn_index, checked=True)
         done = runner.run_all(stage, policies)
     scopes: frozenset[str] = frozenset()
-    if _says(done.messages):
+    if memo.any(done.messages, _SAYS, is_annotated, "sent"):
         scopes = scopes_of(done.messages)
         done = replace(done, sent=tuple(map(_unannotated, done.sent)))
-    known = dict(zip(map(id, client), fingerprints, strict=True)) if fingerprints else {}
-    edited = [entry.message for entry in done.sent if entry.changes]
-    known.update(zip(map(id, edited), session.memo.map(edited, _PRINT, fingerprint), strict=True))
     return Prepared(
-        tuple(client),
+        client,
         done.sent,
         done.dropped,
         tuple(dict.fromkeys(done.faults)),
@@ -123,8 +119,25 @@ def prepare(
         tuple(runner.wanted),
         next(iter(scopes)) if len(scopes) == 1 else None,
         frozenset(runner.used),
-        known,
+        _fingerprinted(client, fingerprints, done, memo),
     )
+
+
+def _fingerprinted(
+    client: tuple[Message, ...], fingerprints: Sequence[int] | None, done: Stage, memo: Memo
+) -> tuple[Fingerprinted, ...]:
+    """The fingerprints of both lists; those of edited messages are computed once in their life."""
+    if fingerprints is None:
+        fingerprints = memo.map(client, _PRINT, fingerprint)
+    prints = tuple(fingerprints)
+
+    def of_entry(entry: SentMessage) -> int:
+        place = entry.client_index
+        is_own = place is not None and entry.message is client[place]
+        return prints[place] if is_own and place is not None else fingerprint(entry.message)
+
+    sent = tuple(memo.map(done.sent, _PRINT, of_entry, "sent"))
+    return Fingerprinted(client, prints), Fingerprinted(done.sent, sent)
 
 
 class _Runner:
@@ -169,12 +182,12 @@ class _Runner:
 
     def _say(self, stage: Stage, slot: str = "verbs") -> Stage:
         """Do what is said of messages."""
-        self._annotated = _says(stage.messages)
+        self._annotated = self._annotates(stage, slot)
         return self._apply(stage, slot, Verbs()) if self._annotated else stage
 
     def _apply(self, stage: Stage, slot: str, policy: Policy) -> Stage:
         """The list after a policy, and after what it says of messages."""
-        name = policy.name
+        name, again = policy.name, slot in self.states
         fault: Fault
         try:
             given, after = self._transformed(stage, slot, policy)
@@ -187,15 +200,29 @@ class _Runner:
                 return stage
             change = Change(f"policy:{name}", Mode(policy.mode))
             try:
-                done = advance(stage, given, after, change, self._session.sensitive)
+                done = advance(
+                    stage,
+                    given,
+                    after,
+                    change,
+                    self._session.sensitive,
+                    memo=self._session.memo,
+                    place=f"{slot}, again" if again else slot,
+                )
             except Exception:  # only one that is trusted returns what wasn't looked at
                 return stage.fault(name, find_fault(given, after) or "raised")
             if done.sent == stage.sent:
                 return stage
-            return self._say(done, f"{slot}.verbs") if _annotates(given, after) else done
+            if self._annotates(done, f"{slot}.verbs") and _annotated(given, after):
+                return self._say(done, f"{slot}.verbs")
+            return done
         if slot not in self.states and slot in self._session.states:
             self.states[slot] = dict(self._session.states[slot])
         return stage.fault(name, fault)
+
+    def _annotates(self, done: Stage, slot: str) -> bool:
+        """Whether anything is said of a message of the list after a policy."""
+        return self._session.memo.any(done.messages, _SAYS, is_annotated, slot)
 
     def _transformed(
         self, stage: Stage, slot: str, policy: Policy
@@ -210,6 +237,7 @@ class _Runner:
         context, given, checked = self._context(slot, policy.name), stage.messages, self._checked
         trusted = getattr(policy, "trusted", False)
         if trusted:
+            self._session.memo.changes.settle(given)
             after = run(policy, given, self._turn, context)
         else:
             given, checked = [*map(_copy, given)], True
@@ -239,7 +267,8 @@ class _Runner:
     def _context(self, slot: str, name: str) -> Context:
         session, again = self._session, slot in self.states
         # A policy's second run of the turn leaves no trace: the first was on the client's text.
-        state = deepcopy(dict((self.states if again else session.states).get(slot, {})))
+        left = (self.states if again else session.states).get(slot)
+        state = deepcopy(dict(left)) if left else {}
         return Context(
             turn=self._turn,
             window=session.window,
@@ -265,12 +294,12 @@ class _Runner:
         if slot in self.states:
             return
         try:
-            encoded = msgspec.json.encode(context.state) if context.state else b"{}"
+            encoded = msgspec.json.encode(context.state) if context.state else _NO_STATE
         except (TypeError, ValueError, RecursionError) as error:
             raise _FaultError("bad_state") from error
         if len(encoded) > MAX_STATE_BYTES or not all(map(_holds_numbers, context.notes)):
             raise _FaultError("bad_state")
-        self.states[slot] = msgspec.json.decode(encoded)
+        self.states[slot] = msgspec.json.decode(encoded) if encoded is not _NO_STATE else {}
         self.notes += context.notes
         self.wanted += context.wanted
         self.used |= context.used
@@ -286,17 +315,10 @@ def _holds_numbers(note: Note) -> bool:
     return all(isinstance(value, int | float) for value in note.values.values())
 
 
-def _annotates(given: Sequence[Message], after: Sequence[Message]) -> bool:
+def _annotated(given: Sequence[Message], after: Sequence[Message]) -> bool:
     """Whether a policy may have said something of a message."""
-    if not _says(after):
-        return False
     known = set(map(id, given))
     return any(ANNOTATION in message and id(message) not in known for message in after)
-
-
-def _says(messages: Sequence[Message]) -> bool:
-    """Whether anything is said of a message."""
-    return any(map(contains, messages, repeat(ANNOTATION)))
 
 
 def _held_back(given: list[Message], after: list[Message], context: Context) -> set[int]:

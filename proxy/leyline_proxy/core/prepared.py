@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -76,6 +76,13 @@ class PolicyFault:
     fault: Fault
 
 
+class Fingerprinted(NamedTuple):
+    """A list with the fingerprint of each of its messages."""
+
+    items: tuple[Message, ...] | tuple[SentMessage, ...]
+    fingerprints: tuple[int, ...]
+
+
 @dataclass(frozen=True)  # no slots: fingerprints are computed once
 class Prepared:
     """The client's list, the list to send, and how the one became the other."""
@@ -96,8 +103,8 @@ class Prepared:
     """Scope to share what is spliced with, that messages name; None for none, or several."""
     used: frozenset[str] = frozenset()
     """Keys of what models wrote that policies still ask for."""
-    known_fingerprints: Mapping[int, int] = field(default_factory=dict, repr=False, compare=False)
-    """Fingerprints that were computed before, by the identity of messages in the two lists."""
+    known_fingerprints: tuple[Fingerprinted, ...] = field(default=(), repr=False, compare=False)
+    """What fingerprints of the two lists, or of such as they were made of, are known."""
 
     @property
     def messages(self) -> list[Message]:
@@ -107,16 +114,18 @@ class Prepared:
     @cached_property
     def client_fingerprints(self) -> tuple[int, ...]:
         """Fingerprints of the client's messages."""
-        return tuple(map(self._print, self.client))
+        known = self._known(self.client)
+        return tuple(map(fingerprint, self.client)) if known is None else known
 
     @cached_property
     def sent_fingerprints(self) -> tuple[int, ...]:
         """Fingerprints of the messages to send."""
+        known = self._known(self.sent)
+        if known is not None:
+            return known
         own = dict(zip(map(id, self.client), self.client_fingerprints, strict=True))
-        return tuple(
-            own[id(entry.message)] if id(entry.message) in own else self._print(entry.message)
-            for entry in self.sent
-        )
+        messages = (entry.message for entry in self.sent)
+        return tuple(own[id(m)] if id(m) in own else fingerprint(m) for m in messages)
 
     @property
     def sent_as_given(self) -> bool:
@@ -131,6 +140,6 @@ class Prepared:
             if kind == POLICY:
                 yield name.partition(":")[0], change.mode.value
 
-    def _print(self, message: Message) -> int:
-        known = self.known_fingerprints.get(id(message))
-        return fingerprint(message) if known is None else known
+    def _known(self, items: object) -> tuple[int, ...] | None:
+        """The fingerprints of this very list."""
+        return next((each for held, each in self.known_fingerprints if held is items), None)

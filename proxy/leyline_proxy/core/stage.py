@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain, repeat
 
 import msgspec
 
 from leyline_engine.contract import Mode
 from leyline_policies import Memo
 from leyline_policies.conversation import nth_last
-from leyline_policies.marks import Mark, MarkedMessage, mark_of, marks_since, pair_by_origin
+from leyline_policies.marks import MarkedMessage, mark_of
 
-from .diff import diff_messages
+from .edited import PolicyEdits, aligned
+from .edited import Sensitive as Sensitive  # noqa: PLC0414  # told to others
 from .messages import Message, MessageError, call_ids, check_message, check_messages, fingerprint
 from .prepared import Change, DroppedMessage, Fault, ForgetMark, PolicyFault, SentMessage
 
-_FIT = "fit"
-
-Sensitive = Callable[[Message], frozenset[str]]
-"""What of a message is sensitive; an edit that takes any of it away is a forget."""
+_CLIENT, _FIT, _TRAIL = "client", "fit", "trail"
 
 
 @dataclass(frozen=True)  # no slots: the list of messages is made once
@@ -44,12 +43,29 @@ class Stage:
         return replace(self, faults=(*self.faults, PolicyFault(name, fault)))
 
 
+def client_stage(client: tuple[Message, ...], memo: Memo) -> Stage:
+    """The client's list; of what was in its place on the last turn the entries are the same."""
+    entries = memo.map(client, _CLIENT, SentMessage, told=range(len(client)))
+    stage = Stage(tuple(entries))
+    memo.changes.settle(stage.messages)
+    if _CLIENT in memo.kept:
+        before, last = memo.kept[_CLIENT]
+        places = memo.changes.between(before, client)
+        memo.changes.note(last.sent, stage.sent, places)
+        memo.changes.note(last.messages, stage.messages, places)
+    memo.kept[_CLIENT] = client, stage
+    return stage
+
+
 def advance(
     stage: Stage,
     given: Sequence[Message],
     after: Sequence[Message],
     change: Change,
     sensitive: Sensitive | None = None,
+    *,
+    memo: Memo | None = None,
+    place: str = "",
 ) -> Stage:
     """The list after a policy, each message with where it comes from.
 
@@ -57,138 +73,159 @@ def advance(
         given: what the policy was given: the stage's messages or copies of them.
         after: what it returned, with its marks.
         change: what holds for edits that it didn't mark.
+        memo: remembers what was made of each message, where a policy edits in place.
+        place: the policy's in the pipeline.
     """
-    in_place = _edited_in_place(given, after)
-    edited = _Edited(given, change, sensitive)
-    if in_place is not None:
-        entries = list(stage.sent)
-        for index, made in in_place.items():
-            if made != given[index]:
-                # Made from the given one in a single edit: its own mark says all.
-                entries[index] = edited.changed(entries[index], made, edited.said(made.mark))
-        return replace(stage, sent=tuple(entries), demands={**stage.demands, **edited.demands})
+    if memo is None or not memo.changes.is_settled(after):
+        after = tuple(after)
+    edits = PolicyEdits(given, change, sensitive)
+    key = (_TRAIL, place, change, sensitive is None)
+    last = None if memo is None or given is not stage.messages else memo.kept.get(key)
+    places: Iterable[int] = range(len(after))
+    if memo is not None and last is not None:
+        places = _since(memo, last, stage.sent, after)
+    if not _in_place(given, after, places):
+        return _realigned(stage, given, after, edits)
+    account = _Account.since(last, len(after))
+    entries = [] if last is None else [*last.entries[: len(after)]]
+    for at in places:
+        entry = account.enter(at, stage.sent[at], given[at], after[at], edits)
+        entries[at : at + 1] = [entry]
+    done = account.closed(stage, entries, after)
+    if memo is not None and given is stage.messages:
+        memo.changes.settle(done.messages)
+        if last is not None and not account.dropped and not last.account.dropped:
+            # One by one, so whoever compares the lists need not look.
+            both = [at for at in places if at < len(last.after)]
+            memo.changes.note(last.done.sent, done.sent, both)
+            memo.changes.note(last.done.messages, done.messages, both)
+        kept = tuple(entries) if account.dropped else done.sent
+        memo.kept[key] = _Trail(stage.sent, after, kept, account, done)
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """What became of the messages of a list, where a policy edited in place."""
+
+    unlike: set[int] = field(default_factory=set)
+    """Where another message stands than what the policy returned, which was no edit."""
+    dropped: dict[int, tuple[DroppedMessage, ...]] = field(default_factory=dict)
+    """By place."""
+    demands: dict[int, Mapping[int, ForgetMark]] = field(default_factory=dict)
+    """By place."""
+
+    @classmethod
+    def since(cls, last: _Trail | None, size: int) -> _Account:
+        """An account for ``size`` messages that goes on from the last turn's."""
+        if last is None:
+            return cls()
+        before = last.account
+        return cls(
+            {at for at in before.unlike if at < size},
+            {at: each for at, each in before.dropped.items() if at < size},
+            {at: each for at, each in before.demands.items() if at < size},
+        )
+
+    def enter(
+        self, at: int, entry: SentMessage, old: Message, new: Message, edits: PolicyEdits
+    ) -> SentMessage:
+        """What the policy made of one message: nothing, or it edited or dropped it once."""
+        self.dropped.pop(at, None)
+        self.demands.pop(at, None)
+        edits.demands.clear()
+        if isinstance(new, MarkedMessage) and new is not old:
+            if new.mark.dropped:
+                self.dropped[at] = tuple(edits.dropped(entry, new))
+            elif new != old:
+                entry = edits.changed(entry, new, edits.said(new.mark))
+        if edits.demands:
+            self.demands[at] = dict(edits.demands)
+        if entry.message is new:
+            self.unlike.discard(at)
+        else:
+            self.unlike.add(at)
+        return entry
+
+    def closed(
+        self, stage: Stage, entries: Sequence[SentMessage], after: Sequence[Message]
+    ) -> Stage:
+        """The list that comes of it."""
+        sent = entries
+        if self.dropped:
+            sent = [entry for at, entry in enumerate(entries) if at not in self.dropped]
+        dropped = chain.from_iterable(self.dropped[at] for at in sorted(self.dropped))
+        demands = dict(stage.demands)
+        for at in sorted(self.demands):
+            demands.update(self.demands[at])
+        done = replace(stage, sent=tuple(sent), dropped=(*stage.dropped, *dropped), demands=demands)
+        if not self.dropped and not self.unlike:
+            # They need not be gathered once more.
+            vars(done)["messages"] = after if isinstance(after, list) else list(after)
+        return done
+
+
+@dataclass(frozen=True, slots=True)
+class _Trail:
+    """What a policy was given and made of it on the last turn."""
+
+    sent: tuple[SentMessage, ...]
+    after: Sequence[Message]
+    entries: tuple[SentMessage, ...]
+    """For each message, those that were dropped included."""
+    account: _Account
+    done: Stage
+
+
+def _since(
+    memo: Memo, last: _Trail, sent: Sequence[SentMessage], after: Sequence[Message]
+) -> list[int]:
+    """Where something else was given or made than on the last turn."""
+    places = {*memo.changes.between(last.sent, sent), *memo.changes.between(last.after, after)}
+    new = range(min(len(last.sent), len(last.after)), len(after))
+    return sorted({*(at for at in places if at < len(after)), *new})
+
+
+def _in_place(given: Sequence[Message], after: Sequence[Message], places: Iterable[int]) -> bool:
+    """Whether nothing but single edits and drops were done at ``places``, each said in its mark."""
+    if len(given) != len(after):
+        return False
+    for at in places:
+        new = after[at]
+        if new is given[at]:
+            continue
+        if not isinstance(new, MarkedMessage) or new.origin is not given[at]:
+            return False
+    return True
+
+
+def _realigned(
+    stage: Stage, given: Sequence[Message], after: Sequence[Message], edits: PolicyEdits
+) -> Stage:
+    """The list after a policy that put in, took out or moved messages, or wrote its own."""
     sent: list[SentMessage] = []
     dropped = list(stage.dropped)
-    for old_at, new_at in edited.steps(after):
+    for old_at, new_at in edits.steps(after):
         entry = stage.sent[old_at] if old_at is not None else None
         message = after[new_at] if new_at is not None else None
         mark = mark_of(message) if message is not None else None
         if entry is None:
             if message is None:
                 continue
-            place = edited.place_of(message)
+            place = edits.place_of(message)
             source = stage.sent[place] if place >= 0 else None
             if mark is None or not mark.dropped:
-                sent.append(edited.put_in(message, source))
+                sent.append(edits.put_in(message, source))
             elif source is not None:
-                edited.demand(source, message)  # it was moved before it was dropped
+                edits.demand(source, message)  # it was moved before it was dropped
         elif message is None or (mark is not None and mark.dropped):
-            dropped += edited.dropped(entry, message)
+            dropped += edits.dropped(entry, message)
         elif old_at is not None and (message is given[old_at] or message == given[old_at]):
             sent.append(entry)
         else:
-            sent.append(edited.changed(entry, message))
-    demands = {**stage.demands, **edited.demands}
+            sent.append(edits.changed(entry, message))
+    demands = {**stage.demands, **edits.demands}
     return replace(stage, sent=tuple(sent), dropped=tuple(dropped), demands=demands)
-
-
-class _Edited:
-    """One policy's edits as they are made, and what they demand to be forgotten.
-
-    Args:
-        given: what the policy was given.
-        change: what holds for edits that it didn't mark.
-    """
-
-    def __init__(
-        self, given: Sequence[Message], change: Change, sensitive: Sensitive | None
-    ) -> None:
-        self._given = given
-        self._change = change
-        self._sensitive = sensitive
-        self._said: dict[tuple[str | None, str | None], Change] = {}
-        self.demands: dict[int, ForgetMark] = {}
-
-    def said(self, mark: Mark) -> Change:
-        """What a single mark says of an edit."""
-        key = (mark.mode, mark.cause)
-        known = self._said.get(key)
-        if known is None:
-            known = self._said[key] = _marked(self._change, (mark,))
-        return known
-
-    @cached_property
-    def _places(self) -> dict[int, int]:
-        return {id(message): place for place, message in enumerate(self._given)}
-
-    def changed(
-        self, entry: SentMessage, message: Message, own: Change | None = None
-    ) -> SentMessage:
-        """An edited message in its place.
-
-        Args:
-            own: what is said of the edit, where that is known.
-        """
-        if not _differs(entry.message, message):
-            # Only a volatile marker differs: no edit, but what the policy wants is sent.
-            return msgspec.structs.replace(entry, message=message)
-        own = self._marked(message) if own is None else own
-        if self._sensitive is not None and own.mode is not Mode.FORGET:
-            found = self._sensitive(entry.message)
-            if found and found - self._sensitive(message):
-                own = replace(own, mode=Mode.FORGET)
-        changes = (*entry.changes, own)
-        done = SentMessage(message, entry.client_index, changes, entry.moved_from)
-        if own.mode is Mode.FORGET:
-            self._demand(done, own, fingerprint(message))
-        return done
-
-    def put_in(self, message: Message, source: SentMessage | None) -> SentMessage:
-        """A message that wasn't there; ``source`` is the one that it was made from elsewhere."""
-        own = self._marked(message)
-        done = SentMessage(message, None, (own,), _client_place(source) if source else None)
-        self._demand(done, own, fingerprint(message) if own.mode is Mode.FORGET else 0)
-        return done
-
-    def dropped(self, entry: SentMessage, message: Message | None) -> Iterator[DroppedMessage]:
-        """A message that is gone."""
-        own = self.demand(entry, message)
-        if entry.client_index is not None:
-            yield DroppedMessage(entry.client_index, own)
-
-    def demand(self, entry: SentMessage, message: Message | None) -> Change:
-        """What is said of a message that is gone, noted where it is to be forgotten."""
-        own = self._marked(message)
-        if self._sensitive is not None and self._sensitive(entry.message):
-            own = replace(own, mode=Mode.FORGET)
-        self._demand(entry, own, 0)
-        return own
-
-    def steps(self, after: Sequence[Message]) -> Iterator[tuple[int | None, int | None]]:
-        """As :func:`_aligned`, where no message stands for another than it was made from."""
-        for old_at, new_at in _aligned(self._given, after):
-            if old_at is not None and new_at is not None:
-                place = self.place_of(after[new_at])
-                if place not in (old_at, -1) and self._given[place] is not self._given[old_at]:
-                    yield old_at, None
-                    yield None, new_at
-                    continue
-            yield old_at, new_at
-
-    def place_of(self, message: Message) -> int:
-        """Where the given message is that ``message`` was made from; -1 where it isn't known."""
-        while isinstance(message, MarkedMessage) and id(message) not in self._places:
-            message = message.origin
-        return self._places.get(id(message), -1)
-
-    def _demand(self, entry: SentMessage, change: Change, result: int) -> None:
-        place = _client_place(entry)
-        if change.mode is Mode.FORGET and place is not None:
-            self.demands[place] = ForgetMark(change.cause, result)
-
-    def _marked(self, message: Message | None) -> Change:
-        marks = [] if message is None else list(marks_since(message, self._places))
-        return _marked(self._change, marks)
 
 
 def declared_demands(
@@ -207,23 +244,21 @@ def declared_demands(
     return found
 
 
-def _client_place(entry: SentMessage) -> int | None:
-    return entry.moved_from if entry.client_index is None else entry.client_index
-
-
 def find_fault(before: Sequence[Message], after: object, memo: Memo | None = None) -> Fault | None:
     """What makes ``after`` unfit to be sent in place of ``before``, if anything.
 
     Args:
         before: messages that are fit themselves.
-        memo: remembers which messages were found fit, where they won't be changed any more.
+        memo: remembers what was found fit, where the two lists won't be changed any more.
     """
-    if not isinstance(after, list) or not all(isinstance(message, dict) for message in after):
+    if not isinstance(after, list) or not all(map(isinstance, after, repeat(dict))):
         return "bad_type"
-    rewritten = _rewritten(before, after)
+    places = _not_yet_fit(before, after, memo) if len(before) == len(after) else ()
+    in_place = len(before) == len(after) and all(_same_part(before[i], after[i]) for i in places)
     try:
-        if rewritten is not None:
-            (memo or Memo()).map([after[index] for index in rewritten], _FIT, _check_rewritten)
+        if in_place:
+            for message in (after[i] for i in places if after[i] is not before[i]):
+                _check_rewritten(message)
         else:
             known = set(map(id, before))
             msgspec.json.encode([message for message in after if id(message) not in known])
@@ -232,7 +267,25 @@ def find_fault(before: Sequence[Message], after: object, memo: Memo | None = Non
         return "broken_pair" if error.param.endswith(".tool_call_id") else "bad_message"
     except (TypeError, ValueError, RecursionError):  # nothing that JSON could carry
         return "bad_message"
-    return _lost(before, after) if rewritten is None else None
+    if in_place and memo is not None:
+        memo.kept[_FIT] = before, after
+    return None if in_place else _lost(before, after)
+
+
+def _not_yet_fit(
+    before: Sequence[Message], after: Sequence[Message], memo: Memo | None
+) -> Sequence[int]:
+    """Where not the same was sent in place of the same when a list was last found fit.
+
+    That was a list in which each message was rewritten in its place, so each was judged by itself.
+    """
+    last = memo.kept.get(_FIT) if memo is not None else None
+    if memo is None or last is None:
+        return range(len(after))
+    memo.changes.settle(before)
+    memo.changes.settle(after)
+    places = {*memo.changes.between(last[0], before), *memo.changes.between(last[1], after)}
+    return [*places, *range(len(last[1]), len(after))]
 
 
 def _lost(before: Sequence[Message], after: Sequence[Message]) -> Fault | None:
@@ -241,97 +294,27 @@ def _lost(before: Sequence[Message], after: Sequence[Message]) -> Fault | None:
         return "broken_pair"
     last_user = nth_last(before, "user", 1)
     if last_user is not None and not any(message is before[last_user] for message in after):
-        pairs = _aligned(before, after)
+        pairs = aligned(before, after)
         if any(old == last_user and new is None for old, new in pairs):
             return "lost_last_user"
     return None
 
 
-def _rewritten(before: Sequence[Message], after: Sequence[Message]) -> list[int] | None:
-    """Which messages were rewritten, where that is all that happened: each is in its place, in the
-    same role, and makes or answers the same calls."""
-    if len(before) != len(after):
-        return None
-    found: list[int] = []
-    for index, (old, new) in enumerate(zip(before, after, strict=True)):
-        if old is new:
-            continue
-        if old.get("role") != new.get("role") or old.get("tool_call_id") != new.get("tool_call_id"):
-            return None
-        calls = new.get("tool_calls")
-        if calls is not old.get("tool_calls") and call_ids(old) != call_ids(new):
-            return None
-        found.append(index)
-    return found
+def _same_part(old: Message, new: Message) -> bool:
+    """Whether a message was at most rewritten: it has its role, and makes or answers the same
+    calls."""
+    if old is new:
+        return True
+    if old.get("role") != new.get("role") or old.get("tool_call_id") != new.get("tool_call_id"):
+        return False
+    return new.get("tool_calls") is old.get("tool_calls") or call_ids(old) == call_ids(new)
 
 
-def _check_rewritten(message: Message) -> bool:
+def _check_rewritten(message: Message) -> None:
     """Whether a message can be sent that answers what it answered before. Raises what says why
     not."""
     msgspec.json.encode(message)
     check_message(0, message, {str(message.get("tool_call_id"))})
-    return True
-
-
-def _edited_in_place(
-    given: Sequence[Message], after: Sequence[Message]
-) -> dict[int, MarkedMessage] | None:
-    """The messages that were edited, by place, if nothing else was done; None where any came, went
-    or moved."""
-    if len(given) != len(after):
-        return None
-    pairs = enumerate(zip(given, after, strict=True))
-    edited: dict[int, MarkedMessage] = {}
-    for index in [index for index, (old, new) in pairs if new is not old]:
-        new = after[index]
-        if not isinstance(new, MarkedMessage) or new.origin is not given[index] or new.mark.dropped:
-            return None
-        edited[index] = new
-    return edited
-
-
-def _aligned(
-    given: Sequence[Message], after: Sequence[Message]
-) -> Iterator[tuple[int | None, int | None]]:
-    """Places of what belongs together in both lists, in order; None where one has nothing.
-
-    What a policy made from a message it was given says so itself; between such pairs the
-    messages are compared.
-    """
-    old_at = new_at = 0
-    for old, new in [*pair_by_origin(given, after), (len(given), len(after))]:
-        if old_at < old or new_at < new:
-            for step in diff_messages(given[old_at:old], after[new_at:new]).steps:
-                yield (
-                    None if step.old is None else old_at + step.old,
-                    None if step.new is None else new_at + step.new,
-                )
-        if old < len(given):
-            yield old, new
-        old_at, new_at = old + 1, new + 1
-
-
-def _differs(old: Message, new: Message) -> bool:
-    # A text that differs says so at once; the long way is for markers and forms of content.
-    if old.get("content") != new.get("content") and isinstance(new.get("content"), str):
-        return not isinstance(old.get("content"), list) or _steps_differ(old, new)
-    return _steps_differ(old, new)
-
-
-def _steps_differ(old: Message, new: Message) -> bool:
-    return any(step.kind != "kept" for step in diff_messages([old], [new]).steps)
-
-
-def _marked(change: Change, marks: Sequence[Mark]) -> Change:
-    """``change`` as far as the policy's marks say nothing else: the strictest of them, where it
-    edited what it had edited."""
-    if all(mark.cause is None and mark.mode is None for mark in marks):
-        return change
-    modes = [change.mode if mark.mode is None else Mode(mark.mode) for mark in marks]
-    mode = Mode.FORGET if Mode.FORGET in modes else Mode.AMORTIZE
-    told = [mark.cause for mark, each in zip(marks, modes, strict=True) if each is mode]
-    causes = [cause for cause in (*told, *(mark.cause for mark in marks)) if cause is not None]
-    return Change(f"{change.cause}:{causes[0]}" if causes else change.cause, mode)
 
 
 def _unanswered(messages: Iterable[Message]) -> set[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import compress, count
+from operator import ne
 from threading import Lock
 
 from leyline_policies import EditCost, Memo, Policy, approximate_tokens
@@ -118,12 +120,19 @@ def known_objects(
     """
     if last is None:
         return tuple(messages)
-    by_print = dict(zip(last.client_fingerprints, last.client, strict=True))
-    found: list[Message] = []
-    for message, value in zip(messages, fingerprints, strict=True):
-        known = by_print.get(value)
-        # Equal fingerprints leave markers and the form of texts open, which are sent as they are.
-        found.append(known if known is not None and known == message else message)
+    # Equal fingerprints leave markers and the form of texts open, which are sent as they are; so
+    # messages are compared. Most stand where they stood.
+    prints = last.client_fingerprints
+    moved = {*compress(count(), map(ne, last.client, messages))}
+    if prints != (*fingerprints[: len(prints)],):
+        moved.update(compress(count(), map(ne, prints, fingerprints)))
+    found = [*last.client[: len(messages)], *messages[len(prints) :]]
+    places = (*moved, *range(len(prints), len(messages)))
+    elsewhere = not {fingerprints[place] for place in places}.isdisjoint(prints)
+    by_print = dict(zip(prints, last.client, strict=True)) if elsewhere else {}
+    for place in places:
+        known, message = by_print.get(fingerprints[place]), messages[place]
+        found[place] = known if known is not None and known == message else message
     return tuple(found)
 
 

@@ -54,6 +54,12 @@ def test_injected_instructions_never_reach_the_model(rule: str, text: str) -> No
     assert sent(Quarantine(rules=()), messages) == messages
 
 
+@pytest.mark.parametrize(("rule", "text"), [(r, ts[0]) for r, ts in ATTACKS.items()])
+def test_the_line_names_the_rule_among_all(rule: str, text: str) -> None:
+    """Which of all the rules it was, not how many found something before it."""
+    assert contents(sent(Quarantine(), talk(("fetch", text)))) == [f"[quarantined: {rule}]"]
+
+
 @pytest.mark.parametrize("text", HARMLESS)
 def test_ordinary_output_passes(text: str) -> None:
     """Words of the trade alone are no attack."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+import pytest
+
 from leyline_policies import Memo, Policy, load_pipeline
 from leyline_proxy.core.messages import Message, fingerprint
+from leyline_proxy.core.prepare import prepare
+from leyline_proxy.core.prepared import Prepared
 from leyline_proxy.pipeline.policy_facts import PolicyMemos, known_objects, token_counter
 from leyline_proxy.render import ChatRenderer
 
@@ -68,3 +72,35 @@ def test_tokens_are_counted_anew_by_another_tokenizer() -> None:
         with memos.of("t", "s", policies, renderer) as memo:
             found.append(memo)
     assert [each is found[1] for each in found] == [False, True, True, False]
+
+
+def _prepared(messages: Sequence[Message]) -> Prepared:
+    return prepare(messages, (), (), 0)
+
+
+def test_messages_of_the_last_turn_are_the_same_objects() -> None:
+    """Where they stood, and also where the client moved them."""
+    texts = [{"role": "user", "content": text} for text in ("a", "b", "c")]
+    last = _prepared(texts)
+    for order in ((0, 1, 2), (0, 2, 1), (1, 2), (0,), (2, 0, 1)):
+        sent = [*(dict(texts[place]) for place in order), {"role": "user", "content": "new"}]
+        found = known_objects(sent, list(map(fingerprint, sent)), last)
+        assert all(found[at] is texts[place] for at, place in enumerate(order))
+        assert found[-1] is sent[-1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"role": "user", "content": "a", "flag": True},
+        {"role": "user", "content": "a", "flag": 1.0},
+        {"role": "user", "content": [{"type": "text", "text": "a"}], "flag": 1},
+        {"role": "user", "content": "a", "flag": 1, "cache_control": {"type": "ephemeral"}},
+        {"role": "user", "content": "a", "flag": 1, "name": None},
+    ],
+)
+def test_what_only_looks_alike_is_sent_as_it_came(other: Message) -> None:
+    """Neither equal values of other types nor equal fingerprints make a message a known one."""
+    last = _prepared([{"role": "user", "content": "a", "flag": 1}])
+    (found,) = known_objects([other], [fingerprint(other)], last)
+    assert found is other

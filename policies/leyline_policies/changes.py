@@ -1,0 +1,58 @@
+"""In which places a list holds other objects than the list before it, found at the speed of C."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress, count
+from operator import is_not
+from typing import Any
+
+Places = Sequence[int]
+
+
+def changed_places(known: Sequence[Any], now: Sequence[Any]) -> Places:
+    """Where both lists have something and it isn't the same object, in order."""
+    return [*compress(count(), map(is_not, known, now))]
+
+
+class Changes:
+    """`changed_places` of lists that aren't changed any more: each two are compared once a turn.
+
+    Most policies of a pipeline edit nothing, and the next one is given the very same list; what is
+    known of it is known for all of them. A tuple never changes; of a list somebody has to say so.
+    """
+
+    def __init__(self) -> None:
+        self._settled: dict[int, Sequence[Any]] = {}
+        # By identity: the lists are held here, so that no other gets theirs.
+        self._found: dict[tuple[int, int], tuple[Sequence[Any], Sequence[Any], Places]] = {}
+
+    def settle(self, items: Sequence[Any]) -> None:
+        """Nobody changes this list any more."""
+        self._settled[id(items)] = items
+
+    def is_settled(self, items: Sequence[Any]) -> bool:
+        """Whether the list keeps what it holds."""
+        return type(items) is tuple or id(items) in self._settled
+
+    def between(self, known: Sequence[Any], now: Sequence[Any]) -> Places:
+        """As `changed_places`; ``known`` must be settled or the caller's own."""
+        if known is now:
+            return ()
+        if not self.is_settled(now):
+            return changed_places(known, now)
+        found = self._found.get((id(known), id(now)))
+        if found is None:
+            found = known, now, changed_places(known, now)
+            self._found[id(known), id(now)] = found
+        return found[2]
+
+    def note(self, known: Sequence[Any], now: Sequence[Any], places: Places) -> None:
+        """No other than these places differ: who made ``now`` from ``known`` knows."""
+        if self.is_settled(now):
+            self._found[id(known), id(now)] = known, now, places
+
+    def next_turn(self) -> None:
+        """Let the lists go."""
+        self._settled.clear()
+        self._found.clear()
