@@ -157,8 +157,15 @@ def unannotated(message: Message) -> Message:
 
 def pinned(messages: Sequence[Message]) -> frozenset[int]:
     """Which messages no policy may edit."""
-    said = (_said(message).get("pin") for message in messages)
-    return frozenset(i for i, pin in enumerate(said) if pin or isinstance(pin, dict))
+    return frozenset(i for i, message in enumerate(messages) if pin_of(message) is not None)
+
+
+def pin_of(message: Message) -> dict[str, Any] | None:
+    """The terms on which a message is pinned, those that are given; None where it isn't."""
+    said = _said(message).get("pin")
+    if isinstance(said, dict):
+        return said
+    return {} if said else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -65,6 +65,14 @@ def annotations_of(messages: Sequence[Message]) -> dict[int, Annotation]:
         for index, message in enumerate(messages)
         if ANNOTATION in message
     }
+
+
+def pin_terms(said: Mapping[str, Any]) -> Pin | None:
+    """The terms of a pin, as a policy says them; None where they can't be understood."""
+    try:
+        return msgspec.convert(said, Pin)
+    except msgspec.ValidationError:
+        return None
 
 
 def shared_scope(annotations: Mapping[int, Annotation]) -> str | None:

@@ -21,7 +21,15 @@ from leyline_policies.conversation import with_partners
 from leyline_policies.marks import MarkedMessage, without_dropped
 from leyline_policies.policy import MODES
 from leyline_policies.promises import forgets
-from leyline_policies.verbs import ANNOTATION, Verbs, is_annotated, pinned, scopes_of, unannotated
+from leyline_policies.verbs import (
+    ANNOTATION,
+    Verbs,
+    is_annotated,
+    pin_of,
+    pinned,
+    scopes_of,
+    unannotated,
+)
 
 from .declared import DeclaredEdit, apply_declared
 from .messages import Message, fingerprint, is_text_only
@@ -104,8 +112,10 @@ def prepare(
         runner = _Runner(session, turn_index, checked=True)
         done = runner.run_all(stage, policies)
     scopes: frozenset[str] = frozenset()
+    pins: dict[int, Mapping[str, Any]] = {}
     if memo.any(done.messages, _SAYS, is_annotated, "sent"):
         scopes = scopes_of(done.messages)
+        pins = _pins_of(done.sent)
         done = replace(done, sent=tuple(map(_unannotated, done.sent)))
     return Prepared(
         client,
@@ -118,9 +128,16 @@ def prepare(
         runner.states if policies else {**session.states, **runner.states},
         tuple(runner.wanted),
         next(iter(scopes)) if len(scopes) == 1 else None,
+        pins,
         frozenset(runner.used),
         _fingerprinted(client, fingerprints, done, memo),
     )
+
+
+def _pins_of(sent: Sequence[SentMessage]) -> dict[int, Mapping[str, Any]]:
+    """What is said of messages' KV that stays, by index in the client's list."""
+    said = ((entry.client_index, pin_of(entry.message)) for entry in sent)
+    return {index: terms for index, terms in said if index is not None and terms is not None}
 
 
 def _fingerprinted(

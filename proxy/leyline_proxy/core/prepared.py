@@ -101,6 +101,8 @@ class Prepared:
     """What policies ask a model to write, beside the request."""
     scope: str | None = None
     """Scope to share what is spliced with, that messages name; None for none, or several."""
+    pins: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """What is said of KV that stays, by index in the client's list: policies' word included."""
     used: frozenset[str] = frozenset()
     """Keys of what models wrote that policies still ask for."""
     known_fingerprints: tuple[Fingerprinted, ...] = field(default=(), repr=False, compare=False)

@@ -24,7 +24,7 @@ from leyline_engine.contract import (
     SubmitClaim,
 )
 
-from ..core.annotations import Pin
+from ..core.annotations import Pin, pin_terms
 from ..core.pins import MAX_PINS, HeldPin, WantedPin, pin_key, wanted_pins
 from ..core.session import RetainedTurn
 from ..errors import ProxyError
@@ -178,5 +178,5 @@ class Pinning:
 
 def _pins_of(turn: Turn) -> dict[int, Pin]:
     """The terms of the messages that are pinned, by index in the client's list."""
-    said = turn.request.annotations.items()
-    return {index: each.pinned for index, each in said if each.pinned is not None}
+    said = turn.planned.prepared.pins.items()
+    return {index: terms for index, each in said if (terms := pin_terms(each)) is not None}

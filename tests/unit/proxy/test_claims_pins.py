@@ -14,9 +14,12 @@ from support.claims_engine import ClaimsEngine, text_of
 from support.fake_engine import MODEL, proxy_before
 
 from leyline_engine.contract import ClaimKind, ReleaseClaim
+from leyline_policies.verbs import pin
+from leyline_proxy.core.options import UndeclaredRules
 from leyline_proxy.pipeline.pinning import RETRY_S
 
 PLAN = "The plan is to begin with the first file."
+EXACT = UndeclaredRules()
 Messages = list[dict[str, Any]]
 
 
@@ -203,6 +206,24 @@ async def test_a_pin_that_gave_way_is_claimed_again(monkeypatch: pytest.MonkeyPa
             await asyncio.sleep(0.01)
         await talk.turn(conversation(True, 2))
     assert [status.claim.revision for status in engine.live()] == [2]
+
+
+async def test_a_policy_can_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says of a message is worth as much as the caller's word."""
+
+    class PinsPlans:
+        name, mode = "pins_plans", "amortize"
+
+        def transform(self, messages: Messages, turn_idx: int) -> Messages:
+            return [pin(m, priority=7) if m["content"] == PLAN else m for m in messages]
+
+    engine = ClaimsEngine()
+    async with talking(engine, monkeypatch) as talk:
+        monkeypatch.setattr(
+            "leyline_proxy.turns.effective_rules", lambda *_: ((PinsPlans(),), EXACT)
+        )
+        await talk.turn(conversation(None))
+    assert [claim.priority for claim in engine.submitted()] == [7]
 
 
 async def test_a_revision_that_another_proxy_made_is_followed(
