@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from time import perf_counter
+from typing import Any
 
 import httpx
 import orjson
@@ -13,11 +15,11 @@ from starlette.types import Receive, Scope, Send
 from ..core.wire import add_members
 from ..errors import UpstreamUnreachableError
 from ..pipeline.accounting import account_headers
-from ..pipeline.request import parse_chat
+from ..pipeline.request import ChatRequest, parse_chat
 from ..pipeline.turn import Turn
 from ..tenants import Tenant
-from ..upstream.client import downstream_headers, read
-from .errors import error_response
+from ..turns import Account
+from ..upstream.client import RawHeaders, downstream_headers, read
 from .exchange import Exchange
 from .limits import until_disconnect
 from .refusal import answer_of, refusal_response
@@ -40,7 +42,7 @@ class ChatExchange(Exchange):
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Plan, forward, account."""
-        chat = parse_chat(raw, self.request.headers, tenant, arrived=self.arrived)
+        chat = self.parse(tenant, raw)
         turn = await self.services.turns.begin(chat)
         self.model = self.services.turns.model_label(chat.model)
         self.extra_headers["x-leyline-session"] = turn.identity.session_id
@@ -57,9 +59,37 @@ class ChatExchange(Exchange):
         if refused is not None:
             await self.answer(refused, scope, receive, send)
 
+    def parse(self, tenant: Tenant, raw: bytes) -> ChatRequest:
+        """The chat request that a body is, or stands for."""
+        return parse_chat(raw, self.request.headers, tenant, arrived=self.arrived)
+
+    def headers_upstream(self) -> RawHeaders:
+        """The client's headers, of which not all go upstream."""
+        return self.request.headers.raw
+
+    def relay(self, turn: Turn) -> TurnRelay:
+        """What passes the engine's stream on."""
+        return TurnRelay(self.services.turns, turn)
+
+    def shown(self, body: bytes, answer: Mapping[str, Any]) -> bytes:
+        """The engine's whole answer as the client gets it, less the account.
+
+        Args:
+            answer: ``body``, decoded.
+        """
+        return body
+
+    def members(self, account: Account, usage: Mapping[str, Any] | None) -> dict[str, Any]:
+        """What is appended to an answer."""
+        return account.members
+
+    def refused(self, upstream: httpx.Response, body: bytes) -> Response:
+        """What an answer of the engine with another status than 200 becomes."""
+        return refusal_response(upstream, body, self.extra_headers)
+
     def _open(self, turn: Turn) -> AbstractAsyncContextManager[httpx.Response]:
         return self.services.upstream.open(
-            "POST", CHAT_PATH, headers=self.request.headers.raw, content=turn.body
+            "POST", CHAT_PATH, headers=self.headers_upstream(), content=turn.body
         )
 
     async def _fetch(self, turn: Turn) -> Response:
@@ -69,15 +99,16 @@ class ChatExchange(Exchange):
         if upstream.status_code != httpx.codes.OK:
             return await self._refusal(turn, upstream, body)
         # Before the turn counts: an answer that can't be passed on must leave the session be.
-        usage = answer_of(body).get("usage")
+        answer = answer_of(body)
+        shown = self.shown(body, answer)
+        usage = answer.get("usage")
+        usage = usage if isinstance(usage, dict) else None
         account = await self.services.turns.settle(
-            turn,
-            usage if isinstance(usage, dict) else None,
-            ttft_s=perf_counter() - self.arrived,
+            turn, usage, ttft_s=perf_counter() - self.arrived
         )
         self._pending = False
-        members = {name: orjson.dumps(value) for name, value in account.members.items()}
-        body = add_members(body, members)
+        members = self.members(account, usage)
+        body = add_members(shown, {name: orjson.dumps(value) for name, value in members.items()})
         headers = downstream_headers(upstream.headers)
         return Response(
             body, headers={**headers, **self.extra_headers, **account_headers(account.receipt)}
@@ -88,7 +119,7 @@ class ChatExchange(Exchange):
         async with self._open(turn) as upstream:
             if upstream.status_code != httpx.codes.OK:
                 return await self._refusal(turn, upstream, await read(upstream))
-            relay = TurnRelay(self.services.turns, turn)
+            relay = self.relay(turn)
             self.extra_headers["x-leyline-plan"] = turn.planned.plan.planned.value
             try:
                 async with aclosing(relay.events(upstream)) as events:
@@ -111,8 +142,8 @@ class ChatExchange(Exchange):
         if upstream.status_code == httpx.codes.SERVICE_UNAVAILABLE:
             refused = await self.services.turns.refusal(turn)
             if refused is not None:
-                return error_response(refused, self.extra_headers)
-        return refusal_response(upstream, body, self.extra_headers)
+                return self.failure(refused)
+        return self.refused(upstream, body)
 
 
 def stream_headers(upstream: httpx.Response) -> dict[str, str]:

@@ -32,6 +32,11 @@ def error_body(error: ProxyError) -> bytes:
     )
 
 
+def error_event(error: ProxyError) -> bytes:
+    """The same as an event of a stream."""
+    return b"data: " + error_body(error) + b"\n\n"
+
+
 def error_response(error: ProxyError, headers: dict[str, str] | None = None) -> Response:
     """``error`` as a response with its own status and headers."""
     return Response(

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from ..errors import ClientDisconnected, ProxyError, UpstreamUnreachableError
 from ..services import Services
 from ..tenants import Tenant
-from .errors import as_proxy_error, error_body, error_response
+from .errors import as_proxy_error, error_event, error_response
 from .limits import read_body
 
 log = structlog.get_logger("leyline.http")
@@ -87,16 +87,24 @@ class Exchange(Response):
         self._started = True
         await response(scope, receive, send)
 
+    def failure(self, error: ProxyError) -> Response:
+        """``error`` in the shape of the route's API."""
+        return error_response(error, self.extra_headers)
+
+    def failure_event(self, error: ProxyError) -> bytes:
+        """The same as an event of a stream."""
+        return error_event(error)
+
     async def _fail(self, error: ProxyError, scope: Scope, receive: Receive, send: Send) -> None:
         self.status = str(error.status)
         if isinstance(error, UpstreamUnreachableError):
             self.services.handshake.report_failure()
         if not self._started:
-            await error_response(error, self.extra_headers)(scope, receive, send)
+            await self.failure(error)(scope, receive, send)
             return
         # Too late for a status: an error event, and no [DONE], so that no client takes the
         # torn answer for a whole one.
-        await self.send_chunk(send, b"data: " + error_body(error) + b"\n\n")
+        await self.send_chunk(send, self.failure_event(error))
         await self.end_stream(send)
 
     def _count(self) -> None:

@@ -32,20 +32,23 @@ _OWN_CREDENTIALS = frozenset({401, 403, 407})
 def refusal_response(upstream: httpx.Response, body: bytes, headers: Mapping[str, str]) -> Response:
     """A non-200 answer of the engine, its own words kept where they are OpenAI-shaped."""
     status = upstream.status_code
+    if httpx.codes.is_error(status) and status not in _OWN_CREDENTIALS and _is_shaped(body):
+        kept = {**downstream_headers(upstream.headers), **headers}
+        return Response(body, status_code=status, headers=kept)
+    return error_response(refusal_of_answer(status, body), dict(headers))
+
+
+def refusal_of_answer(status: int, body: bytes) -> ProxyError:
+    """A non-200 answer of the engine as an error with its words."""
     if status in _OWN_CREDENTIALS:
         # The caller's key never went upstream; a 401 would send it looking in the wrong place.
-        refused = UpstreamUnreachableError(
+        return UpstreamUnreachableError(
             "The engine refuses the proxy's own credentials (upstream_api_key).",
             code="upstream_credentials",
         )
-        return error_response(refused, dict(headers))
     if not httpx.codes.is_error(status):
-        odd = UpstreamUnreachableError(f"The engine answered with status {status}.")
-        return error_response(odd, dict(headers))
-    if _is_shaped(body):
-        kept = {**downstream_headers(upstream.headers), **headers}
-        return Response(body, status_code=status, headers=kept)
-    return error_response(_shape(status, body), dict(headers))
+        return UpstreamUnreachableError(f"The engine answered with status {status}.")
+    return _shape(status, body)
 
 
 def answer_of(body: bytes) -> dict[str, Any]:
@@ -101,6 +104,8 @@ def _is_shaped(body: bytes) -> bool:
 def _shape(status: int, body: bytes) -> ProxyError:
     """SGLang and FastAPI servers answer flat: ``{"object": "error", "message": …}``."""
     document = _object(body)
+    if isinstance(document.get("error"), dict):
+        document = document["error"]
     message = document.get("message") or document.get("detail") or document.get("error")
     text = message if isinstance(message, str) else f"The engine answered with status {status}."
     client_fault = status < httpx.codes.INTERNAL_SERVER_ERROR

@@ -13,7 +13,7 @@ from ..errors import ProxyError, UpstreamUnreachableError
 from ..pipeline.turn import Turn
 from ..turns import TurnService
 from ..upstream.client import chunks
-from .errors import error_body
+from .errors import error_event
 from .refusal import refusal_of_event
 from .sse import DONE, ChunkFacts, EventSplitter, append_to_event, chunk_facts, event_data
 
@@ -45,13 +45,13 @@ class Relay:
                     held += await self.passed(event, facts)
                     # A comment or keep-alive tells nothing about the request yet.
                     started = started or bool(event_data(event))
-                    if started:
+                    if started and held:
                         yield bytes(held)
                         held.clear()
-        held += splitter.rest()
-        if not started and not held:
+        rest = splitter.rest()
+        if not started and not held and not rest:
             raise UpstreamUnreachableError("The engine ended its stream before the first event.")
-        await self.ended()
+        held += await self.closed(rest)
         if held:
             yield bytes(held)
 
@@ -63,8 +63,9 @@ class Relay:
         """What to send for ``event``."""
         return event
 
-    async def ended(self) -> None:
-        """The engine has closed its stream."""
+    async def closed(self, rest: bytes) -> bytes:
+        """The engine has closed its stream; what to send for what came behind its last event."""
+        return rest
 
 
 class TurnRelay(Relay):
@@ -93,7 +94,7 @@ class TurnRelay(Relay):
     async def passed(self, event: bytes, facts: ChunkFacts) -> bytes:
         """The event, with the account if it is the finish chunk."""
         if facts.error is not None:
-            return await self._error(event)
+            return await self._error(event, facts.error)
         self._usage = facts.usage or self._usage
         if facts.bears_token and self._ttft_s is None:
             self._ttft_s = perf_counter() - self._turn.request.arrived
@@ -104,18 +105,31 @@ class TurnRelay(Relay):
             await self.ended()
         return event
 
+    async def closed(self, rest: bytes) -> bytes:
+        """Settle, also without the event that ends a stream."""
+        await self.ended()
+        return rest
+
+    def failure_event(self, error: ProxyError) -> bytes:
+        """An error of the proxy's own, in the shape of the client's API."""
+        return error_event(error)
+
+    def engine_failure(self, event: bytes, error: Mapping[str, Any]) -> bytes:
+        """What to send for an event in which the engine reports an error."""
+        return event
+
     async def ended(self) -> None:
         """Settle, once; a stream that reported an error leaves the session as it was."""
         if not self.settled and not self.broken:
             await self._turns.settle(self._turn, self._usage, ttft_s=self._ttft_s)
             self.settled = True
 
-    async def _error(self, event: bytes) -> bytes:
+    async def _error(self, event: bytes, error: Mapping[str, Any]) -> bytes:
         refused = await self._turns.refusal(self._turn) if not self.settled else None
         if refused is None:
-            return event
+            return self.engine_failure(event, error)
         self.refused = True
-        return b"data: " + error_body(refused) + b"\n\n"
+        return self.failure_event(refused)
 
     async def _account(self) -> dict[str, Any]:
         if not self._turn.enveloped:

@@ -23,6 +23,7 @@ from .chat import CHAT_PATH, ChatExchange
 from .claims import install_claims
 from .completions import COMPLETIONS_PATH, CompletionExchange
 from .limits import read_body
+from .messages import COUNT_PATH, MESSAGES_PATH, CountTokensExchange, MessagesExchange
 from .refusal import refusal_response
 from .status_page import status_page
 
@@ -30,6 +31,7 @@ from .status_page import status_page
 def install_routes(app: FastAPI, services: Services) -> None:
     """Register every route on ``app``."""
     _install_openai(app, services)
+    _install_anthropic(app, services)
     _install_sessions(app, services)
     install_claims(app, services)
     _install_operations(app, services)
@@ -57,6 +59,18 @@ def _install_openai(app: FastAPI, services: Services) -> None:
         if upstream.status_code != httpx.codes.OK:
             return refusal_response(upstream, body, {})
         return Response(body, headers=downstream_headers(upstream.headers))
+
+
+def _install_anthropic(app: FastAPI, services: Services) -> None:
+    @app.post(MESSAGES_PATH, tags=["anthropic"], response_class=MessagesExchange)
+    async def messages(request: Request) -> Response:
+        """A message, in Anthropic's API: the same turn as a chat completion's."""
+        return MessagesExchange(services, request)
+
+    @app.post(COUNT_PATH, tags=["anthropic"], response_class=CountTokensExchange)
+    async def count_message_tokens(request: Request) -> Response:
+        """How many prompt tokens a message request would have after all edits."""
+        return CountTokensExchange(services, request)
 
 
 def _install_sessions(app: FastAPI, services: Services) -> None:

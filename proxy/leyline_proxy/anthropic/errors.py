@@ -1,0 +1,68 @@
+"""What can be wrong with a request or an answer, and errors in Anthropic's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    501: "invalid_request_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+_SERVER_FAULT = 500
+
+
+class FieldError(ValueError):
+    """A request that can't be mapped.
+
+    Args:
+        param: the field.
+        code: Anthropic's ``error_code`` for it, by which clients know what to do.
+    """
+
+    def __init__(self, param: str, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class AnswerError(ValueError):
+    """An engine's answer that is no message. Says so without quoting it."""
+
+
+def error_type(status: int) -> str:
+    """Anthropic's ``error.type`` of an HTTP status."""
+    return _TYPES.get(status, "api_error" if status >= _SERVER_FAULT else "invalid_request_error")
+
+
+def error_document(
+    status: int,
+    message: str,
+    *,
+    request_id: str,
+    account: Mapping[str, Any],
+    code: str | None = None,
+) -> dict[str, Any]:
+    """The body of an error, or the data of an ``error`` event.
+
+    Args:
+        code: the ``error_code`` of its ``details``, if it has any.
+        account: the extra member ``leyline``: what the shape has no place for.
+    """
+    details = {} if code is None else {"details": {"error_code": code}}
+    return {
+        "type": "error",
+        "error": {"type": error_type(status), "message": message, **details},
+        "request_id": request_id,
+        "leyline": dict(account),
+    }

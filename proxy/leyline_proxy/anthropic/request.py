@@ -1,0 +1,187 @@
+"""A request of the Messages API as a chat request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .blocks import conversation, system_prompt
+from .errors import FieldError
+from .tools import chat_choice, chat_tools
+
+_MAPPED = frozenset(
+    {
+        "system",
+        "messages",
+        "tools",
+        "tool_choice",
+        "max_tokens",
+        "stop_sequences",
+        "thinking",
+        "output_config",
+        "output_format",
+        "context_management",
+        "stream_options",
+    }
+)
+
+_WITHOUT_EFFECT = frozenset(
+    {
+        "anthropic_beta",
+        "anthropic_version",
+        "betas",
+        "billing_policy",
+        "cache_control",
+        "diagnostics",
+        "fallback_credit_token",
+        "fallbacks",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "speed",
+        "user_profile_id",
+        "workspace_id",
+    }
+)
+"""Between a client and Anthropic: accounts, places, caching that is automatic here."""
+
+_SERVER_SIDE = {
+    "compaction": None,
+    "container": None,
+    "mcp_servers": None,
+    # Told so, the SDK sends the whole conversation instead.
+    "thread": "thread_unsupported_request",
+}
+"""What Anthropic's servers do or keep, and the code of its refusal: an answer without it would not
+be the one asked for."""
+
+_THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
+_EFFORT = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+_PLACE = re.compile(r"messages\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMapping:
+    """A chat request, and what its answer needs to be mapped back."""
+
+    body: dict[str, Any]
+    origins: tuple[str, ...]
+    """Per chat message, the field that it was made from."""
+    stop_sequences: tuple[str, ...]
+
+    def in_request(self, text: str) -> str:
+        """``text`` with the client's own fields in place of ``messages[i]`` of the chat request."""
+
+        def origin(match: re.Match[str]) -> str:
+            index = int(match[1])
+            return self.origins[index] if index < len(self.origins) else match[0]
+
+        return _PLACE.sub(origin, text)
+
+
+def map_request(body: Mapping[str, Any], *, runs: bool = True) -> ChatMapping:
+    """Map a request. Members that aren't Anthropic's are kept, as the chat route does.
+
+    Args:
+        runs: False where tokens are only counted, and ``max_tokens`` isn't asked for.
+
+    Raises:
+        FieldError: names the field and what it should be.
+    """
+    for name, code in _SERVER_SIDE.items():
+        if body.get(name):
+            message = f"{name} needs Anthropic's own servers; leave it out."
+            raise FieldError(name, message, code=code)
+    placed = [*system_prompt(body.get("system")), *conversation(body.get("messages"))]
+    tools = chat_tools(body.get("tools"))
+    stops = _stop_sequences(body.get("stop_sequences"))
+    chat = {
+        name: value
+        for name, value in body.items()
+        if name not in _MAPPED and name not in _WITHOUT_EFFECT and name not in _SERVER_SIDE
+    }
+    chat["messages"] = [item.message for item in placed]
+    if tools:
+        chat["tools"] = tools
+    chat |= chat_choice(body.get("tool_choice"), tools)
+    if runs:
+        chat["max_tokens"] = _max_tokens(body.get("max_tokens"))
+    if stops:
+        chat["stop"] = stops
+    if body.get("stream") is True:
+        chat["stream_options"] = {"include_usage": True}
+    chat |= _thinking(body.get("thinking"), body.get("chat_template_kwargs"))
+    chat |= _output(body.get("output_config"), body.get("output_format"))
+    if edits := _context_management(body.get("context_management")):
+        chat["context_management"] = edits
+    return ChatMapping(chat, tuple(item.origin for item in placed), tuple(stops))
+
+
+def _max_tokens(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    raise FieldError("max_tokens", "max_tokens must be a number of tokens, 1 or more.")
+
+
+def _stop_sequences(value: object) -> list[str]:
+    if value is None:
+        return []
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return value
+    raise FieldError("stop_sequences", "stop_sequences must be a list of strings.")
+
+
+def _thinking(config: object, given: object) -> dict[str, Any]:
+    """Whether to think, under both names that chat templates have for it."""
+    if config is None:
+        return {}
+    kind = config.get("type") if isinstance(config, dict) else None
+    if not isinstance(kind, str) or kind not in _THINKING:
+        known = ", ".join(_THINKING)
+        raise FieldError("thinking.type", f"thinking.type must be one of {known}.")
+    wanted = _THINKING[kind]
+    own = given if isinstance(given, dict) else {}
+    return {"chat_template_kwargs": {"enable_thinking": wanted, "thinking": wanted, **own}}
+
+
+def _output(config: object, output_format: object) -> dict[str, Any]:
+    if config is not None and not isinstance(config, dict):
+        raise FieldError("output_config", "output_config must be an object.")
+    config = config or {}
+    members: dict[str, Any] = {}
+    effort = config.get("effort")
+    if effort is not None:
+        if not isinstance(effort, str) or effort not in _EFFORT:
+            field = "output_config.effort"
+            raise FieldError(field, f"{field} must be one of {', '.join(_EFFORT)}.")
+        members["reasoning_effort"] = _EFFORT[effort]
+    wanted = config.get("format") or output_format
+    if wanted is None:
+        return members
+    match wanted:
+        case {"type": "json_schema", "schema": dict(schema)}:
+            described = {"name": "response", "schema": schema, "strict": True}
+            return members | {"response_format": {"type": "json_schema", "json_schema": described}}
+    raise FieldError(
+        "output_config.format", "output_config.format must have type json_schema and a schema."
+    )
+
+
+def _context_management(raw: object) -> object:
+    """As the chat route takes it, which knows no null and one way to say ``all``."""
+    edits = raw.get("edits") if isinstance(raw, dict) else None
+    if raw == {} or not isinstance(raw, dict) or not isinstance(edits, list):
+        return raw
+    return raw | {"edits": [_edit(edit) for edit in edits]}
+
+
+def _edit(edit: object) -> object:
+    if not isinstance(edit, dict):
+        return edit
+    return {
+        name: "all" if name == "keep" and value == {"type": "all"} else value
+        for name, value in edit.items()
+        if value is not None
+    }
