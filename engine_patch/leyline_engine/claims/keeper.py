@@ -40,7 +40,7 @@ from .following import followed
 from .limits import ClaimRefusedError, Limits
 from .names import PageNames
 from .protection import ClaimKey
-from .runs import count, first_pages, last_pages
+from .runs import count, first_pages, last_pages, without
 from .states import State, TransitionError
 
 
@@ -209,8 +209,7 @@ class ClaimKeeper:
         support = first_pages(path, start)
         self._places[key] = place
         self._apply(self.book.seek(key, last_pages(path, count(path) - start), support))
-        if key not in self._places:
-            self._drop_names(path)
+        self._drop_names(path)
 
     def _apply(self, effects: Iterable[Effect]) -> None:
         """Have the cache do what the book says."""
@@ -220,7 +219,8 @@ class ClaimKeeper:
                 case Change.LOCK if place is not None:
                     self._shelf.lock(effect.claim, place.keys[: count(effect.runs)])
                 case Change.RANK if place is not None:
-                    self._shelf.rank(effect.claim, place.keys, effect.priority)
+                    reach = self._reach(effect.claim, place)
+                    self._shelf.rank(effect.claim, place.keys[:reach], effect.priority)
                 case Change.UNLOCK:
                     self._shelf.unlock(effect.claim)
                     self._drop_names(effect.runs)
@@ -228,7 +228,15 @@ class ClaimKeeper:
                     self._shelf.unrank(effect.claim)
                     self._drop_names(effect.runs)
         for key in [key for key in self._places if not self.book.lives(key)]:
+            # A claim that has lost all it held has nothing to let go of, says the book.
+            self._shelf.unlock(key)
+            self._shelf.unrank(key)
             del self._places[key]
+
+    def _reach(self, key: ClaimKey, place: _Place) -> int:
+        """How many keys it takes to come to the end of what a claim holds."""
+        held = count(self.book.held(key))
+        return held if self.book.support(key) else place.start + held
 
     def _drop_names(self, runs: Iterable[Run]) -> None:
         if not self.watched:
@@ -244,6 +252,21 @@ class ClaimKeeper:
         Args:
             matched: slots of its cached prefix; asked for only near the limit.
         """
+        found = self._blocked(request, matched)
+        if found is None:
+            return None
+        runs, admission = found
+        self._record_refusal(request, runs, admission)
+        self.book.tell_pressure(admission.blocking)
+        return admission.refusal
+
+    def blocks(self, request: Candidate, matched: Callable[[], Sequence[int]]) -> bool:
+        """Whether :meth:`refuse` would refuse; nobody is told."""
+        return self._blocked(request, matched) is not None
+
+    def _blocked(
+        self, request: Candidate, matched: Callable[[], Sequence[int]]
+    ) -> tuple[tuple[Run, ...], Admission] | None:
         if not self.book.protected_pages:
             return None
         demand = Demand(request.tenant, request.prompt_tokens, request.max_new_tokens)
@@ -252,11 +275,8 @@ class ClaimKeeper:
         runs = self.names.known(matched())
         demand = Demand(request.tenant, request.prompt_tokens, request.max_new_tokens, runs)
         admission = self.book.check(demand)
-        if admission.feasibility is not Feasibility.BLOCKED:
-            return None
-        self._record_refusal(request, runs, admission)
-        self.book.tell_pressure(admission.blocking)
-        return admission.refusal
+        blocked = admission.feasibility is Feasibility.BLOCKED
+        return (runs, admission) if blocked else None
 
     def _record_refusal(
         self, request: Candidate, runs: tuple[Run, ...], admission: Admission
@@ -317,19 +337,28 @@ class ClaimKeeper:
 
     def gave_way(self, key: ClaimKey, request: str = "") -> None:
         """Slots that a claim only ranks may have been evicted: see what is left of them."""
-        place = self._places.get(key)
-        if place is None:
-            return
-        left = len(self._shelf.slots(place.keys))
-        held = self.book.held(key)
-        reach = place.start + count(held) if self.book.support(key) == 0 else count(held)
-        gone = last_pages(held, min(count(held), max(0, reach - left)))
+        self.all_gave_way([key], request)
+
+    def all_gave_way(self, keys: Iterable[ClaimKey], request: str = "") -> None:
+        """The same for several claims that one eviction reached."""
+        gone: list[Run] = []
+        for key in keys:
+            gone.extend(without(self._missing(key), gone))
         if not gone:
             return
         if not self.watched:
-            self.ledger.append(Evicted(request=request, runs=gone, free=self._shelf.free()))
+            self.ledger.append(Evicted(request=request, runs=tuple(gone), free=self._shelf.free()))
         self._apply(self.book.evicted(gone))
         self._drop_names(gone)
+
+    def _missing(self, key: ClaimKey) -> tuple[Run, ...]:
+        """What a claim holds and the cache has no more."""
+        place = self._places.get(key)
+        if place is None:
+            return ()
+        held = self.book.held(key)
+        gone = self._reach(key, place) - len(self._shelf.slots(place.keys))
+        return last_pages(held, min(count(held), gone))
 
     def passed_over(self, keys: Iterable[ClaimKey]) -> None:
         """An eviction went past what these claims rank."""

@@ -30,21 +30,29 @@ class PageNames:
         Args:
             slots: from the root on, in key order.
         """
-        return tuple(_runs(self._named(source, place, slot) for place, slot in enumerate(slots)))
+        title = self._title(source, slots)
+        return tuple(_runs(self._named(title, place, slot) for place, slot in enumerate(slots)))
+
+    def _title(self, source: str, slots: Sequence[int]) -> str:
+        """What the source is called where another one, of another session or tenant, has its name
+        and has pages in these places: nobody's source has a space in it."""
+        places = [place for place, slot in enumerate(slots) if slot not in self._names]
+        title, number = source, 1
+        while any((title, place) in self._slots for place in places):
+            number += 1
+            title = f"{source} #{number}"
+        return title
 
     def _named(self, source: str, place: int, slot: int) -> Page:
         known = self._names.get(slot)
         if known is None:
             known = (source, place)
-            # The name may be another slot's, of which this is a later copy.
-            self._names.pop(self._slots.get(known, -1), None)
             self._names[slot], self._slots[known] = known, slot
         return known
 
     def known(self, slots: Iterable[int]) -> tuple[Run, ...]:
         """The runs of those slots that have names."""
-        pages = (self._names.get(slot) for slot in slots)
-        return tuple(_runs(page for page in pages if page is not None))
+        return tuple(_runs(page for page in map(self._names.get, slots) if page is not None))
 
     def forget(self, runs: Iterable[Run]) -> None:
         """These pages are nobody's any more, or gone."""

@@ -286,6 +286,7 @@ class _Reader:
         demand(left == 0 if event.ended else left >= 0, "not all that it took")
         trace.account(event.pages, event.free)
         request.taken = taken - event.pages
+        request.given_back += event.pages
         if event.ended:
             del trace.requests[event.request]
             outcome = Outcome.WRITE_NO_ADMIT if arrived.write_no_admit else Outcome.SERVICE
@@ -303,7 +304,10 @@ class _Reader:
         if trace.tree:
             demand(set(path) <= pages | trace.resident.keys(), "a path with holes")
             old = {page for page in set(path) - pages if trace.born[page] <= request.since}
-            demand(old <= set(request.matched), "goes on from what it didn't match")
+            # What it computed though it was there: the last token of a prompt, at least.
+            computed = request.kept + len(pages) + len(old - set(request.matched))
+            taken = (request.taken or 0) + request.given_back
+            demand(computed <= taken, "goes on from what it didn't match")
             placed = {page for place, page in enumerate(path) if page == (arrived.source, place)}
             demand(pages <= placed, "kept in another place")
         trace.account(0, event.free)

@@ -119,9 +119,11 @@ class RequestTrace:
     evicted: bool = False
     """Whether pages went for it. What it matches has to be pinned before that."""
     taken: int | None = None
-    """None until it runs."""
+    """Pages that it took and has not given back; None until it runs."""
     kept: int = 0
     """Pages of those taken that became resident."""
+    given_back: int = 0
+    """Pages of those taken that it doesn't have any more."""
 
 
 class Trace:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,10 +25,11 @@ from leyline_engine.edits import ResolvedEdit
 from leyline_engine.ledger import Carried, SpanKey
 from leyline_engine.lineage import fold_keys, runs_before
 from leyline_engine.plan import Plan, plan_turn
-from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError
+from leyline_engine.replay.cache.manager import CacheManager, Forgotten, PoolExhaustedError
 from leyline_engine.replay.cache.pool import Slots
 from leyline_engine.replay.cache.radix import Match, Node
 from leyline_engine.rules import CheckedRequest, Rules, Verdict, extend_lineage, judge
+from leyline_engine.sources import SourceTurn
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,18 @@ class Admission:
     """Spans that were forgotten; running requests that carry them are not to be published."""
     spans: tuple[SpanLabel, ...] = ()
     """The prompt's labels, empty where they can't be relied on."""
+    sources: tuple[SourceTurn, ...] = ()
+    """What the plan's copies are from, by their index."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    """One way in which a prompt may be cached."""
+
+    keys: array[int]
+    limit: int
+    """How much of it may be used."""
+    lineage: tuple[LineageRun, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,46 +80,95 @@ class Admitter:
         self._cache = cache
         self._rules = Rules(cache.registry, cache.ledger, splices=splices)
 
-    def admit(self, message_id: str, prompt: array[int], payload: EditPayload | None) -> Admission:
+    def admit(
+        self,
+        message_id: str,
+        prompt: array[int],
+        payload: EditPayload | None,
+        forgot: ForgetCounts | None = None,
+    ) -> Admission:
         """Admit one request.
+
+        Args:
+            forgot: what :meth:`forget` has forgotten for it already.
 
         Raises:
             PoolExhaustedError: no room for the prompt now; nothing was taken.
         """
         request = self._rules.check(prompt, payload)
         try:
-            admission = self._place(request, self._match_prefix(request))
+            admission = self._place(message_id, request, self._match_prefix(request))
         except PoolExhaustedError:
             if request.edit is None:
                 raise
             request = request.refused(
                 Reason.SOURCE_EVICTED, "no slots for the copies beside their locked sources"
             )
-            admission = self._place(request, self._match_prefix(request))
+            admission = self._place(message_id, request, self._match_prefix(request))
         except Exception:
             if request.edit is None:
                 raise
             log.exception("splice failed; the request runs as an ordinary prefill")
             request = request.refused(Reason.TRANSFORM_FAILED, "the splice failed in the engine")
-            admission = self._place(request, _Prefix(self._match(fold_keys(prompt)), ()))
+            exact = _Prefix(self._match(fold_keys(prompt)), ())
+            admission = self._place(message_id, request, exact)
         if payload is not None and request.forgets:
             # After the copies: they may draw on positions before the forgotten span.
-            admission = self._forget(message_id, request, payload, admission)
+            admission = self._forget_behind(message_id, request, payload, admission, forgot)
         verdict = judge(request, admission.plan, admission.forgot)
         return replace(admission, verdict=verdict, spans=request.spans)
 
+    def cached(self, prompt: array[int], payload: EditPayload | None) -> Slots:
+        """Slots of the prefix that a request would begin with; nothing is split or touched."""
+        lookup = self._longest(self._rules.check(prompt, payload))
+        return self._cache.tree.peek(lookup.keys, lookup.limit)
+
+    def forget(
+        self,
+        message_id: str,
+        prompt: array[int],
+        payload: EditPayload,
+        forgot: ForgetCounts | None = None,
+    ) -> Forgotten:
+        """Forget what a request demands though it isn't admitted, or not yet.
+
+        Args:
+            forgot: what an earlier call has forgotten for it.
+        """
+        request = self._rules.check(prompt, payload)
+        lookup = self._longest(request)
+        found = lookup.keys[: len(self._cache.tree.peek(lookup.keys, lookup.limit))]
+        return self._forget(message_id, request, payload, found, forgot)
+
     def _forget(
-        self, message_id: str, request: CheckedRequest, payload: EditPayload, admission: Admission
-    ) -> Admission:
+        self,
+        message_id: str,
+        request: CheckedRequest,
+        payload: EditPayload,
+        found: array[int],
+        before: ForgetCounts | None = None,
+    ) -> Forgotten:
         # What the prompt found is clean: it lies before the forgotten spans' first reader.
-        found = fold_keys(request.prompt, admission.lineage, payload.scope)[: admission.plan.prefix]
+        return self._cache.forget(
+            (payload.scope, payload.session),
+            request.forgotten,
+            spared=(fold_keys(request.prompt), found),
+            ticket=message_id,
+            before=before,
+        )
+
+    def _forget_behind(
+        self,
+        message_id: str,
+        request: CheckedRequest,
+        payload: EditPayload,
+        admission: Admission,
+        before: ForgetCounts | None,
+    ) -> Admission:
+        keys = fold_keys(request.prompt, admission.lineage, payload.scope)
+        found = keys[: admission.plan.prefix]
         try:
-            forgotten = self._cache.forget(
-                (payload.scope, payload.session),
-                request.forgotten,
-                spared=(fold_keys(request.prompt), found),
-                ticket=message_id,
-            )
+            forgotten = self._forget(message_id, request, payload, found, before)
         except BaseException:
             self._cache.release(admission.held[admission.plan.prefix :])
             self._cache.unlock(admission.node)
@@ -118,28 +181,44 @@ class Admitter:
 
     def _match_prefix(self, request: CheckedRequest) -> _Prefix:
         """The longest cached prefix; exact KV is preferred to spliced KV of equal length."""
-        best = _Prefix(self._match(fold_keys(request.prompt)), ())
+        best: _Prefix | None = None
+        for lookup in self._lookups(request):
+            match = self._cache.match(lookup.keys, lookup.limit)
+            if best is None or match.length > best.match.length:
+                best = _Prefix(match, runs_before(lookup.lineage, match.length))
+        assert best is not None  # noqa: S101 - there is always the exact one
+        return best
+
+    def _lookups(self, request: CheckedRequest) -> Iterator[_Lookup]:
+        yield _Lookup(fold_keys(request.prompt), len(request.prompt) - 1, ())
         scope = request.payload.scope if request.payload is not None else ""
         for lineage in self._rules.maps(request):
             keys = fold_keys(request.prompt, lineage, scope)
-            match = self._cache.match(keys, self._rules.clean_length(request, lineage))
-            if match.length > best.match.length:
-                best = _Prefix(match, runs_before(lineage, match.length))
-        return best
+            yield _Lookup(keys, self._rules.clean_length(request, lineage), lineage)
 
-    def _place(self, request: CheckedRequest, prefix: _Prefix) -> Admission:
+    def _longest(self, request: CheckedRequest) -> _Lookup:
+        """What :meth:`_match_prefix` would find."""
+        tree = self._cache.tree
+        return max(
+            self._lookups(request), key=lambda found: len(tree.peek(found.keys, found.limit))
+        )
+
+    def _place(self, message_id: str, request: CheckedRequest, prefix: _Prefix) -> Admission:
         self._cache.lock(prefix.match.node)
         try:
+            self._cache.listener.matched(message_id, prefix.match.slots)
             if request.edit is not None:
-                return self._splice(request, prefix, request.edit)
+                return self._splice(message_id, request, prefix, request.edit)
             plan = plan_turn(len(request.prompt), prefix.match.length, (), (), sink=0)
-            slots = self._cache.allocate(plan.length - plan.prefix)
+            slots = self._cache.allocate(plan.length - plan.prefix, message_id)
             return Admission(plan, _join(prefix, slots), prefix.match.node, prefix.lineage)
         except BaseException:
             self._cache.unlock(prefix.match.node)
             raise
 
-    def _splice(self, request: CheckedRequest, prefix: _Prefix, edit: ResolvedEdit) -> Admission:
+    def _splice(
+        self, message_id: str, request: CheckedRequest, prefix: _Prefix, edit: ResolvedEdit
+    ) -> Admission:
         """Lock the sources, take slots, copy and rotate; on failure nothing is left behind."""
         sources = [self._cache.match(source.keys()) for source in edit.sources]
         locked: list[Node] = []
@@ -155,7 +234,7 @@ class Admitter:
                 [source.length for source in sources],
                 sink=max(edit.payload.sink, ATTENTION_SINK),
             )
-            slots = self._cache.allocate(plan.length - plan.prefix)
+            slots = self._cache.allocate(plan.length - plan.prefix, message_id)
             for copy in plan.copies:
                 target = slots[copy.dest - plan.prefix : copy.dest_end - plan.prefix]
                 origin = sources[copy.source].slots[copy.start : copy.end]
@@ -163,7 +242,12 @@ class Admitter:
             carried = self._rules.carry(request, prefix.lineage, plan)
             lineage = extend_lineage(prefix.lineage, carried)
             return Admission(
-                plan, _join(prefix, slots), prefix.match.node, lineage, carried=carried
+                plan,
+                _join(prefix, slots),
+                prefix.match.node,
+                lineage,
+                carried=carried,
+                sources=edit.sources,
             )
         except BaseException:
             if slots is not None:

@@ -6,15 +6,18 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Sequence as Series
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from secrets import token_hex
 
 import torch
 from transformers import __version__ as transformers_version
 
+from leyline_engine.claims.keeper import Candidate
 from leyline_engine.contract import (
     ACTION_VERSION,
     ATTENTION_SINK,
+    CLAIM_ACTION,
     EDIT_ACTION,
     Capability,
     EditPayload,
@@ -26,17 +29,25 @@ from leyline_engine.contract import (
 )
 from leyline_engine.edits import forgets
 from leyline_engine.ledger import SpanKey, SpanLedger
+from leyline_engine.lineage import fold_keys
 from leyline_engine.plan import Prefill
 from leyline_engine.replay.admission import Admission, Admitter
 from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError, PoolStats
 from leyline_engine.replay.cache.pool import KVPool
 from leyline_engine.replay.cache.working import WorkingCache
+from leyline_engine.replay.claims import EngineClaims, OpenClaims, RefusedByClaimError
 from leyline_engine.replay.models.loader import LoadedModel
 from leyline_engine.replay.models.rotary_probe import read_model_facts
 from leyline_engine.replay.sequence import Sequence
-from leyline_engine.sources import SourceRegistry
+from leyline_engine.sources import SourceRegistry, SourceTurn
 
-__all__ = ["GenerationRequest", "PoolExhaustedError", "PromptTooLongError", "ReplayEngine"]
+__all__ = [
+    "GenerationRequest",
+    "PoolExhaustedError",
+    "PromptTooLongError",
+    "RefusedByClaimError",
+    "ReplayEngine",
+]
 
 
 class PromptTooLongError(ValueError):
@@ -52,6 +63,10 @@ class GenerationRequest:
     payload: EditPayload | None = None
     skipped: tuple[SkippedAction, ...] = ()
     max_new_tokens: int = 16
+    admits: bool = True
+    """Whether what it computes may be kept for reuse, if claims agree."""
+    forgot: ForgetCounts | None = None
+    """What was forgotten for it before it was admitted."""
 
 
 class ReplayEngine:
@@ -65,6 +80,7 @@ class ReplayEngine:
         chunk_tokens: int = 512,
         splicing: bool = True,
         secret: str | None = None,
+        open_claims: OpenClaims = EngineClaims,
     ) -> None:
         facts = read_model_facts(model.model)
         self._model = model.model
@@ -76,6 +92,8 @@ class ReplayEngine:
         self.max_context = int(
             min(getattr(model.model.config, "max_position_embeddings", pool_tokens), pool_tokens)
         )
+        # The output that is asked for is what the engine reckons with: it fits, or is refused.
+        self.claims = open_claims(self.cache, self.max_context)
         self._running: set[Sequence] = set()
         unsupported = facts.unsupported or ("" if splicing else "switched off by configuration")
         self._admitter = Admitter(self.cache, splices=not unsupported)
@@ -89,7 +107,7 @@ class ReplayEngine:
             max_context=self.max_context,
             splices=not unsupported,
             unsupported_reason=unsupported,
-            actions=(f"{EDIT_ACTION}@{ACTION_VERSION}",),
+            actions=(f"{EDIT_ACTION}@{ACTION_VERSION}", f"{CLAIM_ACTION}@{ACTION_VERSION}"),
             rotary=facts.facts,
             kv=KVFacts(
                 pool_class=facts.layout.pool_class,
@@ -108,27 +126,97 @@ class ReplayEngine:
         Raises:
             PoolExhaustedError: no room beside the running requests; try again later.
             PromptTooLongError: it can never fit.
+            RefusedByClaimError: it can't fit before a claim goes.
         """
-        length = len(request.tokens)
-        needed = length + request.max_new_tokens
-        if length == 0 or needed > self.max_context:
-            raise PromptTooLongError(
-                f"the prompt has {length} tokens and {request.max_new_tokens} more are asked for; "
-                f"the context holds {self.max_context}"
-            )
         started = time.perf_counter_ns()
-        if request.payload is not None and forgets(request.payload):
-            self._withhold_session(request.request_id, request.payload)
-        admission = self._admitter.admit(request.request_id, request.tokens, request.payload)
+        request = self.examine(request)
+        payload = request.payload
+        if payload is not None and forgets(payload):
+            self._withhold_session(request.request_id, payload)
+        admits = self._admits(request)
+        self.claims.arrived(_candidate(request), admits=admits)
+        admission = self._admitter.admit(
+            request.request_id, request.tokens, payload, request.forgot
+        )
         self._withhold_readers(request.request_id, admission.struck)
         try:
-            sequence = self._start(request, admission, started)
+            sequence = self._start(request, admission, started, admits=admits)
         except BaseException:
             self.cache.release(admission.held[admission.plan.prefix :])
             self.cache.unlock(admission.node)
             raise
         self._running.add(sequence)
+        self._count_hits(sequence)
         return sequence
+
+    def examine(self, request: GenerationRequest) -> GenerationRequest:
+        """See whether claims leave a request room. It may wait then, and be asked about again.
+
+        Returns:
+            The request, with what was forgotten for it.
+
+        Raises:
+            PromptTooLongError: it can never fit.
+            RefusedByClaimError: it can't fit before a claim goes.
+        """
+        length = len(request.tokens)
+        if length == 0 or length + request.max_new_tokens > self.max_context:
+            raise PromptTooLongError(
+                f"the prompt has {length} tokens and {request.max_new_tokens} more are asked for; "
+                f"the context holds {self.max_context}"
+            )
+        keeper, candidate, payload = self.claims.keeper, _candidate(request), request.payload
+
+        def cached() -> list[int]:
+            slots: list[int] = self._admitter.cached(request.tokens, payload).tolist()
+            return slots
+
+        if payload is not None and forgets(payload) and keeper.blocks(candidate, cached):
+            # What is in the way may be what it forgets, and no claim keeps that.
+            request = self._forget_first(request, payload)
+        refusal = keeper.refuse(candidate, cached)
+        if refusal is not None:
+            raise RefusedByClaimError(refusal, forgot=request.forgot)
+        return request
+
+    def _forget_first(self, request: GenerationRequest, payload: EditPayload) -> GenerationRequest:
+        ticket = request.request_id
+        self._withhold_session(ticket, payload)
+        forgotten = self._admitter.forget(ticket, request.tokens, payload, request.forgot)
+        self._withhold_readers(ticket, forgotten.spans)
+        return replace(request, forgot=forgotten.counts)
+
+    def outgrown(
+        self, request: GenerationRequest, sequence: Sequence
+    ) -> RefusedByClaimError | None:
+        """What to tell a request that found no slot to go on; None where no claim holds any."""
+        done = len(sequence.fed)
+        candidate = replace(
+            _candidate(request),
+            prompt_tokens=len(request.tokens) + done,
+            max_new_tokens=request.max_new_tokens - done,
+        )
+        refusal = self.claims.outgrown(candidate, sequence.held[: sequence.owned_from])
+        return None if refusal is None else RefusedByClaimError(refusal, began=True)
+
+    def _admits(self, request: GenerationRequest) -> bool:
+        payload = request.payload
+        barred = payload is not None and not self.claims.keeper.admits(
+            payload.scope, payload.session
+        )
+        return request.admits and not barred
+
+    def _count_hits(self, sequence: Sequence) -> None:
+        session = sequence.session
+        if session is not None:
+            length = sequence.receipt.tokens.prefix
+            prefix = sequence.prompt[:length]
+            self.claims.matched_by(
+                session, lambda: fold_keys(prefix, sequence.lineage, session[0]), length
+            )
+
+    def _follow(self, admission: Admission, turn: SourceTurn) -> None:
+        self.claims.follow(turn, admission.sources, admission.plan.copies)
 
     def _withhold_session(self, ticket: str, payload: EditPayload) -> None:
         """What the session's running requests compute may have read what is being forgotten."""
@@ -146,7 +234,9 @@ class ReplayEngine:
         """Forgets of which more was overwritten since the last call, by request id."""
         return self.cache.settled_forgets()
 
-    def _start(self, request: GenerationRequest, admission: Admission, started: int) -> Sequence:
+    def _start(
+        self, request: GenerationRequest, admission: Admission, started: int, *, admits: bool
+    ) -> Sequence:
         plan = admission.plan
         working = WorkingCache(self._layout, plan.length + request.max_new_tokens, self._device)
         spans = [(0, plan.prefix), *((copy.dest, copy.dest_end) for copy in plan.copies)]
@@ -158,7 +248,7 @@ class ReplayEngine:
         receipt = Receipt(
             message_id=request.request_id,
             session=payload.session if payload else "",
-            turn=payload.turn if payload else "",
+            turn=payload.turn if payload and admits else "",
             outcome=admission.verdict.outcome,
             reason=admission.verdict.reason,
             detail=admission.verdict.detail,
@@ -191,6 +281,8 @@ class ReplayEngine:
             on_end=self._running.discard,
             spans=admission.spans,
             carried=admission.carried,
+            admits=admits,
+            on_retained=partial(self._follow, admission) if plan.copies else None,
         )
 
     def _chunks(self, prefills: Series[Prefill]) -> list[Prefill]:
@@ -226,9 +318,22 @@ class ReplayEngine:
         """
         self.cache.check_integrity(
             [sequence.owned for sequence in self._running],
-            [sequence.node for sequence in self._running],
+            [*(sequence.node for sequence in self._running), *self.claims.shelf.locked()],
         )
+        self.claims.shelf.check_integrity()
 
     def flush(self) -> None:
         """Forget all cached sequences and retained turns that no running request holds."""
         self.cache.flush()
+
+
+def _candidate(request: GenerationRequest) -> Candidate:
+    payload = request.payload
+    return Candidate(
+        name=request.request_id,
+        tenant=payload.scope if payload else "",
+        session=payload.session if payload else "",
+        source=payload.turn if payload else "",
+        prompt_tokens=len(request.tokens),
+        max_new_tokens=request.max_new_tokens,
+    )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from leyline_engine.claims.limits import Limits
+from leyline_engine.replay.claim_desk import ClaimDesk
+from leyline_engine.replay.claims import EngineClaims
 from leyline_engine.replay.engine import ReplayEngine
 from leyline_engine.replay.http.app import ServingOptions, build_app
 from leyline_engine.replay.models.loader import LoadedModel, ModelLoadError, load_model
@@ -29,6 +36,7 @@ def create_engine_app(
     default_max_tokens: int = 1024,
     api_secret: str | None = None,
     hints_secret: str | None = None,
+    claim_limits: Mapping[str, Any] | None = None,
 ) -> Starlette:
     """Load a model and return the application that serves it; the engine runs from here on.
 
@@ -43,11 +51,15 @@ def create_engine_app(
         max_waiting: requests that may wait; more are refused with 503.
         default_max_tokens: limit of chat answers that name none.
         api_secret: bearer token to ask for; None asks for nothing.
-        hints_secret: what the proxy signs envelopes and seals digests with; None takes both bare.
+        hints_secret: what the proxy signs envelopes and commands about claims with, and seals
+            digests; None takes all of them bare.
+        claim_limits: fields of :class:`~leyline_engine.claims.limits.Limits`.
 
     Raises:
         ModelLoadError: the model can't be loaded.
+        ValueError: a limit of claims has no such name or value.
     """
+    claimable = read_limits(claim_limits or {})
     loaded = load_model(model, dtype=dtype, device=device)
     if served_name is not None:
         loaded = replace(loaded, name=served_name)
@@ -62,7 +74,31 @@ def create_engine_app(
             api_secret=api_secret,
             hints_secret=hints_secret,
         ),
+        claim_limits=claimable,
     )
+
+
+def read_limits(given: Mapping[str, Any]) -> Limits:
+    """Limits of claims as an operator states them; what isn't stated has its default.
+
+    Raises:
+        ValueError: there is no such limit, or it can't have this value.
+    """
+    known = Limits.__dataclass_fields__
+    for name in given:
+        if name not in known:
+            raise ValueError(
+                f"claim_limits: no limit is called {name}; there are {', '.join(known)}"
+            )
+    try:
+        limits = msgspec.convert(dict(given), Limits)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"claim_limits: {error}") from error
+    for name in known:
+        value = getattr(limits, name)
+        if value < 0 or (isinstance(known[name].default, float) and value > 1):
+            raise ValueError(f"claim_limits: {name} can't be {value}")
+    return limits
 
 
 def serve_model(
@@ -73,6 +109,7 @@ def serve_model(
     splicing: bool = True,
     limits: ServiceLimits | None = None,
     options: ServingOptions | None = None,
+    claim_limits: Limits | None = None,
 ) -> Starlette:
     """The application over a model that is loaded already.
 
@@ -86,11 +123,12 @@ def serve_model(
             chunk_tokens=chunk_tokens,
             splicing=splicing,
             secret=options.hints_secret if options else None,
+            open_claims=partial(EngineClaims, limits=claim_limits),
         )
     except UnsupportedModelError as error:
         raise ModelLoadError(f"{loaded.name} can't be served: {error}") from error
     encoder = PromptEncoder(loaded.tokenizer)
-    service = EngineService(engine, encoder.decode, limits=limits)
+    service = EngineService(engine, encoder.decode, limits=limits, desk=ClaimDesk(engine))
     stops = stop_tokens(loaded.model, loaded.tokenizer)
     return build_app(service, encoder, stops, options)
 

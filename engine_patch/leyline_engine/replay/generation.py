@@ -113,6 +113,8 @@ class Job:
     spec: JobSpec
     channel: Channel
     cancelled: bool = False
+    cleared: int = -1
+    """How many locks claims had taken when they were last found to leave it room."""
 
 
 class Answer:

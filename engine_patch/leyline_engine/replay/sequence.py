@@ -63,6 +63,10 @@ class Sequence:
     """What this request's splice hides, until its KV is published."""
     publishable: bool = True
     """False once a forget made what this request read unfit to keep."""
+    admits: bool = True
+    """Whether what this request computes is kept for reuse."""
+    on_retained: Callable[[SourceTurn], None] | None = None
+    """Told of the turn that this request became, when all else is done."""
     fed: array[int] = field(default_factory=lambda: array("q"))
     """Generated tokens that were fed back, so that their KV exists."""
     ended: bool = False
@@ -101,7 +105,8 @@ class Sequence:
             PoolExhaustedError: no slot for the token; the sequence can still be finished.
         """
         position = len(self.prompt) + len(self.fed)
-        self.held = np.concatenate([self.held, self.cache.allocate(1)])
+        slot = self.cache.allocate(1, self.receipt.message_id)
+        self.held = np.concatenate([self.held, slot])
         logits = self._run([token], position)
         self.fed.append(token)
         self.computed = position + 1
@@ -119,7 +124,8 @@ class Sequence:
 
     def _publish(self) -> None:
         """Make the computed positions visible to other requests."""
-        if not self.publishable or self._reads_doomed() or self.computed <= self.owned_from:
+        keeps = self.publishable and self.admits and not self._reads_doomed()
+        if not keeps or self.computed <= self.owned_from:
             return
         if self.session is not None:
             self.cache.ledger.label(self.session, [label.span for label in self.spans])
@@ -129,7 +135,12 @@ class Sequence:
         tokens = self.prompt + self.fed
         keys = fold_keys(tokens[: self.computed], self.lineage, self._scope)
         match = self.cache.publish(
-            keys, self.held[: self.computed], self.owned_from, self.node, self.session
+            keys,
+            self.held[: self.computed],
+            self.owned_from,
+            self.node,
+            self.session,
+            request=self.receipt.message_id,
         )
         self.held = np.concatenate([match.slots, self.held[self.computed :]])
         self.owned_from, self.node = self.computed, match.node
@@ -152,12 +163,15 @@ class Sequence:
         self._check_running()
         self._publish()
         output = self.fed + (array("q", [last_token]) if last_token is not None else array("q"))
+        retained: SourceTurn | None = None
         if self.session is not None and self.publishable and self.receipt.turn:
-            self._retain(self.session, self.prompt + output)
+            retained = self._retain(self.session, self.prompt + output)
         self._end()
+        if retained is not None and self.on_retained is not None:
+            self.on_retained(retained)
         return TurnRecord(receipt=self.receipt, finished=True, output_ids=tuple(output))
 
-    def _retain(self, session: SessionKey, tokens: array[int]) -> None:
+    def _retain(self, session: SessionKey, tokens: array[int]) -> SourceTurn:
         written = SpanLabel(output_span(self.receipt.turn), len(self.prompt), len(tokens))
         self.cache.ledger.label(session, [written.span])
         source = SourceTurn(
@@ -169,6 +183,7 @@ class Sequence:
             spans=(*self.spans, written),
         )
         self.cache.registry.retain(session, source)
+        return source
 
     def abort(self) -> TurnRecord:
         """Give up: unpublished slots go back, the turn is no source for later ones."""
@@ -182,12 +197,14 @@ class Sequence:
 
     def _end(self) -> None:
         self.ended = True
+        count = len(self.owned)
         if self.publishable:
             self.cache.release(self.owned)
         else:
             self.cache.erase(self.owned, [self])
         self.held = self.held[: self.owned_from]
         self.cache.unlock(self.node)
+        self.cache.listener.ended(self.receipt.message_id, count)
         self.on_end(self)
 
     def withhold(self, ticket: str) -> None:

@@ -12,9 +12,23 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from leyline_engine.contract import Outcome, Receipt, TurnRecord
+from leyline_engine.contract import (
+    ClaimCommand,
+    ClaimProblem,
+    ClaimReply,
+    Outcome,
+    ProblemCode,
+    Receipt,
+    TurnRecord,
+)
 from leyline_engine.records import RecordBook
-from leyline_engine.replay.engine import PoolExhaustedError, PromptTooLongError, ReplayEngine
+from leyline_engine.replay.claim_desk import ClaimDesk, outgrown_record, refused_record
+from leyline_engine.replay.engine import (
+    PoolExhaustedError,
+    PromptTooLongError,
+    RefusedByClaimError,
+    ReplayEngine,
+)
 from leyline_engine.replay.fair_queue import ScopedQueues
 from leyline_engine.replay.generation import (
     Answer,
@@ -64,7 +78,11 @@ class EngineService:
     """Runs requests on a thread of its own; the asyncio side submits and reads events.
 
     Scopes take turns, one step (a prefill chunk or a decoded token) each; within a scope its
-    requests do. A request whose scope has the fewest running ones is admitted first.
+    requests do. A request whose scope has the fewest running ones is admitted first. Commands
+    about claims wait for one round at most.
+
+    Args:
+        desk: of the engine's claims; without one it takes none.
     """
 
     def __init__(
@@ -74,12 +92,14 @@ class EngineService:
         *,
         limits: ServiceLimits | None = None,
         records: RecordBook | None = None,
+        desk: ClaimDesk | None = None,
     ) -> None:
         self.capability = engine.capability
         self.max_context = engine.max_context
         self.records = records or RecordBook()
         self._engine = engine
         self._decode = decode
+        self._desk = desk
         self._limits = limits or ServiceLimits()
         self._wake = threading.Condition()
         self._waiting: ScopedQueues[Job] = ScopedQueues()
@@ -104,8 +124,7 @@ class EngineService:
         """
         job = Job(spec, Channel(asyncio.get_running_loop()))
         with self._wake:
-            if self._closing or self._failure is not None:
-                raise EngineStoppedError(self._failure or "the engine is shutting down")
+            self._check_open()
             if len(self._waiting) >= self._limits.max_waiting:
                 raise EngineOverloadedError(
                     f"{self._limits.max_waiting} requests are waiting already"
@@ -113,6 +132,25 @@ class EngineService:
             self._waiting.push(spec.scope, job)
             self._wake.notify()
         return job
+
+    async def claims(self, command: ClaimCommand) -> ClaimReply:
+        """Carry out a command about claims, between two rounds. Call on a running loop.
+
+        Raises:
+            EngineStoppedError: the engine carries nothing out any more.
+        """
+        if self._desk is None:
+            problem = ClaimProblem(ProblemCode.UNSUPPORTED, "this engine takes no claims")
+            return ClaimReply(problem=problem)
+        with self._wake:
+            self._check_open()
+            reply = self._desk.ask(command)
+            self._wake.notify()
+        return await reply
+
+    def _check_open(self) -> None:
+        if self._closing or self._failure is not None:
+            raise EngineStoppedError(self._failure or "the engine is shutting down")
 
     def cancel(self, job: Job) -> None:
         """Give a request up; its channel ends soon. Harmless when it has ended already."""
@@ -140,6 +178,7 @@ class EngineService:
     def _main(self) -> None:
         try:
             while self._wait_for_work():
+                self._heed_claims()
                 self._admit_waiting()
                 self._round()
                 self._settle_forgets()
@@ -156,13 +195,45 @@ class EngineService:
         if idle and not self._idle_checked:
             # Outside the lock: a submission needn't wait for it.
             self._engine.check_integrity()
+            self._idle_checked = True
         with self._wake:
             while not (self._running or self._waiting or self._closing):
-                self._wake.wait()
-            self._idle_checked = False
+                due = None if self._desk is None else self._desk.seconds_left()
+                if due == 0:
+                    break
+                # A clock may count in larger steps than the wait.
+                self._wake.wait(None if due is None else due + 0.001)
+            if self._running or self._waiting:
+                self._idle_checked = False
             if not self._closing:
                 return True
             return bool(self._running) and time.monotonic() < self._deadline
+
+    def _heed_claims(self) -> None:
+        """Do what was asked about claims, and refuse at once whoever would wait for one."""
+        desk = self._desk
+        if desk is None:
+            return
+        if desk.attend():
+            self._idle_checked = False
+        with self._wake:
+            waiting = list(self._waiting)
+        for job in waiting:
+            error = desk.refused(job)
+            if error is not None and self._withdraw(job):
+                self._refuse(job, error)
+
+    def _withdraw(self, job: Job) -> bool:
+        """Take a job out of the queue; False where it has been taken out already."""
+        with self._wake:
+            if job not in self._waiting:
+                return False
+            self._waiting.remove(job.spec.scope, job)
+            return True
+
+    def _refuse(self, job: Job, error: RefusedByClaimError) -> None:
+        self.records.put(refused_record(job.spec.request, error))
+        job.channel.put(ErrorEvent(error))
 
     def _candidates(self) -> list[Job]:
         """Waiting jobs to try next, the scope with the fewest running requests first."""
@@ -182,10 +253,8 @@ class EngineService:
 
     def _take(self, job: Job) -> bool:
         """Take a job out of the queue and start it; it goes back when there is no room yet."""
-        with self._wake:
-            if self._closing:
-                return False
-            self._waiting.remove(job.spec.scope, job)
+        if not self._withdraw(job):
+            return False
         if self._admit(job):
             return True
         with self._wake:
@@ -200,6 +269,8 @@ class EngineService:
             if self._running:
                 return False
             job.channel.put(ErrorEvent(error))
+        except RefusedByClaimError as error:
+            self._refuse(job, error)
         except PromptTooLongError as error:
             job.channel.put(ErrorEvent(error))
         except Exception as error:
@@ -222,8 +293,19 @@ class EngineService:
         if not progress and self._running:
             # Every request wants a slot and none is left: one answer ends here for the others.
             victim = list(self._running)[-1]
-            self._send(victim, victim.answer.cut_short())
-            self._finish(victim)
+            if not self._outgrew(victim):
+                self._send(victim, victim.answer.cut_short())
+                self._finish(victim)
+
+    def _outgrew(self, running: _Running) -> bool:
+        """End an answer with an error if claims hold the slots that it wants."""
+        desk = self._desk
+        error = None if desk is None else desk.outgrown(running.job, running.sequence)
+        if error is None:
+            return False
+        self.records.put(outgrown_record(self._end(running).abort(), error))
+        running.job.channel.put(ErrorEvent(error))
+        return True
 
     def _step(self, running: _Running) -> bool:
         """Run one step; False when the request can't go on for want of a slot."""
@@ -301,6 +383,8 @@ class EngineService:
             # From here on nothing is queued any more: submit() refuses.
             self._closing = True
             self._refuse_waiting()
+            if self._desk is not None:
+                self._desk.close(error)
 
     def _refuse_waiting(self) -> None:
         error = EngineStoppedError(self._failure or "the engine is shutting down")

@@ -72,7 +72,10 @@ class Accounts:
         """
         detail = "decoding outgrew what claims leave" if began else "claims leave too little room"
         counts = TokenCounts(prompt=len(turn.req.origin_input_ids))
-        before = turn.receipt or Receipt(message_id=turn.message_id, tokens=counts)
+        session = turn.payload.session if turn.payload is not None else ""
+        before = turn.receipt or Receipt(
+            message_id=turn.message_id, session=session, tokens=counts, forgot=turn.forgot
+        )
         turn.receipt = msgspec.structs.replace(
             before,
             turn="",

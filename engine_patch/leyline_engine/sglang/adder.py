@@ -26,6 +26,8 @@ class LeylinePrefillAdder(PrefillAdder):
         result = admit(req) if turn is None else engine.admit(turn, admit, self._room)
         if result is AddReqResult.NO_TOKEN and self._nothing_runs():
             engine.give_way()
+            # It may share less with a claim than when it was queued, and never fit any more.
+            engine.claims.recheck |= bool(engine.claims.keeper)
         return result
 
     def _room(self) -> int:

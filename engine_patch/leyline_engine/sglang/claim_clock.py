@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 _PATIENCE_S = 30.0
 """A scheduler answers between two forwards."""
+_TICK_S = 1.0
 
 
 class ClaimMessage(msgspec.Struct, frozen=True):
@@ -34,6 +35,8 @@ class ClaimMessage(msgspec.Struct, frozen=True):
 class ClaimAnswer(msgspec.Struct, frozen=True):
     """What a scheduler answers."""
 
+    order: int
+    """The number of the message."""
     reply: ClaimReply
     deadline_ms: int | None = None
     """When the next claim expires, by the clock of the messages."""
@@ -85,6 +88,10 @@ class ClaimClock:
                 answer = await asyncio.wait_for(self._send(message), _PATIENCE_S)
             except TimeoutError as error:
                 raise SchedulerSilentError("the scheduler didn't answer in time") from error
+            except SchedulerSilentError:
+                raise
+            except Exception as error:
+                raise SchedulerSilentError(f"the scheduler couldn't be asked: {error}") from error
             self._deadline_ms = answer.deadline_ms
         if self._deadline_ms is not None and (self._ticking is None or self._ticking.done()):
             self._ticking = asyncio.create_task(self._tick())
@@ -97,8 +104,9 @@ class ClaimClock:
         """Send the time whenever a deadline has come, and once a second until then."""
         while self._deadline_ms is not None:
             left_s = (self._deadline_ms - self._now_ms()) / 1000
-            await asyncio.sleep(min(1.0, max(0.01, left_s)))
+            await asyncio.sleep(min(_TICK_S, max(0.01, left_s)))
             try:
                 await self._exchange()
             except SchedulerSilentError as error:
                 log.warning("the time did not reach the scheduler: %s", error)
+                await asyncio.sleep(_TICK_S)

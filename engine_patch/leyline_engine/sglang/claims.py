@@ -18,6 +18,7 @@ from leyline_engine.claims.events import EventLedger
 from leyline_engine.claims.feasibility import Arithmetic
 from leyline_engine.claims.keeper import Candidate, ClaimKeeper
 from leyline_engine.claims.limits import Limits
+from leyline_engine.claims.states import State
 from leyline_engine.contract import (
     ClaimProblem,
     ClaimRefusal,
@@ -81,7 +82,7 @@ class ClaimDesk:
         if message.command:
             reply = self._reply(message.command)
             self.recheck = True
-        return ClaimAnswer(reply, self.keeper.book.next_deadline_ms)
+        return ClaimAnswer(message.order, reply, self.keeper.book.next_deadline_ms)
 
     def _reply(self, command: str) -> ClaimReply:
         if not self.supported:
@@ -89,7 +90,7 @@ class ClaimDesk:
             return ClaimReply(problem=ClaimProblem(ProblemCode.UNSUPPORTED, message))
         try:
             return self.keeper.carry_out(decode_command(command.encode()))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             return ClaimReply(problem=ClaimProblem(ProblemCode.INVALID_CLAIM, str(error)))
 
     def refuse(
@@ -101,16 +102,30 @@ class ClaimDesk:
             turn: its state, where it brought an envelope.
             matched: slots of its cached prefix.
         """
-        written = len(req.output_ids)
-        candidate = Candidate(
-            name=req.rid,
-            tenant=turn.scope if turn is not None else "",
-            session=turn.payload.session if turn is not None and turn.payload else "",
-            source=turn.payload.turn if turn is not None and turn.payload else req.rid,
-            prompt_tokens=len(req.origin_input_ids) + written,
-            max_new_tokens=max(0, req.sampling_params.max_new_tokens - written),
+        return self.keeper.refuse(_candidate(req, turn), matched)
+
+    def blocks(self, req: Any, turn: Turn | None, matched: Callable[[], Sequence[int]]) -> bool:
+        """Whether :meth:`refuse` would refuse; nobody is told."""
+        return self.keeper.blocks(_candidate(req, turn), matched)
+
+    def crowded(self, req: Any, turn: Turn | None) -> ClaimRefusal:
+        """The claims leave room for this request, but not for all that runs beside it."""
+        book, request = self.keeper.book, _candidate(req, turn)
+        locked = [
+            (status.claim.tenant, status.claim.id)
+            for status in book.live()
+            if status.claim.hard and status.state is State.MATERIALIZED
+        ]
+        book.tell_pressure(locked)
+        own = tuple(name for tenant, name in locked if tenant == request.tenant)
+        return ClaimRefusal(
+            needed=book.arithmetic.needed(request.prompt_tokens, request.max_new_tokens),
+            protected=book.protected_pages,
+            usable=book.usable,
+            own=own,
+            others=len(locked) - len(own),
+            retry_after_ms=0,
         )
-        return self.keeper.refuse(candidate, matched)
 
     def admits(self, turn: Turn) -> bool:
         """Whether what a turn computes may be kept for reuse."""
@@ -131,11 +146,26 @@ class ClaimDesk:
         if checked.edit is not None:
             copies: tuple[CopySegment, ...] = tuple(plan.copies)
             self.keeper.follow(source, checked.edit.sources, copies)
+            # What moved may lock more than before, where it lay over another claim.
+            self.recheck = True
 
     def removing(self, keys: array[int], start: int, cause: str) -> None:
         """What is cached of a path behind ``start`` is about to go."""
         if self.keeper or self.keeper.watched:
-            self.keeper.lose(self.shelf.slots(keys)[start:], cause)
+            self.keeper.lose(self.shelf.all_slots(keys)[start:], cause)
+
+
+def _candidate(req: Any, turn: Turn | None) -> Candidate:
+    payload = turn.payload if turn is not None else None
+    written = len(req.output_ids)
+    return Candidate(
+        name=req.rid,
+        tenant=payload.scope if payload is not None else "",
+        session=payload.session if payload is not None else "",
+        source=payload.turn if payload is not None else req.rid,
+        prompt_tokens=len(req.origin_input_ids) + written,
+        max_new_tokens=max(0, req.sampling_params.max_new_tokens - written),
+    )
 
 
 def explain(refusal: ClaimRefusal) -> str:

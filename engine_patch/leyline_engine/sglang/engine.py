@@ -21,7 +21,7 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResul
 
 from leyline_engine.claims.limits import Limits
 from leyline_engine.contract import Capability, ClaimRefusal, LineageRun, Reason
-from leyline_engine.edits import EditRefusedError
+from leyline_engine.edits import EditRefusedError, forgets
 from leyline_engine.ledger import SpanKey, SpanLedger
 from leyline_engine.lineage import derive_lineage, fold_keys, runs_before
 from leyline_engine.plan import Plan, plan_turn
@@ -99,7 +99,7 @@ class SchedulerEngine:
         )
         # Its request holds a turn; SGLang may refuse a request and tell nobody.
         self._turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
-        cache.attach(self, pool)
+        cache.attach(self, pool, self.claims.shelf)
         self._accounts.announce(capability)
 
     # Requests come and go.
@@ -128,11 +128,33 @@ class SchedulerEngine:
         """
         turn = self.turn_of(req)
         refusal: ClaimRefusal | None = None
+
+        def cached() -> list[int]:
+            return self.cached_slots(req)
+
         with contained("asking whether claims leave room"):
-            refusal = self.claims.refuse(req, turn, lambda: self.cached_slots(req))
+            if turn is not None and forgets(turn.payload) and self.claims.blocks(req, turn, cached):
+                # What is in the way may be what it forgets, and no claim keeps that.
+                self._forget_first(turn)
+            refusal = self.claims.refuse(req, turn, cached)
             if refusal is not None and turn is not None:
                 self._accounts.refused(turn, refusal, began=began)
         return refusal
+
+    def refuse_running(self, req: Any) -> ClaimRefusal:
+        """What to tell a request that claims leave no room to go on, beside what else runs."""
+        turn = self.turn_of(req)
+        refusal = self.refuse(req, began=True)
+        if refusal is None:
+            refusal = self.claims.crowded(req, turn)
+            if turn is not None:
+                self._accounts.refused(turn, refusal, began=True)
+        return refusal
+
+    def room(self) -> int:
+        """Slots that nobody has, or that can be evicted."""
+        free = self.cache.token_to_kv_pool_allocator.available_size()
+        return int(free + self.cache.evictable_size())
 
     def cached_slots(self, req: Any) -> list[int]:
         """Slots of a waiting request's cached prefix."""
@@ -164,6 +186,7 @@ class SchedulerEngine:
             self._release(turn)
             turn.move(Phase.ENDED)
             self._accounts.ended(turn, turn.req.output_ids, retain=False)
+            self._settle()
 
     def released(self, req: Any) -> None:
         """A request gave back its slots and its lock: it ended, or was retracted."""
@@ -362,11 +385,7 @@ class SchedulerEngine:
         turn.move(Phase.READY)
         checked = turn.checked
         if checked is not None and checked.forgets:
-            try:
-                self._forget(turn, checked)
-            except Exception:
-                log.exception("a forget failed; nobody finds what may have read the spans")
-                self._condemn(turn)
+            self._forget(turn, checked)
 
     def _fall_back(self, turn: Turn, reason: Reason, detail: str) -> None:
         """Give a splice up: what was copied goes, and the request is an ordinary prefill."""
@@ -425,7 +444,22 @@ class SchedulerEngine:
 
     # Forgetting.
 
+    def _forget_first(self, turn: Turn) -> None:
+        """Forget for a request that may never be admitted."""
+        if turn.phase is Phase.STAGING:
+            self._fall_back(turn, Reason.REPREFILLED, "claims leave its copies too little room")
+        elif turn.phase is Phase.NEW:
+            self._withhold_session(turn)
+            self._forget(turn, self._check(turn, turn.req.origin_input_ids))
+
     def _forget(self, turn: Turn, checked: CheckedRequest) -> None:
+        try:
+            self._remove_readers(turn, checked)
+        except Exception:
+            log.exception("a forget failed; nobody finds what may have read the spans")
+            self._condemn(turn)
+
+    def _remove_readers(self, turn: Turn, checked: CheckedRequest) -> None:
         session = turn.session
         assert session is not None  # noqa: S101 - only a payload demands forgetting
         reused = turn.staging.cursor if turn.staging is not None else 0
@@ -438,6 +472,7 @@ class SchedulerEngine:
             checked.forgotten,
             spared=(Publication(prompt), found),
             ticket=turn.message_id,
+            before=turn.forgot,
         )
         turn.forgot = counts
         self._accounts.forgot(turn.message_id, counts)

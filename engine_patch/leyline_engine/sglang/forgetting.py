@@ -44,6 +44,7 @@ class Forgetter:
         *,
         spared: Sequence[Publication],
         ticket: str,
+        before: ForgetCounts | None = None,
     ) -> tuple[ForgetCounts, frozenset[SpanKey]]:
         """Remove what a session published that may have read ``spans``.
 
@@ -55,6 +56,7 @@ class Forgetter:
             spans: what to forget; None for whatever the session holds.
             spared: what the session's new prompt may go on with.
             ticket: names the forget in :attr:`pending`.
+            before: what an earlier forget of this ticket reached.
 
         Returns:
             What was reached, and the spans of which no KV can be found any more.
@@ -84,6 +86,8 @@ class Forgetter:
             if turn not in clean:
                 self._registry.drop(session, turn.turn)
         self._ledger.strike(scope, spans)
+        earlier = before or ForgetCounts()
+        erased, shared = erased + earlier.overwritten, shared + earlier.shared_retained
         return self.pending.open(ticket, erased, shared), spans
 
     def _cached(self, path: Publication, length: int) -> int:
@@ -100,6 +104,8 @@ class Forgetter:
         self._cache.condemned.extend(doomed)
         for each in doomed:
             self.pending.wait(ticket, each, len(each.path.keys) - each.start)
+            with contained("ending claims"):
+                self._cache.announce(each.path, each.start, "forgotten")
         return self.pending.open(ticket, 0, 0)
 
     def remove(self, path: Publication, start: int) -> None:

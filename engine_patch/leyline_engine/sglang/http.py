@@ -165,7 +165,7 @@ class Endpoints:
             return _error(403, "the signature is not the proxy's", "invalid_signature")
         try:
             decode_command(body)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             return _error(400, str(error), "invalid_command")
         if self._replicas > 1:
             message = "claims need one replica: with --dp-size 1, a claim knows where it is"
@@ -180,11 +180,17 @@ class Endpoints:
         """Bring a message to the scheduler; :class:`ClaimClock` numbers them."""
         from sglang.srt.managers.io_struct import DumperControlReqInput
 
-        request = DumperControlReqInput(method=CLAIMS_METHOD, body=msgspec.to_builtins(message))
-        (output,) = await self._tokenizer_manager.dumper_control(request)
-        if not output.success:
-            raise SchedulerSilentError("the scheduler failed to carry the command out")
-        return msgspec.json.decode(output.response[0]["answer"], type=ClaimAnswer)
+        body = msgspec.to_builtins(message)
+        request: Any = DumperControlReqInput(method=CLAIMS_METHOD, body=body)
+        while True:
+            (output,) = await self._tokenizer_manager.dumper_control(request)
+            if not output.success:
+                raise SchedulerSilentError("the scheduler failed to carry the command out")
+            answer = msgspec.json.decode(output.response[0]["answer"], type=ClaimAnswer)
+            if answer.order == message.order:
+                return answer
+            # It is the late answer to a message that was given up, maybe another tenant's.
+            request = None
 
     async def capability(self, request: Request) -> Response:
         """The handshake document; 503 until every replica has said what it is."""

@@ -144,12 +144,14 @@ def _queue(original: Callable[..., Any], self: Any, req: Any, *args: Any, **kwar
 
 
 def _next_batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Refuse those that wait and can't run any more, since claims came."""
+    """Refuse those that can't run, or not go on, since claims came."""
     engine = _engine(self)
-    if engine is not None and engine.claims.recheck:
-        from leyline_engine.sglang.refusing import refuse_waiting
+    if engine is not None and engine.claims.keeper:
+        from leyline_engine.sglang.refusing import refuse_chunked, refuse_waiting
 
-        refuse_waiting(self, engine)
+        refuse_chunked(self, engine)
+        if engine.claims.recheck:
+            refuse_waiting(self, engine)
     return original(self, *args, **kwargs)
 
 

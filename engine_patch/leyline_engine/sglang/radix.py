@@ -140,19 +140,18 @@ class LeylineRadixCache(UnifiedRadixCache):
         self, evict: Callable[[EvictParams], EvictResult], params: EvictParams
     ) -> EvictResult:
         """Evict; when that isn't enough, also what waiting turns held until now."""
-        shelf = self.shelf
-        result = evict(params) if shelf is None else shelf.evict(evict, params)
+        result = self._evict_ranked(evict, params)
         missing = params.num_tokens - result.num_tokens_evicted
         if missing > 0 and self.leyline is not None and self.leyline.give_way():
-            result.num_tokens_evicted += evict(EvictParams(missing)).num_tokens_evicted
+            more = self._evict_ranked(evict, EvictParams(missing))
+            result.num_tokens_evicted += more.num_tokens_evicted
         return result
 
-    def _evict_ranked(self, params: EvictParams) -> None:
-        evict = super().evict
-        if self.shelf is None:
-            evict(params)
-        else:
-            self.shelf.evict(evict, params)
+    def _evict_ranked(
+        self, evict: Callable[[EvictParams], EvictResult], params: EvictParams
+    ) -> EvictResult:
+        """Evict what claims rank last, and tell them."""
+        return evict(params) if self.shelf is None else self.shelf.evict(evict, params)
 
     def free_kv_row(self, kv: Any, ranges: list[tuple[int, int]]) -> None:
         if self.leyline is not None and self.leyline.withholds(kv):
@@ -182,14 +181,17 @@ class LeylineRadixCache(UnifiedRadixCache):
 
     # What Leyline calls.
 
-    def attach(self, listener: Listener, pool: SplicePool | None) -> None:
+    def attach(
+        self, listener: Listener, pool: SplicePool | None, shelf: RadixShelf | None = None
+    ) -> None:
         """Report to a listener from now on.
 
         Args:
             listener: decides on behalf of requests with envelopes.
             pool: the rows behind the tree's slots; None where they can't be touched.
+            shelf: what claims rank.
         """
-        self.leyline, self._pool = listener, pool
+        self.leyline, self._pool, self.shelf = listener, pool, shelf
 
     def _turn(self, req: Any) -> Turn | None:
         return None if self.leyline is None or req is None else self.leyline.turn_of(req)
@@ -232,7 +234,7 @@ class LeylineRadixCache(UnifiedRadixCache):
         allocator = self.token_to_kv_pool_allocator
         missing = count - int(allocator.available_size())
         if missing > 0:
-            self._evict_ranked(EvictParams(num_tokens=missing))
+            self._evict_ranked(super().evict, EvictParams(num_tokens=missing))
         slots: torch.Tensor | None = allocator.alloc(count)
         return slots
 
@@ -268,8 +270,7 @@ class LeylineRadixCache(UnifiedRadixCache):
     def unpublish(self, path: Publication, start: int, cause: str = "unpublished") -> Unpublished:
         """Remove what is cached of a path from ``start`` on, leaf by leaf, and overwrite it."""
         key = _key(path.keys, path.space)
-        if self.leyline is not None:
-            self.leyline.removing(path.keys, start, cause)
+        self.announce(path, start, cause)
         if start:
             super().match_prefix(MatchPrefixParams(key=_limited(key, start)))  # splits there
         removed: list[torch.Tensor] = []
@@ -279,6 +280,12 @@ class LeylineRadixCache(UnifiedRadixCache):
             if removed:
                 self.overwrite(torch.cat(removed))
         return replace(left, erased=sum(int(slots.numel()) for slots in removed))
+
+    def announce(self, path: Publication, start: int, cause: str) -> None:
+        """Say that what is cached of a path is about to go, or matchable for nobody any more."""
+        # Claims lie where requests name no namespace.
+        if self.leyline is not None and path.space == Space():
+            self.leyline.removing(path.keys, start, cause)
 
     def _remove_leaves(self, key: RadixKey, start: int, removed: list[torch.Tensor]) -> Unpublished:
         """Free a path's nodes behind ``start`` from its end on, as far as they can be."""

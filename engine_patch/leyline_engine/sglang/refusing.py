@@ -45,6 +45,21 @@ def refuse_waiting(scheduler: Any, engine: SchedulerEngine) -> None:
                 _abort(scheduler, req, refusal)
 
 
+def refuse_chunked(scheduler: Any, engine: SchedulerEngine) -> None:
+    """End a prompt that is computed in chunks, if claims that came since leave no slots for the
+    next one: SGLang relies on what it admitted, and would end itself."""
+    req = scheduler.chunked_req
+    if req is None or not engine.claims.keeper.book.protected_pages:
+        return
+    with contained("asking whether claims leave room for a chunk"):
+        rest = len(req.origin_input_ids) + len(req.output_ids) - req.extend_end
+        chunk = min(rest, scheduler.chunked_prefill_size or rest)
+        if chunk <= engine.room() or (engine.give_way() and chunk <= engine.room()):
+            return
+        req.discard_output_reason = _ending(engine.refuse_running(req))
+        scheduler._pending_chunked_abort_req = req
+
+
 def _abort(scheduler: Any, req: Any, refusal: ClaimRefusal) -> None:
     scheduler._release_aborted_request(req)
     scheduler.send_abort_output(
@@ -64,6 +79,8 @@ def name_outgrown(engine: SchedulerEngine, aborted: Iterable[Any]) -> None:
         refusal = engine.refuse(req, began=True)
         if refusal is not None:
             req.to_finish = _ending(refusal)
+        # SGLang gave their slots back, and says no more of them.
+        engine.dropped(req.rid)
 
 
 def answer_control(scheduler: Any, engine: SchedulerEngine, message: Any) -> None:

@@ -59,6 +59,10 @@ class RadixShelf:
 
     def slots(self, keys: array[int]) -> Sequence[int]:
         """Slots of the cached prefix; nothing is split or touched."""
+        return self.all_slots(keys[: self._tree.allowed_length(keys)])
+
+    def all_slots(self, keys: array[int]) -> Sequence[int]:
+        """The same, with what waits to be removed."""
         length, node = self._peek(keys)
         if not length:
             return ()
@@ -66,8 +70,7 @@ class RadixShelf:
         return found
 
     def _peek(self, keys: array[int]) -> tuple[int, Any]:
-        allowed = keys[: self._tree.allowed_length(keys)]
-        length, node, _ = self._tree.tree_core.match_full_device_prefix(RadixKey(allowed))
+        length, node, _ = self._tree.tree_core.match_full_device_prefix(RadixKey(keys))
         return int(length), node
 
     def lock(self, claim: ClaimKey, keys: array[int]) -> None:
@@ -95,7 +98,7 @@ class RadixShelf:
         return int(self._tree.token_to_kv_pool_allocator.available_size())
 
     def evict(self, evict: Evict, params: EvictParams) -> EvictResult:
-        """Evict by rank, and by recency within a rank.
+        """Evict what no claim ranks by recency, then by rank.
 
         Args:
             evict: SGLang's own eviction.

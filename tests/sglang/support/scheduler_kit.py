@@ -29,6 +29,7 @@ from sglang.srt.runtime_context import get_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 
+from leyline_engine.claims.limits import Limits
 from leyline_engine.contract import (
     Capability,
     EditPayload,
@@ -131,6 +132,7 @@ class Scheduler:
         core: tree core, ``rust`` or ``python``.
         events: whether the tree publishes KV events.
         min_copy: shorter copies are prefilled.
+        limits: how much may be claimed.
     """
 
     def __init__(
@@ -143,6 +145,7 @@ class Scheduler:
         min_copy: int = 1,
         splices: bool = True,
         rows: int = 16,
+        limits: Limits | None = None,
     ) -> None:
         self.pool = MLATokenToKVPool(
             capacity, 1, torch.float32, LATENT, ROTARY, LAYERS, "cpu", False
@@ -173,6 +176,7 @@ class Scheduler:
             NoMetrics(),
             secret=None,
             min_copy=min_copy,
+            limits=limits,
         )
         places = torch.arange(_LONGEST)
         ones = torch.ones(_LONGEST, 1, ROTARY)
@@ -209,8 +213,12 @@ class Scheduler:
         req = Req(f"r{number:05d}", "", token_array(prompt), parameters, vocab_size=VOCABULARY)
         self._wanted[req.rid] = decode
         self.engine.receive(req)
-        self.waiting.append(req)
+        self.queue(req)
         return req
+
+    def queue(self, req: Req, *, first: bool = False) -> None:
+        """Let a request wait."""
+        self.waiting.insert(0 if first else len(self.waiting), req)
 
     def serve(
         self, prompt: Sequence[int], payload: EditPayload | None = None, *, decode: int = 2
@@ -250,7 +258,7 @@ class Scheduler:
         self.running.remove(running)
         release_kv_cache(running.req, self.cache, checkpoint=False)
         running.req.reset_for_retract()
-        self.waiting.insert(0, running.req)
+        self.queue(running.req, first=True)
 
     def flush(self) -> None:
         """What ``/flush_cache`` does, when nothing runs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +53,40 @@ def test_sweep_writes_figures_and_a_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["litmus", "sweep"])
-@pytest.mark.parametrize(
-    ("engine", "says"),
-    [("sglang", "takes no claims yet"), ("replay", "takes no claims yet"), ("vllm", "no engine")],
-)
-def test_other_engines_are_refused_and_the_working_ones_named(
-    name: str, engine: str, says: str
-) -> None:
+def test_an_engine_that_nobody_brings_is_refused_and_the_others_named(name: str) -> None:
     """A usage error, and no figures."""
-    result = run(name, "--engine", engine)
+    result = run(name, "--engine", "vllm")
     assert result.exit_code == 2
     said = " ".join(result.output.split())
-    assert says in said and said.endswith("what works: micro")
+    assert "no engine is called vllm; there are micro, replay, sglang" in said
+
+
+@pytest.mark.parametrize("name", ["litmus", "sweep"])
+def test_an_engine_that_is_not_installed_is_said_to_be_so(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is missing is named."""
+    point = EntryPoint("sglang", "no_such_package.litmus:open", command.ENGINES_GROUP)
+    monkeypatch.setattr(command, "entry_points", lambda group: [point])
+    result = run(name, "--engine", "sglang")
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert "the engine sglang is not installed here: No module named 'no_such_package'" in said
+
+
+def test_the_replay_engine_plays_the_splicing_cases_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block allocator has nothing to splice, and isn't asked to."""
+    monkeypatch.setattr(command, "CASES", command.CASES[:1])
+    out = tmp_path / "litmus.json"
+    result = run("litmus", "--engine", "replay", "--json", str(out))
+    assert result.exit_code == 0, result.output
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert (document["engine"], document["passed"], document["of"]) == ("replay", 2, 2)
+    names = [case["name"] for case in document["cases"]]
+    assert names == ["ordinary_eviction", "claim_over_a_spliced_span"]
+    assert "1 of 1" in run("litmus", "--engine", "micro").output
 
 
 def test_a_failed_case_is_told_and_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:

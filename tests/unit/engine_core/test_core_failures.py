@@ -102,7 +102,7 @@ def test_every_allocation_fails(error: Exception, monkeypatch: pytest.MonkeyPatc
     engine = prepared()
     before = snapshot(engine)
 
-    def allocate(count: int) -> Any:
+    def allocate(count: int, request: str) -> Any:
         raise error
 
     monkeypatch.setattr(engine.cache, "allocate", allocate)

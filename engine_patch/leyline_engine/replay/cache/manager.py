@@ -19,6 +19,7 @@ from leyline_engine.contract import ForgetCounts
 from leyline_engine.ledger import Carried, SpanKey, SpanLedger
 from leyline_engine.lineage import exact_length, first_under, lineage_bits
 from leyline_engine.pending import PendingForgets
+from leyline_engine.replay.cache.listener import CacheListener
 from leyline_engine.replay.cache.pool import KVPool, SlotAllocator, Slots
 from leyline_engine.replay.cache.radix import (
     EMPTY_SLOTS,
@@ -27,6 +28,7 @@ from leyline_engine.replay.cache.radix import (
     Node,
     RadixTree,
     slots_of,
+    subtree,
 )
 from leyline_engine.sources import SessionKey, SourceRegistry
 
@@ -72,6 +74,7 @@ class CacheManager:
         self.registry = registry
         self.ledger = ledger
         self.tree = RadixTree()
+        self.listener = CacheListener()
         self.peak_used = 0
         self._allocator = SlotAllocator(capacity)
         self._unerased = EMPTY_SLOTS
@@ -80,6 +83,11 @@ class CacheManager:
     @property
     def capacity(self) -> int:
         return self._allocator.capacity
+
+    @property
+    def free_count(self) -> int:
+        """Slots that nobody has."""
+        return self._allocator.free_count
 
     def match(self, keys: array[int], limit: int | None = None) -> Match:
         return self.tree.match(keys, limit)
@@ -92,19 +100,25 @@ class CacheManager:
         released = self.tree.unlock(node)
         self.erase(slots_of(released), released)
 
-    def allocate(self, count: int) -> Slots:
-        """Slots for a running request, evicting what is least recently used if need be.
+    def allocate(self, count: int, request: str = "") -> Slots:
+        """Slots for a running request, evicting what is ranked lowest and used least recently.
+
+        Args:
+            request: its name, for the listener.
 
         Raises:
             PoolExhaustedError: with nothing taken.
         """
-        missing = count - self._allocator.free_count
+        missing = count - self.free_count
         if 0 < missing <= self.tree.evictable_count():
-            self._allocator.release(self.tree.evict(max(missing, _EVICTION_BATCH)))
+            gone = self.tree.evict_nodes(max(missing, _EVICTION_BATCH))
+            self._allocator.release(slots_of(gone))
+            self.listener.evicted(request, gone)
         slots = self._allocator.allocate(count)
         if slots is None:
-            raise PoolExhaustedError(f"{count} slots wanted, {self._allocator.free_count} free")
-        self.peak_used = max(self.peak_used, self.capacity - self._allocator.free_count)
+            raise PoolExhaustedError(f"{count} slots wanted, {self.free_count} free")
+        self.peak_used = max(self.peak_used, self.capacity - self.free_count)
+        self.listener.allocated(request, count)
         return slots
 
     def release(self, slots: Slots) -> None:
@@ -151,6 +165,8 @@ class CacheManager:
         owned_from: int,
         node: Node,
         session: SessionKey | None,
+        *,
+        request: str = "",
     ) -> Match:
         """Hand a request's slots to the tree and move its lock along.
 
@@ -164,15 +180,17 @@ class CacheManager:
             held: one slot per key; those from ``owned_from`` on belong to the request.
             node: the node that the request holds locked.
             session: whose request it is; None for one that no session claims.
+            request: its name, for the listener.
 
         Returns:
             The sequence as the tree has it now, locked in place of ``node``.
         """
         present, match = self.tree.insert(keys, held, session)
         self.tree.lock(match.node)
-        if present > owned_from:
-            self._allocator.release(held[owned_from:present])
+        spare = held[owned_from:present]
+        self._allocator.release(spare)
         self.unlock(node)
+        self.listener.published(request, match.slots, len(spare))
         return match
 
     def forget(
@@ -182,6 +200,7 @@ class CacheManager:
         *,
         spared: Sequence[array[int]],
         ticket: str,
+        before: ForgetCounts | None = None,
     ) -> Forgotten:
         """Erase what a session published that may have read ``spans``.
 
@@ -193,6 +212,7 @@ class CacheManager:
             spans: what to forget; None for whatever the session holds.
             spared: keys of what the session's new prompt may go on with.
             ticket: names the forget in :meth:`settled_forgets`.
+            before: what an earlier forget of this ticket reached.
 
         Raises:
             Exception: the pool's own, when slots can't be overwritten; they are out of use then.
@@ -206,26 +226,13 @@ class CacheManager:
         kept: set[Node] = set()
         for keys in (*spared, *(turn.keys() for turn in clean)):
             kept.update(self.tree.path(self.tree.match(keys).node))
-        released, held = self._detach_lineages(
-            {
-                lineage_bits(name, scope): at
-                for name, at in self.ledger.lineages_reading(scope, spans).items()
-            }
-        )
-        shared = 0
-        for node in list(self.tree.nodes()):
-            if session not in node.owners or node in kept or node.detached:
-                continue
-            doomed: Node | None = node
-            if len(node.owners) > 1:
-                exact, doomed = self.tree.split(node, exact_length(node.keys))
-                if exact is not None:
-                    exact.owners.discard(session)
-                    shared += len(exact.slots)
-            if doomed is not None:
-                free, locked = self.tree.detach(doomed)
-                released += free
-                held += locked
+        tainted = {
+            lineage_bits(name, scope): at
+            for name, at in self.ledger.lineages_reading(scope, spans).items()
+        }
+        condemned = self._under_lineages(tainted)
+        shared = self._condemn_published(session, kept, condemned)
+        released, held = self._remove(condemned, "forgotten")
         for node in held:
             self._forgets.wait(ticket, node, len(node.slots))
         slots = slots_of(released)
@@ -236,17 +243,19 @@ class CacheManager:
             if turn not in clean:
                 self.registry.drop(session, turn.turn)
         self.ledger.strike(scope, spans)
-        counts = self._forgets.open(ticket, len(slots), shared)
+        earlier = before or ForgetCounts()
+        counts = self._forgets.open(
+            ticket, len(slots) + earlier.overwritten, shared + earlier.shared_retained
+        )
         return Forgotten(counts, spans)
 
-    def _detach_lineages(self, tainted: Mapping[int, int]) -> tuple[list[Node], list[Node]]:
-        """Make KV under lineages unmatchable, whoever published it.
+    def _under_lineages(self, tainted: Mapping[int, int]) -> list[Node]:
+        """The tops of what is cached under lineages, whoever published it.
 
         Args:
             tainted: by :func:`~leyline_engine.lineage.lineage_bits`, the first position concerned.
         """
-        released: list[Node] = []
-        held: list[Node] = []
+        tops: list[Node] = []
         stack = [(child, 0) for child in self.tree.root.children.values()] if tainted else []
         while stack:
             node, start = stack.pop()
@@ -254,27 +263,74 @@ class CacheManager:
             if at == len(node.keys):
                 stack.extend((child, start + at) for child in node.children.values())
                 continue
-            _, doomed = self.tree.split(node, at)
-            if doomed is not None:
-                free, locked = self.tree.detach(doomed)
-                released += free
-                held += locked
+            _, top = self.tree.split(node, at)
+            if top is not None:
+                tops.append(top)
+        return tops
+
+    def _condemn_published(
+        self, session: SessionKey, kept: set[Node], condemned: list[Node]
+    ) -> int:
+        """Add the tops of what a session published, but for ``kept``.
+
+        Returns:
+            Slots that stay because other sessions sent the same.
+        """
+        reached = {node for top in condemned for node in subtree(top)}
+        shared = 0
+        for node in list(self.tree.nodes()):
+            if session not in node.owners or node in kept or node in reached:
+                continue
+            top: Node | None = node
+            if len(node.owners) > 1:
+                exact, top = self.tree.split(node, exact_length(node.keys))
+                if exact is not None:
+                    exact.owners.discard(session)
+                    shared += len(exact.slots)
+            if top is not None:
+                condemned.append(top)
+                reached.update(subtree(top))
+        return shared
+
+    def _remove(self, tops: Sequence[Node], cause: str) -> tuple[list[Node], list[Node]]:
+        """Make subtrees unmatchable, whoever wants to keep them; see :meth:`RadixTree.detach`."""
+        released: list[Node] = []
+        held: list[Node] = []
+        if tops:
+            # First, so that nothing but running requests holds any of it.
+            nodes = dict.fromkeys(node for top in tops for node in subtree(top))
+            self.listener.losing(slots_of(list(nodes)), cause)
+        for top in tops:
+            free, locked = self.tree.detach(top)
+            released += free
+            held += locked
         return released, held
+
+    def lose(self, keys: array[int], start: int, cause: str) -> None:
+        """Give up what is cached of a path behind its first ``start`` keys, and all below it."""
+        if len(self.tree.peek(keys)) <= start:
+            return
+        top = self.tree.cut(keys[:start]).children[keys[start]]
+        released, _ = self._remove([top], cause)
+        self.erase(slots_of(released))
 
     def enter(self, scope: str, carried: Carried) -> None:
         """Note in the ledger what a splice carries, before its KV can be matched."""
         dropped = self.ledger.enter(scope, carried)
         if dropped:
             # Nobody could tell any more what this KV has read.
-            released, _ = self._detach_lineages(
+            tops = self._under_lineages(
                 {lineage_bits(lineage, owner): 0 for owner, lineage in dropped}
             )
+            released, _ = self._remove(tops, "lineage_dropped")
             self.erase(slots_of(released))
 
     def flush(self) -> None:
         """Drop every cached sequence and retained turn that no running request holds."""
         self.registry.clear()
+        self.listener.flushing()
         self._allocator.release(self.tree.evict(self.capacity))
+        self.listener.flushed()
 
     def stats(self, in_flight: int) -> PoolStats:
         doomed = sum(len(node.slots) for node in self.tree.doomed()) + len(self._unerased)

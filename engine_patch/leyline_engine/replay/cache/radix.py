@@ -5,8 +5,8 @@
     root ──[k0 k1 k2]── node ──[k3 k4]── leaf        slots of a path, in key order
                           └────[k3' …]── leaf
 
-``match`` splits a node when a key sequence ends inside it; nothing else changes the tree but
-``insert``, ``evict`` and ``detach``. Recency is a counter, never a clock.
+``match`` and ``cut`` split a node when a key sequence ends inside it; nothing else changes the tree
+but ``insert``, ``evict`` and ``detach``. Recency is a counter, never a clock.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ SHARED = None
 MAX_OWNERS = 64
 """Owners noted per node; a prefix that more sessions sent is simply shared."""
 
+_USE_BITS = 63
+"""Uses are counted in fewer bits than these."""
+
 EMPTY_SLOTS: Slots = np.empty(0, dtype=np.int64)
 
 
 class Node:
-    """A run of keys with their slots; ``locks`` counts running requests on or below it."""
+    """A run of keys with their slots; ``locks`` counts its holders on or below it."""
 
     __slots__ = (
         "children",
@@ -41,6 +44,7 @@ class Node:
         "locks",
         "owners",
         "parent",
+        "ranks",
         "serial",
         "slots",
     )
@@ -53,9 +57,21 @@ class Node:
         self.children: dict[int, Node] = {}
         self.owners: set[Hashable] = set()
         """Who published this run of keys; an owner of a node owns its ancestors too."""
+        self.ranks: dict[Hashable, int] = {}
+        """Priorities, by who gave them; like owners, those of a node are its ancestors' too."""
         self.locks = 0
         self.last_access = 0
         self.detached = False
+
+    @property
+    def rank(self) -> int:
+        """Nodes of lower rank are evicted first."""
+        return max(self.ranks.values()) if self.ranks else 0
+
+    @property
+    def order(self) -> int:
+        """Of two nodes the lesser is evicted first: by rank, then by last use."""
+        return (self.rank << _USE_BITS) + self.last_access
 
 
 class Match(NamedTuple):
@@ -67,7 +83,7 @@ class Match(NamedTuple):
 
 
 class RadixTree:
-    """Prefix sharing with LRU eviction of unlocked leaves."""
+    """Prefix sharing; of unlocked leaves the lowest rank is evicted first, LRU within a rank."""
 
     def __init__(self) -> None:
         self.root = Node(None, array("q"), EMPTY_SLOTS, 0)
@@ -99,21 +115,42 @@ class RadixTree:
     def match(self, keys: array[int], limit: int | None = None) -> Match:
         """Longest prefix of ``keys[:limit]`` in the tree; splits the node it ends inside."""
         self._tick += 1
-        end = len(keys) if limit is None else min(limit, len(keys))
         node, length = self.root, 0
         found: list[Slots] = []
+        for child, same in self._walk(keys, limit):
+            node = child if same == len(child.keys) else self._split(child, same)
+            node.last_access = self._tick
+            found.append(node.slots)
+            length += same
+        return Match(length, node, np.concatenate(found) if found else EMPTY_SLOTS)
+
+    def _walk(self, keys: array[int], limit: int | None) -> Iterator[tuple[Node, int]]:
+        """Nodes of the longest prefix of ``keys[:limit]``, each with how many keys it shares."""
+        end = len(keys) if limit is None else min(limit, len(keys))
+        node, length = self.root, 0
         while length < end:
             child = node.children.get(keys[length])
             if child is None:
-                break
+                return
             same = min(common_prefix(keys, child.keys, length), end - length)
-            if same < len(child.keys):
-                child = self._split(child, same)
-            child.last_access = self._tick
-            found.append(child.slots)
+            whole = same == len(child.keys)
+            yield child, same
+            if not whole:
+                return
             length += same
             node = child
-        return Match(length, node, np.concatenate(found) if found else EMPTY_SLOTS)
+
+    def peek(self, keys: array[int], limit: int | None = None) -> Slots:
+        """Slots of the longest prefix of ``keys[:limit]``; nothing is split or touched."""
+        found = [node.slots[:same] for node, same in self._walk(keys, limit)]
+        return np.concatenate(found) if found else EMPTY_SLOTS
+
+    def cut(self, keys: array[int]) -> Node:
+        """The node at whose end the longest prefix of ``keys`` ends; recency stays as it is."""
+        node = self.root
+        for child, same in self._walk(keys, None):
+            node = child if same == len(child.keys) else self._split(child, same)
+        return node
 
     def split(self, node: Node, at: int) -> tuple[Node | None, Node | None]:
         """``node`` as its first ``at`` keys and the rest; one is None where the other is all."""
@@ -129,7 +166,7 @@ class RadixTree:
         assert parent is not None and 0 < at < len(node.keys)  # noqa: S101 - caller's contract
         head = self._new_node(parent, node.keys[:at], node.slots[:at])
         head.locks, head.last_access = node.locks, node.last_access
-        head.owners = set(node.owners)
+        head.owners, head.ranks = set(node.owners), dict(node.ranks)
         head.children[node.keys[at]] = node
         parent.children[head.keys[0]] = head
         node.parent, node.keys, node.slots = head, node.keys[at:], node.slots[at:]
@@ -188,9 +225,13 @@ class RadixTree:
         return released
 
     def evict(self, count: int) -> Slots:
-        """Drop unlocked leaves, least recently used first, until ``count`` slots are free."""
+        """The slots of :meth:`evict_nodes`."""
+        return slots_of(self.evict_nodes(count))
+
+    def evict_nodes(self, count: int) -> list[Node]:
+        """Drop unlocked leaves, the lowest rank and least recent use first, for ``count`` slots."""
         leaves = [
-            (node.last_access, node.serial, node)
+            (node.order if node.ranks else node.last_access, node.serial, node)
             for node in self.nodes()
             if not node.children and node.locks == 0
         ]
@@ -205,8 +246,8 @@ class RadixTree:
             released.append(node)
             freed += len(node.slots)
             if parent is not self.root and not parent.children and parent.locks == 0:
-                heapq.heappush(leaves, (parent.last_access, parent.serial, parent))
-        return slots_of(released)
+                heapq.heappush(leaves, (parent.order, parent.serial, parent))
+        return released
 
     def detach(self, node: Node) -> tuple[list[Node], list[Node]]:
         """Make the subtree of ``node`` unmatchable.
@@ -219,17 +260,23 @@ class RadixTree:
         del parent.children[node.keys[0]]
         released: list[Node] = []
         held: list[Node] = []
-        stack = [node]
-        while stack:
-            current = stack.pop()
+        for current in subtree(node):
             current.detached = True
-            stack.extend(current.children.values())
             if current.locks:
                 self._doomed.add(current)
                 held.append(current)
             else:
                 released.append(current)
         return released, held
+
+
+def subtree(node: Node) -> Iterator[Node]:
+    """``node`` and all below it, parents first."""
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        yield current
+        stack.extend(current.children.values())
 
 
 def slots_of(nodes: Sequence[Node]) -> Slots:

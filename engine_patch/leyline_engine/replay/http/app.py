@@ -19,7 +19,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from leyline_engine.contract import CAPABILITY_PATH, RECEIPT_PATH, RENDERER_PATH
+from leyline_engine.contract import (
+    CAPABILITY_PATH,
+    CLAIMS_PATH,
+    MAX_COMMAND_BYTES,
+    RECEIPT_PATH,
+    RENDERER_PATH,
+    SIGNATURE_HEADER,
+    is_signature_of,
+)
 from leyline_engine.hints import Hints, read_hints
 from leyline_engine.replay.engine import GenerationRequest
 from leyline_engine.replay.generation import JobSpec
@@ -36,6 +44,7 @@ from leyline_engine.replay.http.schema import (
     check_completion,
     check_messages,
     decode_body,
+    decode_claim_command,
 )
 from leyline_engine.replay.service import EngineService
 from leyline_engine.replay.text.chat import PromptEncoder
@@ -53,8 +62,9 @@ class ServingOptions:
     """Answers of requests that set no limit; the context may bound them sooner."""
     max_body_bytes: int = 64 << 20
     api_secret: str | None = None
-    hints_secret: str | None = None
     """When set, every path but ``/health`` wants it as bearer token."""
+    hints_secret: str | None = None
+    """When set, envelopes and commands about claims must be signed with it."""
 
 
 class EngineEndpoints:
@@ -147,6 +157,21 @@ class EngineEndpoints:
             )
         return JSONResponse(msgspec.to_builtins(record))
 
+    async def claims(self, request: Request) -> Response:
+        """``POST`` of one command about claims; signed, where proxy and engine share a secret."""
+        body = await self._read(request, MAX_COMMAND_BYTES)
+        secret = self._options.hints_secret
+        given = request.headers.get(SIGNATURE_HEADER, "")
+        if secret is not None and not is_signature_of(given, body, secret):
+            raise ApiError(
+                403,
+                f"the header {SIGNATURE_HEADER} is not the proxy's signature of this command",
+                kind="permission_error",
+                code="invalid_signature",
+            )
+        reply = await self._service.claims(decode_claim_command(body))
+        return Response(msgspec.json.encode(reply), media_type="application/json")
+
     async def renderer(self, request: Request) -> Response:
         """Chat template, special tokens and tokenizer."""
         return JSONResponse(await run_in_threadpool(self._encoder.renderer_document))
@@ -193,15 +218,16 @@ class EngineEndpoints:
             )
         return array("q", prompt)
 
-    async def _read(self, request: Request) -> bytes:
+    async def _read(self, request: Request, most: int | None = None) -> bytes:
+        most = self._options.max_body_bytes if most is None else most
         chunks: list[bytes] = []
         size = 0
         async for chunk in request.stream():
             size += len(chunk)
-            if size > self._options.max_body_bytes:
+            if size > most:
                 raise ApiError(
                     413,
-                    f"the request body exceeds {self._options.max_body_bytes} bytes",
+                    f"the request body exceeds {most} bytes",
                     code="body_too_large",
                 )
             chunks.append(chunk)
@@ -266,6 +292,7 @@ def build_app(
             Route(CAPABILITY_PATH, guarded(endpoints.capability)),
             Route(RECEIPT_PATH, guarded(endpoints.receipt)),
             Route(RENDERER_PATH, guarded(endpoints.renderer)),
+            Route(CLAIMS_PATH, guarded(endpoints.claims), methods=["POST"]),
         ],
         exception_handlers={HTTPException: _http_error},
         lifespan=lifespan,

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from starlette.responses import JSONResponse
 
-from leyline_engine.replay.engine import PoolExhaustedError, PromptTooLongError
+from leyline_engine.contract import Reason
+from leyline_engine.replay.engine import (
+    PoolExhaustedError,
+    PromptTooLongError,
+    RefusedByClaimError,
+)
 from leyline_engine.replay.service import EngineOverloadedError, EngineStoppedError
 from leyline_engine.replay.text.chat import TemplateFailedError
 
@@ -20,13 +25,19 @@ class ApiError(Exception):
         kind: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
+        retry_after_s: int | None = 1,
     ) -> None:
+        """
+        Args:
+            retry_after_s: what an answer with status 503 says of it; None says nothing.
+        """
         super().__init__(message)
         self.status = status
         self.message = message
         self.kind = kind
         self.param = param
         self.code = code
+        self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """The JSON body."""
@@ -40,7 +51,8 @@ class ApiError(Exception):
         }
 
     def response(self) -> JSONResponse:
-        headers = {"retry-after": "1"} if self.status == 503 else None
+        tells = self.status == 503 and self.retry_after_s is not None
+        headers = {"retry-after": str(self.retry_after_s)} if tells else None
         return JSONResponse(self.body(), self.status, headers)
 
 
@@ -48,6 +60,10 @@ def to_api_error(error: Exception) -> ApiError:
     """The answer to an error of the engine or of the parts around it."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, RefusedByClaimError):
+        wait_ms = error.refusal.retry_after_ms
+        seconds = None if wait_ms is None else max(1, -(-wait_ms // 1000))
+        return _unavailable(str(error), Reason.REFUSED_BY_CLAIM, retry_after_s=seconds)
     return _engine_error(error)
 
 
@@ -72,5 +88,5 @@ def _engine_error(error: Exception) -> ApiError:
             )
 
 
-def _unavailable(message: str, code: str) -> ApiError:
-    return ApiError(503, message, kind="server_error", code=code)
+def _unavailable(message: str, code: str, *, retry_after_s: int | None = 1) -> ApiError:
+    return ApiError(503, message, kind="server_error", code=code, retry_after_s=retry_after_s)

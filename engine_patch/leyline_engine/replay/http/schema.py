@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from leyline_engine.contract import ClaimCommand, ClaimError, decode_command
 from leyline_engine.replay.http.errors import ApiError
 from leyline_engine.replay.text.sampling import SamplingParams
 
@@ -118,6 +120,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 B = TypeVar("B", ChatBody, CompletionBody, TokenizeBody)
+D = TypeVar("D")
 
 
 def decode_body(raw: bytes, kind: type[B]) -> B:
@@ -126,12 +129,28 @@ def decode_body(raw: bytes, kind: type[B]) -> B:
     Raises:
         ApiError: it isn't JSON, or a field has the wrong type or range.
     """
+    body: B = _decoded(partial(msgspec.json.decode, type=kind), raw)
+    return body
+
+
+def decode_claim_command(raw: bytes) -> ClaimCommand:
+    """Decode a command about claims.
+
+    Raises:
+        ApiError: it isn't JSON or no command, or a field has the wrong type or value.
+    """
+    return _decoded(decode_command, raw)
+
+
+def _decoded(decode: Callable[[bytes], D], raw: bytes) -> D:
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return decode(raw)
     except msgspec.ValidationError as error:
         text = str(error)
         found = _PATH.search(text)
         param = found["path"] if found else None
+        if isinstance(error.__cause__, ClaimError):
+            param = f"claim.{error.__cause__.field}"
         if param is None and (missing := re.search(r"missing required field `(\w+)`", text)):
             param = missing[1]
         raise ApiError(400, text, param=param, code="invalid_type") from error

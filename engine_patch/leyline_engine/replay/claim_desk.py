@@ -1,0 +1,162 @@
+"""Commands about claims on their way to the engine's thread, the time, and who waits in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from leyline_engine.contract import (
+    ClaimCommand,
+    ClaimReply,
+    DemoteClaim,
+    Receipt,
+    ReleaseClaim,
+    SubmitClaim,
+    TokenCounts,
+    TurnRecord,
+)
+from leyline_engine.replay.claims import RefusedByClaimError, as_refused
+from leyline_engine.replay.engine import GenerationRequest, PromptTooLongError, ReplayEngine
+from leyline_engine.replay.generation import Job
+from leyline_engine.replay.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+_EVERY_MS = 1000
+"""While a claim has a deadline and requests come, the book's time is at most so old."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    command: ClaimCommand
+    reply: asyncio.Future[ClaimReply]
+    loop: asyncio.AbstractEventLoop
+
+    def settle(self, answer: ClaimReply | Exception) -> None:
+        """Answer on the asker's loop, if it is still there and still wants to know."""
+        try:
+            self.loop.call_soon_threadsafe(self._settle, answer)
+        except RuntimeError:
+            log.debug("whoever asked about a claim is gone")
+
+    def _settle(self, answer: ClaimReply | Exception) -> None:
+        if self.reply.done():
+            return
+        if isinstance(answer, Exception):
+            self.reply.set_exception(answer)
+        else:
+            self.reply.set_result(answer)
+
+
+class ClaimDesk:
+    """The claims of one engine behind its service.
+
+    Args:
+        now_ns: a clock that never goes back; the engine itself has none.
+    """
+
+    def __init__(
+        self, engine: ReplayEngine, *, now_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._engine = engine
+        self._claims = engine.claims
+        self._now_ns = now_ns
+        self._began_ns = now_ns()
+        self._order = 0
+        self._asked: deque[_Asked] = deque()
+
+    def ask(self, command: ClaimCommand) -> asyncio.Future[ClaimReply]:
+        """Have a command carried out soon. Called on a running loop."""
+        loop = asyncio.get_running_loop()
+        asked = _Asked(command, loop.create_future(), loop)
+        self._asked.append(asked)
+        return asked.reply
+
+    # The engine's thread
+
+    def seconds_left(self) -> float | None:
+        """Until there is something to do: 0 if there is now, None if nothing is foreseen."""
+        if self._asked:
+            return 0.0
+        deadline = self._claims.keeper.book.next_deadline_ms
+        return None if deadline is None else max(0.0, (deadline - self._now_ms()) / 1000)
+
+    def attend(self) -> bool:
+        """Carry out what was asked, and let claims expire; whether anything may have changed."""
+        changed = self._pass_time()
+        while self._asked:
+            asked = self._asked.popleft()
+            changed |= isinstance(asked.command, SubmitClaim | ReleaseClaim | DemoteClaim)
+            try:
+                self._tick()
+                asked.settle(self._claims.keeper.carry_out(asked.command))
+            except Exception as error:
+                log.exception("a command about a claim failed")
+                asked.settle(error)
+        return changed
+
+    def close(self, error: Exception) -> None:
+        """Nothing is carried out any more."""
+        while self._asked:
+            self._asked.popleft().settle(error)
+
+    def refused(self, job: Job) -> RefusedByClaimError | None:
+        """Why a waiting job would wait for a claim; asked anew when claims have locked more."""
+        locks = self._claims.shelf.locks_taken
+        if job.cleared == locks:
+            return None
+        job.cleared = locks
+        try:
+            request = self._engine.examine(job.spec.request)
+        except RefusedByClaimError as error:
+            return error
+        except PromptTooLongError:
+            return None  # as its admission will say
+        except Exception:
+            log.exception("request %s could not be examined", job.spec.request.request_id)
+            return None  # its admission will fail as well, and answer
+        if request is not job.spec.request:
+            job.spec = replace(job.spec, request=request)
+        return None
+
+    def outgrown(self, job: Job, sequence: Sequence) -> RefusedByClaimError | None:
+        """Why a running job found no slot; None where no claim holds any."""
+        return self._engine.outgrown(job.spec.request, sequence)
+
+    def _now_ms(self) -> int:
+        return (self._now_ns() - self._began_ns) // 1_000_000
+
+    def _tick(self) -> None:
+        self._order += 1
+        self._claims.keeper.tick(self._order, self._now_ms())
+
+    def _pass_time(self) -> bool:
+        book = self._claims.keeper.book
+        deadline, now = book.next_deadline_ms, self._now_ms()
+        if deadline is None or (now < deadline and now < book.now_ms + _EVERY_MS):
+            return False
+        self._tick()
+        return now >= deadline
+
+
+def refused_record(request: GenerationRequest, error: RefusedByClaimError) -> TurnRecord:
+    """The record of a request that never ran."""
+    payload = request.payload
+    receipt = Receipt(
+        message_id=request.request_id,
+        session=payload.session if payload else "",
+        tokens=TokenCounts(prompt=len(request.tokens)),
+        skipped_actions=request.skipped,
+    )
+    return TurnRecord(receipt=as_refused(receipt, error), finished=True)
+
+
+def outgrown_record(record: TurnRecord, error: RefusedByClaimError) -> TurnRecord:
+    """The record of a request that could not go on."""
+    return msgspec.structs.replace(record, receipt=as_refused(record.receipt, error))

@@ -1,0 +1,190 @@
+"""Claims in the replay engine: the keeper over its cache, and who can't run for their sake."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from leyline_engine.claims.events import EventLedger
+from leyline_engine.claims.feasibility import Arithmetic
+from leyline_engine.claims.keeper import Candidate, ClaimKeeper
+from leyline_engine.claims.limits import Limits
+from leyline_engine.claims.states import State
+from leyline_engine.contract import (
+    ClaimRefusal,
+    CopySegment,
+    ForgetCounts,
+    Outcome,
+    Reason,
+    Receipt,
+)
+from leyline_engine.replay.cache.listener import CacheListener
+from leyline_engine.replay.cache.manager import CacheManager
+from leyline_engine.replay.cache.pool import Slots
+from leyline_engine.replay.cache.radix import Node
+from leyline_engine.replay.cache.shelf import TreeShelf
+from leyline_engine.sources import SessionKey, SourceTurn
+
+
+class RefusedByClaimError(Exception):
+    """A request that can't run, or not go on, before a claim goes.
+
+    Attributes:
+        refusal: who is in the way, as the request's owner may know it.
+        began: whether it ran already.
+        forgot: what was forgotten for it all the same.
+    """
+
+    def __init__(
+        self, refusal: ClaimRefusal, *, began: bool = False, forgot: ForgetCounts | None = None
+    ) -> None:
+        super().__init__(_explained(refusal, began=began))
+        self.refusal = refusal
+        self.began = began
+        self.forgot = forgot
+
+    @property
+    def detail(self) -> str:
+        """What happened, for the receipt."""
+        if self.began:
+            return "decoding outgrew what claims leave"
+        return "claims leave too little room"
+
+
+def _explained(refusal: ClaimRefusal, *, began: bool) -> str:
+    who = [f"yours ({', '.join(refusal.own)})"] if refusal.own else []
+    who += [f"{refusal.others} of other tenants"] if refusal.others else []
+    wait = "one of them is released"
+    if refusal.retry_after_ms is not None:
+        seconds = -(-refusal.retry_after_ms // 1000)
+        wait = f"{seconds} s have passed" if seconds else "other requests have ended"
+    return (
+        f"{'decoding outgrew its room: ' if began else ''}"
+        f"the request needs {refusal.needed} tokens of KV beside {refusal.protected} of "
+        f"{refusal.usable} that claims hold: {' and '.join(who)}. It can run when {wait}."
+    )
+
+
+def as_refused(receipt: Receipt, error: RefusedByClaimError) -> Receipt:
+    """A request's receipt when it could not run, or not go on; its turn is no source."""
+    return Receipt(
+        message_id=receipt.message_id,
+        session=receipt.session,
+        outcome=Outcome.REPREFILLED,
+        reason=Reason.REFUSED_BY_CLAIM,
+        detail=error.detail,
+        tokens=receipt.tokens,
+        forgot=receipt.forgot or error.forgot,
+        skipped_actions=receipt.skipped_actions,
+        refused=error.refusal,
+    )
+
+
+class EngineClaims(CacheListener):
+    """Claims over one cache. Driven by the engine's thread, like all of the engine.
+
+    Args:
+        clip_output: tokens of output at most that the engine reckons with.
+        limits: how much may be claimed.
+        ledger: where events go.
+        watched: see :class:`~leyline_engine.claims.keeper.ClaimKeeper`.
+    """
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        clip_output: int,
+        *,
+        limits: Limits | None = None,
+        ledger: EventLedger | None = None,
+        watched: bool = False,
+    ) -> None:
+        self.shelf = TreeShelf(cache)
+        self.keeper = ClaimKeeper(
+            cache.registry,
+            self.shelf,
+            cache.capacity,
+            Arithmetic(page_size=1, clip_output=clip_output, strict=False),
+            limits=limits,
+            ledger=ledger,
+            watched=watched,
+        )
+        cache.listener = self
+
+    # What requests ask.
+
+    def outgrown(self, request: Candidate, held: Slots) -> ClaimRefusal | None:
+        """Why a request that runs found no slot; None where no claim holds any.
+
+        Args:
+            request: with what it has decoded as part of its prompt.
+            held: the slots of it that are in the tree.
+        """
+        if not self.keeper.book.protected_pages:
+            return None
+        return self.keeper.refuse(request, held.tolist) or self._crowded(request)
+
+    def _crowded(self, request: Candidate) -> ClaimRefusal:
+        """The claims leave room for this request, but not for all that run beside it."""
+        book = self.keeper.book
+        locked = [
+            (status.claim.tenant, status.claim.id)
+            for status in book.live()
+            if status.claim.hard and status.state is State.MATERIALIZED
+        ]
+        book.tell_pressure(locked)
+        own = tuple(name for tenant, name in locked if tenant == request.tenant)
+        return ClaimRefusal(
+            needed=book.arithmetic.needed(request.prompt_tokens, request.max_new_tokens),
+            protected=book.protected_pages,
+            usable=book.usable,
+            own=own,
+            others=len(locked) - len(own),
+            retry_after_ms=0,
+        )
+
+    def arrived(self, request: Candidate, *, admits: bool) -> None:
+        """A request is about to be admitted.
+
+        Args:
+            admits: whether what it computes may be kept for reuse.
+        """
+
+    def matched_by(self, session: SessionKey, keys: Callable[[], array[int]], length: int) -> None:
+        """A session's request runs, and found so many of its keys cached."""
+        if self.keeper:
+            self.keeper.matched(session, keys(), length)
+
+    def follow(
+        self, turn: SourceTurn, sources: Sequence[SourceTurn], copies: Sequence[CopySegment]
+    ) -> None:
+        """A spliced turn was retained; see :meth:`ClaimKeeper.follow`."""
+        if self.keeper:
+            self.keeper.follow(turn, sources, copies)
+
+    # What the cache says.
+
+    def evicted(self, request: str, gone: Sequence[Node]) -> None:
+        """Ranked claims may have lost something, or been spared."""
+        self.keeper.all_gave_way(self.shelf.reached(gone), request)
+        self.keeper.passed_over(self.shelf.passed_over(gone))
+
+    def losing(self, slots: Slots, cause: str) -> None:
+        """Claims over these slots let go of them."""
+        if self.keeper or self.keeper.watched:
+            self.keeper.lose(slots.tolist(), cause)
+
+    def flushing(self) -> None:
+        """Nothing stays for a claim's sake."""
+        self.shelf.clear()
+
+    def flushed(self) -> None:
+        """Claims that held anything are harmed."""
+        self.keeper.lose_all("flushed")
+
+
+class OpenClaims(Protocol):
+    """Makes the claims of an engine; options are bound already."""
+
+    def __call__(self, cache: CacheManager, clip_output: int, /) -> EngineClaims: ...

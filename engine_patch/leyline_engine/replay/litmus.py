@@ -1,0 +1,150 @@
+"""The replay engine as the litmus suite of claims drives it: one request at a time, by hand."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from functools import cache, partial
+from random import Random
+
+from leyline_engine.claims.book import ClaimBook
+from leyline_engine.claims.events import AnyEvent, EventLedger, Run
+from leyline_engine.claims.litmus import LIMITS, PAGE, Runtime, session_of
+from leyline_engine.claims.micro import Request
+from leyline_engine.contract import (
+    Claim,
+    ClaimRefusal,
+    CopySegment,
+    EditPayload,
+    SourceRef,
+)
+from leyline_engine.replay.engine import GenerationRequest, RefusedByClaimError, ReplayEngine
+from leyline_engine.replay.models.loader import LoadedModel, load_model
+from leyline_engine.replay.watch import WatchedClaims
+
+_TENANT = "a"
+"""Whose turns are edited."""
+
+
+def open_replay(usable: int, sink: Callable[[AnyEvent], None]) -> Runtime:
+    """A replay engine over the shipped model.
+
+    Args:
+        usable: pages of the pool.
+        sink: gets every event.
+    """
+    return ReplayRuntime(usable, sink)
+
+
+class ReplayRuntime:
+    """See :class:`leyline_engine.claims.litmus.Runtime`.
+
+    What a source says is fixed by its name, also where the model would have said something else:
+    its tokens are fed as if they had been sampled.
+    """
+
+    def __init__(self, usable: int, sink: Callable[[AnyEvent], None]) -> None:
+        ledger = EventLedger(sink=sink)
+        self.engine = ReplayEngine(
+            _model(),
+            pool_tokens=usable * PAGE,
+            open_claims=partial(WatchedClaims, limits=LIMITS, ledger=ledger),
+        )
+        self._keeper = self.engine.claims.keeper
+        self._sources: dict[str, int] = {}
+        self._owners: dict[str, tuple[str, str]] = {}
+
+    @property
+    def book(self) -> ClaimBook:
+        """The engine's."""
+        return self._keeper.book
+
+    def serve(self, request: Request) -> ClaimRefusal | None:
+        """Run a request to its end; or say why it can't run before a claim goes."""
+        total = request.prompt_tokens + request.max_new_tokens + 1
+        tokens = self._tokens(request.source, total)
+        payload = EditPayload(session=request.session, scope=request.tenant, turn=request.source)
+        return self._run(
+            GenerationRequest(
+                request.name,
+                tokens[: request.prompt_tokens],
+                payload,
+                max_new_tokens=request.max_new_tokens,
+                admits=not request.write_no_admit,
+            ),
+            tokens[request.prompt_tokens :],
+        )
+
+    def _tokens(self, source: str, length: int) -> array[int]:
+        """The first tokens of a source; no two sources begin alike."""
+        vocabulary = self.engine.capability.vocab_size
+        number = self._sources.setdefault(source, len(self._sources))
+        stream = Random(source)
+        return array("q", [number, *(stream.randrange(vocabulary) for _ in range(length - 1))])
+
+    def _run(self, request: GenerationRequest, output: array[int]) -> ClaimRefusal | None:
+        """Run a request that says ``output``; of the last token there is no KV."""
+        try:
+            sequence = self.engine.admit(request)
+        except RefusedByClaimError as error:
+            return error.refusal
+        while sequence.pending:
+            sequence.prefill_step()
+        for token in output[:-1]:
+            sequence.decode_step(token)
+        sequence.finish(output[-1])
+        self.engine.check_integrity()
+        if request.payload is not None:
+            owner = (request.payload.scope, request.payload.session)
+            self._owners[request.payload.turn] = owner
+        return None
+
+    def edit(self, name: str, old: str, new: str, start: int, end: int) -> None:
+        """Run an edited turn of tenant ``a`` to its end."""
+        session = session_of(_TENANT)
+        registry = self.engine.cache.registry
+        source = registry.get((_TENANT, session), old)
+        if source is None:
+            raise KeyError(old)
+        first, last, length = start * PAGE, end * PAGE, len(source.tokens) - 1
+        prompt = source.tokens[:first] + source.tokens[last:length]
+        payload = EditPayload(
+            session=session,
+            scope=_TENANT,
+            turn=new,
+            sources=(SourceRef(old, len(source.tokens), registry.seal(source)),),
+            segments=(CopySegment(0, 0, first, 0), CopySegment(0, last, length, first)),
+            lineage=source.lineage,
+        )
+        request = GenerationRequest(name, prompt, payload, max_new_tokens=PAGE)
+        refusal = self._run(request, self._tokens(new, PAGE + 1))
+        if refusal is not None:
+            raise RefusedByClaimError(refusal)
+
+    def claim(self, claim: Claim) -> None:
+        """Take a claim."""
+        self._keeper.submit(claim)
+
+    def release(self, tenant: str, claim: str) -> None:
+        """End a claim."""
+        self._keeper.release(tenant, claim)
+
+    def demote(self, tenant: str, claim: str) -> None:
+        """Give up a claim's locks."""
+        self._keeper.demote(tenant, claim)
+
+    def tick(self, order: int, now_ms: int) -> None:
+        """The clock's next message."""
+        self._keeper.tick(order, now_ms)
+
+    def lose(self, run: Run, cause: str) -> None:
+        """What is cached of a source from a page on is gone."""
+        turn = self.engine.cache.registry.get(self._owners[run.source], run.source)
+        if turn is None:
+            raise KeyError(run.source)
+        self.engine.cache.lose(turn.keys(), run.start * PAGE, cause)
+
+
+@cache
+def _model() -> LoadedModel:
+    return load_model(device="cpu")

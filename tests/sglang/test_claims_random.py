@@ -1,0 +1,324 @@
+"""Random requests, edits, forgets and claims near the pool's limit, in SGLang's own tree.
+
+Whatever the order: every slot is accounted for, the book counts the slots that are really locked,
+no claim loses KV without being told, every request ends, and when all claims are released nothing
+is left locked.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from claim_scheduler import ClaimScheduler, opens, text
+from conftest import ModelFolder
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+from scheduler_kit import install_server_args, source_of
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
+from sglang_models import SglangModel
+
+from leyline_engine.contract import (
+    ClaimKind,
+    ClaimState,
+    DemoteClaim,
+    Directive,
+    LineageRun,
+    ProblemCode,
+    ReleaseClaim,
+    SourceRef,
+    apply_directives,
+    token_array,
+    token_digest,
+)
+from leyline_engine.sglang.splicer import StageRow
+
+CAPACITY = 260
+LONGEST = 150
+OPENING = text("opening", 34)
+CLAIMS = st.sampled_from(["c0", "c1", "c2", "c3"])
+PLACES = st.integers(0, LONGEST)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server_args(model_folder: ModelFolder) -> None:
+    """SGLang's configuration, once per process."""
+    install_server_args(Path(model_folder(SglangModel.MLA)))
+
+
+@dataclass
+class Session:
+    """What a proxy would know of a conversation."""
+
+    name: str
+    tenant: str
+    tokens: list[int] = field(default_factory=lambda: list(OPENING))
+    turn: str = ""
+    """The newest turn, where it is retained."""
+    lineage: tuple[LineageRun, ...] = ()
+    req: Req | None = None
+    sent: str = ""
+
+
+class Contained(logging.Handler):
+    """Keeps what the plugin logs of failures, which it doesn't raise."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(self.format(record))
+
+
+class Claims(RuleBasedStateMachine):
+    """Four sessions of two tenants, which share an opening."""
+
+    sessions = st.integers(0, 3)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = iter(range(10**6))
+        self.known = [Session(f"s{i}", "ab"[i % 2]) for i in range(4)]
+        self.requests: list[Req] = []
+        self.revisions = 0
+        self.failures = Contained()
+        logging.getLogger("leyline_engine").addHandler(self.failures)
+
+    @initialize(
+        chunk=st.sampled_from([None, 24]),
+        core=st.sampled_from(["rust", "python"]),
+    )
+    def start(self, chunk: int | None, core: str) -> None:
+        """Every session has had a turn."""
+        self.scheduler = ClaimScheduler(CAPACITY, chunk=chunk, core=core)
+        self.begin()
+
+    def begin(self) -> None:
+        for session in self.known:
+            session.tokens, session.turn, session.lineage = list(OPENING), "", ()
+            self.send(session, [*OPENING, *text(session.name, 45)], 2)
+        self.scheduler.drain()
+        self.collect()
+
+    # Requests.
+
+    def send(self, session: Session, prompt: list[int], decode: int, **fields: Any) -> None:
+        """Submit a session's next turn."""
+        number = next(self.numbers)
+        payload = opens(session.name, f"t{number}", tenant=session.tenant, **fields)
+        session.sent = f"m{number}"
+        session.req = self.scheduler.submit(prompt, payload, decode=decode, message_id=session.sent)
+        self.requests.append(session.req)
+
+    def idle(self, number: int) -> Session | None:
+        session = self.known[number]
+        if session.req is not None:
+            return None
+        if len(session.tokens) > LONGEST:
+            session.tokens, session.turn, session.lineage = list(OPENING), "", ()
+        return session
+
+    @rule(number=sessions, length=st.integers(1, 40), decode=st.integers(1, 5))
+    def append(self, number: int, length: int, decode: int) -> None:
+        """A turn that goes on where the last one ended."""
+        if session := self.idle(number):
+            prompt = [*session.tokens, *text(next(self.numbers), length)]
+            self.send(session, prompt, decode, lineage=session.lineage)
+
+    @rule(number=sessions, start=PLACES, length=st.integers(1, 8), new=st.integers(0, 3))
+    def edit(self, number: int, start: int, length: int, new: int) -> None:
+        """A turn that leaves something out or puts something else there."""
+        session = self.idle(number)
+        if session is None or not session.turn:
+            return
+        start = min(34 + start % 30, len(session.tokens) - 1)
+        end = min(start + length, len(session.tokens))
+        cuts = (Directive(start, end, tuple(text(new, new))),)
+        source = token_array(session.tokens)
+        ref = SourceRef(session.turn, len(source), token_digest(source))
+        prompt = [*apply_directives(source, cuts), 7]
+        self.send(session, prompt, 2, sources=(ref,), directives=cuts, lineage=session.lineage)
+
+    @rule(number=sessions)
+    def forget(self, number: int) -> None:
+        """Whatever the session holds is to be forgotten."""
+        if session := self.idle(number):
+            self.send(session, [*OPENING, *text(next(self.numbers), 5)], 2, forget=("all",))
+            session.lineage = ()
+
+    @rule(number=sessions, length=st.integers(50, CAPACITY - 5))
+    def press(self, number: int, length: int) -> None:
+        """Somebody without an envelope needs room; the claims may be in the way."""
+        prompt = text(number, length)
+        self.requests.append(self.scheduler.submit(prompt, decode=2))
+
+    @rule(number=st.integers(0, 20))
+    def abort(self, number: int) -> None:
+        """A client hangs up."""
+        waiting = [r for r in self.scheduler.waiting if not isinstance(r, StageRow)]
+        everyone = [*waiting, *(r.req for r in self.scheduler.running)]
+        if everyone:
+            req = everyone[number % len(everyone)]
+            self.scheduler.abort(req)
+            if req in waiting:
+                self.requests.remove(req)
+                for session in self.known:
+                    session.req = None if session.req is req else session.req
+
+    @rule(number=st.integers(0, 20))
+    def retract(self, number: int) -> None:
+        """Memory ran out in decoding."""
+        running = self.scheduler.running
+        if len(running) > 1:
+            self.scheduler.retract(running[number % len(running)])
+
+    @rule(rounds=st.integers(1, 6))
+    def step(self, rounds: int) -> None:
+        """The scheduler works."""
+        for _ in range(rounds):
+            self.scheduler.step()
+        self.collect()
+
+    @rule(really=st.integers(0, 9))
+    def flush(self, really: int) -> None:
+        """The operator empties the cache now and then, once nothing runs."""
+        self.scheduler.drain()
+        self.collect()
+        if really == 9:
+            self.scheduler.flush()
+            self.begin()
+
+    def collect(self) -> None:
+        """Learn what a proxy learns of turns that ended."""
+        for session in self.known:
+            req = session.req
+            if req is None or not (req.finished() or req.rid in self.scheduler.aborted):
+                continue
+            session.req = None
+            record = self.scheduler.sender.records[session.sent]
+            assert record.finished
+            if req.rid in self.scheduler.aborted:
+                sent = self.scheduler.aborted[req.rid].finished_reason
+                assert sent is not None
+                if sent.get("err_type") == "refused_by_claim":
+                    refused = record.receipt.refused
+                    assert refused is not None
+                    assert refused.own or refused.others
+                continue
+            if isinstance(req.finished_reason, FINISH_ABORT):
+                continue
+            session.tokens = list(source_of(req))
+            session.lineage = record.receipt.lineage
+            session.turn = record.receipt.turn
+
+    # Claims.
+
+    @rule(
+        number=sessions,
+        claim=CLAIMS,
+        span=st.tuples(PLACES, PLACES),
+        terms=st.fixed_dictionaries(
+            {
+                "kind": st.sampled_from(list(ClaimKind)),
+                "share": st.sampled_from([1.0, 1.0, 0.5, 0.1]),
+                "priority": st.integers(0, 3),
+                "ttl_s": st.sampled_from([None, 1, 3]),
+                "write_no_admit": st.sampled_from([False, False, False, True]),
+            }
+        ),
+    )
+    def claim(self, number: int, claim: str, span: tuple[int, int], terms: dict[str, Any]) -> None:
+        """A claim, or a later revision of one, over the newest turn."""
+        session = self.known[number]
+        while session.req is not None and not session.turn:
+            self.step(1)
+        end = max(1, min(max(span) + 1, len(session.tokens) - 1))
+        self.revisions += 1
+        reply = self.scheduler.try_claim(
+            session.name,
+            end,
+            id=claim,
+            tenant=session.tenant,
+            source=session.turn or "none",
+            start=min(*span, end - 1),
+            revision=self.revisions,
+            **terms,
+        )
+        note(f"{reply.problem or reply.claims[0].state}")
+        if reply.problem is None:
+            assert reply.claims[0].state is not ClaimState.ACCEPTED
+
+    @rule(claim=CLAIMS, tenant=st.sampled_from("ab"))
+    def release(self, claim: str, tenant: str) -> None:
+        """Its owner gives it up."""
+        reply = self.scheduler.send(ReleaseClaim(tenant, claim))
+        assert reply.problem is None or reply.problem.code is ProblemCode.UNKNOWN_CLAIM
+
+    @rule(claim=CLAIMS, tenant=st.sampled_from("ab"))
+    def demote(self, claim: str, tenant: str) -> None:
+        """Its locks are given up."""
+        self.scheduler.send(DemoteClaim(tenant, claim))
+
+    @rule(milliseconds=st.sampled_from([300, 1000, 2500]))
+    def tick(self, milliseconds: int) -> None:
+        """Time passes."""
+        self.scheduler.tick(milliseconds)
+
+    # What must always hold.
+
+    @invariant()
+    def consistent(self) -> None:
+        """See :meth:`claim_scheduler.ClaimScheduler.check`."""
+        if hasattr(self, "scheduler"):
+            self.scheduler.check()
+            assert not self.failures.messages
+
+    def teardown(self) -> None:
+        """Everything ends, and everything is given back."""
+        try:
+            if hasattr(self, "scheduler"):
+                self.end()
+        finally:
+            logging.getLogger("leyline_engine").removeHandler(self.failures)
+
+    def end(self) -> None:
+        self.scheduler.drain()
+        self.collect()
+        for req in self.requests:
+            assert req.finished() or req.rid in self.scheduler.aborted
+        assert not self.scheduler.engine._turns
+        for status in self.scheduler.keeper.book.live():
+            self.scheduler.release(status.claim.id, status.claim.tenant)
+        self.scheduler.serve([1, 2, 3])
+        self.scheduler.check_idle()
+        assert len(self.scheduler.keeper.names) == 0
+        self.scheduler.flush()
+        assert self.scheduler.allocator.available_size() == CAPACITY
+        assert not self.failures.messages
+
+
+_SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+def test_claims_and_requests_in_any_order() -> None:
+    """Books, locks, slots and receipts agree after every step, and everybody gets an end."""
+    few = settings(max_examples=40, stateful_step_count=40, suppress_health_check=_SLOW)
+    run_state_machine_as_test(Claims, settings=few)
+
+
+@pytest.mark.nightly
+def test_claims_and_requests_in_many_orders() -> None:
+    """The same, many more times and longer."""
+    many = settings(max_examples=600, stateful_step_count=80, suppress_health_check=_SLOW)
+    run_state_machine_as_test(Claims, settings=many)
