@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
 
@@ -32,7 +33,7 @@ from leyline_engine.contract import (
 
 SECRET = "a secret of the test"
 POOL = 1000
-FLAGS = (f"--max-total-tokens={POOL}", "--chunked-prefill-size=128")
+FLAGS = (f"--max-total-tokens={POOL}", "--chunked-prefill-size=32")
 HELD = 400
 """Tokens of a claim; a request of more than the rest can't run beside it."""
 
@@ -170,6 +171,23 @@ def test_decoding_that_outgrows_the_claims_is_named(client: ClaimClient) -> None
     assert (receipt.refused.own, receipt.refused.others) == ((), 1)
     assert receipt.detail == "decoding outgrew what claims leave"
     assert client.status().resident_tokens == HELD
+
+
+def test_a_claim_between_two_chunks_ends_the_prompt(client: ClaimClient) -> None:
+    """A long prompt was admitted when nothing was claimed. When a claim takes the slots of its
+    later chunks, it is refused, and the server goes on."""
+    client.open("s", text("chunks", HELD))
+    long = request_body(text("long", POOL - HELD + 200), decode=4)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.http.post, "/generate", json=long)
+        # Too early, it is refused before it is queued.
+        time.sleep(0.03)
+        (status,) = client.claim("s", HELD).claims
+        assert status.state is ClaimState.MATERIALIZED
+        refused = answer.result()
+    assert refused.status_code == 503
+    assert refused.json()["message"].startswith("refused_by_claim: ")
+    assert client.load() == (0, HELD)
 
 
 def test_a_flush_harms_live_claims(client: ClaimClient) -> None:

@@ -297,7 +297,8 @@ class _Reader:
         path, pages = listed(event.path), spread(event.runs)
         own = {(arrived.source, place) for place in range(len(request.matched), arrived.pages)}
         demand(not arrived.write_no_admit, "kept what must not be admitted")
-        demand(bool(pages) and (trace.tree or not request.kept), "kept twice")
+        # In a tree, all of it may have been there; the path is news all the same.
+        demand(trace.tree or (bool(pages) and not request.kept), "kept twice")
         demand(pages <= own, "kept what it didn't compute")
         demand(not pages & trace.resident.keys(), "kept what was there")
         demand(pages <= set(path), "kept what is not on its path")

@@ -1,7 +1,7 @@
 """What a proxy asks of an engine about claims, and what it is answered.
 
-One command is one ``POST`` to :data:`CLAIMS_PATH`. Where proxy and engine share a secret, the header
-:data:`SIGNATURE_HEADER` carries the body's HMAC (:func:`~.signing.sign_bytes`).
+One command is one ``POST`` to :data:`CLAIMS_PATH`. Where proxy and engine share a secret, the
+header :data:`SIGNATURE_HEADER` carries the body's HMAC (:func:`~.signing.sign_bytes`).
 """
 
 from __future__ import annotations

@@ -94,10 +94,8 @@ class WatchedClaims(EngineClaims):
         fresh = [slot for slot in path.tolist() if not keeper.names.known([slot])]
         named = keeper.names.name(source, path.tolist())
         free = self.shelf.free()
-        if fresh:
-            runs = keeper.names.known(fresh)
-            event = Retained(request=request, runs=runs, path=named, free=free - spare)
-            keeper.ledger.append(event)
+        runs = keeper.names.known(fresh)
+        keeper.ledger.append(Retained(request=request, runs=runs, path=named, free=free - spare))
         if spare:
             keeper.ledger.append(Freed(request=request, pages=spare, free=free, ended=False))
 

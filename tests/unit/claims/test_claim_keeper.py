@@ -4,173 +4,26 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from keeper_kit import POOL, Desk
 
 from leyline_engine.claims.events import EventLedger, Evicted, Lost
 from leyline_engine.claims.feasibility import Arithmetic
 from leyline_engine.claims.keeper import Candidate, ClaimKeeper
-from leyline_engine.claims.limits import Limits
-from leyline_engine.claims.protection import ClaimKey
 from leyline_engine.claims.runs import pages_of
-from leyline_engine.claims.states import FINAL, State
+from leyline_engine.claims.states import State
 from leyline_engine.contract import (
-    Claim,
     ClaimKind,
-    ClaimReply,
-    ClaimStatus,
     CopySegment,
     DemoteClaim,
     GetClaim,
     GetClaimEvents,
-    LineageRun,
     ListClaims,
-    Predicate,
     ProblemCode,
     ReleaseClaim,
-    SubmitClaim,
 )
-from leyline_engine.sources import SourceRegistry, SourceTurn
-
-Prefix = tuple[int, ...]
-POOL = 100
-ALL = Limits(share=1.0, engine_share=1.0)
-
-
-class NaiveShelf:
-    """A slot for each cached prefix; slots are used again."""
-
-    def __init__(self) -> None:
-        self.cached: dict[Prefix, int] = {}
-        self.locks: dict[ClaimKey, Prefix] = {}
-        self.ranks: dict[ClaimKey, tuple[Prefix, int]] = {}
-        self.empty = list(range(POOL))
-
-    def fill(self, keys: Sequence[int]) -> None:
-        """Cache a sequence."""
-        for end in range(1, len(keys) + 1):
-            prefix = tuple(keys[:end])
-            if prefix not in self.cached:
-                self.cached[prefix] = self.empty.pop(0)
-
-    def _path(self, keys: array[int]) -> Prefix:
-        end = 0
-        while end < len(keys) and tuple(keys[: end + 1]) in self.cached:
-            end += 1
-        return tuple(keys[:end])
-
-    def slots(self, keys: array[int]) -> Sequence[int]:
-        """Slots of the cached prefix."""
-        path = self._path(keys)
-        return [self.cached[path[:end]] for end in range(1, len(path) + 1)]
-
-    def lock(self, claim: ClaimKey, keys: array[int]) -> None:
-        """All of it must be there."""
-        assert claim not in self.locks and self._path(keys) == tuple(keys)
-        self.locks[claim] = tuple(keys)
-
-    def unlock(self, claim: ClaimKey) -> None:
-        """Also of claims that hold none."""
-        self.locks.pop(claim, None)
-
-    def rank(self, claim: ClaimKey, keys: array[int], priority: int) -> None:
-        """What there is of it."""
-        assert claim not in self.ranks
-        self.ranks[claim] = (self._path(keys), priority)
-
-    def unrank(self, claim: ClaimKey) -> None:
-        """Also of claims that hold none."""
-        self.ranks.pop(claim, None)
-
-    def free(self) -> int:
-        """Slots that nobody has."""
-        return len(self.empty)
-
-    def locked(self) -> set[Prefix]:
-        """Prefixes that claims lock."""
-        return {path[:end] for path in self.locks.values() for end in range(1, len(path) + 1)}
-
-    def rank_of(self, prefix: Prefix) -> int:
-        """Its highest priority."""
-        found = (p for path, p in self.ranks.values() if path[: len(prefix)] == prefix)
-        return max(found, default=0)
-
-    def drop(self, prefixes: Sequence[Prefix]) -> None:
-        """These are gone."""
-        for prefix in prefixes:
-            self.empty.append(self.cached.pop(prefix))
-
-    def evict(self, amount: int) -> list[ClaimKey]:
-        """Leaves, the lowest rank first; the claims that lost any."""
-        hit: dict[ClaimKey, None] = {}
-        for _ in range(amount):
-            leaves = [
-                prefix
-                for prefix in self.cached.keys() - self.locked()
-                if not any(p[:-1] == prefix for p in self.cached)
-            ]
-            if not leaves:
-                break
-            gone = min(leaves, key=lambda leaf: (self.rank_of(leaf), leaf))
-            hit |= dict.fromkeys(
-                k for k, (path, _) in self.ranks.items() if path[: len(gone)] == gone
-            )
-            self.drop([gone])
-        return list(hit)
-
-
-class Desk:
-    """A keeper, its shelf and its turns."""
-
-    def __init__(self, **limits: Any) -> None:
-        self.shelf = NaiveShelf()
-        self.registry = SourceRegistry()
-        limit = Limits(**limits) if limits else ALL
-        arithmetic = Arithmetic(1, strict=False)
-        self.keeper = ClaimKeeper(self.registry, self.shelf, POOL, arithmetic, limits=limit)
-        self._names = count(1)
-
-    def turn(
-        self,
-        tokens: Sequence[int],
-        *,
-        session: str = "s",
-        tenant: str = "t",
-        cut: int | None = None,
-    ) -> SourceTurn:
-        """Retain a turn; all but its last token has KV. From ``cut`` on it is spliced."""
-        name = f"t{next(self._names)}"
-        lineage = () if cut is None else (LineageRun(cut, f"of {name}"),)
-        turn = SourceTurn(name, array("q", [*tokens, 77]), "", lineage, tenant, session)
-        self.registry.retain((tenant, session), turn)
-        self.shelf.fill(turn.keys()[:-1])
-        return turn
-
-    def claim(self, source: str, end: int, start: int = 0, **terms: Any) -> ClaimReply:
-        """Claim tokens of a turn, hard unless terms say otherwise."""
-        share = terms.pop("share", 1.0)
-        given = {"id": "c", "tenant": "t", "session": "s", "kind": ClaimKind.HARD} | terms
-        claim = Claim(predicate=Predicate(source, start, end, share), **given)
-        return self.keeper.carry_out(SubmitClaim(claim))
-
-    def status(self, name: str = "c", tenant: str = "t") -> ClaimStatus:
-        """Where a claim stands."""
-        return self.keeper.book.status(tenant, name)
-
-    def evict(self, amount: int) -> None:
-        """Evict, and tell the keeper."""
-        self.keeper.all_gave_way(self.shelf.evict(amount), "r")
 
 
 def test_a_hard_claim_locks_what_it_needs_and_what_that_stands_on() -> None:
@@ -407,124 +260,3 @@ def test_an_empty_ledger_is_used_all_the_same() -> None:
     desk = Desk()
     keeper = ClaimKeeper(desk.registry, desk.shelf, POOL, Arithmetic(1), ledger=ledger)
     assert keeper.ledger is ledger and ledger.last == 1
-
-
-KEYS = st.lists(st.integers(0, 2), min_size=1, max_size=8)
-NAMES = st.sampled_from(["c1", "c2", "c3", "c4"])
-
-
-class KeeperMachine(RuleBasedStateMachine):
-    """Turns, claims, evictions and losses at random."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.desk = Desk()
-        self.turns: list[SourceTurn] = []
-        self.revision = self.ticks = 0
-        self.known: set[str] = set()
-
-    @precondition(lambda self: self.desk.shelf.free() > 12)
-    @rule(tokens=KEYS, session=st.sampled_from("sz"))
-    def turn(self, tokens: list[int], session: str) -> None:
-        """Sessions share what they begin with."""
-        self.turns = [*self.turns, self.desk.turn(tokens, session=session)][-6:]
-
-    @precondition(lambda self: self.turns and self.desk.shelf.free() > 12)
-    @rule(which=st.integers(0, 5), start=st.integers(0, 7), length=st.integers(1, 4))
-    def edit(self, which: int, start: int, length: int) -> None:
-        """A part of a turn is cut out, what is behind it copied."""
-        source = self.turns[which % len(self.turns)]
-        whole = list(source.tokens[:-1])
-        end = min(start + length, len(whole))
-        if source.lineage or start >= end or len(self.desk.shelf.slots(source.keys())) < len(whole):
-            return
-        copies = [CopySegment(0, end, len(whole), start)]
-        cut = start if copies[0].length else None
-        turn = self.desk.turn([*whole[:start], *whole[end:], 5], session=source.session, cut=cut)
-        self.turns = [*self.turns, turn][-6:]
-        self.desk.keeper.follow(turn, [source], copies)
-
-    @precondition(lambda self: self.turns)
-    @rule(
-        which=st.integers(0, 5),
-        name=NAMES,
-        start=st.integers(0, 8),
-        length=st.integers(1, 8),
-        share=st.sampled_from([0.4, 1.0, 1.0]),
-        kind=st.sampled_from(ClaimKind),
-        priority=st.integers(0, 2),
-        ttl_s=st.none() | st.integers(1, 3),
-    )
-    def claim(self, which: int, name: str, start: int, length: int, **terms: Any) -> None:
-        """New, or a revision."""
-        turn = self.turns[which % len(self.turns)]
-        size = len(turn.tokens) - 1
-        start %= size
-        self.revision += 1
-        self.known.add(name)
-        end = min(start + length, size)
-        terms |= {"session": turn.session, "revision": self.revision}
-        self.desk.claim(turn.turn, end, start, id=name, **terms)
-
-    @rule(name=NAMES, demote=st.booleans())
-    def let_go(self, name: str, demote: bool) -> None:
-        """Of locks, or of all."""
-        command = DemoteClaim("t", name) if demote else ReleaseClaim("t", name)
-        self.desk.keeper.carry_out(command)
-
-    @rule(amount=st.integers(1, 8))
-    def evict(self, amount: int) -> None:
-        """What nobody locks."""
-        self.desk.evict(amount)
-
-    @precondition(lambda self: self.desk.shelf.cached)
-    @rule(which=st.integers(0, 99))
-    def lose(self, which: int) -> None:
-        """A prefix and all behind it, whoever locks it."""
-        shelf = self.desk.shelf
-        top = sorted(shelf.cached)[which % len(shelf.cached)]
-        gone = [prefix for prefix in shelf.cached if prefix[: len(top)] == top]
-        self.desk.keeper.lose([shelf.cached[prefix] for prefix in gone], "fault")
-        assert not shelf.locked() & set(gone)
-        shelf.drop(gone)
-
-    @rule(seconds=st.integers(0, 2))
-    def tick(self, seconds: int) -> None:
-        """Time goes on."""
-        self.ticks += 1
-        keeper = self.desk.keeper
-        keeper.tick(self.ticks, keeper.book.now_ms + 1000 * seconds)
-
-    @invariant()
-    def the_shelf_holds_what_the_book_says(self) -> None:
-        """As many locked tokens, and names for what is held alone."""
-        keeper, shelf = self.desk.keeper, self.desk.shelf
-        live = {(s.claim.tenant, s.claim.id): s for s in keeper.book.live()}
-        assert len(shelf.locked()) == keeper.book.protected_pages
-        assert shelf.locks.keys() | shelf.ranks.keys() == live.keys()
-        held = {page for key in live for page in pages_of(keeper.book.held(key))}
-        assert len(keeper.names) == len(held)
-        assert set(pages_of(keeper.names.known(shelf.cached.values()))) == held
-        assert bool(keeper) is bool(live)
-
-    @invariant()
-    def promises_are_kept(self) -> None:
-        """A live claim has what it requires, and a locked one all that it locked."""
-        for status in self.desk.keeper.book.live():
-            assert status.resident_tokens >= status.required_tokens
-        assert self.desk.shelf.locked() <= self.desk.shelf.cached.keys()
-
-    def teardown(self) -> None:
-        """Everything ends, and nothing is held or named for it."""
-        for name in self.known:
-            self.desk.keeper.carry_out(ReleaseClaim("t", name))
-            assert self.desk.status(name).state in FINAL
-        assert self.desk.shelf.locks == self.desk.shelf.ranks == {}
-        assert len(self.desk.keeper.names) == 0 and not self.desk.keeper
-
-
-def test_the_keeper_holds_neither_more_nor_less_than_it_promised() -> None:
-    """Whatever comes and goes."""
-    run_state_machine_as_test(
-        KeeperMachine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
-    )

@@ -3,169 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from claims_kit import SESSION, TENANT, ask, make_claim, make_engine, named, tokens
+from claims_kit import SESSION, TENANT, ask, named, tokens
+from claims_service_kit import Clock, Stage, end, refused, stage, stages
 from support.engine_http import wait_for
 from support.integrity import engines_are_whole
 
 from leyline_engine.contract import (
-    ClaimCommand,
-    ClaimReply,
     ClaimState,
-    DemoteClaim,
     EditPayload,
     ForgetCounts,
-    GetClaim,
-    GetClaimEvents,
-    ListClaims,
     Outcome,
-    ProblemCode,
     Reason,
     ReleaseClaim,
     SpanLabel,
-    SubmitClaim,
-    TurnRecord,
 )
-from leyline_engine.replay.claim_desk import ClaimDesk
 from leyline_engine.replay.engine import (
     GenerationRequest,
     PromptTooLongError,
     RefusedByClaimError,
-    ReplayEngine,
 )
 from leyline_engine.replay.generation import (
     ErrorEvent,
-    Event,
     FinishEvent,
     FinishReason,
-    Job,
     JobSpec,
 )
-from leyline_engine.replay.sequence import Sequence
-from leyline_engine.replay.service import EngineService, EngineStoppedError, ServiceLimits
 from leyline_engine.replay.text.sampling import SamplingParams
 
-__all__ = ["engines_are_whole"]
-
-
-class Clock:
-    """Nanoseconds as a test says."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def __call__(self) -> int:
-        return self.now
-
-    def pass_time(self, seconds: float) -> None:
-        """Move on."""
-        self.now += round(seconds * 1e9)
-
-
-class Stage:
-    """A service over an engine whose forwards wait for a gate."""
-
-    def __init__(self, pool: int = 400, *, clock: Any = None, **limits: int) -> None:
-        self.engine = make_engine(pool)
-        self.gate = threading.Semaphore(100_000)
-        self.forwards = 0
-        original = self.engine.admit
-
-        def admit(request: GenerationRequest) -> Sequence:
-            sequence = original(request)
-            forward = sequence.forward
-
-            def waiting(*args: Any) -> Any:
-                self.gate.acquire()
-                self.forwards += 1
-                return forward(*args)
-
-            sequence.forward = waiting
-            return sequence
-
-        self.engine.admit = admit  # type: ignore[method-assign]
-        options = {} if clock is None else {"now_ns": clock}
-        self.service = EngineService(
-            self.engine,
-            lambda tokens: "x" * len(tokens),
-            limits=ServiceLimits(**limits),
-            desk=ClaimDesk(self.engine, **options),
-        )
-
-    def close_gate(self) -> None:
-        """No forward begins until :meth:`open_gate`."""
-        self.gate = threading.Semaphore(0)
-
-    def open_gate(self) -> None:
-        """Go on."""
-        self.gate.release(100_000)
-
-    def submit(self, prompt: int, seed: int, turn: str = "", *, room: int = 4, **more: Any) -> Job:
-        """Queue a request of so many tokens."""
-        payload = named(turn, **more) if turn else None
-        return self.service.submit(
-            JobSpec(ask(tokens(prompt, seed), payload, room=room), SamplingParams(temperature=0))
-        )
-
-    async def keep(self, turn: str, length: int, seed: int) -> None:
-        """Retain a turn whose first ``length`` tokens can be claimed."""
-        assert isinstance(await end(self.submit(length, seed, turn)), FinishEvent)
-
-    async def do(self, command: ClaimCommand) -> ClaimReply:
-        """Carry out a command."""
-        return await asyncio.wait_for(self.service.claims(command), 20)
-
-    async def claim(self, turn: str, length: int, **terms: Any) -> ClaimReply:
-        """Claim the beginning of a turn."""
-        reply = await self.do(SubmitClaim(make_claim(turn, length, **terms)))
-        assert reply.problem is None
-        return reply
-
-    def record(self, job: Job) -> TurnRecord:
-        """What is on file of a job."""
-        record = self.service.records.get(job.spec.request.request_id)
-        assert record is not None
-        return record
-
-
-async def end(job: Job) -> Event:
-    """The last event of a request."""
-    while True:
-        events: list[Event] = await asyncio.wait_for(job.channel.get(), 30)
-        if not hasattr(events[-1], "text"):
-            return events[-1]
-
-
-async def refused(job: Job) -> RefusedByClaimError:
-    """The refusal that a request ends with."""
-    event = await end(job)
-    assert isinstance(event, ErrorEvent)
-    assert isinstance(event.error, RefusedByClaimError)
-    return event.error
-
-
-@pytest.fixture
-def stages() -> Iterator[list[Stage]]:
-    """Closes what a test opens."""
-    made: list[Stage] = []
-    yield made
-    for stage in made:
-        stage.open_gate()
-        stage.service.close(grace=5)
-        assert stage.service.failure is None
-        assert stage.engine.stats().in_flight == 0
-
-
-@pytest.fixture
-def stage(stages: list[Stage]) -> Stage:
-    """A service with room for several."""
-    stages.append(Stage())
-    return stages[-1]
+__all__ = ["engines_are_whole", "stage", "stages"]
 
 
 async def test_a_refused_request_ends_with_a_named_error_and_a_receipt(stage: Stage) -> None:
@@ -254,23 +122,6 @@ async def test_a_refusal_counts_the_time_that_has_passed(stages: list[Stage]) ->
     assert isinstance(await end(stage.submit(250, 2)), FinishEvent)
 
 
-async def test_commands_come_through_while_the_engine_is_busy(stage: Stage) -> None:
-    """One round is the longest wait, however many requests queue."""
-    await stage.keep("plan", 100, 1)
-    stage.close_gate()
-    jobs = [stage.submit(60, seed, room=8) for seed in range(2, 20)]
-    asked = asyncio.create_task(stage.claim("plan", 100))
-    assert await asyncio.to_thread(wait_for, lambda: stage.service._running)
-    begun = stage.forwards
-    while not asked.done():
-        stage.gate.release(1)
-        await asyncio.sleep(0.005)
-    assert stage.forwards - begun <= 3
-    stage.open_gate()
-    for job in jobs:
-        assert isinstance(await end(job), FinishEvent)
-
-
 async def test_who_outgrows_its_room_beside_a_claim_is_told(stage: Stage) -> None:
     """The younger of two answers ends with the error; its slots let the other go on."""
     await stage.keep("plan", 100, 1)
@@ -301,130 +152,6 @@ async def test_without_claims_an_answer_is_cut_short_as_before(stages: list[Stag
     assert all(isinstance(event, FinishEvent) for event in ends)
     assert [e.reason for e in ends if isinstance(e, FinishEvent)] == [FinishReason.LENGTH] * 2
     assert all(stage.record(job).receipt.refused is None for job in jobs)
-
-
-async def test_every_command_is_answered(stage: Stage) -> None:
-    """Submit, get, list, demote, release and events; what is wrong is in the answer."""
-    await stage.keep("plan", 100, 1)
-    (submitted,) = (await stage.claim("plan", 100, ttl_s=60)).claims
-    assert submitted.state is ClaimState.MATERIALIZED
-    assert (await stage.do(GetClaim(TENANT, "c"))).claims[0].claim == submitted.claim
-    assert [found.claim.id for found in (await stage.do(ListClaims(TENANT))).claims] == ["c"]
-    assert (await stage.do(ListClaims("other"))).claims == ()
-    (demoted,) = (await stage.do(DemoteClaim(TENANT, "c"))).claims
-    assert demoted.state is ClaimState.DEMOTED
-    (released,) = (await stage.do(ReleaseClaim(TENANT, "c"))).claims
-    assert released.state is ClaimState.RELEASED
-    events = (await stage.do(GetClaimEvents(TENANT, "c"))).events
-    assert [event["event"] for event in events] == [
-        "claim_requested",
-        "entered",
-        "found",
-        "locked",
-        "unlocked",
-        "ranked",
-        "released",
-        "unranked",
-    ]
-    for foreign in (GetClaim("other", "c"), ReleaseClaim("other", "c"), GetClaim(TENANT, "never")):
-        problem = (await stage.do(foreign)).problem
-        assert problem is not None and problem.code is ProblemCode.UNKNOWN_CLAIM
-    problem = (await stage.do(DemoteClaim(TENANT, "c"))).problem
-    assert problem is not None
-
-
-async def test_looking_costs_no_check_of_the_whole_pool(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A proxy asks every few seconds; only what may have changed something is checked."""
-    await stage.keep("plan", 100, 1)
-    await stage.claim("plan", 100)
-    checks = 0
-    original = ReplayEngine.check_integrity
-
-    def counted(self: ReplayEngine) -> None:
-        nonlocal checks
-        checks += 1
-        original(self)
-
-    await asyncio.sleep(0.05)
-    monkeypatch.setattr(ReplayEngine, "check_integrity", counted)
-    for _ in range(5):
-        await stage.do(ListClaims())
-    await asyncio.sleep(0.05)
-    assert checks == 0
-    await stage.do(ReleaseClaim(TENANT, "c"))
-    assert await asyncio.to_thread(wait_for, lambda: checks)
-
-
-async def test_a_command_that_breaks_is_answered_and_the_engine_goes_on(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever asked hears of it, the next one is served."""
-
-    def broken(command: ClaimCommand) -> ClaimReply:
-        raise ZeroDivisionError
-
-    keeper = stage.engine.claims.keeper
-    with monkeypatch.context() as patch:
-        patch.setattr(keeper, "carry_out", broken)
-        with pytest.raises(ZeroDivisionError):
-            await stage.do(ListClaims())
-    assert (await stage.do(ListClaims())).claims == ()
-
-
-async def test_whoever_stops_waiting_for_an_answer_holds_nobody_up(stage: Stage) -> None:
-    """The command is carried out all the same."""
-    await stage.keep("plan", 100, 1)
-    stage.close_gate()
-    running = stage.submit(50, 2)
-    assert await asyncio.to_thread(wait_for, lambda: stage.service._running)
-    asked = asyncio.create_task(stage.claim("plan", 100))
-    await asyncio.sleep(0)
-    asked.cancel()
-    stage.open_gate()
-    assert isinstance(await end(running), FinishEvent)
-    assert len((await stage.do(ListClaims())).claims) == 1
-
-
-def test_an_asker_whose_loop_is_gone_holds_nobody_up(stage: Stage) -> None:
-    """Its answer is dropped."""
-    stage.close_gate()
-
-    async def leave() -> None:
-        stage.submit(50, 2)
-        await asyncio.to_thread(wait_for, lambda: stage.service._running)
-        stage.service._desk.ask(ListClaims())  # type: ignore[union-attr]
-
-    asyncio.run(leave())
-    stage.open_gate()
-    assert wait_for(lambda: not stage.service._running)
-    assert asyncio.run(stage.do(ListClaims())).claims == ()
-
-
-async def test_a_stopped_engine_carries_nothing_out(stage: Stage) -> None:
-    """Those who wait for an answer get one."""
-    stage.close_gate()
-    stage.submit(50, 2)
-    assert await asyncio.to_thread(wait_for, lambda: stage.service._running)
-    asked = asyncio.create_task(stage.service.claims(ListClaims()))
-    await asyncio.sleep(0)
-    closing = asyncio.create_task(asyncio.to_thread(stage.service.close, 0))
-    await asyncio.sleep(0.05)
-    stage.open_gate()
-    with pytest.raises(EngineStoppedError):
-        await asked
-    await closing
-    with pytest.raises(EngineStoppedError):
-        await stage.service.claims(ListClaims())
-
-
-async def test_an_engine_without_a_desk_takes_no_claims() -> None:
-    """And says so."""
-    service = EngineService(make_engine(), lambda tokens: "")
-    reply = await service.claims(ListClaims())
-    assert reply.problem is not None and reply.problem.code is ProblemCode.UNSUPPORTED
-    service.close()
 
 
 async def test_a_waiting_request_that_is_too_long_is_no_claims_fault(stages: list[Stage]) -> None:
