@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
 from leyline_engine.contract import Claim, ClaimStatus
 
 from .answers import Change, Effect, TickError, UnknownClaimError
+from .entry import Entry, requested
 from .events import (
     ClaimRefused,
-    ClaimRequested,
     Entered,
     EventLedger,
     Expired,
@@ -41,31 +40,6 @@ from .states import FINAL, Facts, State, Trigger, advance
 
 MAX_ENDED = 4096
 """Ended claims that are remembered, over all tenants; the oldest go first."""
-
-
-@dataclass(slots=True)
-class _Entry:
-    claim: Claim
-    required: int
-    """Pages."""
-    state: State = State.REQUESTED
-    deadline_ms: int | None = None
-    entered_ms: int = 0
-    runs: tuple[Run, ...] = ()
-    """Locked or ranked for it."""
-    support: int = 0
-    """Pages among them that the predicate doesn't ask for, but those that it does depend on."""
-    floor: int = 0
-    """With fewer pages than these the predicate fails."""
-    locked: bool = False
-    sources: tuple[str, ...] = ()
-    """Whose pages it came to hold."""
-    hits: int = 0
-    pressure: int = 0
-
-    @property
-    def key(self) -> ClaimKey:
-        return self.claim.tenant, self.claim.id
 
 
 class ClaimBook:
@@ -93,7 +67,7 @@ class ClaimBook:
         self._limits = limits or Limits()
         self._events = ledger
         self._protection = Protection()
-        self._live: dict[ClaimKey, _Entry] = {}
+        self._live: dict[ClaimKey, Entry] = {}
         self._holders: dict[str, dict[ClaimKey, None]] = {}
         """Who has pages locked or ranked, by source."""
         self._ended: OrderedDict[ClaimKey, ClaimStatus] = OrderedDict()
@@ -126,7 +100,7 @@ class ClaimBook:
         key = (claim.tenant, claim.id)
         known = self._live.get(key)
         required = claim.predicate.required_pages(self.arithmetic.page_size)
-        self._events.append(_requested(claim, required))
+        self._events.append(requested(claim, required))
         try:
             self._check(claim, required, known, length)
         except ClaimRefusedError as refusal:
@@ -142,7 +116,7 @@ class ClaimBook:
                 rejected = advance(State.REQUESTED, Trigger.REFUSE, Facts())
                 self._remember(key, ClaimStatus(claim=claim, state=rejected, cause=refusal.field))
             raise
-        entry = _Entry(claim, required)
+        entry = Entry(claim, required)
         if known is None:
             entry.state = advance(State.REQUESTED, Trigger.ENTER, Facts())
         else:
@@ -152,7 +126,7 @@ class ClaimBook:
         self._enter(entry)
         return self._let_go(known) if known else ()
 
-    def _check(self, claim: Claim, required: int, known: _Entry | None, length: int | None) -> None:
+    def _check(self, claim: Claim, required: int, known: Entry | None, length: int | None) -> None:
         latest = self._revision(claim, known)
         if claim.revision <= latest:
             raise ClaimRefusedError(
@@ -168,7 +142,7 @@ class ClaimBook:
         replaced = None if known is None else (known.claim, known.required)
         self._accounts.check(self._limits, claim, required, replaced)
 
-    def _revision(self, claim: Claim, known: _Entry | None) -> int:
+    def _revision(self, claim: Claim, known: Entry | None) -> int:
         """The latest revision that took effect, also of a claim that has ended; 0 if none."""
         if known is not None:
             return known.claim.revision
@@ -219,7 +193,7 @@ class ClaimBook:
             if tenant in ("", entry.claim.tenant)
         )
 
-    def _find(self, tenant: str, claim: str) -> _Entry | None:
+    def _find(self, tenant: str, claim: str) -> Entry | None:
         """A live claim; None for one that has ended."""
         entry = self._live.get((tenant, claim))
         if entry is None and (tenant, claim) not in self._ended:
@@ -321,7 +295,7 @@ class ClaimBook:
         return self._gone(runs, Trigger.LOSE, cause)
 
     def _gone(self, runs: Sequence[Run], trigger: Trigger, cause: str) -> tuple[Effect, ...]:
-        hit: list[tuple[_Entry, tuple[Run, ...], State]] = []
+        hit: list[tuple[Entry, tuple[Run, ...], State]] = []
         for key in dict.fromkeys(k for run in runs for k in self._holders.get(run.source, ())):
             entry = self._live[key]
             left = without(entry.runs, runs)
@@ -392,7 +366,7 @@ class ClaimBook:
 
     # ── accounts ──────────────────────────────────────────────────────────────────────────────
 
-    def _enter(self, entry: _Entry) -> None:
+    def _enter(self, entry: Entry) -> None:
         claim = entry.claim
         entry.entered_ms = self.now_ms
         if claim.ttl_s is not None:
@@ -408,7 +382,7 @@ class ClaimBook:
             )
         )
 
-    def _end(self, entry: _Entry, state: State, cause: str = "") -> tuple[Effect, ...]:
+    def _end(self, entry: Entry, state: State, cause: str = "") -> tuple[Effect, ...]:
         effects = self._let_go(entry)
         self._accounts.remove(entry.claim, entry.required, entry.deadline_ms)
         del self._live[entry.key]
@@ -422,7 +396,7 @@ class ClaimBook:
         while len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
 
-    def _hold(self, entry: _Entry, runs: tuple[Run, ...], *, lock: bool) -> tuple[Effect, ...]:
+    def _hold(self, entry: Entry, runs: tuple[Run, ...], *, lock: bool) -> tuple[Effect, ...]:
         tenant, claim = entry.key
         entry.runs, entry.locked = runs, lock
         entry.sources = tuple(dict.fromkeys(run.source for run in runs))
@@ -436,7 +410,7 @@ class ClaimBook:
         self._events.append(Ranked(tenant=tenant, claim=claim, runs=runs, priority=priority))
         return (Effect(Change.RANK, entry.key, runs, priority),)
 
-    def _let_go(self, entry: _Entry) -> tuple[Effect, ...]:
+    def _let_go(self, entry: Entry) -> tuple[Effect, ...]:
         tenant, claim = entry.key
         runs, was_locked = entry.runs, entry.locked
         entry.runs, entry.locked = (), False
@@ -456,35 +430,5 @@ class ClaimBook:
         self._events.append(Unranked(tenant=tenant, claim=claim, runs=runs))
         return (Effect(Change.UNRANK, entry.key, runs),)
 
-    def _status(self, entry: _Entry) -> ClaimStatus:
-        page = self.arithmetic.page_size
-        return ClaimStatus(
-            claim=entry.claim,
-            state=entry.state,
-            remaining_ms=(
-                None if entry.deadline_ms is None else max(0, entry.deadline_ms - self.now_ms)
-            ),
-            age_ms=self.now_ms - entry.entered_ms,
-            resident_tokens=max(0, count(entry.runs) - entry.support) * page,
-            required_tokens=entry.required * page,
-            hits=entry.hits,
-            pressure=entry.pressure,
-        )
-
-
-def _requested(claim: Claim, required: int) -> ClaimRequested:
-    predicate = claim.predicate
-    return ClaimRequested(
-        tenant=claim.tenant,
-        claim=claim.id,
-        session=claim.session,
-        kind=claim.kind,
-        priority=claim.priority,
-        source=predicate.source,
-        start=predicate.start,
-        end=predicate.end,
-        required=required,
-        ttl_s=claim.ttl_s,
-        write_no_admit=claim.write_no_admit,
-        revision=claim.revision,
-    )
+    def _status(self, entry: Entry) -> ClaimStatus:
+        return entry.status(self.now_ms, self.arithmetic.page_size)
