@@ -76,17 +76,28 @@ def test_what_ranks_lower_goes_first() -> None:
     assert scheduler.status("nine").pressure == 3
 
 
-def test_of_equal_ranks_the_first_taken_goes_first() -> None:
-    """Whatever was used last: claims of one priority stand in the order in which they came."""
+def test_of_equal_ranks_the_least_recently_used_goes_first() -> None:
+    """Among claims of one priority, recency counts as it does among unclaimed KV."""
     scheduler = ClaimScheduler(200)
     fill(scheduler, "x", "y", "z")
     for name in ("y", "z", "x"):
         scheduler.claim(name, 20, id=name, kind=SOFT, priority=5)
     fill(scheduler, "y")
     evict(scheduler, 20)
-    assert left(scheduler, "x", "y", "z") == {"x", "z"}
+    assert left(scheduler, "x", "y", "z") == {"x", "y"}
     evict(scheduler, 20)
-    assert left(scheduler, "x", "z") == {"x"}
+    assert left(scheduler, "x", "y") == {"y"}
+
+
+def test_a_claim_of_priority_0_ranks_as_what_nobody_claims() -> None:
+    """It goes by recency, and the claim is told."""
+    scheduler = ClaimScheduler(200)
+    fill(scheduler, "zero")
+    scheduler.claim("zero", 20, kind=SOFT, priority=0)
+    fill(scheduler, "young")
+    evict(scheduler, 20)
+    assert left(scheduler, "zero", "young") == {"young"}
+    assert scheduler.status().state is ClaimState.EVICTED
 
 
 def test_a_share_holds_until_too_little_is_left() -> None:
@@ -182,8 +193,8 @@ def test_a_lock_that_raises_leaves_nothing_locked(monkeypatch: pytest.MonkeyPatc
     """The paths that were held before it are let go of."""
     scheduler = ClaimScheduler(100)
     fill(scheduler, "x", "y")
-    scheduler.claim("x", 20, id="x", kind=SOFT)
-    scheduler.claim("y", 20, id="y", kind=SOFT)
+    scheduler.claim("x", 20, id="x", kind=SOFT, priority=1)
+    scheduler.claim("y", 20, id="y", kind=SOFT, priority=1)
     lock: Callable[[Any], Any] = scheduler.cache.lock
     calls = count(1)
 

@@ -8,7 +8,7 @@ enough. Between evictions they count as evictable, as everything that nobody use
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -98,7 +98,7 @@ class RadixShelf:
         return int(self._tree.token_to_kv_pool_allocator.available_size())
 
     def evict(self, evict: Evict, params: EvictParams) -> EvictResult:
-        """Evict what no claim ranks by recency, then by rank.
+        """Evict by rank, and by recency within a rank; what no claim ranks has rank 0.
 
         Args:
             evict: SGLang's own eviction.
@@ -106,21 +106,33 @@ class RadixShelf:
         if not self._ranked:
             return evict(params)
         with ExitStack() as held:
-            waiting = [(key, self._hold(key, held)) for key in self._by_rank()]
+            ranks = self._by_rank()
+            waiting = {
+                rank: [self._hold(key, held) for key in keys]
+                for rank, keys in ranks.items()
+                if rank
+            }
             result = evict(params)
-            for number, (key, let_go) in enumerate(waiting):
+            for key in ranks.get(0, ()):
+                self.gave_way(key)
+            for rank, let_go in waiting.items():
                 missing = params.num_tokens - result.num_tokens_evicted
                 if missing <= 0:
-                    self.passed_over([key for key, _ in waiting[number:]])
+                    self.passed_over([k for r, keys in ranks.items() if r >= rank for k in keys])
                     break
-                let_go()
+                for release in let_go:
+                    release()
                 result.num_tokens_evicted += evict(EvictParams(missing)).num_tokens_evicted
-                self.gave_way(key)
+                for key in ranks[rank]:
+                    self.gave_way(key)
         return result
 
-    def _by_rank(self) -> Iterator[ClaimKey]:
-        # Where ranks are equal, the claim that was taken first goes first.
-        yield from sorted(self._ranked, key=lambda key: self._ranked[key].priority)
+    def _by_rank(self) -> dict[int, list[ClaimKey]]:
+        """Claims by priority, the lowest first."""
+        found: dict[int, list[ClaimKey]] = {}
+        for key in sorted(self._ranked, key=lambda key: self._ranked[key].priority):
+            found.setdefault(self._ranked[key].priority, []).append(key)
+        return found
 
     def _hold(self, key: ClaimKey, held: ExitStack) -> Callable[[], None]:
         """Lock a ranked path for a while; returns what ends it early."""
