@@ -335,12 +335,8 @@ class ClaimKeeper:
 
     # ── the cache's side ──────────────────────────────────────────────────────────────────────
 
-    def gave_way(self, key: ClaimKey, request: str = "") -> None:
-        """Slots that a claim only ranks may have been evicted: see what is left of them."""
-        self.all_gave_way([key], request)
-
-    def all_gave_way(self, keys: Iterable[ClaimKey], request: str = "") -> None:
-        """The same for several claims that one eviction reached."""
+    def gave_way(self, keys: Iterable[ClaimKey], request: str = "") -> None:
+        """One eviction may have reached what these claims only rank: see what is left of it."""
         gone: list[Run] = []
         for key in keys:
             gone.extend(without(self._missing(key), gone))

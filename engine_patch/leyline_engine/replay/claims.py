@@ -167,7 +167,7 @@ class EngineClaims(CacheListener):
 
     def evicted(self, request: str, gone: Sequence[Node]) -> None:
         """Ranked claims may have lost something, or been spared."""
-        self.keeper.all_gave_way(self.shelf.reached(gone), request)
+        self.keeper.gave_way(self.shelf.reached(gone), request)
         self.keeper.passed_over(self.shelf.passed_over(gone))
 
     def losing(self, slots: Slots, cause: str) -> None:

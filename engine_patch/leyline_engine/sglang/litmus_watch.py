@@ -113,9 +113,9 @@ class Watch:
             self._evicted.clear()
             self._keeper.ledger.append(Evicted(request=self._request, runs=runs, free=self._free))
 
-    def _gave_way(self, key: ClaimKey) -> None:
+    def _gave_way(self, keys: Sequence[ClaimKey]) -> None:
         self._tell_evicted()
-        self._keeper.gave_way(key)
+        self._keeper.gave_way(keys)
 
     def _free_row(self, kv: Any, ranges: list[tuple[int, int]]) -> None:
         self._count()

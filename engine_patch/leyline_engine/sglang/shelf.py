@@ -52,7 +52,7 @@ class RadixShelf:
         self._tree = tree
         self._locks: dict[ClaimKey, Any] = {}
         self._ranked: dict[ClaimKey, _Ranked] = {}
-        self.gave_way: Callable[[ClaimKey], None] = lambda _: None
+        self.gave_way: Callable[[Sequence[ClaimKey]], None] = lambda _: None
         """Told of ranked claims that an eviction may have reached."""
         self.passed_over: Callable[[Sequence[ClaimKey]], None] = lambda _: None
         """Told of those that it went past."""
@@ -113,8 +113,7 @@ class RadixShelf:
                 if rank
             }
             result = evict(params)
-            for key in ranks.get(0, ()):
-                self.gave_way(key)
+            self.gave_way(ranks.get(0, ()))
             for rank, let_go in waiting.items():
                 missing = params.num_tokens - result.num_tokens_evicted
                 if missing <= 0:
@@ -123,8 +122,7 @@ class RadixShelf:
                 for release in let_go:
                     release()
                 result.num_tokens_evicted += evict(EvictParams(missing)).num_tokens_evicted
-                for key in ranks[rank]:
-                    self.gave_way(key)
+                self.gave_way(ranks[rank])
         return result
 
     def _by_rank(self) -> dict[int, list[ClaimKey]]:

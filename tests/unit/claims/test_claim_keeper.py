@@ -79,7 +79,7 @@ def test_claims_that_one_eviction_reached_are_told_of_it_as_one() -> None:
     assert fact.free == desk.shelf.free()
     left = [e for e in desk.keeper.ledger if type(e).__name__ == "Unranked"]
     assert [list(pages_of(e.runs)) for e in left] == [[("t1", p) for p in range(8)]] * 2  # type: ignore[attr-defined]
-    desk.keeper.gave_way(("t", "one"))
+    desk.keeper.gave_way([("t", "one")])
     assert desk.shelf.ranks == {}
 
 
@@ -89,7 +89,7 @@ def test_an_eviction_elsewhere_is_no_fact_about_a_claim() -> None:
     turn = desk.turn(range(10))
     desk.claim(turn.turn, 6, kind=ClaimKind.SOFT, priority=2)
     desk.evict(3)
-    desk.keeper.gave_way(("t", "c"))
+    desk.keeper.gave_way([("t", "c")])
     assert not any(isinstance(event, Evicted) for event in desk.keeper.ledger)
     assert desk.status().state is State.MATERIALIZED
 

@@ -1,0 +1,152 @@
+"""A keeper over a naive cache."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+from leyline_engine.claims.feasibility import Arithmetic
+from leyline_engine.claims.keeper import ClaimKeeper
+from leyline_engine.claims.limits import Limits
+from leyline_engine.claims.protection import ClaimKey
+from leyline_engine.contract import (
+    Claim,
+    ClaimKind,
+    ClaimReply,
+    ClaimStatus,
+    LineageRun,
+    Predicate,
+    SubmitClaim,
+)
+from leyline_engine.sources import SourceRegistry, SourceTurn
+
+Prefix = tuple[int, ...]
+POOL = 100
+ALL = Limits(share=1.0, engine_share=1.0)
+
+
+class NaiveShelf:
+    """A slot for each cached prefix; slots are used again."""
+
+    def __init__(self) -> None:
+        self.cached: dict[Prefix, int] = {}
+        self.locks: dict[ClaimKey, Prefix] = {}
+        self.ranks: dict[ClaimKey, tuple[Prefix, int]] = {}
+        self.empty = list(range(POOL))
+
+    def fill(self, keys: Sequence[int]) -> None:
+        """Cache a sequence."""
+        for end in range(1, len(keys) + 1):
+            prefix = tuple(keys[:end])
+            if prefix not in self.cached:
+                self.cached[prefix] = self.empty.pop(0)
+
+    def _path(self, keys: array[int]) -> Prefix:
+        end = 0
+        while end < len(keys) and tuple(keys[: end + 1]) in self.cached:
+            end += 1
+        return tuple(keys[:end])
+
+    def slots(self, keys: array[int]) -> Sequence[int]:
+        """Slots of the cached prefix."""
+        path = self._path(keys)
+        return [self.cached[path[:end]] for end in range(1, len(path) + 1)]
+
+    def lock(self, claim: ClaimKey, keys: array[int]) -> None:
+        """All of it must be there."""
+        assert claim not in self.locks and self._path(keys) == tuple(keys)
+        self.locks[claim] = tuple(keys)
+
+    def unlock(self, claim: ClaimKey) -> None:
+        """Also of claims that hold none."""
+        self.locks.pop(claim, None)
+
+    def rank(self, claim: ClaimKey, keys: array[int], priority: int) -> None:
+        """What there is of it."""
+        assert claim not in self.ranks
+        self.ranks[claim] = (self._path(keys), priority)
+
+    def unrank(self, claim: ClaimKey) -> None:
+        """Also of claims that hold none."""
+        self.ranks.pop(claim, None)
+
+    def free(self) -> int:
+        """Slots that nobody has."""
+        return len(self.empty)
+
+    def locked(self) -> set[Prefix]:
+        """Prefixes that claims lock."""
+        return {path[:end] for path in self.locks.values() for end in range(1, len(path) + 1)}
+
+    def rank_of(self, prefix: Prefix) -> int:
+        """Its highest priority."""
+        found = (p for path, p in self.ranks.values() if path[: len(prefix)] == prefix)
+        return max(found, default=0)
+
+    def drop(self, prefixes: Sequence[Prefix]) -> None:
+        """These are gone."""
+        for prefix in prefixes:
+            self.empty.append(self.cached.pop(prefix))
+
+    def evict(self, amount: int) -> list[ClaimKey]:
+        """Leaves, the lowest rank first; the claims that lost any."""
+        hit: dict[ClaimKey, None] = {}
+        for _ in range(amount):
+            leaves = [
+                prefix
+                for prefix in self.cached.keys() - self.locked()
+                if not any(p[:-1] == prefix for p in self.cached)
+            ]
+            if not leaves:
+                break
+            gone = min(leaves, key=lambda leaf: (self.rank_of(leaf), leaf))
+            hit |= dict.fromkeys(
+                k for k, (path, _) in self.ranks.items() if path[: len(gone)] == gone
+            )
+            self.drop([gone])
+        return list(hit)
+
+
+class Desk:
+    """A keeper, its shelf and its turns."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.shelf = NaiveShelf()
+        self.registry = SourceRegistry()
+        limit = Limits(**limits) if limits else ALL
+        arithmetic = Arithmetic(1, strict=False)
+        self.keeper = ClaimKeeper(self.registry, self.shelf, POOL, arithmetic, limits=limit)
+        self._names = count(1)
+
+    def turn(
+        self,
+        tokens: Sequence[int],
+        *,
+        session: str = "s",
+        tenant: str = "t",
+        cut: int | None = None,
+    ) -> SourceTurn:
+        """Retain a turn; all but its last token has KV. From ``cut`` on it is spliced."""
+        name = f"t{next(self._names)}"
+        lineage = () if cut is None else (LineageRun(cut, f"of {name}"),)
+        turn = SourceTurn(name, array("q", [*tokens, 77]), "", lineage, tenant, session)
+        self.registry.retain((tenant, session), turn)
+        self.shelf.fill(turn.keys()[:-1])
+        return turn
+
+    def claim(self, source: str, end: int, start: int = 0, **terms: Any) -> ClaimReply:
+        """Claim tokens of a turn, hard unless terms say otherwise."""
+        share = terms.pop("share", 1.0)
+        given = {"id": "c", "tenant": "t", "session": "s", "kind": ClaimKind.HARD} | terms
+        claim = Claim(predicate=Predicate(source, start, end, share), **given)
+        return self.keeper.carry_out(SubmitClaim(claim))
+
+    def status(self, name: str = "c", tenant: str = "t") -> ClaimStatus:
+        """Where a claim stands."""
+        return self.keeper.book.status(tenant, name)
+
+    def evict(self, amount: int) -> None:
+        """Evict, and tell the keeper."""
+        self.keeper.gave_way(self.shelf.evict(amount), "r")
