@@ -43,7 +43,7 @@ RULES: Mapping[str, str] = MappingProxyType(
         rf"(?:ai|assistant|agent|model)))|\byou{_GAP}are{_GAP}no{_GAP}longer{_GAP}(?:an?{_GAP})?"
         rf"(?:{_WORD})?(?:ai|assistant|agent|model)\b",
         "role_tokens": r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|system|"
-        r"assistant|user|endoftext|channel|message)\|>|<<SYS>>|\[/?INST\]|<｜(?:User|Assistant)｜>",
+        r"[Aa]ssistant|[Uu]ser|endoftext|channel|message)\|>|<<SYS>>|\[/?INST\]",
         "conceal": rf"(?i)\b(?:do{_GAP}not|don'?t|never|without){_GAP}"
         rf"(?:tell(?:ing)?|inform(?:ing)?|mention(?:ing)?|reveal(?:ing)?|alert(?:ing)?|"
         rf"notify(?:ing)?){_GAP}(?:(?:this|it|that|anything){_GAP})?(?:to{_GAP})?the{_GAP}user\b",
