@@ -22,9 +22,11 @@ from leyline_engine.contract import (
     ReleaseClaim,
 )
 from leyline_engine.replay.engine import (
+    RefusedByClaimError,
     ReplayEngine,
 )
 from leyline_engine.replay.generation import (
+    ErrorEvent,
     FinishEvent,
 )
 from leyline_engine.replay.service import EngineService, EngineStoppedError
@@ -46,7 +48,10 @@ async def test_commands_come_through_while_the_engine_is_busy(stage: Stage) -> N
     assert stage.forwards - begun <= 3
     stage.open_gate()
     for job in jobs:
-        assert isinstance(await end(job), FinishEvent)
+        last = await end(job)
+        # More of them may run side by side than the claim leaves room for in the end.
+        crowded = isinstance(last, ErrorEvent) and isinstance(last.error, RefusedByClaimError)
+        assert crowded or isinstance(last, FinishEvent)
 
 
 async def test_every_command_is_answered(stage: Stage) -> None:
