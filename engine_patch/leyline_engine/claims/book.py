@@ -32,7 +32,7 @@ from .events import (
     Unlocked,
     Unranked,
 )
-from .feasibility import Admission, Arithmetic, Demand, check
+from .feasibility import Admission, Arithmetic, Demand, check, crowded
 from .limits import Accounts, ClaimRefusedError, Limits
 from .protection import ClaimKey, Protection
 from .runs import count, first_pages, joined, without
@@ -345,6 +345,11 @@ class ClaimBook:
             held = (self._live[key].runs for key in self._holders.get(run.source, ()))
             left.extend(without([run], [other for others in held for other in others]))
         return tuple(left)
+
+    def crowded(self, demand: Demand) -> Admission:
+        """See :func:`~.feasibility.crowded`."""
+        usable = self.usable * self.arithmetic.page_size
+        return crowded(demand, self._protection, self.arithmetic, usable)
 
     def tell_hit(self, key: ClaimKey) -> None:
         """A request matched all that a live claim holds."""

@@ -134,3 +134,22 @@ def check(
         protection.blocking_of(demand.tenant, demand.matched),
         None if free_at is None else max(0, free_at - now_ms),
     )
+
+
+def crowded(
+    demand: Demand, protection: Protection, arithmetic: Arithmetic, usable: int
+) -> Admission:
+    """What a request is told that fits beside the claims, but not beside all that runs as well.
+
+    Every locked claim is in its way, and it may come again as soon as others have ended.
+    """
+    return Admission(
+        Feasibility.BLOCKED,
+        arithmetic.needed(demand.prompt_tokens, demand.max_new_tokens),
+        0,
+        protection.pages * arithmetic.page_size,
+        usable,
+        protection.blocking(()),
+        protection.blocking_of(demand.tenant, ()),
+        0,
+    )

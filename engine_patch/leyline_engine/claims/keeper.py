@@ -260,6 +260,13 @@ class ClaimKeeper:
         self.book.tell_pressure(admission.blocking)
         return admission.refusal
 
+    def crowded(self, request: Candidate) -> ClaimRefusal:
+        """The claims leave room for this request, but not for all that runs beside it."""
+        demand = Demand(request.tenant, request.prompt_tokens, request.max_new_tokens)
+        admission = self.book.crowded(demand)
+        self.book.tell_pressure(admission.blocking)
+        return admission.refusal
+
     def blocks(self, request: Candidate, matched: Callable[[], Sequence[int]]) -> bool:
         """Whether :meth:`refuse` would refuse; nobody is told."""
         return self._blocked(request, matched) is not None

@@ -10,7 +10,6 @@ from leyline_engine.claims.events import EventLedger
 from leyline_engine.claims.feasibility import Arithmetic
 from leyline_engine.claims.keeper import Candidate, ClaimKeeper
 from leyline_engine.claims.limits import Limits
-from leyline_engine.claims.states import State
 from leyline_engine.contract import (
     ClaimRefusal,
     CopySegment,
@@ -123,26 +122,7 @@ class EngineClaims(CacheListener):
         """
         if not self.keeper.book.protected_pages:
             return None
-        return self.keeper.refuse(request, held.tolist) or self._crowded(request)
-
-    def _crowded(self, request: Candidate) -> ClaimRefusal:
-        """The claims leave room for this request, but not for all that run beside it."""
-        book = self.keeper.book
-        locked = [
-            (status.claim.tenant, status.claim.id)
-            for status in book.live()
-            if status.claim.hard and status.state is State.MATERIALIZED
-        ]
-        book.tell_pressure(locked)
-        own = tuple(name for tenant, name in locked if tenant == request.tenant)
-        return ClaimRefusal(
-            needed=book.arithmetic.needed(request.prompt_tokens, request.max_new_tokens),
-            protected=book.protected_pages,
-            usable=book.usable,
-            own=own,
-            others=len(locked) - len(own),
-            retry_after_ms=0,
-        )
+        return self.keeper.refuse(request, held.tolist) or self.keeper.crowded(request)
 
     def arrived(self, request: Candidate, *, admits: bool) -> None:
         """A request is about to be admitted.

@@ -18,7 +18,6 @@ from leyline_engine.claims.events import EventLedger
 from leyline_engine.claims.feasibility import Arithmetic
 from leyline_engine.claims.keeper import Candidate, ClaimKeeper
 from leyline_engine.claims.limits import Limits
-from leyline_engine.claims.states import State
 from leyline_engine.contract import (
     ClaimProblem,
     ClaimRefusal,
@@ -109,23 +108,8 @@ class ClaimDesk:
         return self.keeper.blocks(_candidate(req, turn), matched)
 
     def crowded(self, req: Any, turn: Turn | None) -> ClaimRefusal:
-        """The claims leave room for this request, but not for all that runs beside it."""
-        book, request = self.keeper.book, _candidate(req, turn)
-        locked = [
-            (status.claim.tenant, status.claim.id)
-            for status in book.live()
-            if status.claim.hard and status.state is State.MATERIALIZED
-        ]
-        book.tell_pressure(locked)
-        own = tuple(name for tenant, name in locked if tenant == request.tenant)
-        return ClaimRefusal(
-            needed=book.arithmetic.needed(request.prompt_tokens, request.max_new_tokens),
-            protected=book.protected_pages,
-            usable=book.usable,
-            own=own,
-            others=len(locked) - len(own),
-            retry_after_ms=0,
-        )
+        """See :meth:`ClaimKeeper.crowded`."""
+        return self.keeper.crowded(_candidate(req, turn))
 
     def admits(self, turn: Turn) -> bool:
         """Whether what a turn computes may be kept for reuse."""

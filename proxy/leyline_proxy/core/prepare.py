@@ -32,9 +32,10 @@ from leyline_policies.verbs import (
 )
 
 from .declared import DeclaredEdit, apply_declared
+from .edited import Sensitive
 from .messages import Message, fingerprint, is_text_only
 from .prepared import Change, Fault, Fingerprinted, Prepared, SentMessage
-from .stage import Sensitive, Stage, advance, client_stage, find_fault
+from .stage import Stage, advance, client_stage, find_fault
 
 _CONTAINERS = (dict, list)
 _NO_STATE = b"{}"

@@ -14,8 +14,7 @@ from leyline_policies import Memo
 from leyline_policies.conversation import nth_last
 from leyline_policies.marks import MarkedMessage, mark_of
 
-from .edited import PolicyEdits, aligned
-from .edited import Sensitive as Sensitive  # noqa: PLC0414  # told to others
+from .edited import PolicyEdits, Sensitive, aligned
 from .messages import Message, MessageError, call_ids, check_message, check_messages, fingerprint
 from .prepared import Change, DroppedMessage, Fault, ForgetMark, PolicyFault, SentMessage
 

@@ -12,11 +12,11 @@ from threading import Lock
 from leyline_policies import EditCost, Memo, Policy, approximate_tokens
 from leyline_policies.context import texts_of
 
+from ..core.edited import Sensitive
 from ..core.messages import Message
 from ..core.prepare import Limit, PolicySession
 from ..core.prepared import Prepared
 from ..core.session import Session
-from ..core.stage import Sensitive
 from ..render import ChatRenderer
 from ..upstream.handshake import UpstreamStatus
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from leyline_policies import Memo, SpecError, load_pipeline
 from leyline_policies.builtin.redact import Redact
 
+from ..core.edited import Sensitive
 from ..core.messages import Message
-from ..core.stage import Sensitive
 
 _FOUND = "sensitive"
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from leyline_engine.contract import Mode
 from leyline_policies import Context, Memo, Policy, Registry, drop, edit, load_pipeline
+from leyline_proxy.core.edited import Sensitive
 from leyline_proxy.core.messages import Message, fingerprint
 from leyline_proxy.core.prepare import PolicySession, prepare
 from leyline_proxy.core.prepared import Prepared
-from leyline_proxy.core.stage import Sensitive
 from leyline_proxy.pipeline.policy_facts import known_objects
 
 TEXTS = (
