@@ -22,11 +22,9 @@ from leyline_engine.contract import (
     ReleaseClaim,
 )
 from leyline_engine.replay.engine import (
-    RefusedByClaimError,
     ReplayEngine,
 )
 from leyline_engine.replay.generation import (
-    ErrorEvent,
     FinishEvent,
 )
 from leyline_engine.replay.service import EngineService, EngineStoppedError
@@ -34,8 +32,11 @@ from leyline_engine.replay.service import EngineService, EngineStoppedError
 __all__ = ["engines_are_whole", "stage", "stages"]
 
 
-async def test_commands_come_through_while_the_engine_is_busy(stage: Stage) -> None:
+async def test_commands_come_through_while_the_engine_is_busy(stages: list[Stage]) -> None:
     """One round is the longest wait, however many requests queue."""
+    # A fifth side by side would outgrow what the claim leaves.
+    stage = Stage(max_running=4)
+    stages.append(stage)
     await stage.keep("plan", 100, 1)
     stage.close_gate()
     jobs = [stage.submit(60, seed, room=8) for seed in range(2, 20)]
@@ -48,10 +49,7 @@ async def test_commands_come_through_while_the_engine_is_busy(stage: Stage) -> N
     assert stage.forwards - begun <= 3
     stage.open_gate()
     for job in jobs:
-        last = await end(job)
-        # More of them may run side by side than the claim leaves room for in the end.
-        crowded = isinstance(last, ErrorEvent) and isinstance(last.error, RefusedByClaimError)
-        assert crowded or isinstance(last, FinishEvent)
+        assert isinstance(await end(job), FinishEvent)
 
 
 async def test_every_command_is_answered(stage: Stage) -> None:
