@@ -5,27 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import version
 
-import httpx
-from pydantic import SecretStr
 from starlette.types import ASGIApp
 
 from .core.schedule import Timing
 from .pipeline.claim_watch import ClaimWatch
 from .pipeline.claims import ClaimService
+from .pipeline.erasure import Erasures
 from .pipeline.pinning import Pinning
 from .pipeline.planner import Planner
 from .pipeline.sensitive import sensitive_content
 from .policy_file import PolicyFile
 from .sessions import MemorySessionStore, SessionStore
-from .settings import Settings
+from .settings import Settings, secret_of
 from .telemetry.audit import AuditFile
+from .telemetry.claims import ClaimMetrics
 from .telemetry.metrics import Metrics
 from .tenants import TenantDirectory, build_directory
 from .turns import TurnService
-from .upstream.asgi_transport import ASGIStreamTransport
-from .upstream.client import UpstreamClient
-from .upstream.embedded import EMBEDDED_BASE_URL
-from .upstream.handshake import Handshake
+from .upstream.factory import build_pool
+from .upstream.pool import ReplicaPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +34,11 @@ class Services:
     tenants: TenantDirectory
     store: SessionStore
     metrics: Metrics
-    upstream: UpstreamClient
-    handshake: Handshake
+    pool: ReplicaPool
     turns: TurnService
+    erasures: Erasures
     claims: ClaimService
-    claim_watch: ClaimWatch
+    claim_watches: tuple[ClaimWatch, ...]
     policy_file: PolicyFile | None
 
 
@@ -55,18 +53,8 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
     metrics = Metrics()
     metrics.build_info.labels(version("leyline-kv")).set(1)
     tenants = build_directory(settings)
-    upstream = UpstreamClient(
-        _http_client(settings, engine_app),
-        api_key=_secret(settings.upstream_api_key),
-        hints_secret=_secret(settings.hints_secret),
-    )
-    handshake = Handshake(
-        upstream,
-        metrics,
-        splice=settings.splice,
-        interval_s=settings.handshake_interval_s,
-        retry_s=settings.handshake_retry_s,
-    )
+    hints_secret = secret_of(settings.hints_secret)
+    pool = build_pool(settings, engine_app, metrics)
     store = MemorySessionStore(
         max_sessions=settings.max_sessions,
         max_bytes=settings.max_session_bytes,
@@ -75,36 +63,35 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
     file = settings.policies_file
     policy_file = PolicyFile(file, metrics) if file is not None else None
     planner = Planner(
-        upstream,
-        handshake,
         metrics,
         policy_timeout_s=settings.policy_timeout_s,
         timing=_timing(settings),
         sensitive=sensitive_content(settings.sensitive),
     )
-    watch = ClaimWatch(
-        upstream,
-        handshake,
+    audit = AuditFile(settings.audit_file, metrics) if settings.audit_file else None
+    shown = ClaimMetrics(metrics, tenants.names)
+    watches = {
+        replica.name: ClaimWatch(
+            replica, metrics, shown, interval_s=settings.claims_interval_s, audit=audit
+        )
+        for replica in pool
+    }
+    claims = ClaimService(store=store, pool=pool, watches=watches, hints_secret=hints_secret)
+    erasures = Erasures(
+        pool,
+        store,
         metrics,
-        tenants.names,
-        interval_s=settings.claims_interval_s,
-        audit=AuditFile(settings.audit_file, metrics) if settings.audit_file else None,
-    )
-    claims = ClaimService(
-        store=store,
-        upstream=upstream,
-        handshake=handshake,
-        watch=watch,
-        hints_secret=_secret(settings.hints_secret),
+        hints_secret=hints_secret,
+        retry_s=settings.handshake_interval_s,
     )
     turns = TurnService(
         store=store,
-        upstream=upstream,
-        handshake=handshake,
+        pool=pool,
         metrics=metrics,
         planner=planner,
+        erasures=erasures,
         retained_turns=settings.retained_turns,
-        hints_secret=_secret(settings.hints_secret),
+        hints_secret=hints_secret,
         chooser=policy_file,
         pinning=Pinning(claims),
     )
@@ -113,11 +100,11 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         tenants,
         store,
         metrics,
-        upstream,
-        handshake,
+        pool,
         turns,
+        erasures,
         claims,
-        watch,
+        tuple(watches.values()),
         policy_file,
     )
 
@@ -131,25 +118,3 @@ def _timing(settings: Settings) -> Timing | None:
         pressure=settings.edit_pressure,
         splicing_waits=settings.edit_timing == "wait",
     )
-
-
-def _http_client(settings: Settings, engine_app: ASGIApp | None) -> httpx.AsyncClient:
-    if engine_app is None and settings.upstream is None:
-        raise ValueError("set upstream to the engine's URL, or pass an embedded engine")
-    timeout = httpx.Timeout(
-        settings.read_timeout_s,
-        connect=settings.connect_timeout_s,
-        pool=settings.connect_timeout_s,
-    )
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-    if engine_app is not None:
-        return httpx.AsyncClient(
-            base_url=EMBEDDED_BASE_URL, transport=ASGIStreamTransport(engine_app), timeout=timeout
-        )
-    return httpx.AsyncClient(
-        base_url=settings.upstream or "", timeout=timeout, limits=limits, follow_redirects=False
-    )
-
-
-def _secret(key: SecretStr | None) -> str | None:
-    return key.get_secret_value() if key is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,10 @@ from .core.options import SHARE_PATTERN
 
 MIB = 1024 * 1024
 DEFAULT_TENANT = "default"
+ONLY_ENGINE = "engine"
+"""Name of the engine where there is but one."""
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
 class TenantSettings(BaseModel):
@@ -31,6 +36,29 @@ class TenantSettings(BaseModel):
     allow_request_policy: bool | None = None
     share: Annotated[str, Field(pattern=SHARE_PATTERN)] = ""
     """Lets all of the tenant's sessions see what any of them splices; by default none does."""
+    upstreams: tuple[str, ...] | None = None
+    """Names of the engines that may serve it; None for all."""
+
+
+class UpstreamSettings(BaseModel):
+    """One engine of several."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str
+    """Its base URL, such as ``http://gpu1:30000``."""
+    api_key: SecretStr | None = None
+    """Unset: ``upstream_api_key``."""
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Its share of the sessions, relative to the others'."""
+    apis: frozenset[Literal["messages", "responses"]] = frozenset()
+    """What it speaks itself beside chat completions: such requests pass through where no message
+    was edited, if the engine can't splice."""
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        return _engine_url(value)
 
 
 class Settings(BaseSettings):
@@ -45,7 +73,11 @@ class Settings(BaseSettings):
     """0 lets the system choose a free port."""
 
     upstream: str | None = None
-    """Base URL of the engine, such as ``http://127.0.0.1:30000``; None runs one in this process."""
+    """Base URL of the engine, such as ``http://127.0.0.1:30000``; with neither this nor
+    ``upstreams``, one runs in this process."""
+    upstreams: dict[str, UpstreamSettings] = Field(default_factory=dict)
+    """Several engines by name; a bare URL stands for one with defaults. A session stays with one
+    of them as long as that is up (rendezvous hashing)."""
     upstream_api_key: SecretStr | None = None
     hints_secret: SecretStr | None = None
     """Shared with the engine: envelopes are signed with it, so that it acts on no one else's."""
@@ -93,8 +125,22 @@ class Settings(BaseSettings):
     """Every event of the engine's claims is appended to it as a line of JSON."""
 
     connect_timeout_s: Annotated[float, Field(gt=0)] = 5.0
-    read_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Longest silence of the engine, before the first token and between two."""
+    first_token_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """From the request to the first byte of a stream, or of a whole answer."""
+    idle_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    """Between two chunks of an answer."""
+    total_timeout_s: Annotated[float, Field(gt=0)] | None = None
+    """For a whole answer; None for no limit."""
+    max_upstream_connections: Annotated[int, Field(ge=1)] = 1024
+    """To one engine; more requests wait for one that is free."""
+    failover: bool = True
+    """Whether a request whose engine fails before the first byte goes on to another engine."""
+    affinity_header: str | None = None
+    """Header that carries the session's id upstream, for a router that stands before the engines:
+    ``x-smg-routing-key`` for SGLang's."""
+    pass_through: Literal["off", "stateless", "all"] = "stateless"
+    """Other paths below ``/v1`` that go upstream as they are. ``stateless`` leaves out what stores
+    objects that all callers with the proxy's upstream key would share, such as files."""
     handshake_interval_s: Annotated[float, Field(gt=0)] = 10.0
     handshake_retry_s: Annotated[float, Field(gt=0)] = 1.0
 
@@ -129,12 +175,37 @@ class Settings(BaseSettings):
     @field_validator("upstream")
     @classmethod
     def _check_upstream(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        if not value.startswith(("http://", "https://")):
-            raise ValueError("must start with http:// or https://")
-        # Clients of OpenAI write the version into the base URL; the proxy adds it itself.
-        return value.rstrip("/").removesuffix("/v1")
+        return None if value is None else _engine_url(value)
+
+    @field_validator("upstreams", mode="before")
+    @classmethod
+    def _bare_urls(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {
+            name: {"url": item} if isinstance(item, str) else item for name, item in value.items()
+        }
+
+    @field_validator("upstreams")
+    @classmethod
+    def _check_names(cls, value: dict[str, UpstreamSettings]) -> dict[str, UpstreamSettings]:
+        for name in value:
+            if not _PLAIN_NAME.fullmatch(name):
+                raise ValueError(f"{name[:80]!r} is no name: letters, digits and . _ : - only")
+        return value
+
+    @model_validator(mode="after")
+    def _check_one_way(self) -> Settings:
+        if self.upstream is not None and self.upstreams:
+            raise ValueError("give engines as upstream or as upstreams, not both")
+        for tenant, own in self.tenants.items():
+            unknown = set(own.upstreams or ()) - set(self.engines())
+            if unknown:
+                raise ValueError(
+                    f"tenants.{tenant}.upstreams names {sorted(unknown)}; "
+                    f"there are {sorted(self.engines())}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _check_policies(self) -> Settings:
@@ -148,6 +219,12 @@ class Settings(BaseSettings):
         for secret in self.api_keys:
             split_key_pair(secret.get_secret_value())
         return self
+
+    def engines(self) -> dict[str, UpstreamSettings]:
+        """The engines by name; none where one is to run in this process."""
+        if self.upstream is not None:
+            return {ONLY_ENGINE: UpstreamSettings(url=self.upstream)}
+        return self.upstreams
 
     def secrets(self) -> dict[str, tuple[str, ...]]:
         """API keys by tenant, from all three places.
@@ -199,6 +276,11 @@ def load_settings(config: Path | None = None, **flags: Any) -> Settings:
     return FromFile(**given)
 
 
+def secret_of(key: SecretStr | None) -> str | None:
+    """The secret itself."""
+    return key.get_secret_value() if key is not None else None
+
+
 def split_key_pair(pair: str) -> tuple[str, str]:
     """Tenant and key of ``tenant:key``.
 
@@ -218,6 +300,13 @@ def _key_lines(path: Path) -> list[str]:
         raise ValueError(f"api_keys_file {path} can't be read: {error.strerror}") from error
     stripped = (line.strip() for line in lines)
     return [line for line in stripped if line and not line.startswith("#")]
+
+
+def _engine_url(value: str) -> str:
+    if not value.startswith(("http://", "https://")):
+        raise ValueError("must start with http:// or https://")
+    # Clients of OpenAI write the version into the base URL; the proxy adds it itself.
+    return value.rstrip("/").removesuffix("/v1")
 
 
 def _words(value: str) -> list[str]:

@@ -24,6 +24,8 @@ class Tenant:
     allow_request_policy: bool
     share: str = ""
     """Scope that may see what the tenant's turns splice; empty for each session alone."""
+    upstreams: frozenset[str] | None = None
+    """Names of the upstreams that may serve it; None for all."""
 
 
 class TenantDirectory:
@@ -102,4 +104,5 @@ def _tenant(name: str, settings: Settings) -> Tenant:
         undeclared=UndeclaredRules.parse(undeclared),
         allow_request_policy=settings.allow_request_policy if allow is None else allow,
         share=own.share,
+        upstreams=frozenset(own.upstreams) if own.upstreams is not None else None,
     )

@@ -21,12 +21,14 @@ from leyline_engine.contract import Reason, Receipt, TurnRecord, edit_envelope, 
 from .core.context_management import FIELD as CONTEXT_FIELD
 from .core.forgetting import losses_of_account
 from .core.identity import history_key
+from .core.places import after_turn, owed
 from .core.prepared import Prepared
 from .core.session import RetainedTurn, Session, TurnSummary
 from .core.spans import ANYTHING
-from .errors import NotFoundError, ProxyError, RefusedByClaimError, closest
+from .errors import ProxyError, RefusedByClaimError
 from .pipeline.accounting import account_headers, caller_account, final_receipt, retained_turn
-from .pipeline.identify import identify
+from .pipeline.erasure import Erasures
+from .pipeline.identify import Identity, identify
 from .pipeline.outgoing import edit_payload, outgoing_body
 from .pipeline.pinning import Pinning
 from .pipeline.planner import Planner
@@ -38,8 +40,7 @@ from .pipeline.writing import Writing
 from .sessions import SessionStore
 from .telemetry.metrics import Metrics
 from .telemetry.turn_counts import count_refused, count_turn
-from .upstream.client import UpstreamClient
-from .upstream.handshake import UNKNOWN_MODEL, Handshake
+from .upstream.pool import Names, ReplicaPool
 
 log = structlog.get_logger("leyline.turn")
 
@@ -48,9 +49,6 @@ _RECORD_WAITS_S = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2)
 
 _REFUSAL_WAITS_S = (0.0, 0.02)
 """The same for one whose engine has answered with an error."""
-
-_LIST_AGE_S = 1.0
-"""Unknown models make the list be read anew, but not more often than this."""
 
 _OTHER_ENGINE = frozenset({Reason.MISSING_SOURCE, Reason.TOKEN_MISMATCH})
 """What an engine says that isn't the one that was asked last."""
@@ -72,19 +70,19 @@ class TurnService:
         self,
         *,
         store: SessionStore,
-        upstream: UpstreamClient,
-        handshake: Handshake,
+        pool: ReplicaPool,
         metrics: Metrics,
         planner: Planner,
+        erasures: Erasures,
         retained_turns: int,
         hints_secret: str | None = None,
         chooser: Chooser | None = None,
         pinning: Pinning | None = None,
     ) -> None:
         self._store = store
-        self._upstream = upstream
-        self._handshake = handshake
+        self._pool = pool
         self._metrics = metrics
+        self._erasures = erasures
         self._retained_turns = retained_turns
         self._hints_secret = hints_secret
         # Without a secret to share, chains mean something in this process alone.
@@ -92,7 +90,7 @@ class TurnService:
         self._catalog = PolicyCatalog(chooser)
         self._planner = planner
         self._pinning = pinning
-        self._writing = Writing(upstream, store, metrics, hints_secret=hints_secret)
+        self._writing = Writing(store, metrics, hints_secret=hints_secret)
 
     async def aclose(self) -> None:
         """Give up what runs beside the requests."""
@@ -100,24 +98,32 @@ class TurnService:
         if self._pinning is not None:
             await self._pinning.aclose()
 
-    async def begin(self, request: ChatRequest) -> Turn:
-        """Steps 1 to 5: what to send, and what to ask of the engine.
+    async def begin(
+        self, request: ChatRequest, avoid: Names = frozenset(), *, again: Turn | None = None
+    ) -> Turn:
+        """Steps 1 to 5: what to send, where to, and what to ask of the engine.
+
+        Args:
+            avoid: replicas that have failed this request.
+            again: the same request as the last of them was given it.
 
         Raises:
-            NotFoundError: the engine doesn't serve the model.
+            NotFoundError: no engine serves the model.
             BadRequestError, ForbiddenError: the request's ``leyline`` options.
         """
-        await self.check_model(request.model)
+        allowed = request.tenant.upstreams
+        await self._pool.check_model(request.model, allowed)
         policies, rules = effective_rules(request, self._catalog)
         with self._metrics.stage("identify"):
-            identity = await identify(
-                self._store, request, self._history_key, secret=self._hints_secret
-            )
-        status = await self._handshake.current()
+            identity = await self._identify(request, again)
+        replica = await self._pool.choose(
+            identity.session_id, request.model, allowed=allowed, avoid=avoid
+        )
+        status = replica.status
         index = identity.session.next_index if identity.session is not None else 0
         name, message_id = f"t{index}-{uuid4().hex[:12]}", f"m-{uuid4().hex}"
         given = PlanInput(name, request, policies, rules, identity.session, status, index)
-        planned = await self._planner.plan(given, identity.session_id)
+        planned = await self._planner.plan(given, identity.session_id, replica)
         envelope = None
         if status.capability is not None:
             sink = sink_of(status)
@@ -140,6 +146,7 @@ class TurnService:
             name=name,
             message_id=message_id,
             planned=planned,
+            replica=replica,
             status=status,
             body=outgoing_body(request.raw, planned.prepared, envelope),
             enveloped=envelope is not None,
@@ -147,50 +154,44 @@ class TurnService:
             applied=self._planner.applied(given, planned.prepared),
         )
 
+    async def _identify(self, request: ChatRequest, again: Turn | None) -> Identity:
+        """The session of a request, which stays the same when another engine is tried."""
+        if again is None:
+            return await identify(
+                self._store, request, self._history_key, secret=self._hints_secret
+            )
+        known = again.identity
+        session = await self._store.get(request.tenant.name, known.session_id)
+        return replace(known, session=session)
+
     async def count_prompt(self, request: ChatRequest) -> dict[str, Any]:
         """How many prompt tokens a request would have, without sending it.
 
         Raises:
-            NotFoundError: the engine doesn't serve the model.
+            NotFoundError: no engine serves the model.
             BadRequestError, ForbiddenError: the request's ``leyline`` options.
             UnsupportedError: nobody can tell: the engine's chat template isn't known.
         """
-        await self.check_model(request.model)
+        allowed = request.tenant.upstreams
+        await self._pool.check_model(request.model, allowed)
         policies, rules = effective_rules(request, self._catalog)
         identity = await identify(
             self._store, request, self._history_key, secret=self._hints_secret
         )
-        status, session = await self._handshake.current(), identity.session
+        replica = await self._pool.choose(identity.session_id, request.model, allowed=allowed)
+        status, session = replica.status, identity.session
         index = session.next_index if session is not None else 0
         given = PlanInput("count", request, policies, rules, session, status, index)
         known = identity.session_id if session is not None else None
-        return await self._planner.count(given, known)
-
-    async def check_model(self, model: str) -> None:
-        """Refuse a model that is not on the engine's list, after a second look at the list.
-
-        Raises:
-            NotFoundError: names the closest models.
-        """
-        if self._handshake.status.serves(model):
-            return
-        status = await self._handshake.refresh_if_older(_LIST_AGE_S)
-        if not status.serves(model):
-            hint = closest(model, status.models or ())
-            raise NotFoundError(
-                f"The model {model[:200]!r} is not served here. {hint}",
-                param="model",
-                code="model_not_found",
-            )
+        return await self._planner.count(given, known, replica)
 
     def model_label(self, model: str | None) -> str:
         """``model`` as a metric label."""
-        known = self._handshake.status.models or ()
-        return model if model is not None and model in known else UNKNOWN_MODEL
+        return self._pool.label(model)
 
     def preview(self, turn: Turn, usage: Mapping[str, Any] | None) -> Account:
         """The account of a turn that isn't settled yet."""
-        return self._account(turn, final_receipt(turn, None, usage))
+        return self._account(turn, final_receipt(turn, None, usage), turn.identity.session)
 
     async def settle(
         self, turn: Turn, usage: Mapping[str, Any] | None, *, ttft_s: float | None
@@ -200,13 +201,14 @@ class TurnService:
         receipt = final_receipt(turn, record, usage)
         run = await self._run_of(turn, record, receipt)
         with self._metrics.stage("account"):
-            source = await self._retain(turn, record, receipt, run)
+            session, source = await self._retain(turn, record, receipt, run)
             label = self.model_label(turn.request.model)
             count_turn(self._metrics, turn, receipt, label, ttft_s)
             self._planner.learn(label, receipt, ttft_s if turn.request.stream else None)
         if turn.planned.prepared.wanted:
             self._writing.start(turn)
-        account = self._account(turn, receipt)
+        account = self._account(turn, receipt, session)
+        self._erasures.start(session)
         if self._pinning is not None and source is not None:
             self._pinning.start(turn, source)
         if turn.enveloped and record is None:
@@ -256,9 +258,9 @@ class TurnService:
         for pause in waits_s:
             await asyncio.sleep(pause)
             try:
-                record = await self._upstream.record(turn.message_id) or record
+                record = await turn.replica.client.record(turn.message_id) or record
             except ProxyError:
-                self._handshake.report_failure()
+                turn.replica.handshake.report_failure()
                 return record
             if record is not None and (record.finished or record.receipt.refused is not None):
                 break
@@ -270,18 +272,18 @@ class TurnService:
         if not turn.enveloped or (record is not None and receipt.reason not in _OTHER_ENGINE):
             return believed
         if record is None or receipt.reason is not Reason.MISSING_SOURCE:
-            self._handshake.report_failure()
+            turn.replica.handshake.report_failure()
             return believed
         # Another run than was believed, most likely; what it holds is of use to the next turn.
-        status = self._handshake.status
+        status = turn.replica.status
         if status.retains_as == believed:
-            status = await self._handshake.refresh()
+            status = await turn.replica.handshake.refresh()
         return status.retains_as
 
     async def _retain(
         self, turn: Turn, record: TurnRecord | None, receipt: Receipt, run: str
-    ) -> RetainedTurn | None:
-        """Take the turn into its session; returns it as a source, if it is one."""
+    ) -> tuple[Session, RetainedTurn | None]:
+        """Take the turn into its session; returns both, the turn if it is a source."""
         plan = turn.planned.plan
         obeyed = record is not None and record.receipt.forgot is not None
         # Retained, a turn says that its demands were met.
@@ -301,6 +303,7 @@ class TurnService:
                 current = current.without({ref.turn for ref in plan.sources})
             if turn.enveloped and source is None:
                 current = current.lose_turn()
+            current = _placed(current, turn, run)
             index = current.next_index
             kept = replace(source, index=index) if source is not None else None
             current = _with_policies(current, turn.planned.prepared)
@@ -315,14 +318,18 @@ class TurnService:
             )
             return current.retain(kept, summary, keep=self._retained_turns, now=now)
 
-        await self._store.update(
+        session = await self._store.update(
             turn.request.tenant.name, turn.identity.session_id, change, turn.identity.chain
         )
-        return source if turn.enveloped else None
+        return session, source if turn.enveloped else None
 
-    def _account(self, turn: Turn, receipt: Receipt) -> Account:
+    def _account(self, turn: Turn, receipt: Receipt, session: Session | None) -> Account:
         pins = self._pinning.refusals(turn) if self._pinning is not None else ()
-        members = {OPTIONS_FIELD: caller_account(turn, receipt, pins)}
+        account = caller_account(turn, receipt, pins)
+        waiting = len(owed(session.places)) if session is not None else 0
+        if waiting:
+            account["forgets_owed"] = waiting
+        members = {OPTIONS_FIELD: account}
         if turn.request.requested:
             members[CONTEXT_FIELD] = {"applied_edits": turn.applied}
         return Account(receipt, members)
@@ -335,7 +342,8 @@ class TurnService:
         now = time.time()
 
         def change(session: Session | None) -> Session:
-            return (session or _new_session(turn, now)).lose_turn()
+            lost = (session or _new_session(turn, now)).lose_turn()
+            return _placed(lost, turn, turn.status.retains_as)
 
         # A session that is known keeps the history that it was answered for.
         chain = turn.identity.chain if turn.identity.session is None else None
@@ -354,6 +362,13 @@ def _new_session(turn: Turn, now: float) -> Session:
         created=now,
         unnamed=turn.unnamed,
     )
+
+
+def _placed(session: Session, turn: Turn, run: str) -> Session:
+    """The session with the run that was given a turn."""
+    demanded = bool(turn.planned.plan.forgets)
+    places = after_turn(session.places, run, turn.replica.name, demanded=demanded)
+    return replace(session, places=places)
 
 
 def _with_policies(session: Session, prepared: Prepared) -> Session:

@@ -87,7 +87,7 @@ async def test_a_server_that_lists_no_models_serves_them_all() -> None:
         answer = await client.post(CHAT, json=body(1, model="whatever"))
         metrics = (await client.get("/metrics")).text
     assert answer.status_code == 200
-    assert 'leyline_engine_splices{engine="plain",model="unknown"} 0.0' in metrics
+    assert 'leyline_engine_splices{engine="plain",model="unknown",upstream="engine"} 0.0' in metrics
 
 
 async def test_policies_work_before_a_plain_back_end_and_the_account_is_honest() -> None:

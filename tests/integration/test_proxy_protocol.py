@@ -286,7 +286,7 @@ async def test_a_broken_stream_ends_with_an_error_event(engine: FakeEngine) -> N
 async def test_slow_and_dead_engines_are_named(engine: FakeEngine) -> None:
     """Silence is a 504, a refused connection a 502."""
     engine.answers.append(Answer(hangs=True))
-    async with proxy(engine, read_timeout_s=0.1) as client:
+    async with proxy(engine, first_token_timeout_s=0.1) as client:
         slow = await client.post(CHAT, json=body())
     assert (slow.status_code, slow.json()["error"]["code"]) == (504, "upstream_timeout")
     app = create_app(Settings(upstream="http://127.0.0.1:9", connect_timeout_s=0.5))

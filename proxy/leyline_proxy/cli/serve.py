@@ -231,7 +231,7 @@ def _run(app: FastAPI, settings: Settings, sock: socket.socket) -> None:
 
 
 def _announce(app: FastAPI, url: str) -> None:
-    status = app.state.services.handshake.status
+    status = app.state.services.pool.first.status
     console = Console(highlight=False, soft_wrap=True)
     models = ", ".join(status.models or ()) or "not known yet"
     verdict = (

@@ -128,6 +128,16 @@ class TurnSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A run of an engine that may hold KV of a session."""
+
+    replica: str
+    """Name of the upstream that it ran on."""
+    owed: bool = False
+    """A forget was demanded since, which this run hasn't confirmed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Session:
     """One conversation of one tenant."""
 
@@ -149,6 +159,12 @@ class Session:
     unnamed: int = 0
     """Losses of account, each of which the engine may hold something of that has no name here:
     turns that were begun and never retained, and names that were too many to remember."""
+    places: Mapping[str, Place] = field(default_factory=dict)
+    """Runs of engines (see ``UpstreamStatus.retains_as``) that were given turns of this session
+    and may hold its KV."""
+    in_flight: frozenset[str] = frozenset()
+    """Turns that an engine was given and that aren't settled: other requests of now, or those of a
+    proxy that was killed. Kept by stores that outlive a proxy; see ``SessionStore.open_turn``."""
 
     @property
     def answered(self) -> bool:
@@ -196,6 +212,19 @@ class Session:
     def lose_turn(self) -> Session:
         """The session after a turn that the engine may have read and that isn't retained."""
         return replace(self, unnamed=self.unnamed + 1)
+
+    def without_text(self) -> Session:
+        """The account alone: nothing in it is prompt text or derived from it, and what the engine
+        holds of the session has no names any more."""
+        unnamed = bool(self.turns or self.departed.size)
+        return replace(
+            self,
+            turns=(),
+            departed=Departed(),
+            policy_states={},
+            completions={},
+            unnamed=self.unnamed + unnamed,
+        )
 
     def _with_turns(
         self, turns: tuple[RetainedTurn, ...], *, gone: Sequence[RetainedTurn]

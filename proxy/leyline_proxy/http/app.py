@@ -35,10 +35,12 @@ def create_app(settings: Settings, *, engine_app: ASGIApp | None = None) -> Fast
         async with AsyncExitStack() as stack:
             if engine_app is not None:
                 await stack.enter_async_context(lifespan_of(engine_app))
-            stack.push_async_callback(services.upstream.aclose)
+            stack.push_async_callback(services.pool.aclose)
             stack.push_async_callback(services.turns.aclose)
             await stack.enter_async_context(_handshaking(services))
-            await stack.enter_async_context(_running(services.claim_watch.run()))
+            await stack.enter_async_context(_running(services.erasures.run()))
+            for watch in services.claim_watches:
+                await stack.enter_async_context(_running(watch.run()))
             if services.policy_file is not None:
                 await stack.enter_async_context(_running(services.policy_file.run()))
             yield
@@ -61,8 +63,8 @@ def create_app(settings: Settings, *, engine_app: ASGIApp | None = None) -> Fast
 @asynccontextmanager
 async def _handshaking(services: Services) -> AsyncIterator[None]:
     """Ask once before serving, so that a first look says something, then keep asking."""
-    await services.handshake.refresh()
-    async with _running(services.handshake.run()):
+    await services.pool.refresh()
+    async with _running(services.pool.run()):
         yield
 
 

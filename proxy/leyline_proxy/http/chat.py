@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from time import perf_counter
 from typing import Any
 
 import httpx
 import orjson
+import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..core.wire import add_members
-from ..errors import UpstreamUnreachableError
+from ..errors import UpstreamTimeoutError, UpstreamUnreachableError
 from ..pipeline.accounting import account_headers
 from ..pipeline.request import ChatRequest, parse_chat
 from ..pipeline.turn import Turn
 from ..tenants import Tenant
 from ..turns import Account
 from ..upstream.client import RawHeaders, downstream_headers, read
+from ..upstream.replica import GATEWAY_FAILURES
 from .exchange import Exchange
 from .limits import until_disconnect
 from .refusal import answer_of, refusal_response
@@ -27,8 +30,14 @@ from .relay import TurnRelay
 
 CHAT_PATH = "/v1/chat/completions"
 
+log = structlog.get_logger("leyline.http")
+
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 """Failures before the engine got a byte."""
+
+
+class ReplicaFailedError(UpstreamUnreachableError):
+    """An engine failed a request before its first byte, and another one is left to try."""
 
 
 class ChatExchange(Exchange):
@@ -37,27 +46,61 @@ class ChatExchange(Exchange):
     route = CHAT_PATH
     _pending = False
     """The engine may have read the turn, and it isn't settled."""
+    _others = False
+    """Another engine is left to try."""
 
     async def serve(
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Plan, forward, account."""
         chat = self.parse(tenant, raw)
-        turn = await self.services.turns.begin(chat)
         self.model = self.services.turns.model_label(chat.model)
-        self.extra_headers["x-leyline-session"] = turn.identity.session_id
-        work = self._stream(turn, send) if chat.stream else self._fetch(turn)
+        failed: set[str] = set()
+        turn: Turn | None = None
+        while True:
+            turn = await self.services.turns.begin(chat, failed, again=turn)
+            self.extra_headers["x-leyline-session"] = turn.identity.session_id
+            self._others = self._may_go_on(chat, {*failed, turn.replica.name})
+            try:
+                response = await self._attempt(turn, receive, send)
+            except ReplicaFailedError as error:
+                failed.add(turn.replica.name)
+                self.services.metrics.failovers.labels(turn.replica.name).inc()
+                log.warning("failover", upstream=turn.replica.name, why=error.code)
+                continue
+            if response is not None:
+                await self.answer(response, scope, receive, send)
+            return
+
+    def _may_go_on(self, chat: ChatRequest, failed: Collection[str]) -> bool:
+        """Whether another engine could serve the request if this one fails."""
+        pool, allowed = self.services.pool, chat.tenant.upstreams
+        return self.services.settings.failover and bool(pool.others(failed, chat.model, allowed))
+
+    async def _attempt(self, turn: Turn, receive: Receive, send: Send) -> Response | None:
+        """One engine's answer, or its refusal, which is returned.
+
+        Raises:
+            ReplicaFailedError: it failed before the first byte, and another engine is left.
+        """
+        work = self._stream(turn, send) if turn.request.stream else self._fetch(turn)
+        limit_s = self.services.settings.total_timeout_s
         self._pending = True
         try:
-            refused = await until_disconnect(receive, work)
+            async with asyncio.timeout(limit_s):
+                return await until_disconnect(receive, work)
+        except TimeoutError as error:
+            raise UpstreamTimeoutError(
+                f"The whole answer took longer than {limit_s} s.", code="upstream_total"
+            ) from error
         except UpstreamUnreachableError as error:
             self._pending = self._pending and not isinstance(error.__cause__, _NEVER_SENT)
+            if self._others and not self.started:
+                raise ReplicaFailedError(error.message, code=error.code) from error
             raise
         finally:
             if self._pending:
                 await self.services.turns.abandon(turn)
-        if refused is not None:
-            await self.answer(refused, scope, receive, send)
 
     def parse(self, tenant: Tenant, raw: bytes) -> ChatRequest:
         """The chat request that a body is, or stands for."""
@@ -88,8 +131,11 @@ class ChatExchange(Exchange):
         return refusal_response(upstream, body, self.extra_headers)
 
     def _open(self, turn: Turn) -> AbstractAsyncContextManager[httpx.Response]:
-        return self.services.upstream.open(
-            "POST", CHAT_PATH, headers=self.headers_upstream(), content=turn.body
+        own: RawHeaders = ()
+        if header := self.services.settings.affinity_header:
+            own = [(header.encode("latin-1"), turn.identity.session_id.encode())]
+        return turn.replica.forward(
+            "POST", CHAT_PATH, headers=self.headers_upstream(), content=turn.body, own=own
         )
 
     async def _fetch(self, turn: Turn) -> Response:
@@ -143,6 +189,10 @@ class ChatExchange(Exchange):
             refused = await self.services.turns.refusal(turn)
             if refused is not None:
                 return self.failure(refused)
+        if upstream.status_code in GATEWAY_FAILURES and self._others:
+            raise ReplicaFailedError(
+                f"The engine answered with status {upstream.status_code}.", code="upstream_error"
+            )
         return self.refused(upstream, body)
 
 

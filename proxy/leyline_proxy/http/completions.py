@@ -7,6 +7,7 @@ no envelope goes with it.
 from __future__ import annotations
 
 from contextlib import aclosing
+from uuid import uuid4
 
 import httpx
 from starlette.responses import Response
@@ -16,6 +17,7 @@ from ..pipeline.outgoing import without_reserved
 from ..pipeline.request import decode_body, model_of, stream_of
 from ..tenants import Tenant
 from ..upstream.client import downstream_headers, read
+from ..upstream.replica import Replica
 from .chat import stream_headers
 from .exchange import Exchange
 from .limits import until_disconnect
@@ -37,15 +39,20 @@ class CompletionExchange(Exchange):
         body = decode_body(raw)
         model = model_of(body)
         stream = stream_of(body)
-        await self.services.turns.check_model(model)
-        self.model = self.services.turns.model_label(model)
-        work = self._forward(without_reserved(raw), stream, send)
+        pool = self.services.pool
+        await pool.check_model(model, tenant.upstreams)
+        self.model = pool.label(model)
+        # No session: any engine will do, each as often.
+        replica = await pool.choose(uuid4().hex, model, allowed=tenant.upstreams)
+        work = self._forward(replica, without_reserved(raw), stream, send)
         answer = await until_disconnect(receive, work)
         if answer is not None:
             await self.answer(answer, scope, receive, send)
 
-    async def _forward(self, content: bytes, stream: bool, send: Send) -> Response | None:
-        async with self.services.upstream.open(
+    async def _forward(
+        self, replica: Replica, content: bytes, stream: bool, send: Send
+    ) -> Response | None:
+        async with replica.forward(
             "POST", COMPLETIONS_PATH, headers=self.request.headers.raw, content=content
         ) as upstream:
             if upstream.status_code != httpx.codes.OK:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..errors import ClientDisconnected, ProxyError, UpstreamUnreachableError
+from ..errors import ClientDisconnected, ProxyError
 from ..services import Services
 from ..tenants import Tenant
 from .errors import as_proxy_error, error_event, error_response
@@ -66,6 +66,11 @@ class Exchange(Response):
     ) -> None:
         """Answer the request. Errors of :mod:`leyline_proxy.errors` may be raised."""
 
+    @property
+    def started(self) -> bool:
+        """Whether the client has been sent a status line."""
+        return self._started
+
     async def start_stream(self, send: Send, headers: Mapping[str, str]) -> None:
         """Send the status line of a stream."""
         answer = Response(headers={**headers, **self.extra_headers})
@@ -97,8 +102,6 @@ class Exchange(Response):
 
     async def _fail(self, error: ProxyError, scope: Scope, receive: Receive, send: Send) -> None:
         self.status = str(error.status)
-        if isinstance(error, UpstreamUnreachableError):
-            self.services.handshake.report_failure()
         if not self._started:
             await self.failure(error)(scope, receive, send)
             return

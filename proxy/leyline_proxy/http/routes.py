@@ -5,7 +5,6 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any
 
-import httpx
 import msgspec
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -18,13 +17,13 @@ from ..pipeline.request import parse_chat
 from ..services import Services
 from ..sessions.summary import session_document, session_overview
 from ..settings import DEFAULT_TENANT
-from ..upstream.client import downstream_headers, read
 from .chat import CHAT_PATH, ChatExchange
 from .claims import install_claims
 from .completions import COMPLETIONS_PATH, CompletionExchange
 from .limits import read_body
 from .messages import COUNT_PATH, MESSAGES_PATH, CountTokensExchange, MessagesExchange
-from .refusal import refusal_response
+from .models import model_list
+from .replicas import replica_document
 from .status_page import status_page
 
 
@@ -51,14 +50,8 @@ def _install_openai(app: FastAPI, services: Services) -> None:
     @app.get("/v1/models", tags=["openai"])
     async def models(request: Request) -> Response:
         """The models that the engine serves."""
-        services.tenants.authenticate(request.headers)
-        async with services.upstream.open(
-            "GET", "/v1/models", headers=request.headers.raw
-        ) as upstream:
-            body = await read(upstream)
-        if upstream.status_code != httpx.codes.OK:
-            return refusal_response(upstream, body, {})
-        return Response(body, headers=downstream_headers(upstream.headers))
+        tenant = services.tenants.authenticate(request.headers)
+        return await model_list(services.pool, tenant.upstreams, request.headers.raw)
 
 
 def _install_anthropic(app: FastAPI, services: Services) -> None:
@@ -124,7 +117,7 @@ def _install_operations(app: FastAPI, services: Services) -> None:
     @app.get(CAPABILITY_PATH, tags=["operations"])
     async def capability() -> JSONResponse:
         """The engine's capability document; what the proxy itself can't use counts as missing."""
-        status = services.handshake.status
+        status = services.pool.first.status
         if status.capability is None:
             raise NotFoundError(f"No capability document: {status.obstacle}.", code="no_capability")
         document = msgspec.to_builtins(status.capability)
@@ -139,26 +132,14 @@ def _install_operations(app: FastAPI, services: Services) -> None:
         found = [item for item in stored if item.answered] if visible else None
         base_url = f"{request.base_url}v1"
         return HTMLResponse(
-            status_page(base_url, services.handshake.status, found, await services.store.count())
+            status_page(base_url, services.pool.first.status, found, await services.store.count())
         )
 
 
 def readiness(services: Services) -> dict[str, Any]:
     """What ``/readyz`` says."""
-    status = services.handshake.status
+    replicas = tuple(services.pool)
     return {
-        "ready": status.up,
-        "upstreams": [
-            {
-                "upstream": services.upstream.address,
-                "up": status.up,
-                "problem": status.problem,
-                "engine": status.engine if status.up else None,
-                "models": list(status.models or ()),
-                "splices": status.splices,
-                "obstacle": status.obstacle,
-                "rendering": status.rendering.source,
-                "rendering_problem": status.rendering.problem,
-            }
-        ],
+        "ready": any(replica.status.up for replica in replicas),
+        "upstreams": [replica_document(replica) for replica in replicas],
     }

@@ -6,7 +6,7 @@ The engine's book is the truth. What is kept here is only what a restarted engin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -24,8 +24,7 @@ from ..errors import ProxyError
 from ..telemetry.audit import AuditFile
 from ..telemetry.claims import ClaimMetrics
 from ..telemetry.metrics import Metrics
-from ..upstream.client import UpstreamClient
-from ..upstream.handshake import Handshake
+from ..upstream.replica import Replica
 
 log = structlog.get_logger("leyline.claims")
 
@@ -34,19 +33,18 @@ _PAGES = 16
 
 
 class ClaimWatch:
-    """What this proxy knows of the engine's claims.
+    """What this proxy knows of one engine's claims.
 
     Args:
-        tenants: names that may be labels of metrics.
+        shown: the series of all engines' claims.
         interval_s: between two looks while claims live.
     """
 
     def __init__(
         self,
-        upstream: UpstreamClient,
-        handshake: Handshake,
+        replica: Replica,
         metrics: Metrics,
-        tenants: Container[str],
+        shown: ClaimMetrics,
         *,
         interval_s: float,
         audit: AuditFile | None = None,
@@ -54,10 +52,11 @@ class ClaimWatch:
         self.memory = ClaimMemory()
         self.seq = 0
         """Number of the newest event that was taken in."""
-        self._upstream = upstream
-        self._handshake = handshake
+        self._name = replica.name
+        self._upstream = replica.client
+        self._handshake = replica.handshake
         self._metrics = metrics
-        self._shown = ClaimMetrics(metrics, tenants)
+        self._shown = shown
         self._interval_s = interval_s
         self._audit = audit
         self._looking = asyncio.Lock()
@@ -131,7 +130,7 @@ class ClaimWatch:
             await self._begin(status.instance, listed.claims, listed.seq)
         else:
             self.memory.update(listed.claims, whole=whole)
-        self._shown.publish(self.memory.live())
+        self._shown.publish(self._name, self.memory.live())
         await self._take_events(status.instance)
 
     async def _begin(self, instance: str, listed: Sequence[ClaimStatus], seq: int) -> None:

@@ -16,19 +16,14 @@ from typing import Any
 
 import structlog
 
-from leyline_engine.contract import (
-    ClaimReply,
-    GetClaim,
-    ProblemCode,
-    ReleaseClaim,
-    SubmitClaim,
-)
+from leyline_engine.contract import GetClaim, ProblemCode, ReleaseClaim, SubmitClaim
 
 from ..core.annotations import Pin, pin_terms
 from ..core.pins import MAX_PINS, HeldPin, WantedPin, pin_key, wanted_pins
 from ..core.session import RetainedTurn
 from ..errors import ProxyError
 from ..telemetry.logging import frames_of
+from .claim_engine import ClaimEngine
 from .claims import ClaimService
 from .turn import Turn
 
@@ -42,7 +37,14 @@ _MAX_SESSIONS = 2048
 """Whose pins are remembered; the claims of others end with their time."""
 
 _Owner = tuple[str, str]
-_Wanted = Mapping[str, WantedPin]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a turn asks for, and where its KV is."""
+
+    replica: str
+    pins: Mapping[str, WantedPin]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class _Refused:
 class _Pins:
     """One session's pins by claim id."""
 
+    replica: str
+    """Where they are."""
     held: dict[str, HeldPin] = field(default_factory=dict)
     refused: dict[str, _Refused] = field(default_factory=dict)
 
@@ -76,8 +80,9 @@ class Pinning:
         if not turn.status.takes_claims:
             return
         owner = (turn.request.tenant.name, turn.identity.session_id)
-        wanted = wanted_pins(retained, _pins_of(turn), owner[1])
-        if not wanted and owner not in self._sessions and owner not in self._running:
+        pins = wanted_pins(retained, _pins_of(turn), owner[1])
+        wanted = _Wanted(turn.replica.name, pins)
+        if not pins and owner not in self._sessions and owner not in self._running:
             return
         if owner in self._running:
             self._next[owner] = wanted
@@ -89,7 +94,8 @@ class Pinning:
         names, owner = turn.planned.names, (turn.request.tenant.name, turn.identity.session_id)
         if names is None or not turn.status.takes_claims:
             return []
-        refused = self._sessions.get(owner, _Pins()).refused
+        held = self._sessions.get(owner)
+        refused = held.refused if held is not None else {}
         told: list[dict[str, Any]] = []
         for number, index in enumerate(_pins_of(turn)):
             known = refused.get(pin_key(owner[1], names.client[index].id))
@@ -122,21 +128,39 @@ class Pinning:
 
     async def _follow(self, owner: _Owner, wanted: _Wanted) -> None:
         """Release what is pinned no more, and claim what is."""
-        pins = self._sessions.setdefault(owner, _Pins())
+        pins = self._sessions.setdefault(owner, _Pins(wanted.replica))
         self._sessions.move_to_end(owner)
         while len(self._sessions) > _MAX_SESSIONS:
             self._sessions.popitem(last=False)
-        for key in [key for key in pins.held if key not in wanted]:
-            await self._claims.send(ReleaseClaim(owner[0], key))
+        if pins.replica != wanted.replica:
+            await self._leave(owner, pins, wanted.replica)
+        engine = self._claims.at(pins.replica)
+        for key in [key for key in pins.held if key not in wanted.pins]:
+            await engine.send(ReleaseClaim(owner[0], key))
             del pins.held[key]
-        pins.refused = {key: why for key, why in pins.refused.items() if key in wanted}
-        for key, pin in wanted.items():
-            if self._is_due(owner[0], key, pin, pins):
-                await self._claim(owner, key, pin, pins)
+        pins.refused = {key: why for key, why in pins.refused.items() if key in wanted.pins}
+        for key, pin in wanted.pins.items():
+            if self._is_due(engine, owner[0], key, pin, pins):
+                await self._claim(engine, owner, key, pin, pins)
         if not pins.held and not pins.refused:
             self._sessions.pop(owner, None)
 
-    def _is_due(self, tenant: str, key: str, pin: WantedPin, pins: _Pins) -> bool:
+    async def _leave(self, owner: _Owner, pins: _Pins, replica: str) -> None:
+        """Release what is held where the session no more is; there it would hold on to nothing
+        that is used."""
+        engine, held = self._claims.at(pins.replica), tuple(pins.held)
+        pins.replica = replica
+        pins.held.clear()
+        pins.refused.clear()
+        try:
+            for key in held:
+                await engine.send(ReleaseClaim(owner[0], key))
+        except ProxyError as error:  # it is down, most likely; claims end with their time
+            log.info("pin_not_released", tenant=owner[0], upstream=engine.name, error=error.code)
+
+    def _is_due(
+        self, engine: ClaimEngine, tenant: str, key: str, pin: WantedPin, pins: _Pins
+    ) -> bool:
         now = self._clock()
         if refused := pins.refused.get(key):
             held = refused.held
@@ -144,18 +168,20 @@ class Pinning:
         known = pins.held.get(key)
         if known is None or known.is_due(pin, now):
             return True
-        return not self._claims.lives(tenant, key)  # it gave way meanwhile
+        return not engine.lives(tenant, key)  # it gave way meanwhile
 
-    async def _claim(self, owner: _Owner, key: str, pin: WantedPin, pins: _Pins) -> None:
+    async def _claim(
+        self, engine: ClaimEngine, owner: _Owner, key: str, pin: WantedPin, pins: _Pins
+    ) -> None:
         tenant, session = owner
         known = pins.held.get(key)
         revision = known.revision + 1 if known is not None else 1
-        reply = await self._submit(pin, key, tenant, session, revision)
+        reply = await engine.send(SubmitClaim(pin.claim(key, tenant, session, revision)))
         if reply.problem is not None and reply.problem.code is ProblemCode.STALE_REVISION:
             # Another proxy, or this one before it was restarted, knew the message by this name.
-            there = await self._claims.send(GetClaim(tenant, key))
+            there = await engine.send(GetClaim(tenant, key))
             revision = max((s.claim.revision for s in there.claims), default=revision) + 1
-            reply = await self._submit(pin, key, tenant, session, revision)
+            reply = await engine.send(SubmitClaim(pin.claim(key, tenant, session, revision)))
         held = HeldPin(pin, revision, self._clock())
         status = reply.claims[0] if reply.claims else None
         if reply.problem is not None:
@@ -169,11 +195,6 @@ class Pinning:
             return
         # An earlier revision that was taken stays, and has to be released some day.
         pins.refused[key] = _Refused(held, reason)
-
-    async def _submit(
-        self, pin: WantedPin, key: str, tenant: str, session: str, revision: int
-    ) -> ClaimReply:
-        return await self._claims.send(SubmitClaim(pin.claim(key, tenant, session, revision)))
 
 
 def _pins_of(turn: Turn) -> dict[int, Pin]:

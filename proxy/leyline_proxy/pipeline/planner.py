@@ -22,8 +22,7 @@ from ..core.prepared import Prepared
 from ..core.schedule import Timing
 from ..errors import ProxyError, UnsupportedError
 from ..telemetry.metrics import Metrics
-from ..upstream.client import UpstreamClient
-from ..upstream.handshake import Handshake
+from ..upstream.replica import Replica
 from .planning import Draft, PlanInput, Planned, draft_turn, plan_turn, prompt_question
 from .policy_facts import PolicyMemos, policy_session, renderer_of, token_counter
 from .sensitive import sensitive_rule
@@ -48,16 +47,12 @@ class Planner:
 
     def __init__(
         self,
-        upstream: UpstreamClient,
-        handshake: Handshake,
         metrics: Metrics,
         *,
         policy_timeout_s: float,
         timing: Timing | None,
         sensitive: Redact | None,
     ) -> None:
-        self._upstream = upstream
-        self._handshake = handshake
         self._metrics = metrics
         self._timing = timing
         self._sensitive = sensitive
@@ -65,15 +60,21 @@ class Planner:
         self._costs: defaultdict[str, CostBook] = defaultdict(CostBook)
         self._time_limit = TimeLimit(policy_timeout_s)
 
-    async def plan(self, given: PlanInput, session_id: str) -> Planned:
-        """What is sent, and what is asked of the engine."""
+    async def plan(self, given: PlanInput, session_id: str, replica: Replica) -> Planned:
+        """What is sent, and what is asked of the engine.
+
+        Args:
+            replica: the engine, which may be asked for tokens that can't be made here.
+        """
         inline = not given.policies and len(given.request.raw) <= INLINE_BYTES
         draft = await _worked(inline, partial(self._draft, given, session_id))
         question = prompt_question(given, draft)
-        tokens = await self._tokens(question) if question is not None else None
+        tokens = await self._tokens(question, replica) if question is not None else None
         return await _worked(inline, partial(plan_turn, given, draft, self._metrics, tokens))
 
-    async def count(self, given: PlanInput, session_id: str | None) -> dict[str, Any]:
+    async def count(
+        self, given: PlanInput, session_id: str | None, replica: Replica
+    ) -> dict[str, Any]:
         """Prompt tokens of a turn that isn't sent, before and after its edits.
 
         Args:
@@ -83,12 +84,12 @@ class Planner:
             UnsupportedError: nobody can tell: the engine's chat template isn't known.
         """
         draft = await _worked(False, partial(self._draft, given, session_id))
-        counted: dict[str, Any] = {"input_tokens": await self._prompt_tokens(given, draft)}
+        counted: dict[str, Any] = {"input_tokens": await self._prompt_tokens(given, draft, replica)}
         if given.policies:
             plain = replace(given, policies=())
             original = await _worked(False, partial(draft_turn, plain, self._metrics))
             counted[CONTEXT_FIELD] = {
-                "original_input_tokens": await self._prompt_tokens(plain, original),
+                "original_input_tokens": await self._prompt_tokens(plain, original, replica),
                 "applied_edits": self.applied(given, draft.prepared),
             }
         return counted
@@ -130,24 +131,24 @@ class Planner:
             given = replace(given, policy_session=facts, timing=timing)
             return draft_turn(given, self._metrics)
 
-    async def _prompt_tokens(self, given: PlanInput, draft: Draft) -> int:
+    async def _prompt_tokens(self, given: PlanInput, draft: Draft, replica: Replica) -> int:
         if draft.rendered is not None:
             return len(draft.rendered.tokens)
         question = prompt_question(given, draft)
-        tokens = await self._tokens(question) if question is not None else None
+        tokens = await self._tokens(question, replica) if question is not None else None
         if tokens is None:
             raise UnsupportedError(
                 "Prompt tokens can't be counted: this engine's chat template isn't known here."
             )
         return len(tokens)
 
-    async def _tokens(self, question: Mapping[str, Any]) -> list[int] | None:
+    async def _tokens(self, question: Mapping[str, Any], replica: Replica) -> list[int] | None:
         """The engine's own tokens of a prompt; None where it gives none."""
         with self._metrics.stage("ask"):
             try:
-                return await self._upstream.tokenize(question)
+                return await replica.client.tokenize(question)
             except ProxyError:
-                self._handshake.report_failure()
+                replica.handshake.report_failure()
                 return None
 
 

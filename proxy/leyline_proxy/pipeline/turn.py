@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..upstream.handshake import UpstreamStatus
+from ..upstream.replica import Replica
 from .identify import Identity
 from .planning import Planned
 from .request import ChatRequest
@@ -23,8 +24,10 @@ class Turn:
     """Under which the engine retains its tokens."""
     message_id: str
     planned: Planned
+    replica: Replica
+    """Where it is sent."""
     status: UpstreamStatus
-    """Of the engine when the plan was made."""
+    """Of the replica when the plan was made."""
     body: bytes
     """What goes upstream."""
     enveloped: bool

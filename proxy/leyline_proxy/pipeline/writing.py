@@ -23,7 +23,6 @@ from ..core.session import Session
 from ..core.synthesis import TurnPlan
 from ..sessions import SessionStore
 from ..telemetry.metrics import Metrics
-from ..upstream.client import UpstreamClient
 from .outgoing import edit_payload
 from .planning import sink_of
 from .turn import Turn
@@ -48,13 +47,11 @@ class Writing:
 
     def __init__(
         self,
-        upstream: UpstreamClient,
         store: SessionStore,
         metrics: Metrics,
         *,
         hints_secret: str | None,
     ) -> None:
-        self._upstream = upstream
         self._store = store
         self._metrics = metrics
         self._hints_secret = hints_secret
@@ -97,7 +94,7 @@ class Writing:
     async def _answer(self, owner: tuple[str, str], turn: Turn, wanted: Completion) -> bool:
         # Before the engine sees it: whatever happens, a forget must know of it.
         await self._store.update(*owner, lambda session: _known(session).lose_turn())
-        answer = await self._upstream.complete(self._body(turn, wanted))
+        answer = await turn.replica.client.complete(self._body(turn, wanted))
         if answer is None:
             return False
         kept = answer[:LONGEST_ANSWER]

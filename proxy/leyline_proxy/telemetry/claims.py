@@ -29,12 +29,20 @@ class ClaimMetrics:
     def __init__(self, metrics: Metrics, tenants: Container[str]) -> None:
         self._metrics = metrics
         self._tenants = tenants
+        self._live: dict[str, Sequence[ClaimStatus]] = {}
+        """By the engine that told of them."""
         self._shown: dict[_Labels, tuple[str, str]] = {}
         """Kind and state of the claims that have series."""
         self._summed: set[_Labels] = set()
 
-    def publish(self, live: Sequence[ClaimStatus]) -> None:
-        """Show these live claims, and no others."""
+    def publish(self, engine: str, told: Sequence[ClaimStatus]) -> None:
+        """Show these live claims of an engine, and no others of it.
+
+        Args:
+            engine: its name.
+        """
+        self._live[engine] = told
+        live = [status for of_engine in self._live.values() for status in of_engine]
         self._sum(live)
         found = {self._labels(status): status for status in live}
         for labels in [labels for labels in self._shown if labels not in found]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -129,11 +129,39 @@ class Metrics:
         self.engine_splices = Gauge(
             "leyline_engine_splices",
             "1 when turns of this model are spliced, 0 when they can't be.",
-            ("model", "engine"),
+            ("upstream", "model", "engine"),
             registry=self.registry,
         )
         self.upstream_up = Gauge(
-            "leyline_upstream_up", "1 when the engine answers.", registry=self.registry
+            "leyline_upstream_up",
+            "1 when the engine answers.",
+            ("upstream",),
+            registry=self.registry,
+        )
+        self.upstream_circuit = Gauge(
+            "leyline_upstream_circuit_open",
+            "1 while an engine that fails requests is given none, or one as a trial.",
+            ("upstream",),
+            registry=self.registry,
+        )
+        self.upstream_running = Gauge(
+            "leyline_upstream_running",
+            "Requests under way at an engine.",
+            ("upstream",),
+            registry=self.registry,
+        )
+        self.failovers = Counter(
+            "leyline_failovers",
+            "Requests that went on to another engine before their first byte, by the engine that "
+            "failed them.",
+            ("upstream",),
+            registry=self.registry,
+        )
+        self.erasures = Counter(
+            "leyline_erasures",
+            "Forgets that were carried to engines which held a session before, by what came of it.",
+            ("result",),
+            registry=self.registry,
         )
         self.build_info = Gauge(
             "leyline_build_info", "Always 1.", ("version",), registry=self.registry
@@ -212,6 +240,13 @@ class Metrics:
             "Events that could not be written to the audit file.",
             registry=self.registry,
         )
+
+    def watch_replica(
+        self, name: str, *, running: Callable[[], int], circuit_open: Callable[[], bool]
+    ) -> None:
+        """Read the gauges of an engine when they are asked for."""
+        self.upstream_running.labels(name).set_function(running)
+        self.upstream_circuit.labels(name).set_function(circuit_open)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

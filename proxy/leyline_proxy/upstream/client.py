@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ from ..errors import (
 )
 
 T = TypeVar("T")
+
+_IDLE = "leyline.idle_timeout_s"
+"""Name among a request's extensions."""
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 """Names and values as they came; a name may occur more than once."""
@@ -142,7 +146,13 @@ def _connection(headers: RawHeaders) -> frozenset[bytes]:
 
 
 class UpstreamClient:
-    """One engine. All methods raise the errors of :mod:`leyline_proxy.errors` only."""
+    """One engine. All methods raise the errors of :mod:`leyline_proxy.errors` only.
+
+    Args:
+        client: its read timeout is the time to the first byte.
+        small_timeout_s: for small documents, apart from completions.
+        idle_timeout_s: between two chunks of an answer; None leaves that to ``client``.
+    """
 
     def __init__(
         self,
@@ -151,12 +161,13 @@ class UpstreamClient:
         api_key: str | None,
         hints_secret: str | None = None,
         small_timeout_s: float = 10.0,
+        idle_timeout_s: float | None = None,
     ) -> None:
-        """``small_timeout_s`` bounds the small documents, apart from completions."""
         self._client = client
         self._api_key = api_key
         self._hints_secret = hints_secret
         self._small_timeout_s = small_timeout_s
+        self._extensions = {_IDLE: idle_timeout_s}
 
     @property
     def address(self) -> str:
@@ -192,6 +203,7 @@ class UpstreamClient:
                 headers=[*upstream_headers(headers, self._api_key), *own],
                 content=content,
                 timeout=self._client.timeout if timeout_s is None else timeout_s,
+                extensions=self._extensions,
             )
             response = await self._client.send(request, stream=True)
         try:
@@ -323,9 +335,24 @@ async def read(response: httpx.Response) -> bytes:
 
 async def chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
     """The body's bytes as they arrive. Raises as :meth:`UpstreamClient.open`."""
+    idle_s = response.request.extensions.get(_IDLE)
     with _faults():
-        async for chunk in response.aiter_raw():
-            yield chunk
+        received = response.aiter_raw()
+        try:
+            # The first wait is the client's: for the first token.
+            yield await anext(received)
+            while True:
+                # Around the wait alone: how long the caller takes for a chunk isn't the engine's.
+                async with asyncio.timeout(idle_s):
+                    chunk = await anext(received)
+                yield chunk
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise UpstreamTimeoutError(
+                f"The engine fell silent in its answer for more than {idle_s:g} s.",
+                code="upstream_idle",
+            ) from error
 
 
 def no_claims() -> UnsupportedError:

@@ -95,25 +95,33 @@ class UpstreamStatus:
 
 
 class Handshake:
-    """Asks the engine what it is, again and again; ``status`` is the latest answer."""
+    """Asks the engine what it is, again and again; ``status`` is the latest answer.
+
+    Args:
+        name: the engine's, as a metric label.
+    """
 
     def __init__(
         self,
         client: UpstreamClient,
         metrics: Metrics,
         *,
+        name: str = "engine",
         splice: bool,
         interval_s: float,
         retry_s: float,
     ) -> None:
         self._client = client
         self._metrics = metrics
+        self._name = name
         self._interval_s = interval_s
         self._retry_s = retry_s
         self._wake = asyncio.Event()
         self._asking = asyncio.Lock()
         self._splice = splice
         self._asked_at = float("-inf")
+        self._shown: set[tuple[str, str]] = set()
+        """Model and engine of the series that stand."""
         self.status = UpstreamStatus(splicing_allowed=splice)
 
     async def refresh(self) -> UpstreamStatus:
@@ -185,15 +193,19 @@ class Handshake:
 
     def _publish(self, before: UpstreamStatus) -> None:
         status = self.status
-        self._metrics.upstream_up.set(status.up)
-        self._metrics.engine_splices.clear()
-        for model in status.models or (UNKNOWN_MODEL,):
-            self._metrics.engine_splices.labels(model, status.engine).set(status.splices)
+        self._metrics.upstream_up.labels(self._name).set(status.up)
+        shown = {(model, status.engine) for model in status.models or (UNKNOWN_MODEL,)}
+        for model, engine in self._shown - shown:
+            self._metrics.engine_splices.remove(self._name, model, engine)
+        for model, engine in shown:
+            self._metrics.engine_splices.labels(self._name, model, engine).set(status.splices)
+        self._shown = shown
         told = (status.up, status.engine, status.obstacle, status.rendering.source)
         if told != (before.up, before.engine, before.obstacle, before.rendering.source):
             emit = log.info if status.up else log.warning
             emit(
                 "engine_status",
+                upstream=self._name,
                 up=status.up,
                 engine=status.engine if status.up else None,
                 splices=status.splices,
@@ -202,4 +214,4 @@ class Handshake:
                 rendering_problem=status.rendering.problem or None,
             )
         if before.retains_as and status.retains_as not in ("", before.retains_as):
-            log.warning("engine_restarted", engine=status.engine)
+            log.warning("engine_restarted", upstream=self._name, engine=status.engine)

@@ -104,7 +104,10 @@ def test_the_handshake_tells_what_the_engine_is(origin: str) -> None:
     assert (upstream["engine"], upstream["splices"], upstream["obstacle"]) == ("sglang", True, "")
     assert (upstream["rendering"], upstream["rendering_problem"]) == ("local", "")
     metrics = httpx.get(f"{origin}/metrics").text
-    assert f'leyline_engine_splices{{engine="sglang",model="{MODEL}"}} 1.0' in metrics
+    assert (
+        f'leyline_engine_splices{{engine="sglang",model="{MODEL}",upstream="engine"}} 1.0'
+        in metrics
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -89,7 +89,9 @@ def test_the_plugin_is_missed(restarted: tuple[str, list[dict[str, Any]]]) -> No
     assert (found["up"], found["engine"], found["splices"]) == (True, "plain", False)
     assert "404" in found["obstacle"]
     metrics = httpx.get(f"{origin}/metrics").text
-    assert f'leyline_engine_splices{{engine="plain",model="{MODEL}"}} 0.0' in metrics
+    assert (
+        f'leyline_engine_splices{{engine="plain",model="{MODEL}",upstream="engine"}} 0.0' in metrics
+    )
 
 
 def test_streams_of_a_plain_back_end_carry_an_account(

@@ -32,17 +32,17 @@ def test_more_claims_than_series_are_in_the_sums_alone() -> None:
     metrics = Metrics()
     shown = ClaimMetrics(metrics, {"red"})
     every = [status(f"c{number}") for number in range(MAX_SERIES + 2)]
-    shown.publish(every[1:])
-    shown.publish(every)
+    shown.publish("engine", every[1:])
+    shown.publish("engine", every)
     names = {labels["claim"] for labels in series(metrics, "leyline_claim_hits")}
     assert len(names) == MAX_SERIES and "c0" not in names
     assert metrics.registry.get_sample_value(
         "leyline_claims", {"tenant": "red", "kind": "soft"}
     ) == len(every)
-    shown.publish([every[0], *every[2:]])
+    shown.publish("engine", [every[0], *every[2:]])
     names = {labels["claim"] for labels in series(metrics, "leyline_claim_hits")}
     assert len(names) == MAX_SERIES and "c0" in names and "c1" not in names
-    shown.publish([])
+    shown.publish("engine", [])
     assert not any(
         series(metrics, f"leyline_claim_{name}")
         for name in ("state", "resident_tokens", "hits", "age_seconds", "pressure")
@@ -53,8 +53,8 @@ def test_a_claim_is_in_one_state() -> None:
     """The series of the state before goes."""
     metrics = Metrics()
     shown = ClaimMetrics(metrics, {"red"})
-    shown.publish([status("c", state=ClaimState.ACCEPTED)])
-    shown.publish([status("c")])
+    shown.publish("engine", [status("c", state=ClaimState.ACCEPTED)])
+    shown.publish("engine", [status("c")])
     assert [labels["state"] for labels in series(metrics, "leyline_claim_state")] == [
         "materialized"
     ]
@@ -64,7 +64,7 @@ def test_tenants_of_another_proxy_share_a_label() -> None:
     """Their names are none that this one was configured with."""
     metrics = Metrics()
     shown = ClaimMetrics(metrics, {"red"})
-    shown.publish([status("c", "blue"), status("d", "green")])
+    shown.publish("engine", [status("c", "blue"), status("d", "green")])
     assert {labels["tenant"] for labels in series(metrics, "leyline_claims")} == {"other"}
     assert len(series(metrics, "leyline_claim_hits")) == 2
 

@@ -201,7 +201,7 @@ async def test_a_pin_that_gave_way_is_claimed_again(monkeypatch: pytest.MonkeyPa
         (claim,) = engine.submitted()
         engine.book.release("default", claim.id)
         for _ in range(500):
-            if not talk.claims.lives("default", claim.id):
+            if not talk.claims.at("engine").lives("default", claim.id):
                 break
             await asyncio.sleep(0.01)
         await talk.turn(conversation(True, 2))

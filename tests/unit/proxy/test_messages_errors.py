@@ -221,7 +221,7 @@ async def test_keys_limits_and_models(engine: FakeEngine) -> None:
 async def test_slow_and_dead_engines_are_named(engine: FakeEngine) -> None:
     """Silence is a timeout, a refused connection an error of the API."""
     engine.answers.append(Answer(hangs=True))
-    async with proxy_before(engine, read_timeout_s=0.1) as client:
+    async with proxy_before(engine, first_token_timeout_s=0.1) as client:
         slow = await client.post(MESSAGES, json=body())
     app = create_app(Settings(upstream="http://127.0.0.1:9", connect_timeout_s=0.5))
     transport = ASGIStreamTransport(app)

@@ -1,0 +1,63 @@
+"""``GET /v1/models``: what the engines serve, as one list."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import orjson
+from starlette.responses import Response
+
+from ..errors import ProxyError
+from ..upstream.client import RawHeaders, downstream_headers, read
+from ..upstream.pool import Names, ReplicaPool
+from ..upstream.replica import Replica
+from .refusal import refusal_response
+
+_PATH = "/v1/models"
+
+
+async def model_list(pool: ReplicaPool, allowed: Names | None, headers: RawHeaders) -> Response:
+    """The engine's own answer; of several engines, each model once, as the first of them tells it.
+
+    Raises:
+        ProxyError: no engine can be reached.
+    """
+    replicas = [each for each in pool if allowed is None or each.name in allowed]
+    if len(replicas) == 1:
+        return await _ask(replicas[0], headers)
+    answers = await asyncio.gather(
+        *(_ask(each, headers) for each in replicas), return_exceptions=True
+    )
+    responses = [answer for answer in answers if isinstance(answer, Response)]
+    listed = [answer for answer in responses if answer.status_code == httpx.codes.OK]
+    if listed:
+        found: dict[str, Any] = {}
+        for answer in listed:
+            found |= {name: each for name, each in _models(bytes(answer.body)) if name not in found}
+        document = {"object": "list", "data": list(found.values())}
+        return Response(orjson.dumps(document), media_type="application/json")
+    if responses:
+        return responses[0]
+    raise next(answer for answer in answers if isinstance(answer, BaseException))
+
+
+async def _ask(replica: Replica, headers: RawHeaders) -> Response:
+    try:
+        async with replica.client.open("GET", _PATH, headers=headers) as upstream:
+            body = await read(upstream)
+    except ProxyError:
+        replica.handshake.report_failure()
+        raise
+    if upstream.status_code != httpx.codes.OK:
+        return refusal_response(upstream, body, {})
+    return Response(body, headers=downstream_headers(upstream.headers))
+
+
+def _models(body: bytes) -> list[tuple[str, Any]]:
+    """Ids and entries of a list; none of what is no list."""
+    try:
+        return [(str(entry["id"]), entry) for entry in orjson.loads(body)["data"]]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return []

@@ -1,0 +1,27 @@
+"""What operators are told of an engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..upstream.replica import Replica
+
+
+def replica_document(replica: Replica) -> dict[str, Any]:
+    """One engine: where it is, whether it may be used, and whether it splices, or why not."""
+    status = replica.status
+    return {
+        "name": replica.name,
+        "upstream": replica.client.address,
+        "up": status.up,
+        "problem": status.problem,
+        "draining": replica.draining,
+        "circuit": replica.breaker.state.value,
+        "running": replica.running,
+        "engine": status.engine if status.up else None,
+        "models": list(status.models or ()),
+        "splices": status.splices,
+        "obstacle": status.obstacle,
+        "rendering": status.rendering.source,
+        "rendering_problem": status.rendering.problem,
+    }

@@ -1,0 +1,114 @@
+"""A circuit breaker: whether a replica that has failed is tried again. Pure but for its clock.
+
+The handshake says whether an engine answers at all. The breaker is for one that answers small
+questions and fails requests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import StrEnum
+
+
+class BreakerState(StrEnum):
+    """Whether requests are sent."""
+
+    CLOSED = "closed"
+    """All are."""
+    OPEN = "open"
+    """None is, until the pause is over."""
+    HALF_OPEN = "half_open"
+    """One is, as a trial."""
+
+
+class _Event(StrEnum):
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    FAILED_TOO_OFTEN = "failed_too_often"
+    PAUSE_OVER = "pause_over"
+
+
+_NEXT: dict[tuple[BreakerState, _Event], BreakerState] = {
+    (BreakerState.CLOSED, _Event.FAILED_TOO_OFTEN): BreakerState.OPEN,
+    (BreakerState.OPEN, _Event.PAUSE_OVER): BreakerState.HALF_OPEN,
+    # A request from before the circuit opened may still end well.
+    (BreakerState.OPEN, _Event.SUCCEEDED): BreakerState.CLOSED,
+    (BreakerState.HALF_OPEN, _Event.SUCCEEDED): BreakerState.CLOSED,
+    (BreakerState.HALF_OPEN, _Event.FAILED): BreakerState.OPEN,
+    (BreakerState.HALF_OPEN, _Event.FAILED_TOO_OFTEN): BreakerState.OPEN,
+}
+"""What isn't named changes nothing."""
+
+
+class Breaker:
+    """Counts failures in a row.
+
+    Args:
+        threshold: that many open the circuit.
+        pause_s: until the first trial; doubles with each that fails, up to ``longest_pause_s``.
+    """
+
+    def __init__(
+        self,
+        *,
+        threshold: int = 3,
+        pause_s: float = 2.0,
+        longest_pause_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._threshold = threshold
+        self._first_pause_s = pause_s
+        self._longest_pause_s = longest_pause_s
+        self._clock = clock
+        self._state = BreakerState.CLOSED
+        self._failures = 0
+        self._pause_s = pause_s
+        self._opened_at = 0.0
+        self._on_trial = False
+
+    @property
+    def state(self) -> BreakerState:
+        """As it is now."""
+        over = self._clock() - self._opened_at >= self._pause_s
+        if self._state is BreakerState.OPEN and over:
+            self._go(_Event.PAUSE_OVER)
+        return self._state
+
+    @property
+    def admits(self) -> bool:
+        """Whether a request should be sent."""
+        state = self.state
+        return state is BreakerState.CLOSED or (
+            state is BreakerState.HALF_OPEN and not self._on_trial
+        )
+
+    def begin(self) -> None:
+        """A request is sent; every one is followed by one of the three ends."""
+        if self.state is BreakerState.HALF_OPEN:
+            self._on_trial = True
+
+    def succeeded(self) -> None:
+        """The replica has answered it."""
+        self._failures, self._on_trial = 0, False
+        self._pause_s = self._first_pause_s
+        self._go(_Event.SUCCEEDED)
+
+    def failed(self) -> None:
+        """The replica has not."""
+        self._failures += 1
+        self._on_trial = False
+        often = self._failures >= self._threshold
+        if self.state is BreakerState.HALF_OPEN:
+            self._pause_s = min(self._longest_pause_s, 2 * self._pause_s)
+        self._go(_Event.FAILED_TOO_OFTEN if often else _Event.FAILED)
+
+    def given_up(self) -> None:
+        """Nobody waits for it any more, so it says nothing of the replica."""
+        self._on_trial = False
+
+    def _go(self, event: _Event) -> None:
+        before = self._state
+        self._state = _NEXT.get((before, event), before)
+        if self._state is BreakerState.OPEN and before is not BreakerState.OPEN:
+            self._opened_at = self._clock()

@@ -1,0 +1,98 @@
+"""The engines that settings name, as replicas; nothing is connected yet."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import httpx
+from starlette.types import ASGIApp
+
+from ..settings import ONLY_ENGINE, Settings, UpstreamSettings, secret_of
+from ..telemetry.metrics import Metrics
+from .asgi_transport import ASGIStreamTransport
+from .breaker import Breaker, BreakerState
+from .client import UpstreamClient
+from .embedded import EMBEDDED_BASE_URL
+from .handshake import Handshake
+from .pool import ReplicaPool
+from .replica import Replica
+
+_KEEP_ALIVE = 100
+"""Idle connections to one engine."""
+
+
+def build_pool(settings: Settings, engine_app: ASGIApp | None, metrics: Metrics) -> ReplicaPool:
+    """All engines.
+
+    Args:
+        engine_app: one in this process, which then is the only one.
+
+    Raises:
+        ValueError: there is none.
+    """
+    engines = settings.engines()
+    if engine_app is not None:
+        engines = {ONLY_ENGINE: UpstreamSettings(url=EMBEDDED_BASE_URL)}
+    if not engines:
+        raise ValueError("set upstream to the engine's URL, or pass an embedded engine")
+    replicas = [
+        _replica(name, each, settings, engine_app, metrics) for name, each in engines.items()
+    ]
+    for replica in replicas:
+        metrics.watch_replica(
+            replica.name,
+            running=partial(getattr, replica, "running"),
+            circuit_open=partial(_circuit_open, replica),
+        )
+    return ReplicaPool(replicas)
+
+
+def _replica(
+    name: str,
+    own: UpstreamSettings,
+    settings: Settings,
+    engine_app: ASGIApp | None,
+    metrics: Metrics,
+) -> Replica:
+    client = UpstreamClient(
+        _http_client(own.url, settings, engine_app),
+        api_key=secret_of(own.api_key or settings.upstream_api_key),
+        hints_secret=secret_of(settings.hints_secret),
+        idle_timeout_s=settings.idle_timeout_s,
+    )
+    handshake = Handshake(
+        client,
+        metrics,
+        name=name,
+        splice=settings.splice,
+        interval_s=settings.handshake_interval_s,
+        retry_s=settings.handshake_retry_s,
+    )
+    return Replica(
+        name,
+        client,
+        handshake,
+        Breaker(),
+        weight=own.weight,
+        apis=own.apis,
+    )
+
+
+def _circuit_open(replica: Replica) -> bool:
+    return replica.breaker.state is not BreakerState.CLOSED
+
+
+def _http_client(url: str, settings: Settings, engine_app: ASGIApp | None) -> httpx.AsyncClient:
+    timeout = httpx.Timeout(
+        settings.first_token_timeout_s,
+        connect=settings.connect_timeout_s,
+        pool=settings.connect_timeout_s,
+    )
+    if engine_app is not None:
+        return httpx.AsyncClient(
+            base_url=url, transport=ASGIStreamTransport(engine_app), timeout=timeout
+        )
+    limits = httpx.Limits(
+        max_connections=settings.max_upstream_connections, max_keepalive_connections=_KEEP_ALIVE
+    )
+    return httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits, follow_redirects=False)

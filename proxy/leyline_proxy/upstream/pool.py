@@ -1,0 +1,146 @@
+"""The engines behind this proxy, and which of them serves a session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterator, Sequence
+
+from ..errors import NotFoundError, closest
+from .handshake import UNKNOWN_MODEL
+from .rendezvous import ranked
+from .replica import Replica
+
+_LIST_AGE_S = 1.0
+"""Unknown models make the lists be read anew, but not more often than this."""
+
+Names = Collection[str]
+
+
+class ReplicaPool:
+    """One replica or many. ``allowed`` names those that a tenant may use; None stands for all."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        """Raises ValueError for none, or two of one name."""
+        self._replicas = {replica.name: replica for replica in replicas}
+        if not replicas or len(self._replicas) != len(replicas):
+            raise ValueError("upstreams must be one or more, each with a name of its own")
+        self._weights = {replica.name: replica.weight for replica in replicas}
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self._replicas.values())
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def get(self, name: str) -> Replica | None:
+        """The replica of this name."""
+        return self._replicas.get(name)
+
+    @property
+    def first(self) -> Replica:
+        """The one to show where one is shown: the first that splices, else that is up."""
+        replicas = tuple(self)
+        spliced = next((each for each in replicas if each.status.splices), None)
+        return spliced or next((each for each in replicas if each.status.up), replicas[0])
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Ids of all models that any replica lists."""
+        found: dict[str, None] = {}
+        for replica in self:
+            found.update(dict.fromkeys(replica.status.models or ()))
+        return tuple(found)
+
+    def label(self, model: str | None) -> str:
+        """``model`` as a metric label."""
+        return model if model is not None and model in self.models else UNKNOWN_MODEL
+
+    def others(self, avoid: Names, model: str, allowed: Names | None = None) -> list[Replica]:
+        """Replicas that are up and serve ``model``, less those to avoid."""
+        return [
+            each
+            for each in self
+            if each.name not in avoid
+            and (allowed is None or each.name in allowed)
+            and each.status.up
+            and each.status.serves(model)
+        ]
+
+    async def check_model(self, model: str, allowed: Names | None = None) -> None:
+        """Refuse a model that is on no replica's list, after a second look at the lists.
+
+        Raises:
+            NotFoundError: names the closest models.
+        """
+        replicas = [each for each in self if allowed is None or each.name in allowed]
+        if any(each.status.serves(model) for each in replicas):
+            return
+        found = await asyncio.gather(
+            *(each.handshake.refresh_if_older(_LIST_AGE_S) for each in replicas)
+        )
+        if not any(status.serves(model) for status in found):
+            known = {name for status in found for name in status.models or ()}
+            raise NotFoundError(
+                f"The model {model[:200]!r} is not served here. {closest(model, known)}",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def choose(
+        self,
+        key: str,
+        model: str | None,
+        *,
+        allowed: Names | None = None,
+        avoid: Names = frozenset(),
+    ) -> Replica:
+        """The replica that serves the session ``key``.
+
+        The best ranked of those that are ready; where none is, of those that are found up when
+        asked once more. Where there is none at all, the best ranked: its failure is the answer.
+
+        Args:
+            model: None where any replica will do.
+            avoid: replicas that have just failed this request.
+
+        Raises:
+            NotFoundError: the tenant may use none of the replicas.
+        """
+        weights = {
+            name: weight
+            for name, weight in self._weights.items()
+            if allowed is None or name in allowed
+        }
+        if not weights:
+            raise NotFoundError("No upstream is open to this tenant.", code="no_upstream")
+        order = [self._replicas[name] for name in ranked(key, weights)]
+        fresh = [each for each in order if each.name not in avoid] or order
+        serving = [each for each in fresh if model is None or each.status.serves(model)] or fresh
+        ready = next((each for each in serving if each.ready), None)
+        if ready is not None:
+            return ready
+        for replica in serving:
+            status = await replica.handshake.current()
+            if replica.ready and (model is None or status.serves(model)):
+                return replica
+        up = next((each for each in serving if each.status.up), None)
+        return up or serving[0]
+
+    def holding(self, run: str) -> Replica | None:
+        """The replica on which a run of an engine is still going on."""
+        return next((each for each in self if each.status.retains_as == run), None)
+
+    async def refresh(self) -> None:
+        """Ask all of them now."""
+        await asyncio.gather(*(each.handshake.refresh() for each in self))
+
+    async def run(self) -> None:
+        """Keep asking until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for replica in self:
+                group.create_task(replica.handshake.run())
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for replica in self:
+            await replica.client.aclose()

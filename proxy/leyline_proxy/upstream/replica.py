@@ -1,0 +1,91 @@
+"""One engine of several: how to reach it, what it is, and whether it may be asked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+
+from ..errors import UpstreamTimeoutError, UpstreamUnreachableError
+from .breaker import Breaker
+from .client import RawHeaders, UpstreamClient
+from .handshake import Handshake, UpstreamStatus
+
+GATEWAY_FAILURES = frozenset({502, 503, 504})
+"""Statuses by which a server, or what stands before it, says that it can't serve just now."""
+
+
+class Replica:
+    """An engine under its name.
+
+    Args:
+        weight: its share of sessions, relative to the others'.
+        apis: paths that it serves itself beside chat completions, such as ``/v1/messages``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        client: UpstreamClient,
+        handshake: Handshake,
+        breaker: Breaker,
+        *,
+        weight: float = 1.0,
+        apis: frozenset[str] = frozenset(),
+    ) -> None:
+        self.name = name
+        self.client = client
+        self.handshake = handshake
+        self.breaker = breaker
+        self.weight = weight
+        self.apis = apis
+        self.draining = False
+        """No session is given to it that another replica can take."""
+        self.running = 0
+        """Requests under way."""
+
+    @property
+    def status(self) -> UpstreamStatus:
+        """What is known of it."""
+        return self.handshake.status
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes sessions."""
+        return self.status.up and not self.draining and self.breaker.admits
+
+    @asynccontextmanager
+    async def forward(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: RawHeaders,
+        content: bytes = b"",
+        own: RawHeaders = (),
+    ) -> AsyncIterator[httpx.Response]:
+        """A request of a caller's, as :meth:`UpstreamClient.open`; the breaker counts how it goes."""
+        self.running += 1
+        self.breaker.begin()
+        open_ended = True
+        try:
+            async with self.client.open(
+                method, path, headers=headers, content=content, own=own
+            ) as response:
+                if response.status_code in GATEWAY_FAILURES:
+                    self.breaker.failed()
+                else:
+                    self.breaker.succeeded()
+                open_ended = False
+                yield response
+        except (UpstreamUnreachableError, UpstreamTimeoutError):
+            if open_ended:
+                self.breaker.failed()
+                open_ended = False
+            self.handshake.report_failure()
+            raise
+        finally:
+            self.running -= 1
+            if open_ended:
+                self.breaker.given_up()
