@@ -18,12 +18,13 @@ import structlog
 
 from leyline_engine.contract import Reason, Receipt, TurnRecord, edit_envelope, sign_envelope
 
+from .audit.auditor import Auditor
 from .core.context_management import FIELD as CONTEXT_FIELD
 from .core.forgetting import losses_of_account
 from .core.identity import history_key
 from .core.places import after_turn, owed
 from .core.prepared import Prepared
-from .core.session import RetainedTurn, Session, TurnSummary
+from .core.session import Place, RetainedTurn, Session, TurnSummary
 from .core.spans import ANYTHING
 from .errors import ProxyError, RefusedByClaimError
 from .pipeline.accounting import account_headers, caller_account, final_receipt, retained_turn
@@ -75,6 +76,7 @@ class TurnService:
         planner: Planner,
         erasures: Erasures,
         retained_turns: int,
+        audit: Auditor,
         hints_secret: str | None = None,
         chooser: Chooser | None = None,
         pinning: Pinning | None = None,
@@ -83,6 +85,7 @@ class TurnService:
         self._pool = pool
         self._metrics = metrics
         self._erasures = erasures
+        self._audit = audit
         self._retained_turns = retained_turns
         self._hints_secret = hints_secret
         # Without a secret to share, chains mean something in this process alone.
@@ -209,6 +212,7 @@ class TurnService:
             self._writing.start(turn)
         account = self._account(turn, receipt, session)
         self._erasures.start(session)
+        self._audit.settled(turn, record, receipt, session, label)
         if self._pinning is not None and source is not None:
             self._pinning.start(turn, source)
         if turn.enveloped and record is None:
@@ -239,7 +243,9 @@ class TurnService:
         if record is None or refused is None:
             return None
         receipt, tenant = record.receipt, turn.request.tenant.name
-        count_refused(self._metrics, turn, receipt, self.model_label(turn.request.model))
+        label = self.model_label(turn.request.model)
+        count_refused(self._metrics, turn, receipt, label)
+        self._audit.refused(turn, receipt, label)
         log.info(
             "turn_refused",
             tenant=tenant,
@@ -294,7 +300,7 @@ class TurnService:
         def change(session: Session | None) -> Session:
             # The session may have moved on since the plan was made: another request of it ran
             # at the same time. Both are kept, under consecutive numbers.
-            current = session or _new_session(turn, now)
+            current = session or self._new_session(turn, now)
             if record is not None and plan.forgets:
                 current = current.forget_sources()
                 if ANYTHING in plan.forget and obeyed:
@@ -334,34 +340,41 @@ class TurnService:
             members[CONTEXT_FIELD] = {"applied_edits": turn.applied}
         return Account(receipt, members)
 
+    def _new_session(self, turn: Turn, now: float) -> Session:
+        # Where a conversation comes from that isn't known here, any engine may hold some of it.
+        places = {
+            run: Place(replica.name)
+            for replica in self._pool
+            if turn.unnamed and (run := replica.status.retains_as)
+        }
+        return Session(
+            id=turn.identity.session_id,
+            tenant=turn.request.tenant.name,
+            key=turn.identity.key,
+            turns=(),
+            history=(),
+            next_index=0,
+            updated=now,
+            created=now,
+            unnamed=turn.unnamed,
+            places=places,
+        )
+
     async def abandon(self, turn: Turn) -> None:
         """Note a turn that went to the engine and won't be settled: its client has gone, or its
         answer broke off. What the engine read in it has no names here."""
+        self._audit.abandoned(turn, self.model_label(turn.request.model))
         if not turn.enveloped:
             return
         now = time.time()
 
         def change(session: Session | None) -> Session:
-            lost = (session or _new_session(turn, now)).lose_turn()
+            lost = (session or self._new_session(turn, now)).lose_turn()
             return _placed(lost, turn, turn.status.retains_as)
 
         # A session that is known keeps the history that it was answered for.
         chain = turn.identity.chain if turn.identity.session is None else None
         await self._store.update(turn.request.tenant.name, turn.identity.session_id, change, chain)
-
-
-def _new_session(turn: Turn, now: float) -> Session:
-    return Session(
-        id=turn.identity.session_id,
-        tenant=turn.request.tenant.name,
-        key=turn.identity.key,
-        turns=(),
-        history=(),
-        next_index=0,
-        updated=now,
-        created=now,
-        unnamed=turn.unnamed,
-    )
 
 
 def _placed(session: Session, turn: Turn, run: str) -> Session:

@@ -14,10 +14,9 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from support.engine_http import check_clean
+from support.engine_memory import held, holds_text, learn_words
 from support.stack import embedded_stack, serving
-from tokenizers import Tokenizer
 
-from leyline_engine.contract import RENDERER_PATH
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine
@@ -26,8 +25,6 @@ CHAT = "/v1/chat/completions"
 SECRET = "key=7391"
 REDACT = r"redact:pattern='key=\d+',replacement='[gone]'"
 TRUNCATE = "truncate_older_than:n=1,max_chars=60"
-EXACT_KEYS = 1 << 24
-"""Radix keys from here on are private to a lineage: their KV was spliced, or read what was."""
 PATIENCE_S = 20.0
 
 Conversation = list[dict[str, Any]]
@@ -38,8 +35,7 @@ def engine() -> Iterator[tuple[Starlette, str]]:
     """An engine of its own process, as far as proxies can tell: the application and its origin."""
     app = create_embedded_engine("replay", {"device": "cpu", "pool_tokens": 32_768})
     with serving(app) as origin:
-        document = httpx.get(f"{origin}{RENDERER_PATH}").json()["tokenizer_json"]
-        app.state.words = Tokenizer.from_str(document)
+        learn_words(app, origin)
         yield app, origin
     check_clean(app)
 
@@ -52,26 +48,9 @@ def proxy(origin: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def held(app: Starlette, session: str) -> list[tuple[str, bool]]:
-    """What a session holds in the tree: each path's text, and whether its end was ever spliced."""
-    engine, owner = app.state.service._engine, ("default", session)
-    paths = []
-    for node in engine.cache.tree.nodes():
-        if owner in node.owners and not any(
-            owner in child.owners for child in node.children.values()
-        ):
-            run, keys = node, []
-            while run is not None:
-                keys = [*run.keys, *keys]
-                run = run.parent
-            text = app.state.words.decode([key % EXACT_KEYS for key in keys])
-            paths.append((text, keys[-1] >= EXACT_KEYS))
-    return paths
-
-
 def knows(app: Starlette, session: str) -> bool:
     """Whether the engine holds the secret for a session."""
-    return any(SECRET in text for text, _ in held(app, session))
+    return holds_text(app, session, SECRET)
 
 
 def history(count: int, task: str) -> Conversation:

@@ -31,7 +31,8 @@ def after_turn(places: Places, run: str, replica: str, *, demanded: bool) -> Pla
         if not run or place.replica != replica
     }
     if run:
-        found[run] = Place(replica)
+        # A session that comes back before the debt is paid doesn't pay it.
+        found[run] = Place(replica, owed=run in places and places[run].owed)
     return dict(list(found.items())[-MAX_PLACES:])
 
 

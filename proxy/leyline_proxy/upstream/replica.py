@@ -65,7 +65,7 @@ class Replica:
         content: bytes = b"",
         own: RawHeaders = (),
     ) -> AsyncIterator[httpx.Response]:
-        """A request of a caller's, as :meth:`UpstreamClient.open`; the breaker counts how it goes."""
+        """A caller's request, as :meth:`UpstreamClient.open`; the breaker counts how it goes."""
         self.running += 1
         self.breaker.begin()
         open_ended = True
