@@ -11,7 +11,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 export PYTEST_ARGS
 
-.PHONY: help setup sglang-setup tools serve sglang demo test nightly lint fmt boards clean
+.PHONY: help setup sglang-setup tools clients-setup serve sglang demo test nightly clients lint fmt boards clean
 
 help: ## show this list
 	@echo "Leyline: an OpenAI-compatible proxy that keeps the KV cache when agents edit their history."
@@ -35,6 +35,9 @@ sglang-setup: setup ## make .venv-sglang: SGLang for a CPU (3 GB); costs nothing
 tools: setup
 	@deploy/tools.sh
 
+clients-setup: setup
+	@deploy/clients.sh
+
 serve: setup ## proxy and embedded engine on http://127.0.0.1:8790
 	@exec $(BIN)/leyline serve $(ARGS)
 
@@ -47,8 +50,11 @@ demo: setup ## replay a recorded agent session and compare the cache with and wi
 test: tools sglang-setup lint ## what CI runs: lint, types, import contracts, tests
 	@deploy/test.sh "not nightly and not gpu"
 
-nightly: tools sglang-setup ## the tests that are too slow for every commit
+nightly: tools sglang-setup clients-setup ## the tests that are too slow for every commit
 	@HYPOTHESIS_PROFILE=nightly deploy/test.sh "nightly and not gpu"
+
+clients: clients-setup ## run real agents and SDKs, unmodified, against the proxy (3 GB; needs Node)
+	@OMP_NUM_THREADS=1 $(BIN)/python bench/clients.py --json out/clients.json $(ARGS)
 
 lint: setup ## ruff, mypy and import-linter, without the tests
 	@echo "── ruff"

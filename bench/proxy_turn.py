@@ -282,14 +282,14 @@ def source_texts() -> Iterator[str]:
             return
 
 
-def renderer() -> ChatRenderer:
+def renderer_document() -> dict[str, Any]:
     """The shipped models' template and a tokenizer of source code, as an engine hands them over.
 
     Not the shipped tokenizer: that is made for one task, and cuts source code into more tokens.
     """
     pieces = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer = train_bpe(pieces, source_texts(), vocab_size=8192, max_context=131_072)
-    return ChatRenderer(**PromptEncoder(tokenizer).renderer_document())
+    return PromptEncoder(tokenizer).renderer_document()
 
 
 def main() -> None:
@@ -304,7 +304,9 @@ def main() -> None:
     console = Console()
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("turns", total=len(sizes) * len(KINDS) * (WARM_UP + given.repeat))
-        results = measure(renderer(), sizes, given.repeat, lambda: progress.advance(task))
+        results = measure(
+            ChatRenderer(**renderer_document()), sizes, given.repeat, lambda: progress.advance(task)
+        )
     given.json.parent.mkdir(parents=True, exist_ok=True)
     given.json.write_text(json.dumps(results, indent=2) + "\n")
     if given.plot:

@@ -50,6 +50,11 @@ class BodyTooLargeError(BadRequestError):
     status = 413
     code = "request_too_large"
 
+    @property
+    def headers(self) -> dict[str, str]:
+        # The rest of the body may still come, and is no request.
+        return {"connection": "close"}
+
 
 class UnauthorizedError(ProxyError):
     """No API key, or one that belongs to no tenant."""
@@ -93,6 +98,69 @@ class LimitError(ProxyError):
     status = 429
     kind = "rate_limit_error"
     code = "limit"
+
+
+class TryLaterError(LimitError):
+    """A limit that time alone lifts.
+
+    Args:
+        retry_after_s: when to try again.
+    """
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self._retry_after_s = max(1, math.ceil(retry_after_s))
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"retry-after": str(self._retry_after_s)}
+
+
+class RateLimitError(TryLaterError):
+    """The tenant has had its requests of this minute."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, per_minute: float, retry_after_s: float) -> None:
+        super().__init__(f"More than {per_minute:g} requests a minute.", retry_after_s)
+
+
+class QueueFullError(TryLaterError):
+    """Too many of the tenant's requests wait already."""
+
+    code = "queue_full"
+
+    def __init__(self, limit: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"{limit} requests wait already, which is this tenant's limit (max_queued).",
+            retry_after_s,
+        )
+
+
+class QueueTimeoutError(TryLaterError):
+    """The request waited for a place for as long as it may."""
+
+    status = 503
+    kind = "server_error"
+    code = "queue_timeout"
+
+    def __init__(self, waited_s: float, retry_after_s: float) -> None:
+        super().__init__(
+            f"No place was free within {waited_s:g} s (queue_timeout_s).", retry_after_s
+        )
+
+
+class RequestTimeoutError(ProxyError):
+    """The request didn't arrive in time."""
+
+    status = 408
+    kind = "invalid_request_error"
+    code = "request_timeout"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        # The rest of the body may still come, and is no request.
+        return {"connection": "close"}
 
 
 class UnsupportedError(ProxyError):

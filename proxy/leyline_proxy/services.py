@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 
 from starlette.types import ASGIApp
 
+from .admission import Gate
+from .audit.auditor import Auditor
+from .audit.build import build_auditor
+from .core.bodies import BodyMemory
 from .core.schedule import Timing
 from .pipeline.claim_watch import ClaimWatch
 from .pipeline.claims import ClaimService
@@ -15,12 +19,13 @@ from .pipeline.pinning import Pinning
 from .pipeline.planner import Planner
 from .pipeline.sensitive import sensitive_content
 from .policy_file import PolicyFile
-from .sessions import MemorySessionStore, SessionStore
+from .sessions import SessionStore
+from .sessions.build import build_session_store
+from .sessions.stored_responses import MemoryResponseStore, ResponseStore
 from .settings import Settings, secret_of
-from .telemetry.audit import AuditFile
 from .telemetry.claims import ClaimMetrics
 from .telemetry.metrics import Metrics
-from .tenants import TenantDirectory, build_directory
+from .tenants import KeyFile, TenantDirectory, build_directory
 from .turns import TurnService
 from .upstream.factory import build_pool
 from .upstream.pool import ReplicaPool
@@ -33,6 +38,7 @@ class Services:
     settings: Settings
     tenants: TenantDirectory
     store: SessionStore
+    responses: ResponseStore
     metrics: Metrics
     pool: ReplicaPool
     turns: TurnService
@@ -40,6 +46,10 @@ class Services:
     claims: ClaimService
     claim_watches: tuple[ClaimWatch, ...]
     policy_file: PolicyFile | None
+    key_file: KeyFile | None
+    gate: Gate
+    audit: Auditor
+    bodies: BodyMemory = field(default_factory=BodyMemory)
 
 
 def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
@@ -55,21 +65,23 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
     tenants = build_directory(settings)
     hints_secret = secret_of(settings.hints_secret)
     pool = build_pool(settings, engine_app, metrics)
-    store = MemorySessionStore(
-        max_sessions=settings.max_sessions,
-        max_bytes=settings.max_session_bytes,
-        ttl_s=settings.session_ttl_s,
+    store = build_session_store(settings)
+    responses = MemoryResponseStore(
+        max_responses=settings.max_stored_responses,
+        max_bytes=settings.max_stored_response_bytes,
+        ttl_s=settings.stored_response_ttl_s,
     )
     file = settings.policies_file
     policy_file = PolicyFile(file, metrics) if file is not None else None
+    keys = settings.api_keys_file
     planner = Planner(
         metrics,
         policy_timeout_s=settings.policy_timeout_s,
         timing=_timing(settings),
         sensitive=sensitive_content(settings.sensitive),
     )
-    audit = AuditFile(settings.audit_file, metrics) if settings.audit_file else None
-    shown = ClaimMetrics(metrics, tenants.names)
+    audit = build_auditor(settings, metrics)
+    shown = ClaimMetrics(metrics, tenants)
     watches = {
         replica.name: ClaimWatch(
             replica, metrics, shown, interval_s=settings.claims_interval_s, audit=audit
@@ -81,6 +93,7 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         pool,
         store,
         metrics,
+        audit,
         hints_secret=hints_secret,
         retry_s=settings.handshake_interval_s,
     )
@@ -91,7 +104,9 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         planner=planner,
         erasures=erasures,
         retained_turns=settings.retained_turns,
+        audit=audit,
         hints_secret=hints_secret,
+        history_secret=settings.history_secret(),
         chooser=policy_file,
         pinning=Pinning(claims),
     )
@@ -99,6 +114,7 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         settings,
         tenants,
         store,
+        responses,
         metrics,
         pool,
         turns,
@@ -106,6 +122,9 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         claims,
         tuple(watches.values()),
         policy_file,
+        KeyFile(keys, tenants.replace, metrics) if keys is not None else None,
+        Gate(settings.max_concurrent, metrics),
+        audit,
     )
 
 

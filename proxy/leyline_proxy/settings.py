@@ -15,9 +15,12 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from .audit.settings import AuditSettings
+from .core.api_keys import check_tenant, parse_key
 from .core.options import SHARE_PATTERN
+from .limit_settings import MIB, LimitSettings, TenantLimitSettings
+from .sessions.settings import SessionSettings
 
-MIB = 1024 * 1024
 DEFAULT_TENANT = "default"
 ONLY_ENGINE = "engine"
 """Name of the engine where there is but one."""
@@ -25,7 +28,7 @@ ONLY_ENGINE = "engine"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
-class TenantSettings(BaseModel):
+class TenantSettings(TenantLimitSettings):
     """What one tenant has of its own; what is unset comes from the proxy-wide settings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -61,11 +64,15 @@ class UpstreamSettings(BaseModel):
         return _engine_url(value)
 
 
-class Settings(BaseSettings):
+class Settings(AuditSettings, LimitSettings, SessionSettings, BaseSettings):
     """Everything an operator can set. Nested values in the environment are JSON."""
 
     model_config = SettingsConfigDict(
-        env_prefix="LEYLINE_", env_ignore_empty=True, extra="forbid", frozen=True
+        env_prefix="LEYLINE_",
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,  # keys are among it
     )
 
     host: str = "127.0.0.1"
@@ -79,8 +86,6 @@ class Settings(BaseSettings):
     """Several engines by name; a bare URL stands for one with defaults. A session stays with one
     of them as long as that is up (rendezvous hashing)."""
     upstream_api_key: SecretStr | None = None
-    hints_secret: SecretStr | None = None
-    """Shared with the engine: envelopes are signed with it, so that it acts on no one else's."""
     engine: str = "replay"
     """Name of the embedded engine, from the entry-point group ``leyline.engines``."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
@@ -117,12 +122,15 @@ class Settings(BaseSettings):
     max_sessions: Annotated[int, Field(ge=1)] = 1000
     max_session_bytes: Annotated[int, Field(ge=MIB)] = 1024 * MIB
     """Of all sessions together; beyond it the least recently used ones go."""
-    max_body_bytes: Annotated[int, Field(ge=1024)] = 32 * MIB
+    max_stored_responses: Annotated[int, Field(ge=0)] = 10_000
+    """Kept for ``previous_response_id``; 0 keeps none, whatever requests say of ``store``."""
+    max_stored_response_bytes: Annotated[int, Field(ge=MIB)] = 256 * MIB
+    """Of all stored responses together; beyond it the least recently used ones go."""
+    stored_response_ttl_s: Annotated[float, Field(gt=0)] = 86_400.0
+    """From a stored response's last use."""
 
     claims_interval_s: Annotated[float, Field(gt=0)] = 5.0
     """Between two looks at the engine's claims, while any live."""
-    audit_file: Path | None = None
-    """Every event of the engine's claims is appended to it as a line of JSON."""
 
     connect_timeout_s: Annotated[float, Field(gt=0)] = 5.0
     first_token_timeout_s: Annotated[float, Field(gt=0)] = 600.0
@@ -145,9 +153,10 @@ class Settings(BaseSettings):
     handshake_retry_s: Annotated[float, Field(gt=0)] = 1.0
 
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
-    """``tenant:key`` pairs. With none at all, everybody is the tenant ``default``."""
+    """``tenant:key`` or ``tenant:sha256:HEX``, with `` expires=TIME`` behind it or not. With no key
+    at all, everybody is the tenant ``default``."""
     api_keys_file: Path | None = None
-    """A file of ``tenant:key`` lines; ``#`` starts a comment."""
+    """A file of such lines, read again when it changes; ``#`` starts a comment."""
     tenants: dict[str, TenantSettings] = Field(default_factory=dict)
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -215,9 +224,21 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _check_key_pairs(self) -> Settings:
+    def _check_key_lines(self) -> Settings:
         for secret in self.api_keys:
-            split_key_pair(secret.get_secret_value())
+            parse_key(secret.get_secret_value())
+        for tenant, own in self.tenants.items():
+            check_tenant(tenant)
+            for secret in own.api_keys:
+                parse_key(f"{tenant}:{secret.get_secret_value()}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_admin(self) -> Settings:
+        if self.admin_port is not None and self.admin_key is None:
+            raise ValueError("admin_port needs an admin_key; leyline keys new makes a good one")
+        if self.metrics_on_admin and self.admin_port is None:
+            raise ValueError("metrics_on_admin needs an admin_port")
         return self
 
     def engines(self) -> dict[str, UpstreamSettings]:
@@ -225,23 +246,6 @@ class Settings(BaseSettings):
         if self.upstream is not None:
             return {ONLY_ENGINE: UpstreamSettings(url=self.upstream)}
         return self.upstreams
-
-    def secrets(self) -> dict[str, tuple[str, ...]]:
-        """API keys by tenant, from all three places.
-
-        Raises:
-            ValueError: for an unreadable key file or a line that is no ``tenant:key``.
-        """
-        found: dict[str, list[str]] = {}
-        pairs = [secret.get_secret_value() for secret in self.api_keys]
-        if self.api_keys_file is not None:
-            pairs += _key_lines(self.api_keys_file)
-        for tenant, key in map(split_key_pair, pairs):
-            found.setdefault(tenant, []).append(key)
-        for tenant, own in self.tenants.items():
-            for secret in own.api_keys:
-                found.setdefault(tenant, []).append(secret.get_secret_value())
-        return {tenant: tuple(keys) for tenant, keys in found.items()}
 
     @classmethod
     def settings_customise_sources(
@@ -279,27 +283,6 @@ def load_settings(config: Path | None = None, **flags: Any) -> Settings:
 def secret_of(key: SecretStr | None) -> str | None:
     """The secret itself."""
     return key.get_secret_value() if key is not None else None
-
-
-def split_key_pair(pair: str) -> tuple[str, str]:
-    """Tenant and key of ``tenant:key``.
-
-    Raises:
-        ValueError: when either is missing; doesn't quote the pair.
-    """
-    tenant, _, key = pair.strip().partition(":")
-    if not tenant or not key:
-        raise ValueError("an API key must be written as tenant:key")
-    return tenant, key
-
-
-def _key_lines(path: Path) -> list[str]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ValueError(f"api_keys_file {path} can't be read: {error.strerror}") from error
-    stripped = (line.strip() for line in lines)
-    return [line for line in stripped if line and not line.startswith("#")]
 
 
 def _engine_url(value: str) -> str:

@@ -78,10 +78,13 @@ class TurnService:
         retained_turns: int,
         audit: Auditor,
         hints_secret: str | None = None,
+        history_secret: str | None = None,
         chooser: Chooser | None = None,
         pinning: Pinning | None = None,
     ) -> None:
         self._store = store
+        self._open: set[str] = set()
+        """Turns that were begun and aren't over."""
         self._pool = pool
         self._metrics = metrics
         self._erasures = erasures
@@ -89,7 +92,7 @@ class TurnService:
         self._retained_turns = retained_turns
         self._hints_secret = hints_secret
         # Without a secret to share, chains mean something in this process alone.
-        self._history_key = history_key(hints_secret or token_hex())
+        self._history_key = history_key(history_secret or token_hex())
         self._catalog = PolicyCatalog(chooser)
         self._planner = planner
         self._pinning = pinning
@@ -142,6 +145,11 @@ class TurnService:
             envelope = edit_envelope(message_id, payload)
             if self._hints_secret is not None:
                 envelope = sign_envelope(envelope, self._hints_secret)
+        if envelope is not None:
+            # Whatever becomes of this proxy: from here on an engine may hold something of the turn.
+            place = request.tenant.name, identity.session_id
+            await self._store.open_turn(*place, name, identity.key)
+            self._open.add(name)
         return Turn(
             request=request,
             identity=identity,
@@ -324,9 +332,9 @@ class TurnService:
             )
             return current.retain(kept, summary, keep=self._retained_turns, now=now)
 
-        session = await self._store.update(
-            turn.request.tenant.name, turn.identity.session_id, change, turn.identity.chain
-        )
+        place = turn.request.tenant.name, turn.identity.session_id
+        session = await self._store.update(*place, change, turn.identity.chain, ends=turn.name)
+        self._open.discard(turn.name)
         return session, source if turn.enveloped else None
 
     def _account(self, turn: Turn, receipt: Receipt, session: Session | None) -> Account:
@@ -374,7 +382,16 @@ class TurnService:
 
         # A session that is known keeps the history that it was answered for.
         chain = turn.identity.chain if turn.identity.session is None else None
-        await self._store.update(turn.request.tenant.name, turn.identity.session_id, change, chain)
+        place = turn.request.tenant.name, turn.identity.session_id
+        await self._store.update(*place, change, chain, ends=turn.name)
+        self._open.discard(turn.name)
+
+    async def release(self, turn: Turn) -> None:
+        """Take back that an engine may hold something of a turn: it ended, and no engine does."""
+        if turn.name in self._open:
+            self._open.discard(turn.name)
+            place = turn.request.tenant.name, turn.identity.session_id
+            await self._store.close_turn(*place, turn.name)
 
 
 def _placed(session: Session, turn: Turn, run: str) -> Session:

@@ -83,6 +83,7 @@ def test_contracts_hold() -> None:
         ("leyline_proxy/anthropic/__init__.py", "import httpx", "Mappings of other APIs"),
         ("leyline_engine/claims/book.py", "import torch", "Claims are pure"),
         ("leyline_engine/claims/reader.py", "import leyline_engine.claims.book", "shares nothing"),
+        ("leyline_proxy/audit/chain.py", "import threading", "Audit records"),
     ],
     ids=[
         "core",
@@ -95,6 +96,7 @@ def test_contracts_hold() -> None:
         "mappings",
         "claims",
         "reader",
+        "audit",
     ],
 )
 def test_violations_are_caught(sources: Path, module: str, statement: str, contract: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -16,9 +17,11 @@ from leyline_policies.failures import is_failure_text
 from leyline_policies.verbs import ANNOTATION
 
 from ..core.messages import Message, text_of
+from .deferred import REFERENCE, changed_tool
 from .errors import FieldError
 
 Block = Mapping[str, Any]
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 INVALID_JSON = "INVALID_JSON"
 """Member under which a tool's input is given that is no JSON object, as Anthropic advises."""
@@ -29,6 +32,13 @@ accounts and is another with each request: no prompt would begin like the one be
 
 _FAILED = "Error"
 """How a failed result begins that doesn't say so itself: chat messages have no ``is_error``."""
+
+_TOLD = {"tool_addition": "Tool added", "tool_removal": "Tool removed"}
+"""How the model is told of tools that come and go in the conversation."""
+
+_LOADED = "Tool loaded"
+
+_UNNAMED = "document.pdf"
 
 _ROLES = ("user", "assistant", "system")
 
@@ -82,7 +92,8 @@ def _message(where: str, message: Mapping[str, Any], called: set[str]) -> Iterat
         raise FieldError(f"{where}.role", f"{where}.role must be one of {', '.join(_ROLES)}.")
     field = f"{where}.content"
     if role == "system":
-        yield Placed({"role": "system", "content": "\n".join(_texts(field, content))}, where)
+        texts = _texts(field, content, _TOLD)
+        yield Placed({"role": "system", "content": "\n".join(texts)}, where)
     elif isinstance(content, str):
         yield Placed({"role": role, "content": content}, where)
     elif not isinstance(content, list):
@@ -122,7 +133,7 @@ def _result(place: str, block: Block, called: set[str]) -> Message:
     if isinstance(content, str) or content is None:
         shown = content or ""
     elif isinstance(content, list):
-        parts = [_part(f"{field}[{i}]", _block(f"{field}[{i}]", p)) for i, p in enumerate(content)]
+        parts = [_shown(f"{field}[{i}]", part) for i, part in enumerate(content)]
         texts = [part["text"] for part in parts if part["type"] == "text"]
         # Templates show a result's parts in ways of their own, or not at all.
         shown = "\n".join(texts) if len(texts) == len(parts) else parts
@@ -132,6 +143,22 @@ def _result(place: str, block: Block, called: set[str]) -> Message:
     if block.get("is_error") is True:
         message = _failed(message)
     return message | ({ANNOTATION: block[ANNOTATION]} if ANNOTATION in block else {})
+
+
+def _shown(place: str, raw: object) -> dict[str, Any]:
+    """A part of a result."""
+    block = _block(place, raw)
+    if block["type"] == REFERENCE:
+        return {"type": "text", "text": _told(place, block, _LOADED)}
+    return _part(place, block)
+
+
+def _told(place: str, block: Block, verb: str) -> str:
+    name = changed_tool(block)
+    if name is None:
+        field = f"{place}.{'tool_name' if block['type'] == REFERENCE else 'tool'}"
+        raise FieldError(field, f"{field} must name a tool.")
+    return f"{verb}: {name}"
 
 
 def _failed(message: Message) -> Message:
@@ -191,7 +218,7 @@ def _part(place: str, block: Block) -> dict[str, Any]:
         case "image":
             return {"type": "image_url", "image_url": {"url": _image(place, block)}}
         case "document":
-            return {"type": "text", "text": _document(place, block)}
+            return _document(place, block)
         case "search_result":
             texts = _texts(f"{place}.content", block.get("content"))
             heads = (_string(place, block, "title"), _string(place, block, "source"))
@@ -211,23 +238,32 @@ def _image(place: str, block: Block) -> str:
     )
 
 
-def _document(place: str, block: Block) -> str:
+def _document(place: str, block: Block) -> dict[str, Any]:
+    """Its text, or a file for an upstream that reads such; one that doesn't says so itself."""
     field = f"{place}.source"
+    title = block.get("title")
+    heads = [head for head in (title, block.get("context")) if isinstance(head, str) and head]
     match block.get("source"):
         case {"type": "text", "data": str(data)}:
             texts = [data]
         case {"type": "content", "content": content}:
             texts = _texts(f"{field}.content", content)
+        case {"type": "base64", "media_type": str(kind), "data": str(data)}:
+            file = {"filename": title or _UNNAMED, "file_data": f"data:{kind};base64,{data}"}
+            return {"type": "file", "file": file}
         case _:
             raise FieldError(
-                field, f"{field} must be of type text or content: other documents can't be read."
+                field, f"{field} must be of type text, content or base64: nothing is fetched here."
             )
-    heads = (block.get("title"), block.get("context"))
-    return "\n".join((*(head for head in heads if isinstance(head, str) and head), *texts))
+    return {"type": "text", "text": "\n".join((*heads, *texts))}
 
 
-def _texts(field: str, content: object) -> list[str]:
-    """The texts of a string or of text blocks."""
+def _texts(field: str, content: object, told: Mapping[str, str] = NOTHING) -> list[str]:
+    """The texts of a string or of text blocks.
+
+    Args:
+        told: what to say of blocks about tools, by their type; by default there may be none.
+    """
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
@@ -236,9 +272,12 @@ def _texts(field: str, content: object) -> list[str]:
     for number, raw in enumerate(content):
         place = f"{field}[{number}]"
         block = _block(place, raw)
-        if block["type"] != "text":
-            raise _unknown(place, block, "text")
-        texts.append(_string(place, block, "text"))
+        if block["type"] in told:
+            texts.append(_told(place, block, told[block["type"]]))
+        elif block["type"] == "text":
+            texts.append(_string(place, block, "text"))
+        else:
+            raise _unknown(place, block, ", ".join(("text", *told)))
     return texts
 
 

@@ -95,7 +95,7 @@ def map_request(body: Mapping[str, Any], *, runs: bool = True) -> ChatMapping:
             message = f"{name} needs Anthropic's own servers; leave it out."
             raise FieldError(name, message, code=code)
     placed = [*system_prompt(body.get("system")), *conversation(body.get("messages"))]
-    tools = chat_tools(body.get("tools"))
+    tools = chat_tools(body.get("tools"), body.get("messages"))
     stops = _stop_sequences(body.get("stop_sequences"))
     chat = {
         name: value

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .deferred import offered_tools
 from .errors import FieldError
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def chat_tools(tools: object) -> list[dict[str, Any]]:
+def chat_tools(tools: object, messages: object = ()) -> list[dict[str, Any]]:
     """Custom tools as functions.
+
+    Args:
+        messages: the request's, in which tools may be loaded, added and removed.
 
     Raises:
         FieldError: names the field; also for tools that Anthropic defines or runs itself.
     """
-    if tools is None:
-        return []
-    if not isinstance(tools, list):
+    if tools is not None and not isinstance(tools, list):
         raise FieldError("tools", "tools must be a list of tool definitions.")
-    return [_function(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
+    return [_function(where, tool) for where, tool in offered_tools(tools or [], messages)]
 
 
 def _function(where: str, tool: object) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,12 +22,15 @@ if TYPE_CHECKING:
     from ..settings import Settings
 
 USAGE_ERROR = 2
+_GRACE_S = 10
 
 _EPILOG = """[bold]Examples[/bold]
 
 Try it, no GPU needed:  leyline serve
 
 Before an SGLang server:  leyline serve --upstream http://gpu1:30000
+
+Before several:  leyline serve --upstream a=http://gpu1:30000 --upstream b=http://gpu2:30000
 
 Shorten old tool output:  leyline serve --policy "truncate_older_than:n=2,max_chars=200"
 
@@ -50,7 +55,13 @@ def serve(
         int | None, typer.Option(help="Port to listen on; 0 takes a free one [8790].")
     ] = None,
     upstream: Annotated[
-        str | None, typer.Option(help="Base URL of the engine; without it, one runs in here.")
+        list[str] | None,
+        typer.Option(
+            help="URL or NAME=URL of an engine; repeatable. Without it, one runs in here."
+        ),
+    ] = None,
+    affinity_header: Annotated[
+        str | None, typer.Option(help="Header with the session's id, for a router upstream.")
     ] = None,
     engine: Annotated[str | None, typer.Option(help="Embedded engine to run \\[replay].")] = None,
     engine_option: Annotated[
@@ -86,13 +97,29 @@ def serve(
     retained_turns: Annotated[
         int | None, typer.Option(help="Turns of a session to splice from [4].")
     ] = None,
+    session_store: Annotated[
+        str | None,
+        typer.Option(help="memory, or the URL of a Redis that several proxies share \\[memory]."),
+    ] = None,
     audit_file: Annotated[
-        Path | None, typer.Option(help="Append every event of claims to this file, as JSON lines.")
+        Path | None, typer.Option(help="Log edits, forgets and claims in this file.")
+    ] = None,
+    audit_key_file: Annotated[
+        Path | None, typer.Option(help="File with the key that seals the audit log.")
+    ] = None,
+    audit_turns: Annotated[
+        str | None, typer.Option(help="Turns in the audit log: edited or all \\[edited].")
+    ] = None,
+    audit_redis: Annotated[
+        str | None, typer.Option(help="Redis URL whose stream gets the audit log, too.")
     ] = None,
     api_key: Annotated[
         list[str] | None, typer.Option(help="TENANT:KEY; repeatable \\[no keys, one tenant].")
     ] = None,
     api_keys_file: Annotated[Path | None, typer.Option(help="File of TENANT:KEY lines.")] = None,
+    admin_port: Annotated[
+        int | None, typer.Option(help="Port of the admin API; needs LEYLINE_ADMIN_KEY \\[off].")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="json or console.")] = None,
@@ -102,7 +129,8 @@ def serve(
         config,
         host=host,
         port=port,
-        upstream=upstream,
+        **_engines(upstream),
+        affinity_header=affinity_header,
         engine=engine,
         engine_options=_engine_options(engine_option),
         model=model,
@@ -113,18 +141,26 @@ def serve(
         allow_request_policy=request_policy,
         splice=splice,
         retained_turns=retained_turns,
+        session_store=session_store,
         audit_file=audit_file,
+        audit_key_file=audit_key_file,
+        audit_turns=audit_turns,
+        audit_redis=audit_redis,
         api_keys=api_key,
         api_keys_file=api_keys_file,
+        admin_port=admin_port,
         log_level=log_level,
         log_format=log_format,
     )
     app = _application(settings)
-    sock = _listen(settings.host, settings.port)
-    try:
-        _run(app, settings, sock)
-    finally:
-        sock.close()
+    with ExitStack() as stack:
+        sock = stack.enter_context(_listen(settings.host, settings.port, "--port"))
+        admin = (
+            stack.enter_context(_listen(settings.admin_host, settings.admin_port, "--admin-port"))
+            if settings.admin_port is not None
+            else None
+        )
+        _run(app, settings, sock, admin)
 
 
 def _settings(config: Path | None, **flags: Any) -> Settings:
@@ -142,6 +178,21 @@ def _settings(config: Path | None, **flags: Any) -> Settings:
         raise _usage("\n".join(lines)) from error
     except (OSError, ValueError) as error:
         raise _usage(str(error)) from error
+
+
+def _engines(items: list[str] | None) -> dict[str, Any]:
+    """The settings that ``--upstream`` stands for: one URL, or several by name."""
+    named: dict[str, str] = {}
+    for item in items or ():
+        name, sign, url = item.partition("=")
+        if not sign or "/" in name:
+            name, url = item.partition("://")[2].partition("/")[0], item
+        if name in named:
+            raise _usage(f"--upstream {name} is given twice; name them apart with NAME=URL")
+        named[name] = url
+    if len(named) == 1 and items == list(named.values()):
+        return {"upstream": items[0]}
+    return {"upstreams": named or None}
 
 
 def _engine_options(items: list[str] | None) -> dict[str, Any] | None:
@@ -169,7 +220,9 @@ def _application(settings: Settings) -> FastAPI:
     configure_logging(settings.log_level, settings.log_format)
     try:
         build_directory(settings)  # before the engine, which may take long to load
-        return create_app(settings, engine_app=_engine(settings))
+        app = create_app(settings, engine_app=_engine(settings))
+        app.state.services.audit.claim()  # a file of another proxy's is told here
+        return app
     except (PolicyError, OptionError, ValueError) as error:
         raise _usage(str(error)) from error
 
@@ -177,7 +230,7 @@ def _application(settings: Settings) -> FastAPI:
 def _engine(settings: Settings) -> Starlette | None:
     from ..upstream.embedded import EngineUnavailable, create_embedded_engine
 
-    if settings.upstream is not None:
+    if settings.engines():
         return None
     options = dict(settings.engine_options)
     if settings.model is not None:
@@ -190,7 +243,7 @@ def _engine(settings: Settings) -> Starlette | None:
         raise _usage(str(error)) from error
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, flag: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -199,38 +252,43 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         raise _usage(
-            f"{host}:{port} can't be listened on ({error.strerror}). --port 0 takes a free port."
+            f"{host}:{port} can't be listened on ({error.strerror}). {flag} 0 takes a free port."
         ) from error
     return sock
 
 
-def _run(app: FastAPI, settings: Settings, sock: socket.socket) -> None:
-    import uvicorn
+def _run(
+    app: FastAPI, settings: Settings, sock: socket.socket, admin: socket.socket | None
+) -> None:
+    from ..http.admin import create_admin_app
+    from ..http.server import ProxyServer, admin_config, server_config
 
     # The server shuts down on the first signal and then raises it again; that is no failure.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
+    beside = None
+    if admin is not None:
+        beside = admin_config(create_admin_app(app.state.services)), admin
+    ProxyServer(
+        server_config(app, settings, grace_s=_GRACE_S),
+        beside=beside,
+        started=lambda: _started(app, _url(sock), _url(admin) if admin is not None else None),
+    ).run(sockets=[sock])
+
+
+def _url(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                _announce(app, f"http://{shown}:{port}")
-
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=10,
-        timeout_keep_alive=75,
-    )
-    Server(config).run(sockets=[sock])
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _announce(app: FastAPI, url: str) -> None:
+def _started(app: FastAPI, url: str, admin_url: str | None) -> None:
+    # What lives as long as the process needn't be gone through again and again.
+    gc.collect()
+    gc.freeze()
+    _announce(app, url, admin_url)
+
+
+def _announce(app: FastAPI, url: str, admin_url: str | None) -> None:
     status = app.state.services.pool.first.status
     console = Console(highlight=False, soft_wrap=True)
     models = ", ".join(status.models or ()) or "not known yet"
@@ -245,6 +303,7 @@ def _announce(app: FastAPI, url: str) -> None:
         ("splices", verdict),
         ("capability", escape(_capability(status.capability))),
         ("status page", f"{url}/"),
+        *((("admin", f"{admin_url}/admin"),) if admin_url is not None else ()),
     ):
         console.print(f"  {name:<12} {value}")
 

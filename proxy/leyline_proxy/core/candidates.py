@@ -13,7 +13,7 @@ from .prepared import Prepared
 from .rendered import Rendered
 from .session import EditMode, EditRecord, RetainedTurn
 from .spans import SpanNames
-from .token_diff import Hunk, Kept, SourceView, TokenDiff, diff_tokens
+from .token_diff import Hunk, Kept, SourceView, TokenDiff, continued, diff_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,11 @@ def consider(
         boundary: tokens behind each edit to compute anew.
     """
     before = turn.prepared
+    view = SourceView(turn.tokens, turn.rendered.spans, len(turn.rendered.tokens))
+    demands = new_demands(turn, prepared, names)
+    same = continued(view, rendered) if not demands else None
+    if same is not None:  # nothing changed, so nothing needs an explanation
+        return Candidate(turn, same, (), _usable(same, (), (), turn, boundary))
     sent = diff_messages(
         before.messages,
         prepared.messages,
@@ -75,9 +80,7 @@ def consider(
             old_fingerprints=before.client_fingerprints,
             new_fingerprints=prepared.client_fingerprints,
         )
-    view = SourceView(turn.tokens, turn.rendered.spans, len(turn.rendered.tokens))
     diff = diff_tokens(view, rendered, sent)
-    demands = new_demands(turn, prepared, names)
     finder = CauseFinder(
         before,
         prepared,

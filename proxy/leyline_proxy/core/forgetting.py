@@ -78,7 +78,7 @@ def spans_to_forget(
     """
     if not prepared.forget_marks:
         return ()
-    if losses_of_account(prepared, session):
+    if losses_of_account(prepared, session) or (session is not None and session.in_flight):
         return (ANYTHING,)
     turns = session.turns if session is not None else ()
     found: dict[str, None] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -56,15 +57,19 @@ def history_key(secret: str) -> bytes:
     return blake2b(secret.encode(), digest_size=32, person=b"history chain").digest()
 
 
-def history_chain(fingerprints: Sequence[int], key: bytes = b"") -> list[int]:
+def history_chain(
+    fingerprints: Sequence[int], key: bytes = b"", known: Sequence[int] = ()
+) -> list[int]:
     """``chain[i]`` identifies messages ``0..i``: two lists agree on it iff they agree that far.
 
     Args:
         key: of at most 64 bytes; who lacks it can't try out which text a chain may be of.
+        known: the chain's beginning, if that is known.
     """
     state = blake2b(key=key, digest_size=8)
-    chain: list[int] = []
-    for value in fingerprints:
+    chain = [*known]
+    state.update(struct.pack(f"<{len(chain)}Q", *fingerprints[: len(chain)]))
+    for value in fingerprints[len(chain) :]:
         state.update(value.to_bytes(8, "little"))
         chain.append(int.from_bytes(state.copy().digest(), "little"))
     return chain

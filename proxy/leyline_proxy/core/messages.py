@@ -111,10 +111,14 @@ def call_ids(message: Message) -> tuple[str, ...]:
     )
 
 
-def check_messages(messages: object) -> list[Message]:
+def check_messages(messages: object, known: int = 0, called: Collection[str] = ()) -> list[Message]:
     """The message list, checked as far as every chat endpoint would.
 
     Unknown members, part types and names are left alone.
+
+    Args:
+        known: leading messages that have been checked before.
+        called: ids of the tool calls that those make.
 
     Raises:
         MessageError: names the first offending field and what it should be.
@@ -123,11 +127,11 @@ def check_messages(messages: object) -> list[Message]:
         raise MessageError("messages", "messages must be a list of chat messages.")
     if not messages:
         raise MessageError("messages", "messages must hold at least one message.")
-    called: set[str] = set()
-    for index, message in enumerate(messages):
-        check_message(index, message, called)
+    all_called = set(called)
+    for index, message in enumerate(messages[known:], known):
+        check_message(index, message, all_called)
         if message.get("tool_calls"):
-            called.update(call_ids(message))
+            all_called.update(call_ids(message))
     return messages
 
 

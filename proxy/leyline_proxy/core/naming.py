@@ -60,8 +60,8 @@ class _Alignment:
     """A retained turn's client list beside this turn's."""
 
     source: RetainedTurn
-    pairs: Sequence[tuple[int, int]]
-    """Old and new places of what both have."""
+    pairs: Sequence[tuple[int, int]] | None
+    """Old and new places of what both have; None where the one list begins with the other."""
     gaps: tuple[tuple[range, range], ...]
     """Old and new messages between two pairs."""
     follower: int | None
@@ -71,9 +71,7 @@ class _Alignment:
 def _align(source: RetainedTurn, prepared: Prepared) -> _Alignment:
     before, now = source.prepared.client_fingerprints, prepared.client_fingerprints
     if now[: len(before)] == before:
-        places = range(len(before))
-        pairs = list(zip(places, places, strict=True))
-        return _Alignment(source, pairs, (), len(before))
+        return _Alignment(source, None, (), len(before))
     pairs = common_subsequence(before, now)
     gaps: list[tuple[range, range]] = []
     old_at = new_at = 0
@@ -109,7 +107,10 @@ class _Naming:
         for olds, _ in alignment.gaps:
             for old in olds:
                 removed.setdefault(prints[old], []).append(names[old])
-        for old, new in alignment.pairs:
+        pairs = alignment.pairs
+        if pairs is None:
+            pairs = [(place, place) for place in range(len(names))]
+        for old, new in pairs:
             name = names[old]
             if self._own[new] is None and name.id not in self._taken:
                 self._take(new, name.id)
@@ -192,12 +193,19 @@ class _Naming:
 
     def names(self, turn: str) -> tuple[SpanName, ...]:
         """The names; a message that has none gets a new one."""
-        return tuple(self._name(turn, place) for place in range(len(self._client)))
+        return tuple(
+            [
+                known
+                if known is not None and not former and not known.former
+                else self._name(turn, place)
+                for place, (known, former) in enumerate(
+                    zip(self._inherited, self._former, strict=True)
+                )
+            ]
+        )
 
     def _name(self, turn: str, place: int) -> SpanName:
         own, former, known = self._own[place], self._former[place], self._inherited[place]
-        if known is not None and not former and not known.former:
-            return known
         # What stands in this list under its own name is no other message of it.
         former = tuple(name for name in former if name not in self._taken)
         if known is not None and known.former == former:
@@ -284,6 +292,10 @@ def _sent_names(
 
     What a policy wrote may tell of what it dropped, so it answers for that as well.
     """
+    if not prepared.dropped and [each.client_index for each in prepared.sent] == [
+        *range(len(client))
+    ]:
+        return tuple([(name.id,) for name in client])
     result: list[tuple[str, ...]] = []
     inserts = len(prepared.sent) + len(prepared.dropped) > len(client)
     earlier = _inserted_names(turns) if inserts else {}

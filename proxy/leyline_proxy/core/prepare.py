@@ -135,6 +135,17 @@ def prepare(
     )
 
 
+def unedited(client: tuple[Message, ...], fingerprints: Sequence[int]) -> Prepared:
+    """As :func:`prepare` of messages that nobody edits and that say nothing of themselves.
+
+    Args:
+        fingerprints: of the messages.
+    """
+    sent, prints = tuple(map(SentMessage, client, range(len(client)))), tuple(fingerprints)
+    known = Fingerprinted(client, prints), Fingerprinted(sent, prints)
+    return Prepared(client, sent, known_fingerprints=known)
+
+
 def _pins_of(sent: Sequence[SentMessage]) -> dict[int, Mapping[str, Any]]:
     """What is said of messages' KV that stays, by index in the client's list."""
     said = ((entry.client_index, pin_of(entry.message)) for entry in sent)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from operator import lt
 
 from leyline_engine.contract import MAX_SPANS, SpanLabel
 
@@ -67,24 +67,20 @@ def outer_extents(prompt: Rendered, count: int) -> list[tuple[int, int]]:
     """
     length = len(prompt.tokens)
     order = [span.message for span in prompt.spans]
-    in_order = all(left < right for left, right in pairwise(order))
-    extents: dict[int, tuple[int, int]] = {}
-    end = 0
-    for number, span in enumerate(prompt.spans):
-        following = prompt.spans[number + 1].start if number + 1 < len(prompt.spans) else length
-        extents[span.message] = (end, following)
-        end = span.end
+    ends = [0, *(span.end for span in prompt.spans)]
+    starts = [*(span.start for span in prompt.spans), length]
+    if not all(map(lt, order, order[1:])):  # the template moves messages about: anywhere
+        located = dict(zip(order, zip(ends, starts[1:], strict=False), strict=True))
+        return [located.get(message, (0, length)) for message in range(count)]
     result: list[tuple[int, int]] = []
-    upcoming = iter([*prompt.spans, None])
-    behind, ahead = 0, next(upcoming)
+    at = 0
+    order.append(count)
     for message in range(count):
-        while in_order and ahead is not None and ahead.message <= message:
-            behind, ahead = ahead.end, next(upcoming)
-        if not in_order:  # the template moves messages about: anywhere
-            unlocated = (0, length)
+        if order[at] == message:
+            result.append((ends[at], starts[at + 1]))
+            at += 1
         else:
-            unlocated = (behind, ahead.start if ahead is not None else length)
-        result.append(extents.get(message, unlocated))
+            result.append((ends[at], starts[at]))
     return result
 
 

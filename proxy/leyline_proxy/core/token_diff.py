@@ -108,14 +108,29 @@ def diff_tokens(
         messages: alignment of the source's sent messages with the turn's.
         min_run: see :data:`MIN_RUN`.
     """
-    new = prompt.tokens
-    shared = common_prefix(source.tokens, new)
+    shared = common_prefix(source.tokens, prompt.tokens)
+    same = _continued(source, prompt, shared)
+    return same if same is not None else _compared(source, prompt, messages, shared, min_run)
+
+
+def continued(source: SourceView, prompt: Rendered) -> TokenDiff | None:
+    """As :func:`diff_tokens`, where no messages need be looked at: the prompt continues the source,
+    or is a beginning of it. Else None."""
+    return _continued(source, prompt, common_prefix(source.tokens, prompt.tokens))
+
+
+def _continued(source: SourceView, prompt: Rendered, shared: int) -> TokenDiff | None:
     continues = shared >= source.prompt_length and len(source.tokens) - shared < MIN_ANSWER_RUN
-    if continues or shared == len(new):
-        # The prompt continues the source, or is a beginning of it.
-        kept = (Kept(0, shared, 0),) if shared else ()
-        return TokenDiff(kept, (), shared)
-    walk = _Walk(source.tokens, new, shared)
+    if not continues and shared != len(prompt.tokens):
+        return None
+    kept = (Kept(0, shared, 0),) if shared else ()
+    return TokenDiff(kept, (), shared)
+
+
+def _compared(
+    source: SourceView, prompt: Rendered, messages: MessageDiff, shared: int, min_run: int
+) -> TokenDiff:
+    walk = _Walk(source.tokens, prompt.tokens, shared)
     old_spans = {span.message: span for span in source.spans}
     new_spans = {span.message: span for span in prompt.spans}
     for kind, old, new_index, _ in messages.steps:

@@ -14,6 +14,7 @@ from ..services import Services, build_services
 from ..settings import Settings
 from ..upstream.lifespan import lifespan_of
 from .errors import install_error_handlers
+from .openapi import describe
 from .routes import install_routes
 
 
@@ -35,12 +36,18 @@ def create_app(settings: Settings, *, engine_app: ASGIApp | None = None) -> Fast
         async with AsyncExitStack() as stack:
             if engine_app is not None:
                 await stack.enter_async_context(lifespan_of(engine_app))
+            await stack.enter_async_context(services.audit.running())
+            stack.push_async_callback(services.store.aclose)
+            await services.store.connect()
             stack.push_async_callback(services.pool.aclose)
             stack.push_async_callback(services.turns.aclose)
             await stack.enter_async_context(_handshaking(services))
+            await stack.enter_async_context(_running(services.store.run()))
             await stack.enter_async_context(_running(services.erasures.run()))
             for watch in services.claim_watches:
                 await stack.enter_async_context(_running(watch.run()))
+            if services.key_file is not None:
+                await stack.enter_async_context(_running(services.key_file.run()))
             if services.policy_file is not None:
                 await stack.enter_async_context(_running(services.policy_file.run()))
             yield
@@ -57,6 +64,7 @@ def create_app(settings: Settings, *, engine_app: ASGIApp | None = None) -> Fast
     app.state.services = services
     install_error_handlers(app)
     install_routes(app, services)
+    describe(app)
     return app
 
 

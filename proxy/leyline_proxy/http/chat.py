@@ -14,10 +14,12 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..core.native import NativeApi
 from ..core.wire import add_members
 from ..errors import UpstreamTimeoutError, UpstreamUnreachableError
 from ..pipeline.accounting import account_headers
-from ..pipeline.request import ChatRequest, parse_chat
+from ..pipeline.outgoing import without_reserved
+from ..pipeline.request import ChatRequest, decode_body, parse_chat
 from ..pipeline.turn import Turn
 from ..tenants import Tenant
 from ..turns import Account
@@ -25,6 +27,7 @@ from ..upstream.client import RawHeaders, downstream_headers, read
 from ..upstream.replica import GATEWAY_FAILURES
 from .exchange import Exchange
 from .limits import until_disconnect
+from .native import NativeRelay, passes_natively
 from .refusal import answer_of, refusal_response
 from .relay import TurnRelay
 
@@ -46,6 +49,9 @@ class ChatExchange(Exchange):
     route = CHAT_PATH
     _pending = False
     """The engine may have read the turn, and it isn't settled."""
+    native_api: NativeApi | None = None
+    """How an upstream that speaks the client's API itself answers; None for the chat API."""
+    _raw = b""
     _others = False
     """Another engine is left to try."""
 
@@ -53,7 +59,7 @@ class ChatExchange(Exchange):
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Plan, forward, account."""
-        chat = self.parse(tenant, raw)
+        chat, self._raw = self.parse(tenant, raw), raw
         self.model = self.services.turns.model_label(chat.model)
         failed: set[str] = set()
         turn: Turn | None = None
@@ -101,10 +107,17 @@ class ChatExchange(Exchange):
         finally:
             if self._pending:
                 await self.services.turns.abandon(turn)
+            await self.services.turns.release(turn)
 
     def parse(self, tenant: Tenant, raw: bytes) -> ChatRequest:
         """The chat request that a body is, or stands for."""
-        return parse_chat(raw, self.request.headers, tenant, arrived=self.arrived)
+        return parse_chat(
+            raw,
+            self.request.headers,
+            tenant,
+            arrived=self.arrived,
+            bodies=self.services.bodies,
+        )
 
     def headers_upstream(self) -> RawHeaders:
         """The client's headers, of which not all go upstream."""
@@ -112,7 +125,7 @@ class ChatExchange(Exchange):
 
     def relay(self, turn: Turn) -> TurnRelay:
         """What passes the engine's stream on."""
-        return TurnRelay(self.services.turns, turn)
+        return TurnRelay(self.services.turns, turn, verbatim=True)
 
     def shown(self, body: bytes, answer: Mapping[str, Any]) -> bytes:
         """The engine's whole answer as the client gets it, less the account.
@@ -131,12 +144,28 @@ class ChatExchange(Exchange):
         return refusal_response(upstream, body, self.extra_headers)
 
     def _open(self, turn: Turn) -> AbstractAsyncContextManager[httpx.Response]:
-        own: RawHeaders = ()
+        own: list[tuple[bytes, bytes]] = []
         if header := self.services.settings.affinity_header:
-            own = [(header.encode("latin-1"), turn.identity.session_id.encode())]
-        return turn.replica.forward(
-            "POST", CHAT_PATH, headers=self.headers_upstream(), content=turn.body, own=own
-        )
+            own.append((header.encode("latin-1"), turn.identity.session_id.encode()))
+        path, headers, body = CHAT_PATH, self.headers_upstream(), turn.body
+        if (api := self._native(turn)) is not None:
+            path, headers = api.path, self.request.headers.raw
+            body = without_reserved(self._raw)
+            own += turn.replica.client.key_headers
+        return turn.replica.forward("POST", path, headers=headers, content=body, own=own)
+
+    def _native(self, turn: Turn) -> NativeApi | None:
+        """The API in which the request goes upstream, where that isn't the chat API."""
+        api = self.native_api
+        if api is None or not passes_natively(api, turn) or not api.passes(decode_body(self._raw)):
+            return None
+        return api
+
+    def _relay(self, turn: Turn) -> TurnRelay:
+        api = self._native(turn)
+        if api is None:
+            return self.relay(turn)
+        return NativeRelay(self.services.turns, turn, api, self.failure_event)
 
     async def _fetch(self, turn: Turn) -> Response:
         """The whole answer, with the account in its body and headers."""
@@ -146,14 +175,15 @@ class ChatExchange(Exchange):
             return await self._refusal(turn, upstream, body)
         # Before the turn counts: an answer that can't be passed on must leave the session be.
         answer = answer_of(body)
-        shown = self.shown(body, answer)
-        usage = answer.get("usage")
-        usage = usage if isinstance(usage, dict) else None
+        api = self._native(turn)
+        shown = self.shown(body, answer) if api is None else body
+        usage = answer.get("usage") if api is None else api.usage(answer)
+        usage = usage if isinstance(usage, Mapping) else None
         account = await self.services.turns.settle(
             turn, usage, ttft_s=perf_counter() - self.arrived
         )
         self._pending = False
-        members = self.members(account, usage)
+        members = self.members(account, usage) if api is None else account.members
         body = add_members(shown, {name: orjson.dumps(value) for name, value in members.items()})
         headers = downstream_headers(upstream.headers)
         return Response(
@@ -165,7 +195,7 @@ class ChatExchange(Exchange):
         async with self._open(turn) as upstream:
             if upstream.status_code != httpx.codes.OK:
                 return await self._refusal(turn, upstream, await read(upstream))
-            relay = self.relay(turn)
+            relay = self._relay(turn)
             self.extra_headers["x-leyline-plan"] = turn.planned.plan.planned.value
             try:
                 async with aclosing(relay.events(upstream)) as events:

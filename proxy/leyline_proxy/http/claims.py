@@ -69,4 +69,5 @@ def install_claims(app: FastAPI, services: Services) -> None:
 
 async def _body(services: Services, request: Request) -> dict[str, Any]:
     limit = min(services.settings.max_body_bytes, MAX_COMMAND_BYTES)
-    return decode_body(await read_body(request, limit, "A claim takes less."))
+    timeout_s = services.settings.body_timeout_s
+    return decode_body(await read_body(request, limit, "A claim takes less.", timeout_s=timeout_s))

@@ -1,20 +1,26 @@
-"""OpenAI-shaped error responses; a traceback never leaves the process."""
+"""Error responses in the shape of the API that was called; a traceback never leaves the process."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
+from uuid import uuid4
 
 import orjson
 import structlog
-from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
+from ..anthropic.errors import error_document
 from ..errors import BadRequestError, NotFoundError, ProxyError
 from ..telemetry.logging import frames_of
 
 log = structlog.get_logger("leyline.http")
+
+_SHOWN_FRAMES = 4
+_ANTHROPIC_ROOT = "/v1/messages"
 
 
 def error_body(error: ProxyError) -> bytes:
@@ -51,32 +57,61 @@ def as_proxy_error(error: Exception) -> ProxyError:
     """``error`` as something to show a caller: unforeseen failures become a bare 500."""
     if isinstance(error, ProxyError):
         return error
+    if isinstance(error, RecursionError):
+        # Whoever walks a body meets its depth first, be it a decoder or a policy.
+        log.warning("nested_too_deeply", frames=frames_of(error)[-_SHOWN_FRAMES:])
+        return BadRequestError("The request body is nested too deeply.", code="invalid_json")
     log.error("unhandled_error", error=type(error).__name__, frames=frames_of(error))
     return ProxyError("The proxy failed on this request; the log of the proxy says where.")
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Make every failure of ``app`` OpenAI-shaped."""
+def anthropic_response(error: ProxyError) -> Response:
+    """``error`` in the shape of Anthropic's API, for failures outside of an exchange."""
+    request_id = f"req_{uuid4().hex}"
+    account = {"code": error.code, "param": error.param, **error.members}
+    return Response(
+        orjson.dumps(
+            error_document(error.status, error.message, request_id=request_id, account=account)
+        ),
+        status_code=error.status,
+        headers={**error.headers, "request-id": request_id},
+        media_type="application/json",
+    )
 
-    async def proxy_error(_: Request, error: Exception) -> Response:
-        return error_response(as_proxy_error(error))
+
+def shaped_response(
+    request: Request, error: ProxyError, headers: dict[str, str] | None = None
+) -> Response:
+    """``error`` in the shape of the API that the path belongs to."""
+    path = request.url.path
+    if path != _ANTHROPIC_ROOT and not path.startswith(f"{_ANTHROPIC_ROOT}/"):
+        return error_response(error, headers)
+    answer = anthropic_response(error)
+    answer.headers.update(headers or {})
+    return answer
+
+
+def install_error_handlers(app: Starlette) -> None:
+    """Give every failure of ``app`` the shape of the API that was called."""
+
+    async def proxy_error(request: Request, error: Exception) -> Response:
+        return shaped_response(request, as_proxy_error(error))
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101 - registered for this class only
         if error.status_code == HTTPStatus.NOT_FOUND:
-            return error_response(
-                NotFoundError(f"No such path: {request.url.path}. The API starts at /v1.")
-            )
+            missing = NotFoundError(f"No such path: {request.url.path}. The API starts at /v1.")
+            return shaped_response(request, missing)
         shaped = BadRequestError(f"{request.method} is not possible on {request.url.path}.")
         shaped.status = error.status_code
         shaped.code = HTTPStatus(error.status_code).name.lower()
-        return error_response(shaped, dict(error.headers or {}))
+        return shaped_response(request, shaped, dict(error.headers or {}))
 
-    async def validation_error(_: Request, error: Exception) -> Response:
+    async def validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)  # noqa: S101 - as above
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"][1:])
-        return error_response(BadRequestError(f"{field}: {first['msg']}.", param=field))
+        return shaped_response(request, BadRequestError(f"{field}: {first['msg']}.", param=field))
 
     app.add_exception_handler(ProxyError, proxy_error)
     app.add_exception_handler(HTTPException, http_error)

@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 from ..errors import ClientDisconnected, ProxyError
 from ..services import Services
 from ..tenants import Tenant
-from .errors import as_proxy_error, error_event, error_response
-from .limits import read_body
+from .errors import as_proxy_error, error_event, shaped_response
+from .limits import read_body, until_disconnect
 
 log = structlog.get_logger("leyline.http")
 
@@ -48,9 +48,13 @@ class Exchange(Response):
         try:
             tenant = self.services.tenants.authenticate(self.request.headers)
             self._tenant = tenant.name
-            limit = self.services.settings.max_body_bytes
-            raw = await read_body(self.request, limit)
-            await self.serve(tenant, raw, scope, receive, send)
+            gate, settings = self.services.gate, self.services.settings
+            gate.check_rate(tenant)
+            raw = await read_body(
+                self.request, tenant.limits.max_body_bytes, timeout_s=settings.body_timeout_s
+            )
+            async with gate.place(tenant, lambda wait: until_disconnect(receive, wait)):
+                await self.serve(tenant, raw, scope, receive, send)
         except ClientDisconnected:
             if not self.complete:
                 self.status = DISCONNECTED
@@ -71,12 +75,12 @@ class Exchange(Response):
         """Whether the client has been sent a status line."""
         return self._started
 
-    async def start_stream(self, send: Send, headers: Mapping[str, str]) -> None:
+    async def start_stream(self, send: Send, headers: Mapping[str, str], status: int = 200) -> None:
         """Send the status line of a stream."""
         answer = Response(headers={**headers, **self.extra_headers})
         raw = [item for item in answer.raw_headers if item[0] != b"content-length"]
-        await send({"type": "http.response.start", "status": 200, "headers": raw})
-        self._started, self.status = True, "200"
+        await send({"type": "http.response.start", "status": status, "headers": raw})
+        self._started, self.status = True, str(status)
 
     async def send_chunk(self, send: Send, chunk: bytes) -> None:
         """Send a part of the stream."""
@@ -94,7 +98,7 @@ class Exchange(Response):
 
     def failure(self, error: ProxyError) -> Response:
         """``error`` in the shape of the route's API."""
-        return error_response(error, self.extra_headers)
+        return shaped_response(self.request, error, self.extra_headers)
 
     def failure_event(self, error: ProxyError) -> bytes:
         """The same as an event of a stream."""

@@ -9,21 +9,30 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.types import Receive
 
-from ..errors import BadRequestError, BodyTooLargeError, ClientDisconnected
+from ..errors import (
+    BadRequestError,
+    BodyTooLargeError,
+    ClientDisconnected,
+    RequestTimeoutError,
+)
 
 T = TypeVar("T")
 
 _SHORTER = "Send fewer or shorter messages, or raise max_body_bytes."
 
 
-async def read_body(request: Request, limit: int, way_out: str = _SHORTER) -> bytes:
+async def read_body(
+    request: Request, limit: int, way_out: str = _SHORTER, *, timeout_s: float
+) -> bytes:
     """The whole body, at most ``limit`` bytes.
 
     Args:
         way_out: what the caller can do about a longer one.
+        timeout_s: for the whole of it.
 
     Raises:
         BodyTooLargeError: as soon as the announced or the received length passes the limit.
+        RequestTimeoutError: it hasn't come in time.
         BadRequestError: for a body in a content encoding, which is not read here.
         ClientDisconnected: when the client leaves before its body is complete.
     """
@@ -36,6 +45,16 @@ async def read_body(request: Request, limit: int, way_out: str = _SHORTER) -> by
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit:
         raise _too_large(limit, way_out)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read(request, limit, way_out)
+    except TimeoutError as error:
+        raise RequestTimeoutError(
+            f"The request body didn't arrive within {timeout_s:g} s (body_timeout_s)."
+        ) from error
+
+
+async def _read(request: Request, limit: int, way_out: str) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:

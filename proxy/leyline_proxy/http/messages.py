@@ -15,6 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from ..anthropic.answer import map_answer, map_usage
 from ..anthropic.errors import AnswerError, FieldError, error_document
+from ..anthropic.models import map_models
+from ..anthropic.native import NativeMessages
 from ..anthropic.request import ChatMapping, map_request
 from ..anthropic.stream import Event, MessageEvents
 from ..core.options import FIELD as OPTIONS_FIELD
@@ -101,6 +103,7 @@ class MessagesExchange(_AnthropicExchange, ChatExchange):
     """One turn."""
 
     route = MESSAGES_PATH
+    native_api = NativeMessages()
 
     def __init__(self, services: Services, request: Request) -> None:
         super().__init__(services, request)
@@ -208,6 +211,18 @@ class _MessageRelay(TurnRelay):
             return _encoded(self._events.feed(answer_of(data)))
         except AnswerError as error:
             raise _invalid(error) from error
+
+
+def models_as_asked(headers: Mapping[str, str], listed: Response) -> Response:
+    """The list of models in Anthropic's shape, where the client is one of that API's.
+
+    Args:
+        listed: the list in OpenAI's shape, or an error.
+    """
+    if "anthropic-version" not in headers or listed.status_code != httpx.codes.OK:
+        return listed
+    page = map_models(answer_of(bytes(listed.body)))
+    return Response(orjson.dumps(page), media_type="application/json")
 
 
 def _is_anthropic(name: bytes) -> bool:

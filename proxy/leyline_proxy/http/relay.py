@@ -15,7 +15,15 @@ from ..turns import TurnService
 from ..upstream.client import chunks
 from .errors import error_event
 from .refusal import refusal_of_event
-from .sse import DONE, ChunkFacts, EventSplitter, append_to_event, chunk_facts, event_data
+from .sse import (
+    DONE,
+    ChunkFacts,
+    EventSplitter,
+    append_to_event,
+    chunk_facts,
+    event_data,
+    tells_nothing,
+)
 
 
 class Relay:
@@ -36,7 +44,13 @@ class Relay:
         splitter = EventSplitter()
         async with aclosing(chunks(upstream)) as received:
             async for chunk in received:
+                if started and splitter.empty and self.passes(chunk):
+                    yield chunk
+                    continue
                 for event in splitter.feed(chunk):
+                    if held and started and not tells_nothing(event):
+                        yield bytes(held)  # what follows may take a while
+                        held.clear()
                     facts = chunk_facts(event)
                     if facts.error is not None:
                         if not started:
@@ -45,15 +59,19 @@ class Relay:
                     held += await self.passed(event, facts)
                     # A comment or keep-alive tells nothing about the request yet.
                     started = started or bool(event_data(event))
-                    if started and held:
-                        yield bytes(held)
-                        held.clear()
+                if started and held:
+                    yield bytes(held)
+                    held.clear()
         rest = splitter.rest()
         if not started and not held and not rest:
             raise UpstreamUnreachableError("The engine ended its stream before the first event.")
         held += await self.closed(rest)
         if held:
             yield bytes(held)
+
+    def passes(self, chunk: bytes) -> bool:
+        """Whether a chunk is sent as it is, without a look at its events."""
+        return False
 
     async def refusal(self, error: Mapping[str, Any]) -> ProxyError:
         """What a first event that is an error becomes."""
@@ -73,10 +91,14 @@ class TurnRelay(Relay):
 
     The turn is settled before the event that ends it is passed on, because an agent sends its
     next turn as soon as it has read that event.
+
+    Args:
+        verbatim: events are sent as the engine wrote them, but for the one that gets the account.
     """
 
-    def __init__(self, turns: TurnService, turn: Turn) -> None:
+    def __init__(self, turns: TurnService, turn: Turn, *, verbatim: bool = False) -> None:
         super().__init__()
+        self._verbatim = verbatim
         self._turns = turns
         self._turn = turn
         self._usage: Mapping[str, Any] | None = None
@@ -90,6 +112,10 @@ class TurnRelay(Relay):
         """The error, by its name where claims are in the turn's way."""
         refused = await self._turns.refusal(self._turn)
         return refused if refused is not None else refusal_of_event(error)
+
+    def passes(self, chunk: bytes) -> bool:
+        """Whether the chunk brings tokens behind the first, and nothing else."""
+        return self._verbatim and self._ttft_s is not None and tells_nothing(chunk)
 
     async def passed(self, event: bytes, facts: ChunkFacts) -> bytes:
         """The event, with the account if it is the finish chunk."""

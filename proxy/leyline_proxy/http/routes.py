@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from leyline_engine.contract import CAPABILITY_PATH
@@ -17,32 +16,49 @@ from ..pipeline.request import parse_chat
 from ..services import Services
 from ..sessions.summary import session_document, session_overview
 from ..settings import DEFAULT_TENANT
+from .admin import metrics_response
 from .chat import CHAT_PATH, ChatExchange
 from .claims import install_claims
 from .completions import COMPLETIONS_PATH, CompletionExchange
 from .limits import read_body
-from .messages import COUNT_PATH, MESSAGES_PATH, CountTokensExchange, MessagesExchange
+from .messages import (
+    COUNT_PATH,
+    MESSAGES_PATH,
+    CountTokensExchange,
+    MessagesExchange,
+    models_as_asked,
+)
 from .models import model_list
+from .pass_through import METHODS, PATTERN, PassThroughExchange
 from .replicas import replica_document
+from .response_chain import install_stored_responses
+from .responses import (
+    INPUT_TOKENS_PATH,
+    RESPONSES_PATH,
+    InputTokensExchange,
+    ResponsesExchange,
+)
 from .status_page import status_page
 
 
 def install_routes(app: FastAPI, services: Services) -> None:
     """Register every route on ``app``."""
     _install_openai(app, services)
+    _install_responses(app, services)
     _install_anthropic(app, services)
     _install_sessions(app, services)
     install_claims(app, services)
     _install_operations(app, services)
+    _install_pass_through(app, services)
 
 
 def _install_openai(app: FastAPI, services: Services) -> None:
-    @app.post(CHAT_PATH, tags=["openai"], response_class=ChatExchange)
+    @app.post(CHAT_PATH, tags=["openai"])
     async def chat_completions(request: Request) -> Response:
         """A chat completion, with edits of the history spliced where the engine can."""
         return ChatExchange(services, request)
 
-    @app.post(COMPLETIONS_PATH, tags=["openai"], response_class=CompletionExchange)
+    @app.post(COMPLETIONS_PATH, tags=["openai"])
     async def completions(request: Request) -> Response:
         """A bare completion, forwarded."""
         return CompletionExchange(services, request)
@@ -51,16 +67,31 @@ def _install_openai(app: FastAPI, services: Services) -> None:
     async def models(request: Request) -> Response:
         """The models that the engine serves."""
         tenant = services.tenants.authenticate(request.headers)
-        return await model_list(services.pool, tenant.upstreams, request.headers.raw)
+        listed = await model_list(services.pool, tenant.upstreams, request.headers.raw)
+        return models_as_asked(request.headers, listed)
+
+
+def _install_responses(app: FastAPI, services: Services) -> None:
+    @app.post(RESPONSES_PATH, tags=["openai"])
+    async def responses(request: Request) -> Response:
+        """A response, in OpenAI's Responses API: the same turn as a chat completion's."""
+        return ResponsesExchange(services, request)
+
+    @app.post(INPUT_TOKENS_PATH, tags=["openai"])
+    async def count_input_tokens(request: Request) -> Response:
+        """How many prompt tokens a response's request would have after all edits."""
+        return InputTokensExchange(services, request)
+
+    install_stored_responses(app, services)
 
 
 def _install_anthropic(app: FastAPI, services: Services) -> None:
-    @app.post(MESSAGES_PATH, tags=["anthropic"], response_class=MessagesExchange)
+    @app.post(MESSAGES_PATH, tags=["anthropic"])
     async def messages(request: Request) -> Response:
         """A message, in Anthropic's API: the same turn as a chat completion's."""
         return MessagesExchange(services, request)
 
-    @app.post(COUNT_PATH, tags=["anthropic"], response_class=CountTokensExchange)
+    @app.post(COUNT_PATH, tags=["anthropic"])
     async def count_message_tokens(request: Request) -> Response:
         """How many prompt tokens a message request would have after all edits."""
         return CountTokensExchange(services, request)
@@ -79,7 +110,11 @@ def _install_sessions(app: FastAPI, services: Services) -> None:
         """How many prompt tokens a chat request would have after all edits; nothing is sent."""
         arrived = perf_counter()
         tenant = services.tenants.authenticate(request.headers)
-        raw = await read_body(request, services.settings.max_body_bytes)
+        raw = await read_body(
+            request,
+            tenant.limits.max_body_bytes,
+            timeout_s=services.settings.body_timeout_s,
+        )
         chat = parse_chat(raw, request.headers, tenant, arrived=arrived)
         return JSONResponse(await services.turns.count_prompt(chat))
 
@@ -91,6 +126,13 @@ def _install_sessions(app: FastAPI, services: Services) -> None:
         if found is None or not found.answered:
             raise NotFoundError("No such session; it may have expired.", code="session_not_found")
         return JSONResponse(session_document(found))
+
+
+def _install_pass_through(app: FastAPI, services: Services) -> None:
+    @app.api_route(PATTERN, methods=METHODS, include_in_schema=False)
+    async def pass_through(request: Request) -> Response:
+        """What no other route takes, below /v1."""
+        return PassThroughExchange(services, request)
 
 
 def _install_operations(app: FastAPI, services: Services) -> None:
@@ -105,14 +147,12 @@ def _install_operations(app: FastAPI, services: Services) -> None:
         document = readiness(services)
         return JSONResponse(document, status_code=200 if document["ready"] else 503)
 
-    @app.get("/metrics", tags=["operations"], response_class=Response)
-    async def metrics() -> Response:
-        """Prometheus metrics."""
-        services.metrics.sessions.set(await services.store.count())
-        return Response(
-            generate_latest(services.metrics.registry),
-            headers={"content-type": CONTENT_TYPE_LATEST},
-        )
+    if not services.settings.metrics_on_admin:
+
+        @app.get("/metrics", tags=["operations"], response_class=Response)
+        async def metrics() -> Response:
+            """Prometheus metrics."""
+            return await metrics_response(services)
 
     @app.get(CAPABILITY_PATH, tags=["operations"])
     async def capability() -> JSONResponse:
@@ -139,7 +179,14 @@ def _install_operations(app: FastAPI, services: Services) -> None:
 def readiness(services: Services) -> dict[str, Any]:
     """What ``/readyz`` says."""
     replicas = tuple(services.pool)
+    keys = services.key_file
     return {
         "ready": any(replica.status.up for replica in replicas),
         "upstreams": [replica_document(replica) for replica in replicas],
+        "sessions": {
+            "store": services.store.name,
+            "up": services.store.problem is None,
+            "problem": services.store.problem,
+        },
+        **({} if keys is None else {"api_keys": {"problem": keys.problem}}),
     }

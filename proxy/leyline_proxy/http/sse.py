@@ -19,6 +19,14 @@ _BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LONGEST_BOUNDARY = 4
 DONE = b"[DONE]"
 
+_BOUNDARIES = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_SET = re.compile(rb'(?:error|usage|finish_reason)"\s*:\s*[^\sn]')
+"""A member that tells something, and isn't null."""
+_LETTER = re.compile(rb"\\u00[4-7]")
+"""A letter in another form, which may be one of such a member's name."""
+_IN_LINES = re.compile(rb"[^\r\n](?:\r\n|\n|\r)data")
+"""An event whose data stands in several lines, which have to be joined."""
+
 
 class EventSplitter:
     """Cuts a byte stream into whole events, in linear time."""
@@ -40,12 +48,33 @@ class EventSplitter:
         self._searched = len(self._buffer)
         return events
 
+    @property
+    def empty(self) -> bool:
+        """Whether all that came was whole events."""
+        return not self._buffer
+
     def rest(self) -> bytes:
         """What is left after the last whole event; empties the splitter."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         self._searched = 0
         return rest
+
+
+def tells_nothing(chunk: bytes) -> bool:
+    """Whether bytes that begin with an event are whole events, of which none has a usage, an error
+    or a finish reason, nor ends the stream: only tokens and comments."""
+    if b"\r" in chunk:
+        joined = _IN_LINES.search(chunk) is not None
+    else:
+        joined = chunk.count(b"\ndata") != chunk.count(b"\n\ndata")
+    return (
+        chunk.endswith(_BOUNDARIES)
+        and not joined
+        and b"[DONE]" not in chunk
+        and _SET.search(chunk) is None
+        and (b"\\u00" not in chunk or _LETTER.search(chunk) is None)
+    )
 
 
 def event_data(event: bytes) -> bytes:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from string import Template
 
-from ..core.session import Session
-from ..sessions.summary import SessionTotals, session_totals
+from ..sessions.summary import SessionOverview, SessionTotals
 from ..upstream.handshake import UpstreamStatus
 
 MAX_ROWS = 50
@@ -55,7 +54,7 @@ $sessions
 
 
 def status_page(
-    base_url: str, status: UpstreamStatus, sessions: Sequence[Session] | None, count: int
+    base_url: str, status: UpstreamStatus, sessions: Sequence[SessionOverview] | None, count: int
 ) -> str:
     """The page; ``sessions`` is None where they are nobody else's business."""
     return _PAGE.substitute(
@@ -98,7 +97,7 @@ def engine_facts(status: UpstreamStatus) -> list[tuple[str, str]]:
     return facts
 
 
-def _sessions(sessions: Sequence[Session] | None, count: int) -> str:
+def _sessions(sessions: Sequence[SessionOverview] | None, count: int) -> str:
     if sessions is None:
         return (
             f"<p>{count} live. This proxy has API keys, so their list is at "
@@ -117,7 +116,7 @@ def _sessions(sessions: Sequence[Session] | None, count: int) -> str:
             ("Hit ratio", "n"),
         ]
     )
-    rows = "".join(_row(session.id, session_totals(session)) for session in sessions[:MAX_ROWS])
+    rows = "".join(_row(session.id, session.totals) for session in sessions[:MAX_ROWS])
     more = f"<p class=dim>{count - MAX_ROWS} more.</p>" if count > MAX_ROWS else ""
     return f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>{more}'
 

@@ -19,9 +19,9 @@ from leyline_engine.contract import (
     ListClaims,
 )
 
+from ..audit.auditor import Auditor
 from ..core.claim_memory import ENGINE_RESTARTED, ClaimKey, ClaimMemory, key_of
 from ..errors import ProxyError
-from ..telemetry.audit import AuditFile
 from ..telemetry.claims import ClaimMetrics
 from ..telemetry.metrics import Metrics
 from ..upstream.replica import Replica
@@ -47,7 +47,7 @@ class ClaimWatch:
         shown: ClaimMetrics,
         *,
         interval_s: float,
-        audit: AuditFile | None = None,
+        audit: Auditor,
     ) -> None:
         self.memory = ClaimMemory()
         self.seq = 0
@@ -141,8 +141,8 @@ class ClaimWatch:
             log.warning("claims_harmed", cause=ENGINE_RESTARTED, claims=len(gone))
             await self._tell(before or "", self._harm(gone))
         self._newest = 0
-        if self._audit is not None:
-            self.seq = await self._audit.position(instance) or 0
+        if self._audit.on:
+            self.seq = self._audit.position(instance) or 0
         else:
             # What was counted before this proxy began was counted by another.
             self.seq = seq if before is None else 0
@@ -181,8 +181,7 @@ class ClaimWatch:
 
     async def _tell(self, instance: str, events: Sequence[Mapping[str, Any]]) -> None:
         self._shown.count(events)
-        if self._audit is not None:
-            await self._audit.append(instance, events)
+        self._audit.claims(instance, events)
 
 
 def _number(event: Mapping[str, Any]) -> int:

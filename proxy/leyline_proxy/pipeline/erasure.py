@@ -19,6 +19,7 @@ import structlog
 
 from leyline_engine.contract import EditPayload, edit_envelope, sign_envelope
 
+from ..audit.auditor import Auditor
 from ..core.places import erased, owed
 from ..core.session import Session
 from ..core.spans import ANYTHING
@@ -56,6 +57,7 @@ class Erasures:
         pool: ReplicaPool,
         store: SessionStore,
         metrics: Metrics,
+        audit: Auditor,
         *,
         hints_secret: str | None,
         retry_s: float,
@@ -63,6 +65,7 @@ class Erasures:
         self._pool = pool
         self._store = store
         self._metrics = metrics
+        self._audit = audit
         self._hints_secret = hints_secret
         self._retry_s = retry_s
         self._owed: OrderedDict[_Owner, None] = OrderedDict()
@@ -97,6 +100,7 @@ class Erasures:
             done = [await self._erase(owner, run, name) for run, name in wanted.items()]
             for each in done:
                 self._metrics.erasures.labels(each.result).inc()
+                self._audit.carried(*owner, each.run, each.result)
             finished = [each.run for each in done if each.result != "pending"]
             if finished:
                 await self._store.update(*owner, lambda found: _without(found, finished))

@@ -48,11 +48,20 @@ async def identify(
         session_id = public_id(name, secret)
         session = await store.get(request.tenant.name, session_id)
         return Identity(session_id, NAMED, (), session)
-    chain = tuple(history_chain(request.fingerprints, key))
+    chain = _chain_of(request, key)
     shared = f"{where}:{name}" if name is not None else ""
     session = await _by_history(store, request, shared, chain)
     session_id = session.id if session else f"s-{uuid4().hex[:20]}"
     return Identity(session_id, shared, chain, session)
+
+
+def _chain_of(request: ChatRequest, key: bytes) -> tuple[int, ...]:
+    """The request's history; what an earlier body began with isn't chained again."""
+    known = request.read.chains.get(key, ()) if request.read is not None else ()
+    chain = tuple(history_chain(request.fingerprints, key, known))
+    if request.read is not None:
+        request.read.chains[key] = chain
+    return chain
 
 
 async def _by_history(

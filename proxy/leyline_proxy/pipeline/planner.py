@@ -67,10 +67,18 @@ class Planner:
             replica: the engine, which may be asked for tokens that can't be made here.
         """
         inline = not given.policies and len(given.request.raw) <= INLINE_BYTES
-        draft = await _worked(inline, partial(self._draft, given, session_id))
+        draft, planned = await _worked(inline, partial(self._planned, given, session_id))
+        if planned is not None:
+            return planned
         question = prompt_question(given, draft)
         tokens = await self._tokens(question, replica) if question is not None else None
         return await _worked(inline, partial(plan_turn, given, draft, self._metrics, tokens))
+
+    def _planned(self, given: PlanInput, session_id: str) -> tuple[Draft, Planned | None]:
+        """The draft, and in the same go the plan where the engine need not be asked first."""
+        draft = self._draft(given, session_id)
+        asks = prompt_question(given, draft) is not None
+        return draft, None if asks else plan_turn(given, draft, self._metrics)
 
     async def count(
         self, given: PlanInput, session_id: str | None, replica: Replica

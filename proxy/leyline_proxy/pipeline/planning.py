@@ -17,7 +17,7 @@ from ..core.diff import diff_messages
 from ..core.forgetting import spans_to_forget
 from ..core.naming import name_spans
 from ..core.options import UndeclaredRules
-from ..core.prepare import PolicySession, prepare
+from ..core.prepare import PolicySession, prepare, unedited
 from ..core.prepared import Prepared
 from ..core.rendered import Rendered
 from ..core.schedule import Timing, schedule
@@ -88,19 +88,20 @@ def draft_turn(given: PlanInput, metrics: Metrics) -> Draft:
     """Steps 2 to 4 of a turn, as far as they go without the engine."""
     request = given.request
     with metrics.stage("policy"):
-        prepared = prepare(
-            known_objects(
-                request.messages,
-                request.fingerprints,
-                given.last.prepared if given.last is not None else None,
-            ),
-            given.policies,
-            request.options.edits,
-            given.index,
-            fingerprints=request.fingerprints,
-            session=given.policy_session,
-        )
-        prepared = _timed(given, prepared)
+        last = given.last.prepared if given.last is not None else None
+        messages = known_objects(request.messages, request.fingerprints, last)
+        if given.policies or request.annotations or request.options.edits:
+            prepared = prepare(
+                messages,
+                given.policies,
+                request.options.edits,
+                given.index,
+                fingerprints=request.fingerprints,
+                session=given.policy_session,
+            )
+            prepared = _timed(given, prepared)
+        else:
+            prepared = unedited(messages, request.fingerprints)
     with metrics.stage("render"):
         return Draft(prepared, _render(given, prepared))
 
@@ -215,7 +216,9 @@ def _render(given: PlanInput, prepared: Prepared) -> Rendered | None:
     if rendering.renderer is None or not rendering.proven or not _is_renderable(given):
         return None
     try:
-        return rendering.renderer.render_request(prepared.messages, given.request.body)
+        return rendering.renderer.render_request(
+            prepared.messages, given.request.body, lasting=True
+        )
     except RenderError:
         return None  # the engine's to render, or to refuse
     except Exception as error:  # a chat template raises what it likes; the engine will say so

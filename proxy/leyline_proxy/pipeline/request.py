@@ -13,6 +13,7 @@ import msgspec
 from leyline_policies import Policy
 
 from ..core.annotations import Annotation, annotations_of, shared_scope
+from ..core.bodies import BodyMemory, ReadBody
 from ..core.context_management import FIELD as CONTEXT_FIELD
 from ..core.context_management import parse_context_management
 from ..core.messages import Message, MessageError, check_messages, fingerprint
@@ -43,10 +44,14 @@ class ChatRequest:
     model: str
     stream: bool
     arrived: float = field(default_factory=perf_counter)
+    read: ReadBody | None = field(default=None, repr=False)
+    """The body as it is remembered for the next turn; None where it isn't."""
 
     @cached_property
     def fingerprints(self) -> tuple[int, ...]:
         """Fingerprints of the messages."""
+        if self.read is not None:
+            return self.read.fingerprints
         return tuple(map(fingerprint, self.messages))
 
 
@@ -69,16 +74,26 @@ def decode_body(raw: bytes) -> dict[str, Any]:
 
 
 def parse_chat(
-    raw: bytes, headers: Mapping[str, str], tenant: Tenant, *, arrived: float
+    raw: bytes,
+    headers: Mapping[str, str],
+    tenant: Tenant,
+    *,
+    arrived: float,
+    bodies: BodyMemory | None = None,
 ) -> ChatRequest:
     """Check a chat request; fields that the proxy doesn't use are the engine's to judge.
+
+    Args:
+        bodies: what this one may go on from, and is remembered in.
 
     Raises:
         BadRequestError: naming the field and what it should be.
     """
-    body = decode_body(raw)
+    read = bodies.read(tenant.name, raw) if bodies is not None else None
+    body = decode_body(raw) if read is None else read.members
+    _check_count(body.get("messages"), tenant.limits.max_messages)
     try:
-        messages = tuple(check_messages(body.get("messages")))
+        messages = tuple(_checked(body, read))
         options = parse_options(body.get(OPTIONS_FIELD))
         requested = parse_context_management(body.get(CONTEXT_FIELD))
         annotations = annotations_of(messages)
@@ -89,6 +104,10 @@ def parse_chat(
         raise BadRequestError(str(error), param=error.param) from error
     _check_edits(options, len(messages))
     _check_tools(body.get("tools"))
+    if bodies is not None:
+        read = read or ReadBody(raw, body, body["messages"])
+        read.complete()
+        bodies.remember(tenant.name, read)
     return ChatRequest(
         tenant=tenant,
         headers=headers,
@@ -102,7 +121,15 @@ def parse_chat(
         model=model_of(body),
         stream=stream_of(body),
         arrived=arrived,
+        read=read,
     )
+
+
+def _checked(body: Mapping[str, Any], read: ReadBody | None) -> list[Message]:
+    """The messages; those that were in an earlier body have been checked."""
+    if read is None:
+        return check_messages(body.get("messages"))
+    return check_messages(read.messages, read.known, read.called)
 
 
 def model_of(body: Mapping[str, Any]) -> str:
@@ -122,6 +149,15 @@ def stream_of(body: Mapping[str, Any]) -> bool:
     if stream is not None and not isinstance(stream, bool):
         raise BadRequestError("stream must be true or false.", param="stream")
     return bool(stream)
+
+
+def _check_count(messages: object, limit: int) -> None:
+    if isinstance(messages, list) and len(messages) > limit:
+        raise BadRequestError(
+            f"messages has {len(messages)} entries; this proxy's limit is {limit} (max_messages).",
+            param="messages",
+            code="too_many_messages",
+        )
 
 
 def _check_tools(tools: object) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import marshal
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
@@ -60,6 +60,30 @@ class Entry:
         twin = Entry(self.key, {**self.normal})
         twin.fragments = self.fragments
         return twin
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What is remembered of the messages of a list, each with an object of its own."""
+
+    entries: list[Entry] = field(default_factory=list)
+    places: dict[int, tuple[Entry, int]] = field(default_factory=dict)
+    """Each entry and its index, by the identity of the message as templates see it."""
+    seen: set[bytes] = field(default_factory=set)
+    weight: int = 0
+    """Bytes in memory, roughly."""
+
+    def copy(self) -> Conversation:
+        """The same, to be added to."""
+        return Conversation([*self.entries], {**self.places}, {*self.seen}, self.weight)
+
+    def add(self, key: bytes, entry: Entry) -> None:
+        """Append a message."""
+        own = entry.twin() if key in self.seen else entry
+        self.places[id(own.normal)] = (own, len(self.entries))
+        self.entries.append(own)
+        self.seen.add(key)
+        self.weight += _OVERHEAD + 6 * len(key)
 
 
 class FragmentMemory:

@@ -57,18 +57,24 @@ class IncrementalTemplate:
         return bool(self._form.loops)
 
     def render(
-        self, entries: Sequence[Entry], variables: Mapping[str, Any]
+        self,
+        entries: Sequence[Entry],
+        variables: Mapping[str, Any],
+        places: Mapping[int, tuple[Entry, int]] | None = None,
     ) -> tuple[list[str], list[CharSpan] | None]:
         """The prompt's texts and spans; no spans where marks don't show them.
 
         Args:
             entries: the messages, each an object of its own.
             variables: what else the template sees.
+            places: each entry and its index, by the identity of its message, where known.
 
         Raises:
             Exception: whatever the template raises, and more. Render the plain way then.
         """
-        runtime = Runtime(self._form, self._values, self._memory, entries)
+        if places is None:
+            places = {id(entry.normal): (entry, at) for at, entry in enumerate(entries)}
+        runtime = Runtime(self._form, self._values, self._memory, places)
         parts = self._run(runtime, [entry.normal for entry in entries], variables)
         outside = self._outside(runtime, entries, variables) if runtime.located else None
         return list(_texts(parts)), _spans(parts, outside) if outside is not None else None
@@ -89,7 +95,7 @@ class IncrementalTemplate:
         marks = unused_characters("".join(plain))
         if marks is None:
             return None
-        again = Runtime(self._form, self._values, self._memory, (), shadowed=runtime)
+        again = Runtime(self._form, self._values, self._memory, {}, shadowed=runtime)
         messages = [_marked(entry, index, marks) for index, entry in enumerate(entries)]
         try:
             marked = _around(self._run(again, messages, variables))

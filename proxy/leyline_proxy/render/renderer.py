@@ -14,8 +14,9 @@ import xxhash
 from leyline_engine.contract import ChatDialect, ChatMessage
 
 from ..core.rendered import MessageSpan, Rendered
+from .continuing import Beginnings
 from .dialects import Dialect, RenderError, dialect_of
-from .fragments import MAX_REMEMBERED_BYTES, Entry, FragmentMemory, key_of
+from .fragments import MAX_REMEMBERED_BYTES, Conversation, Entry, FragmentMemory, key_of
 from .incremental import IncrementalTemplate, Prompt
 from .marks import CharSpan, content_spans, unique_spans
 from .template import ChatTemplate, chat_environment
@@ -76,11 +77,14 @@ class ChatRenderer:
         self._tokenizer = PieceTokenizer(tokenizer_json)
         self._memory = FragmentMemory(max_remembered_bytes)
         self._incremental = IncrementalTemplate(chat_environment(), chat_template, self._memory)
+        self._conversations: Beginnings[ChatMessage, Conversation] = Beginnings(
+            max_remembered_bytes
+        )
 
     @property
     def remembered_bytes(self) -> int:
         """Memory taken by remembered messages, roughly."""
-        return self._memory.remembered_bytes
+        return self._memory.remembered_bytes + self._conversations.remembered_bytes
 
     def text(
         self,
@@ -109,10 +113,14 @@ class ChatRenderer:
         *,
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
+        lasting: bool = False,
     ) -> Rendered:
         """Token ids and the span of each message's content.
 
         A token belongs to the content in which it starts.
+
+        Args:
+            lasting: the messages are never changed, so the same objects are the same messages.
 
         Raises:
             RenderError: the template refuses the conversation.
@@ -122,17 +130,23 @@ class ChatRenderer:
             tools,
             add_generation_prompt=add_generation_prompt,
             template_kwargs=template_kwargs,
+            lasting=lasting,
         )
         return self.tokenise(prompt, _digest([tools, template_kwargs or {}]))
 
-    def render_request(self, messages: Sequence[ChatMessage], body: Mapping[str, Any]) -> Rendered:
+    def render_request(
+        self, messages: Sequence[ChatMessage], body: Mapping[str, Any], *, lasting: bool = False
+    ) -> Rendered:
         """The prompt of the chat request ``body`` with ``messages`` in place of its own.
+
+        Args:
+            lasting: see :meth:`render`.
 
         Raises:
             RenderError: the template refuses it, or the engine may render it in another way.
         """
         asked = self._dialect.asked(body)
-        return self.render(messages, asked.tools, template_kwargs=asked.kwargs)
+        return self.render(messages, asked.tools, template_kwargs=asked.kwargs, lasting=lasting)
 
     def locate(
         self, tokens: array[int], messages: Sequence[ChatMessage], body: Mapping[str, Any]
@@ -160,6 +174,7 @@ class ChatRenderer:
         *,
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
+        lasting: bool = False,
     ) -> Prompt:
         """The first half of :meth:`render`: the text, and where in it the contents stand.
 
@@ -167,7 +182,8 @@ class ChatRenderer:
             RenderError: the template refuses the conversation.
         """
         variables = self._variables(tools, add_generation_prompt, template_kwargs)
-        return self._from_memory(messages, variables) or self._anew(messages, variables)
+        known = self._from_memory(messages, variables, lasting=lasting)
+        return known or self._anew(messages, variables)
 
     def tokenise(self, prompt: Prompt, context: str = "") -> Rendered:
         """The second half of :meth:`render`.
@@ -177,7 +193,7 @@ class ChatRenderer:
         """
         encoded = self._tokenizer.join(prompt.texts)
         places = iter(
-            encoded.tokens_at([at for span in prompt.spans for at in (span.start, span.end)])
+            encoded.tokens_at([at for _, start, end in prompt.spans for at in (start, end)])
         )
         spans = [
             MessageSpan(span.message, start, end)
@@ -192,35 +208,39 @@ class ChatRenderer:
         return Prompt((text,), self._spans(normal, text, variables))
 
     def _from_memory(
-        self, messages: Sequence[ChatMessage], variables: Mapping[str, Any]
+        self, messages: Sequence[ChatMessage], variables: Mapping[str, Any], *, lasting: bool
     ) -> Prompt | None:
         """The same from what is remembered; None where it has to be done anew."""
         if not self._incremental.remembers or not variables.keys().isdisjoint(_NEVER_VARIABLES):
             return None
-        entries = self._entries(self._dialect.conversation(messages))
+        entries = self._entries(self._dialect.conversation(messages), lasting=lasting)
         if entries is None:
             return None
         try:
-            texts, spans = self._incremental.render(entries, variables)
+            texts, spans = self._incremental.render(entries.entries, variables, entries.places)
         except Exception:  # done anew, whatever it was: that gives the result, or the error
             return None
         if spans is None:
-            spans = self._spans([entry.normal for entry in entries], "".join(texts), variables)
+            normal = [entry.normal for entry in entries.entries]
+            spans = self._spans(normal, "".join(texts), variables)
         return Prompt(texts, spans)
 
-    def _entries(self, messages: Sequence[ChatMessage]) -> list[Entry] | None:
+    def _entries(self, messages: Sequence[ChatMessage], *, lasting: bool) -> Conversation | None:
         """What is remembered of the messages, each with an object of its own; None where one
         isn't plain data."""
-        keys = [key for key in map(key_of, messages) if key is not None]
-        if len(keys) < len(messages):
+        before = self._conversations.find(messages) if lasting else None
+        if before is not None and len(before.items) == len(messages):
+            return before.value
+        added = messages[len(before.items) :] if before is not None else messages
+        keys = [key for key in map(key_of, added) if key is not None]
+        if len(keys) < len(added):
             return None
-        entries: list[Entry] = []
-        seen: set[bytes] = set()
+        found = before.value.copy() if before is not None else Conversation()
         for key, known in zip(keys, self._memory.find(keys), strict=True):
-            entry = known or self._memory.add(self._entry(key))
-            entries.append(entry.twin() if key in seen else entry)
-            seen.add(key)
-        return entries
+            found.add(key, known or self._memory.add(self._entry(key)))
+        if messages and lasting:
+            self._conversations.put([*messages], found, found.weight, instead_of=before)
+        return found
 
     def _entry(self, key: bytes) -> Entry:
         message = marshal.loads(key)  # noqa: S302 - our own bytes; a copy that nobody can change

@@ -6,9 +6,10 @@ filters are those that :mod:`.loops` writes into templates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from operator import is_
 from secrets import token_bytes
 from typing import Any, NamedTuple
 
@@ -76,7 +77,8 @@ class Runtime:
         form: the template as instrumented.
         values: of the template.
         memory: of the template.
-        entries: of the messages that the template is given.
+        entries: of the messages that the template is given, with their indices, by the messages'
+            identities.
         shadowed: the run whose loops this one passes over, to see what stands around them.
     """
 
@@ -85,13 +87,13 @@ class Runtime:
         form: Instrumented,
         values: Values,
         memory: FragmentMemory,
-        entries: Sequence[Entry],
+        entries: Mapping[int, tuple[Entry, int]],
         shadowed: Runtime | None = None,
     ) -> None:
         self.form = form
         self.memory = memory
         self.shadowed = shadowed
-        self.entries = {id(entry.normal): (entry, at) for at, entry in enumerate(entries)}
+        self.entries = entries
         self.parts: list[Part] = []
         self.placed: Placed | None = None
         """The fragment whose text is the next that the template gives out."""
@@ -152,14 +154,14 @@ class Run:
     """What the loop left in those."""
     pending: tuple[Any, Entry | None, int, Hashable] = field(default=(None, None, -1, None))
     """The item that has to be rendered anew, and where that is remembered."""
+    _last: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None
+    """What was read in the iteration before, and the key of that."""
 
-    def recall(self, item: Any, values: Iterable[Any]) -> str | None:
+    def recall(self, item: Any, values: tuple[Any, ...]) -> str | None:
         """What the iteration writes, if that is known."""
-        runtime, token = self.runtime, self.runtime.token
+        runtime = self.runtime
         entry, message = runtime.entry_of(item)
-        key: tuple[Any, ...] = (self.key, *[token(value) for value in values])
-        if self.written:
-            key = (*key, *[token(value) for value in self.now()])
+        key = self._key_of(values)
         if entry is None or None in key:
             self.pending = (item, None, message, None)
             return None
@@ -170,6 +172,18 @@ class Run:
         if self.written:
             self.restore(fragment.after)
         return self._place(fragment, message)
+
+    def _key_of(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Under which an iteration's text is remembered, but for its item."""
+        last, token = self._last, self.runtime.token
+        if last is not None and all(map(is_, values, last[0])):
+            key = last[1]  # the very same values, as in most iterations
+        else:
+            key = (self.key, *[token(value) for value in values])
+            self._last = values, key
+        if self.written:
+            return (*key, *[token(value) for value in self.now()])
+        return key
 
     def __call__(self, *, caller: Callable[[Any], str]) -> str:
         """Run the body anew, and remember what it writes."""

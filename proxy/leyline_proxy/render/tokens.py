@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,8 +24,15 @@ from typing import Any, Generic, TypeVar
 
 from tokenizers import Tokenizer
 
+from .continuing import Beginnings
+
 MAX_REMEMBERED_CHARS = 64 << 20
 """Text whose tokens are remembered, in characters; the least recently used goes first."""
+
+MAX_JOINED_BYTES = 96 << 20
+"""Of prompts that others may go on from; the least recently used goes first."""
+
+_TOKEN_BYTES, _PIECE_BYTES = 8, 192
 
 
 _Value = TypeVar("_Value")
@@ -40,13 +47,33 @@ class Piece:
 
 
 class Encoded:
-    """A tokenised text: ids, and the way from characters to tokens."""
+    """A tokenised text: ids, and the way from characters to tokens.
 
-    def __init__(self) -> None:
+    Args:
+        before: another, whose first ``pieces`` pieces this one begins with.
+    """
+
+    def __init__(self, before: Encoded | None = None, pieces: int = 0) -> None:
         self.ids: array[int] = array("q")
         self._pieces: list[Piece] = []
         self._offsets: list[int] = []
         self._token_offsets: list[int] = []
+        self._asked: Sequence[int] = ()
+        self._found: list[int] = []
+        if before is not None and pieces:
+            last = before._pieces[pieces - 1]
+            self.ids = before.ids[: before._token_offsets[pieces - 1] + len(last.ids)]
+            self._pieces = before._pieces[:pieces]
+            self._offsets = before._offsets[:pieces]
+            self._token_offsets = before._token_offsets[:pieces]
+            # Up to where the last piece begins, no other can come in between.
+            count = bisect_left(before._asked, self._offsets[-1])
+            self._asked, self._found = before._asked[:count], before._found[:count]
+
+    @property
+    def size(self) -> int:
+        """How many pieces there are."""
+        return len(self._pieces)
 
     def add(self, piece: Piece, offset: int) -> None:
         """Append a piece that begins at character ``offset``."""
@@ -55,17 +82,24 @@ class Encoded:
         self._token_offsets.append(len(self.ids))
         self.ids += piece.ids
 
-    def tokens_at(self, chars: Iterable[int]) -> list[int]:
-        """For each of some characters, in order, the first token that begins there or behind."""
+    def tokens_at(self, chars: Sequence[int]) -> list[int]:
+        """For each of some characters, in order, the first token that begins there or behind.
+
+        The list is not to be changed.
+        """
         offsets, pieces, firsts = self._offsets, self._pieces, self._token_offsets
         if not pieces:
             return [0 for _ in chars]
-        found: list[int] = []
-        index, last = 0, len(offsets) - 1
-        for char in chars:
+        known = len(self._asked)
+        same = known <= len(chars) and chars[:known] == self._asked
+        found = self._found if same else []
+        last = len(offsets) - 1
+        index = max(0, bisect_right(offsets, chars[known - 1]) - 1) if same and known else 0
+        for char in chars[len(found) :]:
             while index < last and offsets[index + 1] <= char:
                 index += 1
             found.append(firsts[index] + bisect_left(pieces[index].starts, char - offsets[index]))
+        self._asked, self._found = chars, found
         return found
 
 
@@ -148,6 +182,7 @@ class PieceTokenizer:
         self._longest = max(map(len, names), default=0)
         self._pieces: _Remembered[Piece] = _Remembered(max_remembered_chars // 2)
         self._segments: _Remembered[Segment] = _Remembered(max_remembered_chars // 2)
+        self._joined: Beginnings[str, _Point] = Beginnings(MAX_JOINED_BYTES)
 
     @property
     def remembered_chars(self) -> int:
@@ -171,9 +206,21 @@ class PieceTokenizer:
         if not self.remembers:
             return self.encode("".join(texts))
         parts = list(texts)
-        join = _Join(self)
-        for text, known in zip(parts, self._segments.get_all(parts), strict=True):
+        before = self._joined.find(parts)
+        join = _Join(self, before.value if before is not None else None)
+        done = len(before.items) if before is not None else 0
+        # The last text is what is written behind the messages, and so isn't there the next time.
+        place, point = len(parts) - 1, None
+        rest = parts[done:]
+        for number, (text, known) in enumerate(
+            zip(rest, self._segments.get_all(rest), strict=True), done
+        ):
+            if number == place:
+                point = join.point()
             join.add(known or self._segments.put(text, self.segment(text)))
+        if point is not None and place:
+            weight = _TOKEN_BYTES * len(point.encoded.ids) + _PIECE_BYTES * point.pieces
+            self._joined.put(parts[:place], point, weight, instead_of=before)
         return join.finish()
 
     def piece(self, part: str) -> Piece:
@@ -215,20 +262,43 @@ class PieceTokenizer:
         return Piece(array("q", encoding.ids), array("q", [start for start, _ in encoding.offsets]))
 
 
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """How far a join had come, for another to go on from."""
+
+    encoded: Encoded
+    """Of more, it may be."""
+    pieces: int
+    """That were put together by then."""
+    length: int
+    between: tuple[str, ...]
+    between_at: int
+    open: Segment | None
+
+
 class _Join:
     """Puts segments together; equal to tokenising the joined text.
 
     What stands between the cores of two segments is one piece. A segment in which a special token
     may have begun is taken together with the next.
+
+    Args:
+        point: where to go on.
     """
 
-    def __init__(self, tokenizer: PieceTokenizer) -> None:
+    def __init__(self, tokenizer: PieceTokenizer, point: _Point | None = None) -> None:
         self._tokenizer = tokenizer
-        self._encoded = Encoded()
-        self._length = 0
-        self._between: list[str] = []
-        self._between_at = 0
-        self._open: Segment | None = None
+        self._encoded = Encoded(point.encoded, point.pieces) if point is not None else Encoded()
+        self._length = point.length if point is not None else 0
+        self._between: list[str] = [*point.between] if point is not None else []
+        self._between_at = point.between_at if point is not None else 0
+        self._open: Segment | None = point.open if point is not None else None
+
+    def point(self) -> _Point:
+        """Where the join has come to."""
+        encoded = self._encoded
+        between = tuple(self._between)
+        return _Point(encoded, encoded.size, self._length, between, self._between_at, self._open)
 
     def add(self, segment: Segment) -> None:
         if self._open is not None:

@@ -1,29 +1,58 @@
-"""Sessions in this process: bounded in number, bytes and age, least recently used out first."""
+"""Sessions in this process: bounded in number, bytes and age, least recently used out first.
+
+A session that nobody asks for is packed: an agent that waits for its user costs kilobytes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from ..core.identity import HistoryMatch
 from ..core.session import Session
+from .codec import decode_session, encode_session
+from .freed import give_back_freed
+from .history_index import HistoryIndex
 from .store import SessionChange
+from .summary import SessionOverview, overview
 
 _MAX_PARTIAL = 16
 """Partial matches looked at; more than one of the same length is ambiguous anyway."""
 
+_MESSAGE_BYTES = 120
+"""What a message takes in the index of histories."""
+
+_UNPACKABLE = (msgspec.MsgspecError, TypeError, OverflowError)
+
+_Identity = tuple[str, str]
+
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    session: Session
+    """A session as it is, or packed."""
+
+    identity: _Identity
+    key: str
     chain: tuple[int, ...]
     touched: float
+    """When it was updated."""
+    used: float
+    """When it was updated or looked at."""
+    session: Session | None
+    packed: bytes = b""
+    seen: SessionOverview | None = None
+    """Of a packed session."""
 
     @property
-    def identity(self) -> tuple[str, str]:
-        return self.session.tenant, self.session.id
+    def weight(self) -> int:
+        """Bytes that it takes, roughly."""
+        held = len(self.packed) if self.session is None else self.session.weight
+        return held + _MESSAGE_BYTES * len(self.chain)
 
 
 class MemorySessionStore:
@@ -38,20 +67,38 @@ class MemorySessionStore:
         max_sessions: int,
         ttl_s: float,
         max_bytes: int = 1 << 30,
+        idle_pack_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_sessions = max_sessions
         self._max_bytes = max_bytes
         self._bytes = 0
         self._ttl_s = ttl_s
+        self._idle_pack_s = idle_pack_s
         self._clock = clock
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
-        self._by_prefix: dict[tuple[str, str, int], dict[tuple[str, str], None]] = defaultdict(dict)
+        self._entries: OrderedDict[_Identity, _Entry] = OrderedDict()
+        self._unpacked: OrderedDict[_Identity, None] = OrderedDict()
+        """In order of use."""
+        self._index = HistoryIndex()
+
+    @property
+    def name(self) -> str:
+        """``memory``."""
+        return "memory"
+
+    @property
+    def problem(self) -> str | None:
+        """Never any."""
+        return None
+
+    @property
+    def held_bytes(self) -> int:
+        """What all sessions take, roughly."""
+        return self._bytes
 
     async def get(self, tenant: str, session_id: str) -> Session | None:
         self._expire()
-        entry = self._entries.get((tenant, session_id))
-        return entry.session if entry else None
+        return self._open((tenant, session_id))
 
     async def matches(
         self, tenant: str, key: str, chain: Sequence[int], shortest_partial: int
@@ -59,17 +106,16 @@ class MemorySessionStore:
         self._expire()
         found: dict[str, HistoryMatch] = {}
         for length in range(len(chain), 0, -1):
-            identities = self._by_prefix.get((tenant, key, chain[length - 1]), {})
-            entries = [self._entries[identity] for identity in identities]
+            holders = self._index.holders(tenant, key, chain[length - 1])
+            entries = [self._entries[tenant, holder] for holder in holders]
             wholes = [entry for entry in entries if len(entry.chain) == length]
             if length >= shortest_partial:
                 for entry in entries:
                     if len(entry.chain) > length and len(found) < _MAX_PARTIAL:
-                        found.setdefault(
-                            entry.session.id, HistoryMatch(entry.session.id, length, whole=False)
-                        )
+                        session = entry.identity[1]
+                        found.setdefault(session, HistoryMatch(session, length, whole=False))
             if wholes:
-                latest = max(wholes, key=lambda entry: entry.touched).session.id
+                latest = max(wholes, key=lambda entry: entry.touched).identity[1]
                 found[latest] = HistoryMatch(latest, length, whole=True)
                 break
         return tuple(found.values())
@@ -80,25 +126,44 @@ class MemorySessionStore:
         session_id: str,
         change: SessionChange,
         chain: Sequence[int] | None = None,
+        *,
+        ends: str | None = None,
     ) -> Session:
         self._expire()
-        old = self._entries.pop((tenant, session_id), None)
-        try:
-            session = change(old.session if old else None)
-        except BaseException:
-            if old is not None:
-                self._entries[old.identity] = old
-            raise
-        if old is not None:
-            self._unindex(old)
+        identity = (tenant, session_id)
+        session = change(self._open(identity))
+        old = self._entries.pop(identity, None)
         known = old.chain if old else ()
-        self._insert(_Entry(session, known if chain is None else tuple(chain), self._clock()))
+        now = self._clock()
+        new = _Entry(
+            identity, session.key, known if chain is None else tuple(chain), now, now, session
+        )
+        self._reindex(old, new)
+        self._put(old, new)
+        # The session just inserted stays, whatever its weight: the turn is being served.
+        while len(self._entries) > self._max_sessions or (
+            self._bytes > self._max_bytes and len(self._entries) > 1
+        ):
+            self._drop_oldest()
         return session
 
-    async def sessions(self, tenant: str) -> tuple[Session, ...]:
+    async def open_turn(self, tenant: str, session_id: str, turn: str, key: str = "") -> None:
+        """Nothing: a proxy that is killed takes its sessions with it."""
+
+    async def close_turn(self, tenant: str, session_id: str, turn: str) -> None:
+        """Nothing."""
+
+    async def delete(self, tenant: str, session_id: str) -> bool:
+        self._expire()
+        if (tenant, session_id) not in self._entries:
+            return False
+        self._drop((tenant, session_id))
+        return True
+
+    async def sessions(self, tenant: str) -> tuple[SessionOverview, ...]:
         self._expire()
         return tuple(
-            entry.session
+            _overview(entry)
             for (owner, _), entry in reversed(self._entries.items())
             if owner == tenant
         )
@@ -107,17 +172,68 @@ class MemorySessionStore:
         self._expire()
         return len(self._entries)
 
-    def _insert(self, entry: _Entry) -> None:
-        self._entries[entry.identity] = entry
-        tenant, key = entry.session.tenant, entry.session.key
-        for value in entry.chain:
-            self._by_prefix[tenant, key, value][entry.identity] = None
-        self._bytes += entry.session.weight
-        # The session just inserted stays, whatever its weight: the turn is being served.
-        while len(self._entries) > self._max_sessions or (
-            self._bytes > self._max_bytes and len(self._entries) > 1
-        ):
-            self._drop_oldest()
+    async def connect(self) -> None:
+        """Nothing is needed."""
+
+    async def run(self) -> None:
+        """Pack sessions that have become idle, for ever."""
+        while True:
+            await asyncio.sleep(self._idle_pack_s / 2)
+            await self.pack_idle()
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+    async def pack_idle(self) -> None:
+        """Pack what nobody has asked for in ``idle_pack_s``, beside the event loop."""
+        horizon = self._clock() - self._idle_pack_s
+        packed_any = False
+        while (identity := next(iter(self._unpacked), None)) is not None:
+            entry = self._entries[identity]
+            if entry.used > horizon:
+                break
+            # Out of the queue also if it can't be packed; its next use puts it back.
+            del self._unpacked[identity]
+            if entry.session is None:
+                continue
+            try:
+                packed = await asyncio.to_thread(encode_session, entry.session)
+            except _UNPACKABLE:
+                continue
+            if self._entries.get(identity) is entry:
+                seen = overview(entry.session)
+                self._put(entry, replace(entry, session=None, packed=packed, seen=seen))
+                packed_any = True
+        if packed_any:
+            del entry
+            await asyncio.to_thread(give_back_freed)
+
+    def _open(self, identity: _Identity) -> Session | None:
+        """The session, unpacked and marked as used."""
+        entry = self._entries.get(identity)
+        if entry is None:
+            return None
+        session = decode_session(entry.packed) if entry.session is None else entry.session
+        if session is None:
+            self._drop(identity)
+            return None
+        used = replace(entry, session=session, packed=b"", seen=None, used=self._clock())
+        self._put(entry, used)
+        return session
+
+    def _put(self, old: _Entry | None, new: _Entry) -> None:
+        self._bytes += new.weight - (old.weight if old else 0)
+        self._entries[new.identity] = new
+        if new.session is not None:
+            self._unpacked[new.identity] = None
+            self._unpacked.move_to_end(new.identity)
+
+    def _reindex(self, old: _Entry | None, new: _Entry) -> None:
+        if old is not None and old.key != new.key:
+            self._index.remove(*old.identity, old.key, old.chain)
+            old = None
+        known = old.chain if old is not None else ()
+        self._index.replace(*new.identity, new.key, known, new.chain)
 
     def _expire(self) -> None:
         horizon = self._clock() - self._ttl_s
@@ -126,15 +242,17 @@ class MemorySessionStore:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        _, entry = self._entries.popitem(last=False)
-        self._unindex(entry)
+        self._drop(next(iter(self._entries)))
 
-    def _unindex(self, entry: _Entry) -> None:
-        self._bytes -= entry.session.weight
-        tenant, key = entry.session.tenant, entry.session.key
-        for value in entry.chain:
-            holders = self._by_prefix.get((tenant, key, value))
-            if holders is not None:
-                holders.pop(entry.identity, None)
-                if not holders:
-                    del self._by_prefix[tenant, key, value]
+    def _drop(self, identity: _Identity) -> None:
+        entry = self._entries.pop(identity)
+        self._unpacked.pop(identity, None)
+        self._bytes -= entry.weight
+        self._index.remove(*identity, entry.key, entry.chain)
+
+
+def _overview(entry: _Entry) -> SessionOverview:
+    if entry.session is not None:
+        return overview(entry.session)
+    assert entry.seen is not None  # noqa: S101 - set where it is packed
+    return entry.seen

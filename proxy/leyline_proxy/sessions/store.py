@@ -7,16 +7,35 @@ from typing import Protocol
 
 from ..core.identity import HistoryMatch
 from ..core.session import Session
+from .summary import SessionOverview
 
 SessionChange = Callable[[Session | None], Session]
-"""A pure function from the session as it is (None: new) to what it becomes."""
+"""A pure function from the session as it is (None: new) to what it becomes; a store that others
+write to as well may call it again."""
 
 
 class SessionStore(Protocol):
-    """Sessions by tenant. No method ever crosses from one tenant to another."""
+    """Sessions by tenant. No method ever crosses from one tenant to another.
+
+    A store that is out of reach raises nothing and keeps nobody waiting: it knows no histories,
+    and of a session only that there may have been one.
+    """
+
+    @property
+    def name(self) -> str:
+        """What kind of store it is, for people."""
+        ...
+
+    @property
+    def problem(self) -> str | None:
+        """Why sessions can't be read and written now; None while they can."""
+        ...
 
     async def get(self, tenant: str, session_id: str) -> Session | None:
-        """The session, or None when it never was or has expired."""
+        """The session, or None when it never was or has expired.
+
+        One of which only losses of account are known has neither turns nor history.
+        """
         ...
 
     async def matches(
@@ -37,17 +56,52 @@ class SessionStore(Protocol):
         session_id: str,
         change: SessionChange,
         chain: Sequence[int] | None = None,
+        *,
+        ends: str | None = None,
     ) -> Session:
         """Replace a session atomically: no other update comes between its reading and writing.
 
-        ``chain`` is the session's history from now on; None leaves what was known.
+        Args:
+            chain: the session's history from now on; None leaves what was known.
+            ends: name of the turn that this settles or gives up; see :meth:`open_turn`.
         """
         ...
 
-    async def sessions(self, tenant: str) -> tuple[Session, ...]:
+    async def open_turn(self, tenant: str, session_id: str, turn: str, key: str = "") -> None:
+        """Note, before an engine is given a turn, that it may hold something of it from now on.
+
+        A proxy that is killed before it settles the turn leaves the note behind, and a later forget
+        in that session is one of everything. A store that ends with its proxy needs no notes.
+
+        Args:
+            key: the session's; see :meth:`matches`.
+        """
+        ...
+
+    async def close_turn(self, tenant: str, session_id: str, turn: str) -> None:
+        """Take the note back: no engine was given the turn."""
+        ...
+
+    async def delete(self, tenant: str, session_id: str) -> bool:
+        """Let a session go, as if it had expired; whether it was there."""
+        ...
+
+    async def sessions(self, tenant: str) -> tuple[SessionOverview, ...]:
         """The tenant's live sessions, latest first."""
         ...
 
     async def count(self) -> int:
         """All live sessions of all tenants."""
+        ...
+
+    async def connect(self) -> None:
+        """Look for what the store needs, once and not for long."""
+        ...
+
+    async def run(self) -> None:
+        """What the store does beside the requests, until it is cancelled."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give up what the store holds open."""
         ...

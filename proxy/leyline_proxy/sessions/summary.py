@@ -39,6 +39,27 @@ def session_totals(session: Session) -> SessionTotals:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class SessionOverview:
+    """One line of the list of sessions; kept beside a session so that a list needs no more."""
+
+    id: str
+    created: float
+    updated: float
+    """Both in seconds since the epoch."""
+    totals: SessionTotals
+
+    @property
+    def answered(self) -> bool:
+        """See :attr:`~leyline_proxy.core.session.Session.answered`."""
+        return self.totals.turns > 0
+
+
+def overview(session: Session) -> SessionOverview:
+    """The session's line."""
+    return SessionOverview(session.id, session.created, session.updated, session_totals(session))
+
+
 def receipt_account(receipt: Receipt) -> dict[str, Any]:
     """A receipt for callers. Lineages are names inside the engine and of no use to them; who was
     refused for the sake of claims gets an error, which keeps to itself how much others claim."""
@@ -59,13 +80,13 @@ def edit_account(edit: EditRecord) -> dict[str, Any]:
     }
 
 
-def session_overview(session: Session) -> dict[str, Any]:
-    """One line of the list of sessions."""
-    totals = session_totals(session)
+def session_overview(seen: SessionOverview) -> dict[str, Any]:
+    """One line of the list of sessions, for callers."""
+    totals = seen.totals
     return {
-        "id": session.id,
+        "id": seen.id,
         "turns": totals.turns,
-        "updated": session.updated,
+        "updated": seen.updated,
         "prompt_tokens": totals.prompt_tokens,
         "cached_tokens": totals.cached_tokens,
         "spliced_tokens": totals.spliced_tokens,
@@ -76,7 +97,7 @@ def session_overview(session: Session) -> dict[str, Any]:
 def session_document(session: Session) -> dict[str, Any]:
     """A whole session: its turns, oldest first, and which of them are retained as sources."""
     return {
-        **session_overview(session),
+        **session_overview(overview(session)),
         "retained": [turn.turn for turn in session.turns],
         "history": [_turn_document(turn) for turn in session.history],
     }

@@ -28,6 +28,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
         self._define_requests()
+        self._define_admission()
         self._define_turns()
         self._define_state()
         self._define_claims()
@@ -59,6 +60,39 @@ class Metrics:
             "Time that the proxy itself spends on a chat turn, by stage.",
             ("stage",),
             buckets=_STAGE_BUCKETS,
+            registry=self.registry,
+        )
+
+    def _define_admission(self) -> None:
+        self.queue_waiting = Gauge(
+            "leyline_queue_waiting",
+            "Requests that wait for a place.",
+            ("tenant",),
+            registry=self.registry,
+        )
+        self.queue_running = Gauge(
+            "leyline_queue_running",
+            "Requests that have a place: those under way.",
+            ("tenant",),
+            registry=self.registry,
+        )
+        self.queue_seconds = Histogram(
+            "leyline_queue_seconds",
+            "Time that requests waited for a place before they were forwarded.",
+            ("tenant",),
+            buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.limited = Counter(
+            "leyline_limited_requests",
+            "Requests that were refused because of a limit of their tenant, by its name.",
+            ("tenant", "limit"),
+            registry=self.registry,
+        )
+        self.key_reloads = Counter(
+            "leyline_key_reloads",
+            "Changes of the key file, by whether it was loaded or refused.",
+            ("result",),
             registry=self.registry,
         )
 
@@ -126,6 +160,11 @@ class Metrics:
 
     def _define_state(self) -> None:
         self.sessions = Gauge("leyline_sessions", "Sessions in the store.", registry=self.registry)
+        self.session_store_up = Gauge(
+            "leyline_session_store_up",
+            "1 when sessions can be read and written, 0 when their store is out of reach.",
+            registry=self.registry,
+        )
         self.engine_splices = Gauge(
             "leyline_engine_splices",
             "1 when turns of this model are spliced, 0 when they can't be.",
@@ -237,7 +276,12 @@ class Metrics:
         )
         self.audit_failures = Counter(
             "leyline_audit_failures",
-            "Events that could not be written to the audit file.",
+            "Records that could not be written to the audit log.",
+            registry=self.registry,
+        )
+        self.audit_stream_failures = Counter(
+            "leyline_audit_stream_failures",
+            "Records of the audit log that could not be added to its Redis stream.",
             registry=self.registry,
         )
 

@@ -170,6 +170,11 @@ class UpstreamClient:
         self._extensions = {_IDLE: idle_timeout_s}
 
     @property
+    def key_headers(self) -> RawHeaders:
+        """The proxy's own key as servers of Anthropic's API ask for it; none without a key."""
+        return [(b"x-api-key", self._api_key.encode())] if self._api_key is not None else []
+
+    @property
     def address(self) -> str:
         """Where the engine is, without credentials."""
         return str(self._client.base_url.copy_with(userinfo=b"")).rstrip("/")

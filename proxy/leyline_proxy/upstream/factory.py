@@ -74,7 +74,7 @@ def _replica(
         handshake,
         Breaker(),
         weight=own.weight,
-        apis=own.apis,
+        apis=frozenset(f"/v1/{api}" for api in own.apis),
     )
 
 

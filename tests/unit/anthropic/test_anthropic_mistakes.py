@@ -59,8 +59,17 @@ def nested(levels: int) -> dict[str, Any]:
         ({"messages": [*CALLED, result(content=7)]}, "messages[2].content[0].content"),
         (
             {"messages": [*CALLED, result(content=[{"type": "tool_reference"}])]},
+            "messages[2].content[0].content[0].tool_name",
+        ),
+        (
+            {"messages": [*CALLED, result(content=[{"type": "tool_use"}])]},
             "messages[2].content[0].content[0].type",
         ),
+        (
+            {"messages": [{"role": "system", "content": [{"type": "tool_addition"}]}]},
+            "messages[0].content[0].tool",
+        ),
+        ({"system": [{"type": "tool_addition"}]}, "system[0].type"),
         ({"system": 7}, "system"),
         ({"system": [{"type": "image"}]}, "system[0].type"),
         ({"max_tokens": None}, "max_tokens"),

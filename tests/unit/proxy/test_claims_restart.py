@@ -198,7 +198,10 @@ async def test_every_event_is_audited_once(tmp_path: Path) -> None:
 
     def lines() -> list[dict[str, Any]]:
         text = audit.read_text() if audit.exists() else ""
-        return [json.loads(line) for line in text.splitlines()]
+        found = [json.loads(line) for line in text.splitlines()]
+        return [
+            {**line["event"], "engine": line["engine"]} for line in found if line["kind"] == "claim"
+        ]
 
     async def written() -> bool:
         own = [line["seq"] for line in lines() if line["engine"] == engine.instance]

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from leyline_proxy.settings import Settings, load_settings, split_key_pair
+from leyline_proxy.core.api_keys import parse_key
+from leyline_proxy.settings import Settings, load_settings
+from leyline_proxy.tenants import build_directory
 
 
 @pytest.fixture(autouse=True)
@@ -45,18 +47,20 @@ def test_lists_in_the_environment_are_comma_separated(monkeypatch: pytest.Monkey
     monkeypatch.setenv("LEYLINE_API_KEYS", "red:k1, blue:k2")
     monkeypatch.setenv("LEYLINE_UNDECLARED", "tool=amortize,user=exact")
     settings = Settings()
-    assert settings.secrets() == {"red": ("k1",), "blue": ("k2",)}
+    assert [secret.get_secret_value() for secret in settings.api_keys] == ["red:k1", "blue:k2"]
     assert settings.undeclared == {"tool": "amortize", "user": "exact"}
 
 
 def test_keys_come_from_all_three_places(tmp_path: Path) -> None:
-    """Pairs, the key file and tenant entries add up."""
+    """Pairs, the key file and tenant entries add up, plain and hashed."""
     keys = tmp_path / "keys"
     keys.write_text("# comment\nred:k2\n\n")
     settings = load_settings(
         api_keys=["red:k1"], api_keys_file=keys, tenants={"blue": {"api_keys": ["k3"]}}
     )
-    assert settings.secrets() == {"red": ("k1", "k2"), "blue": ("k3",)}
+    directory = build_directory(settings)
+    found = {key: directory.authenticate({"api-key": key}).name for key in ("k1", "k2", "k3")}
+    assert found == {"k1": "red", "k2": "red", "k3": "blue"}
 
 
 def test_wrong_settings_are_named_without_their_secrets(tmp_path: Path) -> None:
@@ -65,13 +69,16 @@ def test_wrong_settings_are_named_without_their_secrets(tmp_path: Path) -> None:
     config.write_text("prot: 1\n")
     with pytest.raises(ValidationError, match="prot"):
         load_settings(config)
+    with pytest.raises(ValidationError, match="64 hexadecimal") as hidden:
+        load_settings(api_keys=["red:sha256:hunter2"])
+    assert "hunter2" not in str(hidden.value)
     with pytest.raises(ValidationError, match="ROLE=MODE"):
         load_settings(undeclared=["tool"])
     with pytest.raises(ValueError, match="tenant:key") as caught:
-        split_key_pair("hunter2")
+        parse_key("hunter2")
     assert "hunter2" not in str(caught.value)
     with pytest.raises(ValueError, match="can't be read"):
-        load_settings(api_keys_file=tmp_path / "none").secrets()
+        build_directory(load_settings(api_keys_file=tmp_path / "none"))
     with pytest.raises(FileNotFoundError):
         load_settings(tmp_path / "none")
 

@@ -1,0 +1,153 @@
+"""Real clients against the proxy: the table in docs/clients/README.md.
+
+Each client of tests/clients plays its session against the proxy, before an engine whose model
+follows a script; those that speak chat completions play it against the engine alone, too.
+``make clients`` installs them and runs this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests" / "clients")]
+
+from client_agents import clients  # noqa: E402
+from client_cases import Client, play  # noqa: E402
+from client_verdict import Verdict  # noqa: E402
+from support.scripted_model import build_scripted  # noqa: E402
+
+from leyline_proxy.telemetry.logging import configure_logging  # noqa: E402
+
+BEGIN, END = "<!-- bench/clients.py -->", "<!-- end of the table -->"
+COLUMNS = ("client", "version", "API", "session", "turns", "prompt", "cached", "directly")
+PINS = REPOSITORY / "deploy" / "clients.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A client's session through the proxy, and without it where an engine can serve it."""
+
+    client: Client
+    version: str
+    proxied: Verdict
+    direct: Verdict | None
+
+    def cells(self) -> tuple[str, ...]:
+        """As the table shows it."""
+        went = self.proxied
+        prompt = f"{went.prompt_tokens[-1]:,}" if went.prompt_tokens else "·"
+        return (
+            self.client.name,
+            self.version,
+            self.client.api,
+            "fails: " + "; ".join(went.problems) if went.problems else "pass",
+            str(went.turns),
+            prompt,
+            _share(went),
+            _share(self.direct) if self.direct else "·",
+        )
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        verdicts = {"proxied": self.proxied, "direct": self.direct}
+        return {
+            "client": self.client.name,
+            "package": self.client.package,
+            "version": self.version,
+            "api": self.client.api,
+            "passed": not self.proxied.problems,
+            **{name: _figures(verdict) for name, verdict in verdicts.items() if verdict},
+        }
+
+
+def _share(verdict: Verdict) -> str:
+    if not verdict.prompt_tokens:
+        return "·"
+    return f"{verdict.cached_tokens[-1] / verdict.prompt_tokens[-1]:.1%}"
+
+
+def _figures(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "turns": verdict.turns,
+        "sessions": verdict.sessions,
+        "prompt_tokens": verdict.prompt_tokens,
+        "cached_tokens": verdict.cached_tokens,
+        "problems": verdict.problems,
+    }
+
+
+def installed_version(client: Client) -> str:
+    """The client's version: as pinned, or as installed beside the tests."""
+    if not client.venv:
+        return version(client.package)
+    for line in PINS.read_text(encoding="utf-8").splitlines():
+        words = line.split()
+        if line.startswith(("npm", "pip")) and words[1] == client.venv:
+            return words[2].replace("==", "@").rpartition("@")[2]
+    raise LookupError(f"{PINS} has no line for {client.venv}")
+
+
+def play_all(chosen: Sequence[Client]) -> Iterable[Row]:
+    """One row per client, as it ends."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        files = build_scripted(folder / "model")
+        for client in track(chosen, "Clients", console=Console(stderr=True), transient=True):
+            place = folder / "place"
+            direct = None
+            if client.speaks_to_engines:
+                direct = play(client, files, place, proxied=False).verdict
+            yield Row(client, installed_version(client), play(client, files, place).verdict, direct)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown."""
+    cells = (COLUMNS, ("---",) * len(COLUMNS), *(row.cells() for row in rows))
+    lines = [f"| {' | '.join(line)} |" for line in cells]
+    return "\n".join(lines)
+
+
+def write(page: Path, text: str) -> None:
+    """Put the table between its marks."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+def main() -> int:
+    """Run, print, write; 1 where a client failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="folders or packages of clients; all by default")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--write", type=Path, help="a page to write the table into")
+    options = parser.parse_args()
+    configure_logging("error", "console")
+    wanted = [
+        client
+        for client in clients()
+        if not options.names or {client.name, client.venv, client.package} & set(options.names)
+    ]
+    rows = list(play_all(wanted))
+    print(table(rows))
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps([row.document() for row in rows], indent=1) + "\n")
+    if options.write:
+        write(options.write, table(rows))
+    return int(any(row.proxied.problems for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

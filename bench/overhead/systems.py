@@ -1,0 +1,179 @@
+"""The processes under the load, and what CPU and memory they take."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+
+from .upstream import MODEL
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH_VENV = ROOT / ".venv-bench"
+LITELLM = "litellm[proxy]==1.106.*"
+START_S = 60.0
+
+_RESIDENT = re.compile(r"VmRSS:\s+(\d+) kB")
+
+
+def set_up() -> None:
+    """Make the environment of the proxy that Leyline is compared with."""
+    subprocess.run([sys.executable, "-m", "venv", str(BENCH_VENV)], check=True)
+    command = [str(BENCH_VENV / "bin" / "pip"), "install", "-q", LITELLM]
+    subprocess.run(command, check=True)
+
+
+@dataclass(frozen=True)
+class System:
+    """A server under the load."""
+
+    name: str
+    origin: str
+    pid: int
+
+    def cpu_s(self) -> float:
+        """CPU seconds of its processes, to the nanosecond, ended threads included."""
+        return sum(time.clock_gettime(_clock_of(pid)) for pid in _family(self.pid))
+
+    def rss_mb(self) -> float:
+        """Resident memory of its processes."""
+        found = 0
+        for pid in _family(self.pid):
+            resident = _RESIDENT.search(Path(f"/proc/{pid}/status").read_text())
+            found += int(resident[1]) if resident is not None else 0
+        return found / 1024
+
+
+def _clock_of(pid: int) -> int:
+    """The clock of another process's CPU time: the kernel's CPUCLOCK_SCHED."""
+    return (~pid << 3) | 2
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all below it."""
+    found = [pid]
+    for parent in found:
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
+            found += [int(child) for child in task.read_text().split()]
+    return found
+
+
+@contextmanager
+def running(document: Path, *, litellm: bool) -> Iterator[list[System]]:
+    """The upstream, which is also what ``direct`` asks, and the proxies before it."""
+    with ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        upstream = stack.enter_context(_upstream(document))
+        systems = [upstream, stack.enter_context(_leyline(upstream.origin, logs))]
+        if litellm:
+            systems.append(stack.enter_context(_litellm(upstream.origin, logs)))
+        yield systems
+
+
+@contextmanager
+def _process(
+    command: list[str], log: Path | None = None, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    out = log.open("w") if log is not None else subprocess.PIPE
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT / "bench",
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            **environment,
+        },
+        stdout=out,
+        stderr=subprocess.STDOUT if log is not None else None,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def _upstream(document: Path) -> Iterator[System]:
+    with _process([sys.executable, "-m", "overhead.upstream", str(document)]) as process:
+        assert process.stdout is not None
+        port = process.stdout.readline().strip()
+        yield System("direct", f"http://127.0.0.1:{port}", process.pid)
+
+
+@contextmanager
+def _leyline(upstream: str, logs: Path) -> Iterator[System]:
+    port, log = _free_port(), logs / "leyline"
+    program = str(Path(sys.executable).parent / "leyline")
+    command = [program, "serve", "--upstream", upstream, "--port", str(port)]
+    with _process(command, log) as process:
+        system = System("leyline", f"http://127.0.0.1:{port}", process.pid)
+        _await(system, "/readyz", process, log)
+        with urllib.request.urlopen(f"{system.origin}/readyz") as answer:  # noqa: S310 - loopback
+            if b'"splices":true' not in answer.read():
+                raise RuntimeError("Leyline doesn't take the upstream for an engine that splices")
+        yield system
+
+
+@contextmanager
+def _litellm(upstream: str, logs: Path) -> Iterator[System]:
+    config, log, port = logs / "litellm.yaml", logs / "litellm", _free_port()
+    config.write_text(
+        "model_list:\n"
+        f"  - model_name: {MODEL}\n"
+        "    litellm_params:\n"
+        f"      model: openai/{MODEL}\n"
+        f"      api_base: {upstream}/v1\n"
+        "      api_key: none\n"
+    )
+    program = str(BENCH_VENV / "bin" / "litellm")
+    command = [program, "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
+    environment = {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_LOG": "ERROR",
+        # Without keys it has less to do, as has Leyline.
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+    }
+    with _process(command, log, **environment) as process:
+        system = System("litellm", f"http://127.0.0.1:{port}", process.pid)
+        _await(system, "/health/liveliness", process, log)
+        yield system
+
+
+def _free_port() -> int:
+    with socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _await(system: System, path: str, process: subprocess.Popen[str], log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(system.origin + path, timeout=5):  # noqa: S310 - loopback
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise RuntimeError(f"{system.name} did not start:\n{log.read_text()[-2000:]}")
+
+
+def set_pause(upstream: System, micros: int) -> None:
+    """Seconds between the chunks of the upstream's streams, in millionths."""
+    with urllib.request.urlopen(f"{upstream.origin}/pause/{micros}"):  # noqa: S310 - loopback
+        return

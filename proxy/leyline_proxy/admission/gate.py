@@ -1,0 +1,149 @@
+"""The door that forwarding requests go through: limits on how often, and fair queueing."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+from ..errors import QueueFullError, QueueTimeoutError, RateLimitError
+from ..telemetry.metrics import Metrics
+from ..tenants import Tenant
+from .bucket import TokenBucket
+from .fair_queue import Entry, FairQueue, Share
+
+Watch = Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
+
+_Ticket = asyncio.Future[None]
+
+_WEIGHT_OF_LAST = 0.1
+_FIRST_GUESS_S = 1.0
+_LONGEST_RETRY_S = 60
+
+
+class Gate:
+    """Lets requests in, and knows who runs and who waits.
+
+    Args:
+        places: requests under way at most, of all tenants.
+        now: seconds of a clock that never goes back.
+    """
+
+    def __init__(
+        self, places: int, metrics: Metrics, *, now: Callable[[], float] = monotonic
+    ) -> None:
+        self._queue: FairQueue[_Ticket] = FairQueue(places)
+        self._places = places
+        self._metrics = metrics
+        self._now = now
+        self._buckets: dict[str, tuple[float, TokenBucket]] = {}
+        self._usual_s = _FIRST_GUESS_S
+        """How long a request usually keeps its place."""
+
+    def running(self, tenant: str) -> int:
+        """Requests of a tenant under way."""
+        return self._queue.running(tenant)
+
+    def waiting(self, tenant: str) -> int:
+        """Requests of a tenant that wait."""
+        return self._queue.waiting(tenant)
+
+    def check_rate(self, tenant: Tenant) -> None:
+        """Count one request.
+
+        Raises:
+            RateLimitError: the tenant has had its requests of this minute.
+        """
+        rate = tenant.limits.requests_per_minute
+        if rate is None:
+            return
+        now = self._now()
+        held = self._buckets.get(tenant.name)
+        if held is None or held[0] != rate:
+            held = self._buckets[tenant.name] = (rate, TokenBucket(rate, now))
+        wait_s = held[1].take(now)
+        if wait_s > 0:
+            self._metrics.limited.labels(tenant.name, RateLimitError.code).inc()
+            raise RateLimitError(rate, wait_s)
+
+    @asynccontextmanager
+    async def place(self, tenant: Tenant, watch: Watch) -> AsyncIterator[None]:
+        """A place for one request, from its turn in the queue until its response has ended.
+
+        Args:
+            watch: runs the waiting; what it raises, the request leaves the queue with.
+
+        Raises:
+            QueueFullError: too many of the tenant's wait already.
+            QueueTimeoutError: it has waited for as long as it may.
+        """
+        arrived = self._now()
+        ticket = self._enter(tenant)
+        if ticket is not None:
+            try:
+                await watch(self._wait(tenant, ticket))
+            except BaseException:
+                self._withdraw(tenant.name, ticket)
+                raise
+        started = self._now()
+        self._metrics.queue_seconds.labels(tenant.name).observe(started - arrived)
+        try:
+            yield
+        finally:
+            held = self._now() - started
+            self._usual_s += (held - self._usual_s) * _WEIGHT_OF_LAST
+            self._release(tenant.name)
+
+    def _enter(self, tenant: Tenant) -> _Ticket | None:
+        """None for a place, or the ticket to wait with."""
+        name, limits = tenant.name, tenant.limits
+        ticket: _Ticket = asyncio.get_running_loop().create_future()
+        share = Share(limits.weight, limits.max_concurrent, limits.max_queued)
+        entry = self._queue.enter(name, ticket, share)
+        self._show(name)
+        if entry is Entry.RUNS:
+            return None
+        if entry is Entry.FULL:
+            self._metrics.limited.labels(name, QueueFullError.code).inc()
+            raise QueueFullError(limits.max_queued, self._retry_after_s(tenant))
+        return ticket
+
+    async def _wait(self, tenant: Tenant, ticket: _Ticket) -> None:
+        limit = tenant.limits.queue_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                await ticket
+        except TimeoutError as error:
+            self._metrics.limited.labels(tenant.name, QueueTimeoutError.code).inc()
+            raise QueueTimeoutError(limit, self._retry_after_s(tenant)) from error
+
+    def _withdraw(self, name: str, ticket: _Ticket) -> None:
+        if ticket.done() and not ticket.cancelled():
+            self._release(name)  # it had just been let in
+        elif self._queue.leave(name, ticket):
+            self._show(name)
+
+    def _release(self, name: str) -> None:
+        self._queue.release(name)
+        self._show(name)
+        while granted := self._queue.grant():
+            tenant, ticket = granted
+            if ticket.cancelled():
+                # Its request went away, and hasn't had the time to leave the queue.
+                self._queue.release(tenant)
+            else:
+                ticket.set_result(None)
+            self._show(tenant)
+
+    def _retry_after_s(self, tenant: Tenant) -> int:
+        """When a place may be free for one more, as things go; an honest guess, within bounds."""
+        places = min(self._places, tenant.limits.max_concurrent or self._places)
+        ahead = self._queue.waiting(tenant.name) + 1
+        return min(_LONGEST_RETRY_S, max(1, math.ceil(ahead * self._usual_s / places)))
+
+    def _show(self, name: str) -> None:
+        self._metrics.queue_running.labels(name).set(self._queue.running(name))
+        self._metrics.queue_waiting.labels(name).set(self._queue.waiting(name))

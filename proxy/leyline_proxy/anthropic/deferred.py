@@ -1,0 +1,95 @@
+"""Which tools a conversation has come to offer: those that load late, and those that came or went.
+
+A tool with ``defer_loading`` is no part of the prompt until something in the conversation names
+it. Tools that are loaded stand behind the others, in the order of their loading: what an earlier
+turn's prompt said of tools stays its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Tool = Mapping[str, Any]
+
+REFERENCE = "tool_reference"
+"""Type of the block in a tool's result that loads a tool."""
+
+
+def offered_tools(tools: Sequence[Any], messages: object) -> list[tuple[str, Any]]:
+    """The tools at the end of the conversation, each with the field that it stands in.
+
+    Args:
+        tools: the request's; what is no tool definition is kept, to be refused by its place.
+        messages: the request's, of any form: they are checked elsewhere.
+    """
+    placed = [(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
+    declared = {_name(tool): (where, tool) for where, tool in placed}
+    offered = {where: tool for where, tool in placed if not _is_deferred(tool)}
+    removed: set[str] = set()
+    for kind, place, change in _changes(messages):
+        name = change if isinstance(change, str) else _name(change)
+        if not isinstance(change, str):
+            declared[name] = (place, change)
+        where, tool = declared.get(name, ("", None))
+        if kind == "tool_removal":
+            removed.add(name)
+            offered.pop(where, None)
+        elif tool is not None and not (kind == "tool_use" and name in removed):
+            removed.discard(name)
+            offered.setdefault(where, tool)
+    return list(offered.items())
+
+
+def changed_tool(block: Mapping[str, Any]) -> str | None:
+    """The name of the tool that a block loads, adds or removes."""
+    found = _of_block(block)
+    return None if found is None else found if isinstance(found, str) else _name(found)
+
+
+def _changes(messages: object) -> Iterator[tuple[str, str, Any]]:
+    """What happens to tools: the kind of it, where it stands, and a tool's name or definition."""
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):
+        content = message.get("content") if isinstance(message, dict) else None
+        for where, block in _blocks(f"messages[{index}].content", content):
+            if (tool := _of_block(block)) is not None:
+                yield block["type"], f"{where}.tool.definition", tool
+            # Once called, it was known; what loaded it may be gone from the history.
+            elif block["type"] == "tool_use" and isinstance(block.get("name"), str):
+                yield "tool_use", where, block["name"]
+            elif block["type"] == "tool_result":
+                for place, part in _blocks(f"{where}.content", block.get("content")):
+                    if part["type"] == REFERENCE and (loaded := _of_block(part)) is not None:
+                        yield REFERENCE, place, loaded
+
+
+def _blocks(where: str, content: object) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, block in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(block, dict) and isinstance(block.get("type"), str):
+            yield f"{where}[{number}]", block
+
+
+def _of_block(block: Mapping[str, Any]) -> str | Tool | None:
+    match block:
+        case {"type": "tool_reference", "tool_name": str(name)}:
+            return name
+        case {
+            "type": "tool_addition" | "tool_removal",
+            "tool": {"type": "tool_reference", "name": str(name)},
+        }:
+            return name
+        case {
+            "type": "tool_addition",
+            "tool": {"type": "tool_definition", "definition": dict(definition)},
+        }:
+            return definition
+    return None
+
+
+def _name(tool: object) -> str:
+    name = tool.get("name") if isinstance(tool, Mapping) else None
+    return name if isinstance(name, str) else ""
+
+
+def _is_deferred(tool: object) -> bool:
+    return isinstance(tool, Mapping) and tool.get("defer_loading") is True

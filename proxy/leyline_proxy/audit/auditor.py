@@ -1,0 +1,227 @@
+"""What the rest of the proxy tells the audit log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Literal
+
+import structlog
+
+from leyline_engine.contract import Receipt, TurnRecord
+
+from ..core.places import owed
+from ..core.session import Session
+from ..pipeline.turn import Turn
+from ..telemetry.logging import frames_of
+from .chain import AuditKey
+from .facts import TurnEdits, turn_edits
+from .followup import FollowUps
+from .records import (
+    Record,
+    Status,
+    TurnFacts,
+    claim_record,
+    erasure_record,
+    turn_record,
+)
+from .writer import AuditWriter, Job
+
+log = structlog.get_logger("leyline.audit")
+
+Turns = Literal["edited", "all"]
+
+_PATIENCE_S = 5.0
+"""For the disk, and for Redis, when the proxy ends."""
+
+_REFUSED = 256
+"""Newest refused turns that are remembered until they are abandoned."""
+
+_TEXTS_PER_BODY = 2
+"""Texts that a record waits with, per byte of the request's body: as they were, as they are."""
+
+
+class Auditor:
+    """Records turns, claims and forgets; without a writer, nothing.
+
+    Args:
+        turns: which turns have a record: those that edit or forget, or all.
+    """
+
+    def __init__(
+        self,
+        writer: AuditWriter | None = None,
+        key: AuditKey | None = None,
+        turns: Turns = "edited",
+    ) -> None:
+        self._writer = writer
+        self._key = key
+        self._all = turns == "all"
+        self._followups = FollowUps(self._tell)
+        self._refused: deque[str] = deque(maxlen=_REFUSED)
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is recorded."""
+        return self._writer is not None
+
+    def claim(self) -> None:
+        """Lock the log's file, before the event loop runs.
+
+        Raises:
+            AuditError: the file isn't this proxy's to write to.
+        """
+        if self._writer is not None:
+            self._writer.claim()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Holds the log open, and writes what waits on the way out.
+
+        Raises:
+            AuditError: the file isn't this proxy's to write to.
+        """
+        if self._writer is None:
+            yield
+            return
+        await asyncio.to_thread(self._writer.start)
+        try:
+            yield
+        finally:
+            await self._followups.aclose()
+            await asyncio.to_thread(self._writer.close, _PATIENCE_S)
+
+    def settled(
+        self,
+        turn: Turn,
+        record: TurnRecord | None,
+        receipt: Receipt,
+        session: Session,
+        model: str,
+    ) -> None:
+        """Record a turn that was answered in full.
+
+        Args:
+            record: the engine's, if it gave one.
+            receipt: what the caller was told.
+            session: after the turn.
+            model: as a metric label.
+        """
+        if self._writer is None:
+            return
+        given = record.receipt if record is not None else None
+        waiting = tuple(owed(session.places)) if turn.planned.plan.forgets else ()
+        self._turn(turn, "settled", model, receipt=given, told=receipt, waiting=waiting)
+
+    def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
+        """Record a turn that the engine refused for the sake of claims."""
+        if self._writer is not None:
+            self._refused.append(turn.message_id)
+            self._turn(turn, "refused", model, receipt=receipt, told=receipt)
+
+    def abandoned(self, turn: Turn, model: str) -> None:
+        """Record a turn whose client has gone, or whose answer broke off.
+
+        A refused turn is abandoned as well, and keeps its one record.
+        """
+        if self._writer is not None and turn.message_id not in self._refused:
+            self._turn(turn, "abandoned", model, receipt=None, told=None)
+
+    def carried(self, tenant: str, session: str, engine: str, result: str) -> None:
+        """Record what became of a forget that was carried to another engine.
+
+        Args:
+            engine: model and run, as :attr:`UpstreamStatus.retains_as` names it.
+            result: ``erased``, ``gone`` or ``pending``.
+        """
+        if self._writer is not None:
+            self._tell(erasure_record(tenant, session, engine, result, time.time()))
+
+    def claims(self, engine: str, events: Sequence[Mapping[str, Any]]) -> None:
+        """Record events of one run of an engine."""
+        for event in events if self._writer is not None else ():
+            self._tell(claim_record(engine, event, time.time()))
+
+    def position(self, engine: str) -> int | None:
+        """Number of the newest event in the log, of one run of an engine; None for none."""
+        return self._writer.position(engine) if self._writer is not None else None
+
+    def _turn(
+        self,
+        turn: Turn,
+        status: Status,
+        model: str,
+        *,
+        receipt: Receipt | None,
+        told: Receipt | None,
+        waiting: tuple[str, ...] = (),
+    ) -> None:
+        try:
+            facts = self._facts(turn, status, model, receipt=receipt, told=told, waiting=waiting)
+        except Exception as error:  # a fault in here costs a record, never the request
+            log.error("audit_record_failed", error=type(error).__name__, frames=frames_of(error))
+            if self._writer is not None:
+                self._writer.drop()
+            return
+        if facts is None:
+            return
+        weight = _TEXTS_PER_BODY * len(turn.request.raw) if facts.edits.edits else 0
+        self._offer(partial(turn_record, facts, self._key), weight)
+        if _forgets(turn, receipt) and turn.enveloped and _is_open(receipt):
+            self._followups.watch(facts, turn.replica.client.record)
+
+    def _facts(
+        self,
+        turn: Turn,
+        status: Status,
+        model: str,
+        *,
+        receipt: Receipt | None,
+        told: Receipt | None,
+        waiting: tuple[str, ...],
+    ) -> TurnFacts | None:
+        """The turn as its record tells it; None where it has none."""
+        planned, identity = turn.planned, turn.identity
+        plan = planned.plan
+        edits = turn_edits(
+            plan.edits, planned.prepared, planned.names, identity.session, turn.unnamed
+        )
+        if not (self._all or edits != TurnEdits() or _forgets(turn, receipt)):
+            return None
+        return TurnFacts(
+            at=time.time(),
+            status=status,
+            tenant=turn.request.tenant.name,
+            session=identity.session_id,
+            turn=turn.name,
+            index=turn.index,
+            message_id=turn.message_id,
+            model=model,
+            engine=turn.status.retains_as,
+            planned=plan.planned,
+            receipt=receipt,
+            told=told,
+            edits=edits,
+            forget=plan.forget,
+            owed=waiting,
+        )
+
+    def _tell(self, record: Record) -> None:
+        self._offer(lambda: record, 0)
+
+    def _offer(self, job: Job, weight: int) -> None:
+        if self._writer is not None:
+            self._writer.offer(job, weight)
+
+
+def _forgets(turn: Turn, receipt: Receipt | None) -> bool:
+    return turn.planned.plan.forgets or (receipt is not None and receipt.forgot is not None)
+
+
+def _is_open(receipt: Receipt | None) -> bool:
+    """Whether it isn't known yet that the forget was carried out in full."""
+    return receipt is None or receipt.forgot is None or receipt.forgot.pending > 0

@@ -1,0 +1,164 @@
+"""What became of each edit: erased, or may what was read go on influencing? Pure.
+
+Read from the records alone, so that it can be told of a log years later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ..core.spans import ANYTHING
+
+Effect = Literal[
+    "erased", "shared", "pending", "unconfirmed", "amortized", "recomputed", "never_sent", "unknown"
+]
+
+MEANINGS: dict[Effect, str] = {
+    "erased": "everything that was computed after reading it was overwritten",
+    "shared": "erased for this session; other sessions that sent the same tokens keep theirs",
+    "pending": "out of reach for requests, and not overwritten yet on every engine",
+    "unconfirmed": "to be forgotten; no engine has confirmed it",
+    "amortized": "what was read may go on influencing later turns",
+    "recomputed": "nothing behind the edit was reused; the old entries await their eviction",
+    "never_sent": "edited before any engine was given the text",
+    "unknown": "nobody can tell: another proxy, or an engine without a receipt, had the text",
+}
+
+_LASTING: frozenset[Effect] = frozenset({"amortized", "unknown", "unconfirmed"})
+_FORGOTTEN: frozenset[Effect] = frozenset({"erased", "shared"})
+
+
+@dataclass(frozen=True, slots=True)
+class EditView:
+    """One edit, as it is shown."""
+
+    time: str
+    tenant: str
+    session: str
+    turn: str
+    index: int
+    status: str
+    engine: str | None
+    edit: Mapping[str, Any]
+    effect: Effect
+    erased_by: int | None = None
+    """Number of the later turn whose forget reached it."""
+
+    @property
+    def may_influence(self) -> bool:
+        """Whether what was read may go on influencing later turns, as far as the log can tell."""
+        return self.effect in _LASTING and self.erased_by is None
+
+
+@dataclass(frozen=True, slots=True)
+class _Forget:
+    place: int
+    index: int
+    names: frozenset[str]
+
+
+def edits_of(records: Iterable[Mapping[str, Any]]) -> list[EditView]:
+    """All edits of the turns among ``records``, in order, each with what became of it."""
+    turns: list[Mapping[str, Any]] = []
+    receipts: dict[str, Mapping[str, Any]] = {}
+    erasures: dict[tuple[str, str, str], int] = {}
+    for place, record in enumerate(records):
+        if record["kind"] == "turn":
+            turns.append({**record, "place": place})
+        elif record["kind"] == "receipt" and record.get("forgot") is not None:
+            receipts[record["message_id"]] = record["forgot"]
+        elif record["kind"] == "erasure" and record["result"] in ("erased", "gone"):
+            erasures[record["tenant"], record["session"], record["engine"]] = place
+    views = [view for turn in turns for view in _views(turn, receipts, erasures)]
+    return _with_later_forgets(views, turns, receipts, erasures)
+
+
+def _views(
+    turn: Mapping[str, Any],
+    receipts: Mapping[str, Mapping[str, Any]],
+    erasures: Mapping[tuple[str, str, str], int],
+) -> list[EditView]:
+    return [
+        EditView(
+            time=turn["time"],
+            tenant=turn["tenant"],
+            session=turn["session"],
+            turn=turn["turn"],
+            index=turn["index"],
+            status=turn["status"],
+            engine=turn["engine"],
+            edit=edit,
+            effect=effect_of(edit, turn, receipts, erasures),
+        )
+        for edit in turn["edits"]
+    ]
+
+
+def effect_of(
+    edit: Mapping[str, Any],
+    turn: Mapping[str, Any],
+    receipts: Mapping[str, Mapping[str, Any]],
+    erasures: Mapping[tuple[str, str, str], int],
+) -> Effect:
+    """What became of one edit, by its own turn.
+
+    Args:
+        receipts: what forgets came to later, by message id.
+        erasures: where the log tells of a forget that was carried to another engine.
+    """
+    if edit["sent_before"] is False:
+        return "never_sent"
+    if edit["mode"] == "forget":
+        return _forgotten(turn, receipts, erasures)
+    if edit["sent_before"] is None:
+        return "unknown"
+    if edit["mode"] == "exact":
+        return "recomputed"
+    if turn["outcome"] is None or (not turn["receipt"] and turn["planned"] == "spliced"):
+        return "unknown"
+    return "amortized" if turn["outcome"] == "spliced" else "recomputed"
+
+
+def _forgotten(
+    turn: Mapping[str, Any],
+    receipts: Mapping[str, Mapping[str, Any]],
+    erasures: Mapping[tuple[str, str, str], int],
+) -> Effect:
+    forgot = receipts.get(turn["message_id"], turn["forgot"])
+    if forgot is None:
+        return "unconfirmed"
+    owner = turn["tenant"], turn["session"]
+    owed = [e for e in turn.get("owed", ()) if erasures.get((*owner, e), -1) < turn["place"]]
+    if forgot["pending"] or owed:
+        return "pending"
+    return "shared" if forgot["shared_retained"] else "erased"
+
+
+def _with_later_forgets(
+    views: list[EditView],
+    turns: list[Mapping[str, Any]],
+    receipts: Mapping[str, Mapping[str, Any]],
+    erasures: Mapping[tuple[str, str, str], int],
+) -> list[EditView]:
+    """Edits whose text a later turn of the session forgot, with that turn."""
+    forgets: dict[tuple[str, str], list[_Forget]] = {}
+    for turn in turns:
+        if turn["forget"] and _forgotten(turn, receipts, erasures) in _FORGOTTEN:
+            found = _Forget(turn["place"], turn["index"], frozenset(turn["forget"]))
+            forgets.setdefault((turn["tenant"], turn["session"]), []).append(found)
+    places = {turn["turn"]: turn["place"] for turn in turns}
+    return [_later(view, forgets, places[view.turn]) for view in views]
+
+
+def _later(
+    view: EditView, forgets: Mapping[tuple[str, str], list[_Forget]], place: int
+) -> EditView:
+    if view.effect in _FORGOTTEN or view.effect == "never_sent":
+        return view
+    names = frozenset((*view.edit["names"], ANYTHING))
+    for forget in forgets.get((view.tenant, view.session), ()):
+        if forget.place > place and not names.isdisjoint(forget.names):
+            return replace(view, erased_by=forget.index)
+    return view

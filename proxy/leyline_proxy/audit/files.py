@@ -1,0 +1,202 @@
+"""The files of a log: the one that is written, those before it, its head and its lock.
+
+``NAME`` is written, ``NAME.000001`` and so on are what it was before, ``NAME.head`` holds the
+number and hash of the newest record, and ``NAME.lock`` is locked by who writes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from .chain import Head, read_line
+from .check import MAX_TORN
+
+MODE = 0o600
+
+MAX_RUNS = 16
+"""Runs of engines whose newest event of claims is remembered."""
+
+
+class AuditError(ValueError):
+    """The log can't be written to; the operator has to do something."""
+
+
+class AuditLockedError(AuditError):
+    """Another process writes to the file."""
+
+
+class SavedHead(msgspec.Struct, frozen=True):
+    """What ``NAME.head`` holds."""
+
+    seq: int
+    hash: str
+
+
+class _Record(msgspec.Struct, frozen=True):
+    """What a start needs of a record."""
+
+    seq: int
+    hash: str
+    kind: str
+    engine: str | None = None
+    event: dict[str, object] | None = None
+    claims: dict[str, int] | None = None
+
+
+@dataclass(slots=True)
+class Found:
+    """What a file holds when it is opened."""
+
+    head: Head = field(default_factory=Head)
+    records: int = 0
+    torn: tuple[bytes, ...] = ()
+    ends_line: bool = True
+    """Whether the last byte is a newline."""
+    size: int = 0
+    claims: dict[str, int] = field(default_factory=dict)
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """A file next to the log's."""
+    return path.with_name(path.name + suffix)
+
+
+def rotated(path: Path) -> dict[int, Path]:
+    """The earlier files of a log by number, oldest first."""
+    pattern = re.compile(re.escape(path.name) + r"\.(\d{6,})")
+    found: dict[int, Path] = {}
+    for entry in path.parent.iterdir() if path.parent.is_dir() else ():
+        match = pattern.fullmatch(entry.name)
+        if match is not None:
+            found[int(match.group(1))] = entry
+    return dict(sorted(found.items()))
+
+
+def lock(path: Path) -> int:
+    """The descriptor of the lock, held until it is closed.
+
+    Raises:
+        AuditLockedError: another process, or another log in this one, holds it.
+        OSError: there is no place for it.
+    """
+    descriptor = os.open(beside(path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise AuditLockedError(
+            f"{path} is written by another proxy; give each its own file, for example with "
+            "{instance} in its name"
+        ) from error
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def survey(path: Path) -> Found:
+    """What a file holds; of one that isn't there, what the log held before it.
+
+    Raises:
+        AuditError: the file is no audit log.
+        OSError: it can't be read.
+    """
+    before = Found()
+    data = path.read_bytes() if path.exists() else b""
+    earlier = rotated(path)
+    if earlier and not _has_record(data):
+        before = _scan(next(reversed(earlier.values())).read_bytes(), Found())
+        before.torn, before.records = (), 0
+    found = _scan(data, before)
+    if found.records == 0 and data and not _may_be_torn(data):
+        raise AuditError(f"{path} is no audit log of this version; move it away")
+    found.size, found.ends_line = len(data), data.endswith(b"\n") or not data
+    return found
+
+
+def _has_record(data: bytes) -> bool:
+    return any(read_line(line) is not None for line in data.split(b"\n"))
+
+
+def _scan(data: bytes, found: Found) -> Found:
+    decoder = msgspec.json.Decoder(_Record)
+    torn: list[bytes] = []
+    for line in data.split(b"\n"):
+        if read_line(line) is None:
+            torn.append(line)
+            continue
+        torn = []
+        record = decoder.decode(line)
+        found.head = Head(record.seq, record.hash)
+        found.records += 1
+        if record.claims is not None:
+            found.claims = dict(record.claims)
+        number = (record.event or {}).get("seq")
+        if record.kind == "claim" and record.engine is not None and isinstance(number, int):
+            note_claim(found.claims, record.engine, number)
+    pieces = torn[:-1] if torn and not torn[-1] else torn
+    found.torn = tuple(pieces[-MAX_TORN:])
+    return found
+
+
+def _may_be_torn(data: bytes) -> bool:
+    """Whether a file without a whole record may be the beginning of a log's."""
+    start = b'{"seq":'
+    return all(part[: len(start)] == start[: len(part)] for part in data.split(b"\n"))
+
+
+def note_claim(claims: dict[str, int], engine: str, number: int) -> None:
+    """Remember the newest event of a run's claims, of the newest runs."""
+    claims.pop(engine, None)
+    claims[engine] = number
+    while len(claims) > MAX_RUNS:
+        del claims[next(iter(claims))]
+
+
+def read_head(path: Path) -> SavedHead | None:
+    """The head that was saved for a log."""
+    try:
+        return msgspec.json.decode(beside(path, ".head").read_bytes(), type=SavedHead)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def save_head(path: Path, head: Head) -> None:
+    """Replace the saved head. The log's own bytes must be on the disk before.
+
+    Raises:
+        OSError: the disk wouldn't.
+    """
+    draft = beside(path, ".head.new")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, MODE)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(SavedHead(head.seq, head.hash)) + b"\n")
+    draft.replace(beside(path, ".head"))
+
+
+def sync_folder(path: Path) -> None:
+    """Bring the names of the log's files to the disk.
+
+    Raises:
+        OSError: the disk wouldn't.
+    """
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def missing_tail(path: Path, found: Found) -> Mapping[str, object] | None:
+    """The head that the log is known to have had, where it ends before it."""
+    saved = read_head(path)
+    if saved is None or saved.seq <= found.head.seq:
+        return None
+    return {"seq": saved.seq, "hash": saved.hash}

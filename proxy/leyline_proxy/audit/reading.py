@@ -1,0 +1,125 @@
+"""Reading logs back: which files belong together, whether they are whole, what they say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .chain import AuditKey, read_line
+from .check import Checked, Finding, broken_at_end, check_file, lines_of
+from .files import read_head, rotated
+
+_TORN_LOOKS = 3
+"""A writer at work may be half-way through a line."""
+
+
+class LogNotFoundError(ValueError):
+    """There is no log where one was said to be."""
+
+
+class KeyNeededError(ValueError):
+    """The log is sealed with a key that wasn't given."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogFiles:
+    """The files of one log."""
+
+    path: Path
+    files: tuple[Path, ...]
+    """Oldest first."""
+    whole: bool
+    """Whether they are all that there are, down to the one that is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether one log is whole."""
+
+    path: Path
+    checked: Checked
+    finding: Finding | None
+    file: Path | None
+    """Where the first bad line is."""
+
+    @property
+    def good(self) -> bool:
+        return self.finding is None
+
+
+def find_logs(path: Path) -> list[LogFiles]:
+    """The logs at ``path``: of a file, it and those before it; of a folder, all ``*.jsonl`` in it.
+
+    Raises:
+        LogNotFoundError: there are none.
+    """
+    if path.is_dir():
+        names = sorted(path.glob("*.jsonl"))
+        if not names:
+            raise LogNotFoundError(f"there is no *.jsonl in {path}")
+        return [found for name in names for found in find_logs(name)]
+    base = path.with_suffix("")
+    if path.suffix[1:].isdigit() and len(path.suffix) > 6 and path in rotated(base).values():
+        return [LogFiles(path, (path,), whole=False)]
+    earlier = tuple(rotated(path).values())
+    if not path.is_file() and not earlier:
+        raise LogNotFoundError(f"there is no audit log at {path}")
+    return [LogFiles(path, (*earlier, path) if path.is_file() else earlier, whole=True)]
+
+
+def verify(log: LogFiles, keys: Sequence[AuditKey] = (), head: str | None = None) -> Verdict:
+    """Check one log.
+
+    Args:
+        head: hash of a record that must be in it; the saved head counts, too.
+
+    Raises:
+        KeyNeededError: the log says that it has a key, and none was given.
+    """
+    checked = Checked()
+    saved = read_head(log.path) if log.whole else None
+    checked.wanted = {each for each in (head, saved.hash if saved else None) if each}
+    for file in log.files:
+        data = _settled(file)
+        if not keys:
+            _refuse_keyed(data, file)
+        check_file(data, checked, keys)
+        if checked.finding is not None:
+            return Verdict(log.path, checked, checked.finding, file)
+    finding = _pruned_more(log, checked) or broken_at_end(checked)
+    return Verdict(log.path, checked, finding, log.files[-1] if finding else None)
+
+
+def records(log: LogFiles) -> Iterator[dict[str, Any]]:
+    """All records of a log, oldest first."""
+    for file in log.files:
+        yield from lines_of(file.read_bytes())
+
+
+def _settled(file: Path) -> bytes:
+    data = file.read_bytes()
+    for _ in range(_TORN_LOOKS):
+        if not data or data.endswith(b"\n"):
+            break
+        time.sleep(0.05)
+        data = file.read_bytes()
+    return data
+
+
+def _refuse_keyed(data: bytes, file: Path) -> None:
+    line = read_line(data.partition(b"\n")[0])
+    if line is not None and line.key is not None:
+        raise KeyNeededError(f"{file} is sealed with the key {line.key}; give it with --key-file")
+
+
+def _pruned_more(log: LogFiles, checked: Checked) -> Finding | None:
+    """Whether files are gone that the log says were kept."""
+    if not log.whole or checked.oldest is None:
+        return None
+    first = min(rotated(log.path), default=0)
+    if first <= checked.oldest and first:
+        return None
+    return Finding("removed", 1, f"earlier files are gone, from number {checked.oldest} on")

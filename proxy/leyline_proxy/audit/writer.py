@@ -1,0 +1,220 @@
+"""The thread that writes the log. What comes too fast, or while the disk fails, is counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from ..telemetry.logging import frames_of
+from ..telemetry.metrics import Metrics
+from .chain_file import ChainFile, WriteFailedError
+from .records import Record, gap_record
+
+if TYPE_CHECKING:
+    from .stream import StreamSink
+
+log = structlog.get_logger("leyline.audit")
+
+Job = Callable[[], Record]
+"""Makes a record; called in the thread, so that hashing costs no request anything."""
+
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+"""Of texts that wait to be hashed. A single job may be larger."""
+
+_BATCH = 32
+"""Jobs between two looks at the clock; made in one go, they keep the interpreter busy."""
+
+_FIRST_RETRY_S = 0.5
+_LAST_RETRY_S = 30.0
+
+
+class AuditWriter:
+    """Chains records and appends them, in the order in which they were offered.
+
+    Args:
+        max_waiting: records that may wait; more are dropped.
+        fsync_s: between two times that what was written is brought to the disk.
+    """
+
+    def __init__(
+        self,
+        file: ChainFile,
+        metrics: Metrics,
+        *,
+        max_waiting: int,
+        fsync_s: float,
+        stream: StreamSink | None = None,
+    ) -> None:
+        self._file = file
+        self._metrics = metrics
+        self._max_waiting = max_waiting
+        self._fsync_s = fsync_s
+        self._stream = stream
+        # A lock that both threads take would make the event loop wait for the writer's turn.
+        self._waiting: SimpleQueue[tuple[Job, int] | None] = SimpleQueue()
+        self._given, self._given_bytes, self._dropped = 0, 0, 0
+        """Written by who offers; the next ones by the thread alone."""
+        self._taken, self._taken_bytes, self._told = 0, 0, 0
+        self._lost_on_disk = 0
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._retry_at, self._retry_s = 0.0, _FIRST_RETRY_S
+
+    def claim(self) -> None:
+        """Lock the file, before anything is started. Blocks on the disk.
+
+        Raises:
+            AuditError: the file isn't this proxy's to write to.
+        """
+        try:
+            self._file.claim()
+        except OSError as error:
+            log.warning("audit_unavailable", file=str(self._file.path), error=error.strerror)
+
+    def start(self) -> None:
+        """Open the file and start the thread. Blocks on the disk.
+
+        Raises:
+            AuditError: the file isn't this proxy's to write to.
+        """
+        self._opened()
+        if self._stream is not None:
+            self._stream.start()
+        # A hanging disk must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="leyline-audit", daemon=True)
+        self._thread.start()
+
+    def offer(self, job: Job, weight: int = 0) -> None:
+        """Hand a record over; never blocks on the disk and never fails. From one thread only.
+
+        Args:
+            weight: bytes that the job keeps alive, roughly.
+        """
+        full = self._given - self._taken >= self._max_waiting
+        waiting_bytes = self._given_bytes - self._taken_bytes
+        heavy = waiting_bytes > 0 and waiting_bytes + weight > MAX_WAITING_BYTES
+        if full or heavy or self._closing:
+            self.drop()
+            return
+        self._given += 1
+        self._given_bytes += weight
+        self._waiting.put((job, weight))
+
+    def drop(self) -> None:
+        """Count a record that could not be made. From the same thread as :meth:`offer`."""
+        self._dropped += 1
+        self._metrics.audit_failures.inc()
+
+    def position(self, engine: str) -> int | None:
+        """Number of the newest event of claims in the log, of one run of the engine."""
+        return self._file.claims.get(engine)
+
+    def close(self, patience_s: float) -> None:
+        """Write what waits, and end. Blocks, at most so long."""
+        self._closing = True
+        self._waiting.put(None)
+        if self._thread is not None:
+            self._thread.join(patience_s)
+            if self._thread.is_alive():
+                log.error("audit_not_flushed", waiting=self._given - self._taken)
+        if self._stream is not None:
+            self._stream.close(patience_s)
+
+    def _run(self) -> None:
+        synced = time.monotonic()
+        closing = False
+        while not closing:
+            jobs, closing = self._take(synced + self._fsync_s - time.monotonic())
+            dropped = 0 if self._given > self._taken else self._dropped - self._told
+            self._told += dropped
+            if jobs or dropped:
+                self._write(jobs, dropped)
+            if time.monotonic() - synced >= self._fsync_s or closing:
+                self._sync()
+                synced = time.monotonic()
+        try:
+            self._file.close()
+        except WriteFailedError as error:
+            self._failed(error)
+
+    def _take(self, wait_s: float) -> tuple[list[Job], bool]:
+        """What waits, at most a batch, and whether it is the last."""
+        jobs: list[Job] = []
+        try:
+            while len(jobs) < _BATCH:
+                # Waits for the first only.
+                item = self._waiting.get(timeout=0 if jobs else max(0.0, wait_s))
+                if item is None:
+                    return jobs, True
+                self._taken += 1
+                self._taken_bytes += item[1]
+                jobs.append(item[0])
+        except Empty:
+            pass
+        return jobs, False
+
+    def _write(self, jobs: Sequence[Job], dropped: int) -> None:
+        records = [record for job in jobs if (record := self._made(job)) is not None]
+        if dropped:
+            records.append(gap_record(dropped, "queue", time.time()))
+        if not self._opened():
+            self._lose(len(records))
+            return
+        if self._lost_on_disk:
+            records.insert(0, gap_record(self._lost_on_disk, "disk", time.time()))
+        try:
+            lines = self._file.append(records)
+        except WriteFailedError as error:
+            self._failed(error)
+            return
+        if self._lost_on_disk:
+            self._lost_on_disk = 0
+            self._retry_s = _FIRST_RETRY_S
+            log.info("audit_writes_again", file=str(self._file.path))
+        if self._stream is not None:
+            self._stream.offer(lines)
+
+    def _made(self, job: Job) -> Record | None:
+        try:
+            record = job()
+            msgspec.json.encode(record)  # what can't be encoded must not get as far as the chain
+            return record
+        except Exception as error:  # a fault in here must not end the log
+            log.error("audit_record_failed", error=type(error).__name__, frames=frames_of(error))
+            self._lose(1)
+            return None
+
+    def _opened(self) -> bool:
+        """Whether the file is open, after another try if it is time for one."""
+        if self._file.is_open:
+            return True
+        if time.monotonic() < self._retry_at:
+            return False
+        try:
+            self._file.open()
+        except WriteFailedError as error:
+            self._failed(error)
+        return self._file.is_open
+
+    def _sync(self) -> None:
+        try:
+            self._file.sync()
+        except WriteFailedError as error:
+            self._failed(error)
+
+    def _failed(self, error: WriteFailedError) -> None:
+        if self._retry_s == _FIRST_RETRY_S:
+            log.error("audit_failed", file=str(self._file.path), error=error.why)
+        self._lose(error.lost)
+        self._retry_at = time.monotonic() + self._retry_s
+        self._retry_s = min(_LAST_RETRY_S, 2 * self._retry_s)
+
+    def _lose(self, count: int) -> None:
+        self._lost_on_disk += count
+        self._metrics.audit_failures.inc(count)

@@ -1,0 +1,283 @@
+"""``leyline audit``: is the log whole, and what does it say of a session's edits?"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    from ..audit.chain import AuditKey
+    from ..audit.effects import EditView
+    from ..audit.reading import LogFiles, Verdict
+
+BROKEN = 1
+USAGE_ERROR = 2
+
+_Paths = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Logs, or folders of them \\[LEYLINE_AUDIT_FILE].", show_default=False),
+]
+_KeyFile = Annotated[
+    Path | None, typer.Option(help="File of keys, one a line \\[LEYLINE_AUDIT_KEY].")
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group to ``app``."""
+    audit = typer.Typer(no_args_is_help=True, help="Read the audit log of edits.")
+    audit.command(
+        name="verify", epilog="Example:  leyline audit verify /var/log/leyline/audit.jsonl"
+    )(verify)
+    audit.command(name="show", epilog="Example:  leyline audit show --session s-4f audit.jsonl")(
+        show
+    )
+    audit.command(name="digest", epilog="Example:  leyline audit digest --key-file k < text")(
+        digest
+    )
+    app.add_typer(audit, name="audit")
+
+
+def verify(
+    paths: _Paths = None,
+    head: Annotated[
+        str | None, typer.Option(help="Hash of a record that must be there, noted elsewhere.")
+    ] = None,
+    key_file: _KeyFile = None,
+    as_json: _Json = False,
+) -> None:
+    """Check the chain of each log, earlier files included.
+
+    Exits with 0 when all are whole, with 1 when one isn't: the first bad line is named, and whether
+    it was edited, removed, inserted, reordered or cut off.
+    """
+    from ..audit import reading
+
+    keys = _keys(key_file)
+    try:
+        verdicts = [reading.verify(log, keys, head) for log in _logs(paths)]
+    except (reading.KeyNeededError, OSError) as error:
+        raise _usage(str(error)) from error
+    if as_json:
+        _print_json([_verdict_document(verdict) for verdict in verdicts])
+    else:
+        for verdict in verdicts:
+            _print_verdict(verdict)
+    if not all(verdict.good for verdict in verdicts):
+        raise typer.Exit(BROKEN)
+
+
+def show(
+    paths: _Paths = None,
+    *,
+    session: Annotated[str | None, typer.Option(help="Only this session.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="Only edits of this mode: amortize, forget or exact.")
+    ] = None,
+    since: Annotated[
+        datetime | None, typer.Option(help="Only turns from this time on, in UTC.")
+    ] = None,
+    until: Annotated[datetime | None, typer.Option(help="Only turns before this time.")] = None,
+    key_file: _KeyFile = None,
+    as_json: _Json = False,
+) -> None:
+    """Which edits were truly erased, and which may go on influencing what the model says.
+
+    The logs are checked first; exits with 1 when one isn't whole, and shows what it says all the
+    same.
+    """
+    from ..audit import reading
+    from ..audit.effects import edits_of
+
+    logs, keys = _logs(paths), _keys(key_file)
+    try:
+        chain = _chain_state(logs, keys)
+        found = [
+            record
+            for log in logs
+            for record in reading.records(log)
+            if session in (None, record.get("session")) and tenant in (None, record.get("tenant"))
+        ]
+    except OSError as error:
+        raise _usage(str(error)) from error
+    first, last = _moment(since), _moment(until)
+    edits = [
+        view
+        for view in edits_of(found)
+        if (not first or view.time >= first)
+        and (not last or view.time < last)
+        and mode in (None, view.edit["mode"])
+    ]
+    if as_json:
+        _print_json(_edits_document(edits, chain))
+    else:
+        _print_edits(edits, chain)
+    if chain == "broken":
+        raise typer.Exit(BROKEN)
+
+
+def digest(key_file: _KeyFile = None) -> None:
+    """The keyed hash of a text on standard input, to look for it in the log.
+
+    It stands in ``removed`` or ``inserted`` of the edit of a message whose whole text it is.
+    """
+    import sys
+
+    keys = _keys(key_file)
+    if not keys:
+        raise _usage("the hashes of texts need the key: --key-file or LEYLINE_AUDIT_KEY")
+    text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
+    for key in keys:
+        typer.echo(key.digest(text))
+
+
+def _logs(paths: list[Path] | None) -> list[LogFiles]:
+    from ..audit.reading import LogNotFoundError, find_logs
+
+    default = os.environ.get("LEYLINE_AUDIT_FILE")
+    wanted = paths or ([Path(default)] if default else [])
+    if not wanted:
+        raise _usage("name a log, or set LEYLINE_AUDIT_FILE")
+    try:
+        return [log for path in wanted for log in find_logs(path)]
+    except LogNotFoundError as error:
+        raise _usage(str(error)) from error
+
+
+def _keys(key_file: Path | None) -> list[AuditKey]:
+    from ..audit.chain import AuditKey
+    from ..audit.keys import read_keys
+
+    if key_file is not None:
+        try:
+            return [AuditKey.derive(secret) for secret in read_keys(key_file)]
+        except ValueError as error:
+            raise _usage(str(error)) from error
+    secret = os.environ.get("LEYLINE_AUDIT_KEY")
+    return [AuditKey.derive(secret)] if secret else []
+
+
+def _chain_state(logs: list[LogFiles], keys: list[AuditKey]) -> str:
+    from ..audit.reading import KeyNeededError
+    from ..audit.reading import verify as check
+
+    try:
+        return "good" if all(check(log, keys).good for log in logs) else "broken"
+    except KeyNeededError:
+        return "not checked"
+
+
+def _moment(value: datetime | None) -> str:
+    """A time as records hold it, to be compared as text."""
+    if value is None:
+        return ""
+    stamp = (value if value.tzinfo else value.replace(tzinfo=UTC)).astimezone(UTC)
+    return stamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _verdict_document(verdict: Verdict) -> dict[str, Any]:
+    checked, finding = verdict.checked, verdict.finding
+    return {
+        "log": str(verdict.path),
+        "good": verdict.good,
+        "records": checked.records,
+        "first": checked.first_seq,
+        "last": checked.head.seq if checked.head else None,
+        "head": checked.head.hash if checked.head else None,
+        "lost": checked.lost,
+        "torn": checked.torn,
+        "damage": finding.damage if finding else None,
+        "file": str(verdict.file) if verdict.file else None,
+        "line": finding.line if finding else None,
+        "why": finding.why if finding else None,
+    }
+
+
+def _print_verdict(verdict: Verdict) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    checked, finding = verdict.checked, verdict.finding
+    name = escape(str(verdict.path))
+    if finding is not None:
+        where = escape(str(verdict.file or verdict.path))
+        line = f" line {finding.line}" if finding.line else ""
+        console.print(f"[red]{name}: {finding.damage}[/red]: {where}{line}: {escape(finding.why)}")
+        return
+    if checked.head is None:
+        console.print(f"[yellow]{name}: empty[/yellow]")
+        return
+    span = f"records {checked.first_seq} to {checked.head.seq}"
+    console.print(f"[green]{name}: good[/green], {span}, head {checked.head.hash}")
+    if checked.first_seq > 1:
+        console.print("  earlier files were not read")
+    if checked.lost:
+        console.print(f"  {checked.lost} records could not be written; the log says where")
+    if checked.torn:
+        console.print(f"  {checked.torn} pieces of lines, left by a crash and noted since")
+
+
+def _edits_document(edits: list[EditView], chain: str) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "chain": chain,
+        "effects": dict(Counter(view.effect for view in edits)),
+        "may_influence": sum(view.may_influence for view in edits),
+        "edits": [asdict(view) for view in edits],
+    }
+
+
+def _print_edits(edits: list[EditView], chain: str) -> None:
+    from rich.table import Table
+
+    from ..audit.effects import MEANINGS
+
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for name in ("time", "session", "turn", "message", "cause", "mode", "tokens", "effect"):
+        table.add_column(name, overflow="fold")
+    for view in edits:
+        edit = view.edit
+        place = "-" if edit["message"] is None else str(edit["message"])
+        later = "" if view.erased_by is None else f"; erased by turn {view.erased_by}"
+        table.add_row(
+            view.time[:19].replace("T", " "),
+            escape(view.session),
+            str(view.index),
+            f"{place} {escape(edit['role'])}",
+            escape(edit["cause"]),
+            edit["mode"],
+            f"{_count(edit['removed_tokens'])}→{_count(edit['inserted_tokens'])}",
+            view.effect + later,
+        )
+    console.print(table)
+    for effect, number in Counter(view.effect for view in edits).items():
+        console.print(f"{number} [bold]{effect}[/bold]: {MEANINGS[effect]}")
+    influence = sum(view.may_influence for view in edits)
+    console.print(f"{influence} of {len(edits)} edits may go on influencing")
+    colour = {"good": "green", "broken": "red"}.get(chain, "yellow")
+    console.print(f"chain: [{colour}]{chain}[/{colour}]")
+
+
+def _count(tokens: int | None) -> str:
+    return "?" if tokens is None else str(tokens)
+
+
+def _print_json(document: object) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+
+
+def _usage(message: str) -> typer.Exit:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"[red]leyline audit:[/red] {escape(message)}"
+    )
+    return typer.Exit(USAGE_ERROR)

@@ -1,0 +1,201 @@
+"""The admin API: for operators, on a port of its own, with a key of its own.
+
+It crosses from one tenant to another, so nothing of it is reachable on the proxy's port. It shows
+names, numbers and settings, never prompt text, token ids or keys.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ..core.api_keys import ApiKey, digest_of, expiry_text, key_digest
+from ..errors import BadRequestError, NotFoundError, UnauthorizedError
+from ..services import Services
+from ..sessions.summary import session_document, session_overview
+from ..tenants import Tenant
+from ..tenants.directory import offered_key
+from .errors import install_error_handlers
+from .replicas import replica_document
+
+ADMIN = "/admin"
+
+_LISTED = 100
+_MAX_LISTED = 1000
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def create_admin_app(services: Services) -> Starlette:
+    """The admin API as an ASGI application; its state is that of the proxy's ``services``.
+
+    Raises:
+        ValueError: there is no ``admin_key``.
+    """
+    key = services.settings.admin_key
+    if key is None:
+        raise ValueError("the admin API needs an admin_key")
+    handlers = _Handlers(services, digest_of(key.get_secret_value()))
+    app = Starlette(
+        routes=[
+            Route("/healthz", _healthz, methods=["GET"]),
+            *(
+                Route(path, handlers.guarded(endpoint), methods=[method])
+                for method, path, endpoint in handlers.table()
+            ),
+        ]
+    )
+    install_error_handlers(app)
+    return app
+
+
+async def metrics_response(services: Services) -> Response:
+    """Prometheus metrics."""
+    services.metrics.sessions.set(await services.store.count())
+    services.metrics.session_store_up.set(services.store.problem is None)
+    return Response(
+        generate_latest(services.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST}
+    )
+
+
+async def _healthz(_: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+class _Handlers:
+    """The endpoints. A further one is a method and a line in :meth:`table`."""
+
+    def __init__(self, services: Services, digest: bytes) -> None:
+        self._services = services
+        self._digest = digest
+
+    def table(self) -> list[tuple[str, str, Endpoint]]:
+        """Method, path and endpoint of each."""
+        session = f"{ADMIN}/sessions/{{tenant}}/{{session:path}}"
+        return [
+            ("GET", f"{ADMIN}/tenants", self.tenants),
+            ("GET", f"{ADMIN}/sessions", self.sessions),
+            ("GET", session, self.session),
+            ("DELETE", session, self.delete_session),
+            ("POST", f"{ADMIN}/reload", self.reload),
+            ("GET", f"{ADMIN}/upstreams", self.upstreams),
+            ("GET", "/metrics", self.metrics),
+        ]
+
+    def guarded(self, endpoint: Endpoint) -> Endpoint:
+        """``endpoint`` for those who have the key."""
+
+        async def checked(request: Request) -> Response:
+            offered = offered_key(request.headers)
+            if not hmac.compare_digest(key_digest(offered), self._digest):
+                raise UnauthorizedError("The admin API needs its key: 'Authorization: Bearer KEY'.")
+            return await endpoint(request)
+
+        return checked
+
+    async def tenants(self, _: Request) -> Response:
+        """Tenants with their limits, what they have under way, and the ids of their keys."""
+        directory, gate = self._services.tenants, self._services.gate
+        found = [directory.get(name) for name in sorted(directory.names)]
+        documents = [
+            {
+                **_tenant_document(tenant, directory.keys),
+                "running": gate.running(tenant.name),
+                "waiting": gate.waiting(tenant.name),
+            }
+            for tenant in found
+            if tenant is not None
+        ]
+        return JSONResponse({"open": directory.open, "tenants": documents})
+
+    async def sessions(self, request: Request) -> Response:
+        """Sessions across tenants, or of one, latest first."""
+        wanted = request.query_params.get("tenant")
+        limit = _limit(request.query_params.get("limit"))
+        names = self._services.tenants.names if wanted is None else (wanted,)
+        store = self._services.store
+        found = [(name, item) for name in names for item in await store.sessions(name)]
+        found.sort(key=lambda entry: entry[1].updated, reverse=True)
+        listed = [{"tenant": name, **session_overview(item)} for name, item in found[:limit]]
+        return JSONResponse({"sessions": listed, "total": len(found)})
+
+    async def session(self, request: Request) -> Response:
+        """One session: its turns, edits and receipts, without prompt text."""
+        tenant, session_id = _identity(request)
+        found = await self._services.store.get(tenant, session_id)
+        if found is None:
+            raise _no_session()
+        return JSONResponse({"tenant": tenant, **session_document(found)})
+
+    async def delete_session(self, request: Request) -> Response:
+        """Let a session go, as if it had expired."""
+        tenant, session_id = _identity(request)
+        if not await self._services.store.delete(tenant, session_id):
+            raise _no_session()
+        return JSONResponse({"deleted": True})
+
+    async def reload(self, _: Request) -> Response:
+        """Read the files of keys and policies now, if they have changed."""
+        keys, policies = self._services.key_file, self._services.policy_file
+        document: dict[str, Any] = {"api_keys": None, "policies": None}
+        if keys is not None:
+            document["api_keys"] = {"loaded": await keys.refresh(), "problem": keys.problem}
+        if policies is not None:
+            document["policies"] = {"loaded": await policies.refresh()}
+        return JSONResponse(document)
+
+    async def upstreams(self, _: Request) -> Response:
+        """The engines, and how they are."""
+        return JSONResponse({"upstreams": [replica_document(each) for each in self._services.pool]})
+
+    async def metrics(self, _: Request) -> Response:
+        """Prometheus metrics."""
+        return await metrics_response(self._services)
+
+
+def _tenant_document(tenant: Tenant, keys: tuple[ApiKey, ...]) -> dict[str, Any]:
+    limits = tenant.limits
+    return {
+        "name": tenant.name,
+        "keys": [
+            {"id": key.id, "expires": None if key.expires is None else expiry_text(key.expires)}
+            for key in keys
+            if key.tenant == tenant.name
+        ],
+        "policies": [policy.name for policy in tenant.policies],
+        "share": bool(tenant.share),
+        "upstreams": None if tenant.upstreams is None else sorted(tenant.upstreams),
+        "forward_credentials": tenant.forward_credentials,
+        "limits": {
+            "max_concurrent": limits.max_concurrent,
+            "max_queued": limits.max_queued,
+            "queue_timeout_s": limits.queue_timeout_s,
+            "weight": limits.weight,
+            "requests_per_minute": limits.requests_per_minute,
+            "max_body_bytes": limits.max_body_bytes,
+            "max_messages": limits.max_messages,
+        },
+    }
+
+
+def _identity(request: Request) -> tuple[str, str]:
+    return request.path_params["tenant"], request.path_params["session"]
+
+
+def _no_session() -> NotFoundError:
+    return NotFoundError("No such session; it may have expired.", code="session_not_found")
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return _LISTED
+    if not text.isdecimal() or not 1 <= int(text) <= _MAX_LISTED:
+        raise BadRequestError(f"limit must be 1 to {_MAX_LISTED}.", param="limit")
+    return int(text)

@@ -1,0 +1,136 @@
+"""Stored responses: what a request goes on from, and their own routes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from ..errors import BadRequestError, BodyTooLargeError, NotFoundError
+from ..responses.errors import FieldError
+from ..responses.ids import owner_of
+from ..responses.request import PREVIOUS, Items, references, resolved
+from ..responses.stored import StoredResponse, joined, list_items
+from ..services import Services
+from ..sessions.stored_responses import ResponseStore
+from ..tenants import Tenant
+
+LONGEST_CHAIN = 2000
+"""Responses that one conversation may go on over."""
+
+
+async def read_chain(
+    store: ResponseStore, tenant: str, last: str | None, max_bytes: int
+) -> list[StoredResponse]:
+    """The responses that a conversation consists of, oldest first; none where ``last`` is None.
+
+    Args:
+        max_bytes: of all their items together.
+
+    Raises:
+        NotFoundError: one of them isn't stored (for this tenant).
+        BodyTooLargeError: they are more than one request may hold.
+    """
+    chain: list[StoredResponse] = []
+    size, wanted = 0, last
+    while wanted is not None:
+        stored = await store.get(tenant, wanted)
+        if stored is None:
+            raise NotFoundError(
+                "The previous response, or one before it, isn't stored here; it may have expired. "
+                "Send the whole conversation as input instead.",
+                param=PREVIOUS,
+                code="previous_response_not_found",
+            )
+        chain.append(stored)
+        size += len(msgspec.json.encode((stored.input, stored.output)))
+        if size > max_bytes or len(chain) > LONGEST_CHAIN:
+            raise BodyTooLargeError(
+                "The conversation before this request is longer than one request may be "
+                f"({max_bytes} bytes, {LONGEST_CHAIN} responses). Begin a new one.",
+                param=PREVIOUS,
+            )
+        wanted = stored.previous
+    return chain[::-1]
+
+
+async def resolve_references(
+    store: ResponseStore, tenant: str, items: Items
+) -> Sequence[Mapping[str, Any]]:
+    """The items, with what references stand for in their places.
+
+    Raises:
+        FieldError: an item that isn't stored (for this tenant).
+    """
+    wanted = references(items)
+    known: dict[str, Mapping[str, Any]] = {}
+    owners: dict[str, StoredResponse | None] = {}
+    for identifier in wanted:
+        owner = owner_of(identifier)
+        if owner is None:
+            continue
+        if owner not in owners:
+            owners[owner] = await store.get(tenant, owner)
+        stored = owners[owner]
+        item = stored.item(identifier) if stored is not None else None
+        if item is not None:
+            known[identifier] = item
+    return resolved(items, known)
+
+
+def install_stored_responses(app: FastAPI, services: Services) -> None:
+    """Register the routes of stored responses."""
+
+    @app.get("/v1/responses/{response_id}", tags=["openai"])
+    async def response(response_id: str, request: Request) -> Response:
+        """A stored response."""
+        _, stored = await _found(services, request, response_id)
+        if request.query_params.get("stream", "false").lower() == "true":
+            raise BadRequestError("Stored responses aren't streamed again.", param="stream")
+        return _json(stored.response)
+
+    @app.delete("/v1/responses/{response_id}", tags=["openai"])
+    async def delete_response(response_id: str, request: Request) -> Response:
+        """Remove a stored response; conversations that go on from it can't any more."""
+        tenant = services.tenants.authenticate(request.headers)
+        if not await services.responses.delete(tenant.name, response_id):
+            raise _missing()
+        return _json({"id": response_id, "object": "response", "deleted": True})
+
+    @app.get("/v1/responses/{response_id}/input_items", tags=["openai"])
+    async def response_input_items(response_id: str, request: Request) -> Response:
+        """The items that a stored response was made from, page by page."""
+        tenant, stored = await _found(services, request, response_id)
+        limit = tenant.limits.max_body_bytes
+        chain = await read_chain(services.responses, tenant.name, stored.previous, limit)
+        items = [*joined(chain), *stored.input]
+        try:
+            return _json(list_items(items, request.query_params))
+        except FieldError as error:
+            raise BadRequestError(str(error), param=error.param) from error
+
+
+async def _found(
+    services: Services, request: Request, response_id: str
+) -> tuple[Tenant, StoredResponse]:
+    tenant = services.tenants.authenticate(request.headers)
+    stored = await services.responses.get(tenant.name, response_id)
+    if stored is None:
+        raise _missing()
+    return tenant, stored
+
+
+def _missing() -> NotFoundError:
+    return NotFoundError(
+        "No such response is stored here; it may have expired, or was not to be stored.",
+        param="response_id",
+        code="response_not_found",
+    )
+
+
+def _json(document: object) -> Response:
+    # The standard encoder, because numbers in a client's JSON may be of any size.
+    return Response(msgspec.json.encode(document), media_type="application/json")

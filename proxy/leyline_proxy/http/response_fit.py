@@ -1,0 +1,72 @@
+"""``truncation: auto``: dropping old messages until the engine takes the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ..errors import UnsupportedError
+from ..pipeline.request import ChatRequest, parse_chat
+from ..responses.truncation import Unit, droppable, with_dropped
+from ..services import Services
+
+_LEAST_ANSWER = 1024
+_ANSWER_SHARE = 8
+"""What is left for an answer of no stated length: so many tokens, or that part of the window."""
+
+
+async def fitting(services: Services, chat: ChatRequest, body: Mapping[str, Any]) -> ChatRequest:
+    """The request, with as few of its oldest messages dropped as makes it fit.
+
+    As it is where it fits, or where nobody can tell; the engine then says what it thinks of it.
+
+    Args:
+        body: the chat request that ``chat`` was read from.
+
+    Raises:
+        NotFoundError: no engine serves the model.
+        BadRequestError, ForbiddenError: the request's ``leyline`` options.
+    """
+    window = _window(services, chat)
+    if window is None:
+        return chat
+    limit = body.get("max_tokens")
+    room = limit if isinstance(limit, int) else min(_LEAST_ANSWER, window // _ANSWER_SHARE)
+    units = droppable(chat.messages)
+    try:
+        if await _tokens(services, chat) + room <= window or not units:
+            return chat
+        # The fewest units that are enough; all of them where even that is not.
+        few, many = 1, len(units)
+        while few < many:
+            middle = (few + many) // 2
+            tokens = await _tokens(services, _without(chat, body, units[:middle]))
+            few, many = (few, middle) if tokens + room <= window else (middle + 1, many)
+    except UnsupportedError:
+        return chat
+    return _without(chat, body, units[:few])
+
+
+def _without(chat: ChatRequest, body: Mapping[str, Any], units: list[Unit]) -> ChatRequest:
+    raw = msgspec.json.encode(with_dropped(body, units))
+    return parse_chat(raw, chat.headers, chat.tenant, arrived=chat.arrived)
+
+
+async def _tokens(services: Services, chat: ChatRequest) -> int:
+    counted = await services.turns.count_prompt(chat)
+    return int(counted["input_tokens"])
+
+
+def _window(services: Services, chat: ChatRequest) -> int | None:
+    """The smallest window of the engines that may serve the request."""
+    allowed = chat.tenant.upstreams
+    known = [
+        replica.status.capability.max_context
+        for replica in services.pool
+        if (allowed is None or replica.name in allowed)
+        and replica.status.serves(chat.model)
+        and replica.status.capability is not None
+    ]
+    return min(known, default=None)

@@ -1,0 +1,78 @@
+"""Settings that bound what callers can take up, and those of the admin port."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, Field, SecretStr, field_validator
+
+from .core.api_keys import digest_of
+
+MIB = 1024 * 1024
+
+_MIN_ADMIN_KEY = 16
+
+Seconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class TenantLimitSettings(BaseModel):
+    """Limits of one tenant; what is unset comes from the proxy-wide settings."""
+
+    max_concurrent: Count | None = None
+    """Requests of the tenant under way; None for ``max_tenant_share`` of the proxy's."""
+    max_queued: Annotated[int, Field(ge=0)] | None = None
+    queue_timeout_s: Seconds | None = None
+    weight: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    """Share of the places that become free, relative to other tenants whose requests wait."""
+    requests_per_minute: Annotated[float, Field(gt=0)] | None = None
+    """Also the largest burst, after a minute without requests."""
+    max_body_bytes: Annotated[int, Field(ge=1024)] | None = None
+    max_messages: Count | None = None
+    forward_credentials: bool = False
+    """Send the caller's own credentials upstream, in place of the proxy's."""
+
+
+class LimitSettings(BaseModel):
+    """Limits of the proxy, and of each tenant that has none of its own."""
+
+    max_concurrent: Count = 256
+    """Requests under way; further ones wait, and are let in fairly by tenant."""
+    max_tenant_share: Annotated[float, Field(gt=0, le=1)] = 0.75
+    """Share of them that one tenant may have, so that long streams of one leave room for others.
+    Without API keys there is but one tenant, which may have all."""
+    max_queued: Annotated[int, Field(ge=0)] = 128
+    """Requests of one tenant that wait; further ones are refused."""
+    queue_timeout_s: Seconds = 60.0
+    """Longest wait for a place."""
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 32 * MIB
+    max_messages: Count = 20_000
+    """Messages of one request."""
+    max_connections: Count = 8192
+    """Open connections; further ones are turned away."""
+    max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024
+    max_headers: Count = 200
+    header_timeout_s: Seconds = 30.0
+    """From a connection to the end of its first request's headers, and for each further request
+    from its first byte."""
+    body_timeout_s: Seconds = 120.0
+    """For a whole request body."""
+    stall_timeout_s: Seconds = 120.0
+    """A client that takes nothing of a response for so long is cut off."""
+
+    admin_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Port of the admin API, which is off without one; 0 lets the system choose."""
+    admin_host: str = "127.0.0.1"
+    admin_key: SecretStr | None = None
+    """Opens the admin API: the key itself, or ``sha256:`` and its digest."""
+    metrics_on_admin: bool = False
+    """Serve ``/metrics`` at the admin port only."""
+
+    @field_validator("admin_key")
+    @classmethod
+    def _check_admin_key(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            digest_of(value.get_secret_value())
+            if len(value) < _MIN_ADMIN_KEY:
+                raise ValueError(f"must have at least {_MIN_ADMIN_KEY} characters")
+        return value

@@ -1,0 +1,89 @@
+"""Finding what was made of the beginning of a list, by the very objects that are in it.
+
+A session's turn repeats the objects of the turn before and adds some. What was made of those is
+found without looking at them one by one: by the last of them and its place.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from operator import is_
+from threading import Lock
+from typing import Generic, TypeVar
+
+_Item = TypeVar("_Item")
+_Value = TypeVar("_Value")
+
+REACH = 8
+"""Items at a list's end among which the end of an earlier one is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning(Generic[_Item, _Value]):
+    """A list, and what was made of it."""
+
+    items: Sequence[_Item]
+    """Held, so that no other object gets their identities; never changed."""
+    value: _Value
+    weight: int
+    """Bytes in memory, roughly."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """By which it is found."""
+        return id(self.items[-1]), len(self.items)
+
+
+class Beginnings(Generic[_Item, _Value]):
+    """A bounded memory of lists, least recently used out first. Safe to use from several threads.
+
+    Args:
+        max_bytes: bound of what is remembered, roughly.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._held: OrderedDict[Hashable, Beginning[_Item, _Value]] = OrderedDict()
+        self._lock = Lock()
+
+    @property
+    def remembered_bytes(self) -> int:
+        """Memory taken now, roughly."""
+        return self._bytes
+
+    def find(self, items: Sequence[_Item]) -> Beginning[_Item, _Value] | None:
+        """The longest list that ``items`` begin with, if it ends among the last of them."""
+        for length in range(len(items), max(0, len(items) - REACH), -1):
+            with self._lock:
+                found = self._held.get((id(items[length - 1]), length))
+                if found is not None and all(map(is_, found.items, items)):
+                    self._held.move_to_end(found.key)
+                    return found
+        return None
+
+    def put(
+        self,
+        items: Sequence[_Item],
+        value: _Value,
+        weight: int,
+        instead_of: Beginning[_Item, _Value] | None = None,
+    ) -> None:
+        """Remember what was made of ``items``, of which there is one or more.
+
+        Args:
+            instead_of: what isn't needed any more.
+        """
+        fresh = Beginning(items, value, weight)
+        with self._lock:
+            for gone in (instead_of, self._held.get(fresh.key)):
+                if gone is not None and self._held.get(gone.key) is gone:
+                    del self._held[gone.key]
+                    self._bytes -= gone.weight
+            self._held[fresh.key] = fresh
+            self._bytes += weight
+            while self._bytes > self._max_bytes:
+                _, oldest = self._held.popitem(last=False)
+                self._bytes -= oldest.weight

@@ -1,0 +1,238 @@
+"""A chat completion as a response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .calls import whole_call
+from .errors import AnswerError
+from .ids import output_id, response_id
+from .reasoning import reasoning_item
+from .tools import ToolBook
+
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_RATE_LIMIT = 429
+_SERVER_FAULT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What of a response is known before the engine has answered.
+
+    ``shown`` is what its document has of the request.
+    """
+
+    key: str
+    """32 hexadecimal digits; names the response and its items."""
+    created_at: int
+    model: str
+    shown: Mapping[str, Any]
+    tools: ToolBook
+    carries_reasoning: bool
+
+    def item_id(self, kind: str, index: int) -> str:
+        """The id of an item."""
+        return output_id(kind, self.key, index)
+
+    def call_id(self, index: int) -> str:
+        """The id of a call that the engine gave none."""
+        return f"call_{self.key}_{index}"
+
+    def document(
+        self,
+        status: str,
+        output: Sequence[Mapping[str, Any]] = (),
+        *,
+        model: object = None,
+        reason: str | None = None,
+        error: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """The response, but for its ``usage``.
+
+        Args:
+            model: as the engine names it.
+            reason: why it is incomplete.
+        """
+        return {
+            "id": response_id(self.key),
+            "object": "response",
+            "created_at": self.created_at,
+            "status": status,
+            "background": False,
+            "error": error,
+            "incomplete_details": {"reason": reason} if reason else None,
+            "model": str(model or self.model),
+            "output": list(output),
+            **self.shown,
+        }
+
+
+def shown_request(body: Mapping[str, Any], *, store: bool) -> dict[str, Any]:
+    """What a response's document repeats of its request, with the API's defaults."""
+    reasoning = body.get("reasoning")
+    reasoning = reasoning if isinstance(reasoning, dict) else {}
+    text = body.get("text")
+    defaults: dict[str, Any] = {
+        "instructions": None,
+        "max_output_tokens": None,
+        "max_tool_calls": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "prompt_cache_key": None,
+        "safety_identifier": None,
+        "temperature": 1.0,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": 1.0,
+        "truncation": "disabled",
+        "user": None,
+    }
+    repeated = {
+        name: body[name] if body.get(name) is not None else default
+        for name, default in defaults.items()
+    }
+    return {
+        **repeated,
+        "reasoning": {"effort": None, "summary": None, **reasoning},
+        "service_tier": "default",
+        "store": store,
+        "text": {"format": {"type": "text"}, **(text if isinstance(text, dict) else {})},
+    }
+
+
+def map_answer(answer: Mapping[str, Any], opening: Opening) -> dict[str, Any]:
+    """The response of a whole chat completion, but for its ``usage``.
+
+    Raises:
+        AnswerError: it is no chat completion.
+    """
+    choice = first_choice(answer)
+    said = choice.get("message") if choice is not None else None
+    if choice is None or not isinstance(said, Mapping):
+        raise AnswerError("The engine's answer is no chat completion.")
+    status, reason = ending(choice)
+    calls = said.get("tool_calls")
+    output = _output(said, calls if isinstance(calls, list) else [], opening)
+    if output:
+        output[-1]["status"] = status
+    return opening.document(status, output, model=answer.get("model"), reason=reason)
+
+
+def ending(choice: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Status and, where it is incomplete, the reason."""
+    reason = _INCOMPLETE.get(str(choice.get("finish_reason")))
+    return ("incomplete" if reason else "completed"), reason
+
+
+def failed_error(status: int, message: str) -> dict[str, Any]:
+    """The member ``error`` of a failed response.
+
+    Args:
+        status: the HTTP status that it would have been.
+    """
+    code = "server_error" if status >= _SERVER_FAULT else "invalid_prompt"
+    return {"code": "rate_limit_exceeded" if status == _RATE_LIMIT else code, "message": message}
+
+
+def message_item(item_id: str, content: Sequence[Mapping[str, Any]], status: str) -> dict[str, Any]:
+    """A message of the assistant."""
+    head = {"type": "message", "id": item_id, "role": "assistant", "status": status}
+    return {**head, "content": list(content)}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """A text of a message."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def first_choice(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The choice with index 0; a response has no others."""
+    choices = document.get("choices")
+    found = choices if isinstance(choices, list) else ()
+    return next(
+        (each for each in found if isinstance(each, dict) and each.get("index", 0) == 0), None
+    )
+
+
+def reasoning_of(said: Mapping[str, Any]) -> str | None:
+    """What a message or a delta has of the model's reasoning, under either name for it."""
+    return text_or_none(said.get("reasoning_content")) or text_or_none(said.get("reasoning"))
+
+
+def text_or_none(value: object) -> str | None:
+    """A text, or None for anything else."""
+    return value if isinstance(value, str) else None
+
+
+def map_usage(usage: Mapping[str, Any] | None, account: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``usage`` as the Responses API counts it.
+
+    Args:
+        usage: the engine's; not all of them say what was cached.
+        account: the member ``leyline`` of the answer, which does where the engine gave a receipt.
+    """
+    usage = usage or {}
+    tokens = (account or {}).get("tokens") or {}
+    prompt = _count(usage.get("prompt_tokens")) or _count(tokens.get("prompt"))
+    cached = _detail(usage.get("prompt_tokens_details"), "cached_tokens")
+    if cached is None:
+        cached = _count(tokens.get("prefix")) + _count(tokens.get("spliced"))
+    thought = _detail(usage.get("completion_tokens_details"), "reasoning_tokens")
+    if thought is None:
+        thought = _count(usage.get("reasoning_tokens"))
+    output = _count(usage.get("completion_tokens"))
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": min(cached, prompt), "cache_write_tokens": 0},
+        "output_tokens": output,
+        "output_tokens_details": {"reasoning_tokens": min(thought, output)},
+        "total_tokens": prompt + output,
+    }
+
+
+def _output(
+    said: Mapping[str, Any], calls: Sequence[Any], opening: Opening
+) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if reasoning := reasoning_of(said):
+        identifier = opening.item_id("reasoning", 0)
+        carried = opening.carries_reasoning
+        items.append(reasoning_item(identifier, reasoning, carried=carried, status="completed"))
+    parts: list[dict[str, Any]] = []
+    if text := text_or_none(said.get("content")):
+        parts.append(text_part(text))
+    if refusal := text_or_none(said.get("refusal")):
+        parts.append({"type": "refusal", "refusal": refusal})
+    if parts or not (calls or items):
+        identifier = opening.item_id("message", len(items))
+        items.append(message_item(identifier, parts or [text_part("")], "completed"))
+    return items + [_call(call, opening, len(items) + i) for i, call in enumerate(calls)]
+
+
+def _call(call: object, opening: Opening, index: int) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not name:
+        raise AnswerError("The engine's answer has a tool call without a name.")
+    tool = opening.tools.called(str(name))
+    arguments = function.get("arguments")
+    return whole_call(
+        tool,
+        opening.item_id(tool.item_type, index),
+        str(call.get("id") or opening.call_id(index)),
+        arguments if isinstance(arguments, str) else "",
+        "completed",
+    )
+
+
+def _detail(details: object, name: str) -> int | None:
+    value = details.get(name) if isinstance(details, Mapping) else None
+    return None if value is None else _count(value)
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0

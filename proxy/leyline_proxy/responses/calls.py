@@ -1,0 +1,141 @@
+"""Tool calls as items, and as calls of chat messages.
+
+A custom tool is a function with one string, ``input``; a tool in a namespace is a function whose
+name begins with the namespace's; the local shell is a function ``local_shell``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from .content import Item, string
+from .errors import FieldError
+
+SHELL = "local_shell"
+CUSTOM_MEMBER = "input"
+_SHELL_MEMBERS = ("command", "timeout_ms", "working_directory", "env", "user")
+
+Kind = Literal["function", "custom", "local_shell"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool as its client knows it."""
+
+    kind: Kind
+    name: str
+    namespace: str | None = None
+
+    @property
+    def chat_name(self) -> str:
+        """The function's name in a chat request."""
+        if not self.namespace:
+            return self.name
+        between = "" if self.namespace.endswith("__") else "__"
+        return f"{self.namespace}{between}{self.name}"
+
+    @property
+    def item_type(self) -> str:
+        """The type of its calls."""
+        if self.kind == "custom":
+            return "custom_tool_call"
+        return "function_call" if self.kind == "function" else "local_shell_call"
+
+
+def chat_call(place: str, item: Item) -> dict[str, Any]:
+    """The call of a chat message that an item stands for.
+
+    Raises:
+        FieldError: names the field and what it should be.
+    """
+    call_id = string(place, item, "call_id")
+    match item["type"]:
+        case "custom_tool_call":
+            kind: Kind = "custom"
+            arguments = _spaced({CUSTOM_MEMBER: string(place, item, "input")})
+            name = string(place, item, "name")
+        case "local_shell_call":
+            kind, name = "local_shell", SHELL
+            arguments = _shell_arguments(f"{place}.action", item.get("action"))
+        case _:
+            kind, name = "function", string(place, item, "name")
+            arguments = string(place, item, "arguments")
+    namespace = item.get("namespace")
+    tool = Tool(kind, name, namespace if isinstance(namespace, str) else None)
+    function = {"name": tool.chat_name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def opened_call(tool: Tool, item_id: str, call_id: str) -> dict[str, Any]:
+    """A call's item before its arguments have come."""
+    head: dict[str, Any] = {"type": tool.item_type, "id": item_id, "call_id": call_id}
+    if tool.kind != "local_shell":
+        head |= {"name": tool.name, "arguments" if tool.kind == "function" else "input": ""}
+    if tool.namespace:
+        head["namespace"] = tool.namespace
+    return {**head, "status": "in_progress"}
+
+
+def whole_call(
+    tool: Tool, item_id: str, call_id: str, arguments: str, status: str
+) -> dict[str, Any]:
+    """A call's item.
+
+    Args:
+        arguments: as the engine gave them. Of a local shell's call that has no command in them, a
+            function call is made, which takes any.
+    """
+    action = _shell_action(arguments) if tool.kind == "local_shell" else None
+    if tool.kind == "local_shell" and action is None:
+        tool = Tool("function", SHELL)
+    item = {**opened_call(tool, item_id, call_id), "status": status}
+    if tool.kind == "function":
+        item["arguments"] = arguments
+    elif tool.kind == "custom":
+        item["input"] = custom_input(arguments)
+    else:
+        item["action"] = action
+    return item
+
+
+def custom_input(arguments: str) -> str:
+    """What a custom tool is called with; what isn't in the form it should have is it all."""
+    found = _object(arguments).get(CUSTOM_MEMBER)
+    return found if isinstance(found, str) else arguments
+
+
+def _shell_arguments(place: str, action: object) -> str:
+    command = action.get("command") if isinstance(action, Mapping) else None
+    if not isinstance(action, Mapping) or not _is_command(command):
+        raise FieldError(f"{place}.command", f"{place}.command must be a list of strings.")
+    return _spaced({name: action[name] for name in _SHELL_MEMBERS if action.get(name)})
+
+
+def _shell_action(arguments: str) -> dict[str, Any] | None:
+    given = _object(arguments)
+    if not _is_command(given.get("command")):
+        return None
+    own = {name: given[name] for name in _SHELL_MEMBERS if given.get(name)}
+    return {"type": "exec", "env": {}, **own}
+
+
+def _is_command(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(word, str) for word in value)
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {}
+
+
+def _spaced(value: Mapping[str, Any]) -> str:
+    """JSON as engines write the calls that they have parsed."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,145 @@
+"""Content of messages and of tool results, as content of chat messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import FieldError
+
+Item = Mapping[str, Any]
+
+_TEXTS = ("input_text", "output_text", "text")
+_DETAILS = ("auto", "low", "high")
+
+
+def shown_content(field: str, content: object) -> str | list[dict[str, Any]]:
+    """Content of a user's or a system message: a text alone is a string.
+
+    Raises:
+        FieldError: names the field and what it should be.
+    """
+    if isinstance(content, str):
+        return content
+    parts = _parts(field, content)
+    if not parts:
+        return ""
+    only = parts[0] if len(parts) == 1 else {}
+    return str(only["text"]) if only.get("type") == "text" else parts
+
+
+def joined_content(field: str, output: object) -> str | list[dict[str, Any]]:
+    """Content of a tool's result, or of a system message: texts are one text, since templates
+    differ in how they show parts.
+
+    Raises:
+        FieldError: names the field and what it should be.
+    """
+    if output is None or isinstance(output, str):
+        return output or ""
+    parts = _parts(field, output)
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    return "\n".join(texts) if len(texts) == len(parts) else parts
+
+
+def said_text(field: str, content: object) -> str:
+    """The text of an assistant's message, refusals included, as the engine gave it: without
+    anything between its parts.
+
+    Raises:
+        FieldError: names the field and what it should be.
+    """
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    texts = []
+    for number, raw in enumerate(_list(field, content)):
+        place = f"{field}[{number}]"
+        part = typed(place, raw)
+        if part["type"] == "refusal":
+            texts.append(string(place, part, "refusal"))
+        elif part["type"] in _TEXTS:
+            texts.append(string(place, part, "text"))
+        else:
+            raise unknown(place, part, "output_text or refusal in an assistant message")
+    return "".join(texts)
+
+
+def typed(place: str, raw: object) -> Item:
+    """An object with a type.
+
+    Raises:
+        FieldError: it is none.
+    """
+    if isinstance(raw, dict) and isinstance(raw.get("type"), str):
+        return raw
+    raise FieldError(place, f"{place} must be an object with a type.")
+
+
+def string(place: str, item: Item, name: str) -> str:
+    """A member that is a string.
+
+    Raises:
+        FieldError: it is none.
+    """
+    value = item.get(name)
+    if isinstance(value, str):
+        return value
+    raise FieldError(f"{place}.{name}", f"{place}.{name} must be a string.")
+
+
+def unknown(place: str, item: Item, known: str) -> FieldError:
+    """The error for a type that isn't taken."""
+    return FieldError(
+        f"{place}.type", f"{place}.type: {str(item['type'])[:80]!r} isn't taken here, only {known}."
+    )
+
+
+def _parts(field: str, content: object) -> list[dict[str, Any]]:
+    places = ((f"{field}[{i}]", raw) for i, raw in enumerate(_list(field, content)))
+    return [_part(place, typed(place, raw)) for place, raw in places]
+
+
+def _part(place: str, part: Item) -> dict[str, Any]:
+    match part["type"]:
+        case "input_text" | "output_text" | "text":
+            return {"type": "text", "text": string(place, part, "text")}
+        case "input_image":
+            return {"type": "image_url", "image_url": _image(place, part)}
+        case "input_file":
+            return {"type": "file", "file": _file(place, part)}
+        case "input_audio":
+            audio = part.get("input_audio")
+            if not isinstance(audio, dict):
+                raise FieldError(f"{place}.input_audio", f"{place}.input_audio must be an object.")
+            return {"type": "input_audio", "input_audio": audio}
+    raise unknown(place, part, "input_text, input_image, input_file or input_audio")
+
+
+def _image(place: str, part: Item) -> dict[str, Any]:
+    url = part.get("image_url")
+    if not isinstance(url, str) or not url:
+        raise FieldError(
+            f"{place}.image_url",
+            f"{place}.image_url must be a URL, or the image as a data URL; files aren't kept here.",
+        )
+    detail = part.get("detail")
+    return {"url": url, **({"detail": detail} if detail in _DETAILS else {})}
+
+
+def _file(place: str, part: Item) -> dict[str, Any]:
+    data = part.get("file_data")
+    if not isinstance(data, str) or not data:
+        raise FieldError(
+            f"{place}.file_data",
+            f"{place}.file_data must be the file in base64; files aren't kept or fetched here.",
+        )
+    name = part.get("filename")
+    return {"file_data": data, **({"filename": name} if isinstance(name, str) else {})}
+
+
+def _list(field: str, content: object) -> list[Any]:
+    if isinstance(content, list):
+        return content
+    raise FieldError(field, f"{field} must be a string or a list of content parts.")

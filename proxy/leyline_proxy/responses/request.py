@@ -1,0 +1,295 @@
+"""A request of the Responses API as a chat request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import FieldError
+from .items import TOOLS_ITEM, Placed, conversation, kind_of
+from .tools import ToolBook, choose_tools, read_tools
+
+Items = Sequence[Mapping[str, Any]]
+
+PREVIOUS = "previous_response_id"
+
+_MAPPED = frozenset(
+    {
+        "input",
+        "instructions",
+        "max_output_tokens",
+        "messages",
+        "reasoning",
+        "stream_options",
+        "text",
+        "tool_choice",
+        "tools",
+        PREVIOUS,
+    }
+)
+
+_WITHOUT_EFFECT = frozenset(
+    {
+        "access_programs",
+        "client_metadata",
+        "image",
+        "include",
+        "max_tool_calls",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "top_logprobs",
+        "truncation",
+    }
+)
+"""Dealt with elsewhere, or between a client and OpenAI: accounts, caching that is automatic."""
+
+_SERVER_SIDE = {
+    "background": "background runs aren't offered here; leave it out and stream instead.",
+    "conversation": "conversations aren't kept here; use previous_response_id instead.",
+    "moderation": "moderation needs OpenAI's own servers; leave it out.",
+    "prompt": "prompt templates aren't kept here; send instructions and input instead.",
+}
+_EFFORT = {
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "high",
+    "max": "high",
+}
+_CARRY = "reasoning.encrypted_content"
+_PLACE = re.compile(r"messages\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMapping:
+    """A chat request, and what its answer needs to be mapped back."""
+
+    body: dict[str, Any]
+    origins: tuple[str, ...]
+    """Per chat message, the field that it was made from."""
+    tools: ToolBook
+    carries_reasoning: bool
+    """Whether reasoning items are to hold ``encrypted_content``."""
+    truncates: bool
+    """Whether old items may be dropped where all don't fit."""
+
+    def in_request(self, text: str) -> str:
+        """``text`` with the client's own fields in place of those of the chat request."""
+
+        def origin(match: re.Match[str]) -> str:
+            index = int(match[1])
+            return self.origins[index] if index < len(self.origins) else match[0]
+
+        return _PLACE.sub(origin, text)
+
+
+def input_items(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The request's own items, references among them.
+
+    Raises:
+        FieldError: ``input`` is neither a string nor a list of items.
+    """
+    given = body.get("input")
+    if isinstance(given, str):
+        content = [{"type": "input_text", "text": given}]
+        return [{"type": "message", "role": "user", "content": content}]
+    if given is None and body.get(PREVIOUS) is not None:
+        return []
+    if not isinstance(given, list):
+        raise FieldError("input", "input must be a string or a list of items.")
+    if not given and body.get(PREVIOUS) is None:
+        raise FieldError("input", "input must hold at least one item.")
+    return given
+
+
+def references(items: Items) -> list[str]:
+    """The ids of stored items that a request refers to, in their order.
+
+    Raises:
+        FieldError: names what is no item, or no id.
+    """
+    found = (_reference(item, f"input[{index}]") for index, item in enumerate(items))
+    return [identifier for identifier in found if identifier is not None]
+
+
+def resolved(items: Items, known: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The items, with what references stand for in their places.
+
+    Raises:
+        FieldError: an item that isn't known.
+    """
+    found: list[Mapping[str, Any]] = []
+    for index, item in enumerate(items):
+        identifier = _reference(item, f"input[{index}]")
+        if identifier is not None and identifier not in known:
+            field = f"input[{index}].id"
+            message = f"{field} names no item that is stored here; it may have expired."
+            raise FieldError(field, message, code="item_not_found", missing=True)
+        found.append(item if identifier is None else known[identifier])
+    return found
+
+
+def map_request(
+    body: Mapping[str, Any], items: Items, previous: Items = (), *, runs: bool = True
+) -> ChatMapping:
+    """Map a request. Members that aren't this API's are kept, as the chat route does.
+
+    Args:
+        items: the request's own, without references.
+        previous: the items of the responses before it, oldest first.
+        runs: False where tokens are only counted.
+
+    Raises:
+        FieldError: names the field and what it should be.
+    """
+    for name, message in _SERVER_SIDE.items():
+        if body.get(name):
+            raise FieldError(name, message, code="unsupported_parameter")
+    own = [Placed(item, f"input[{index}]") for index, item in enumerate(items)]
+    if isinstance(body.get("input"), str):
+        own = [Placed(item, "input") for item in items]
+    placed = [*(Placed(item, PREVIOUS) for item in previous), *own]
+    messages = conversation(body.get("instructions"), placed)
+    book = read_tools([("tools", body.get("tools")), *_more_tools(placed)])
+    chosen, book = choose_tools(body.get("tool_choice"), book)
+    chat = {
+        name: value
+        for name, value in body.items()
+        if name not in _MAPPED
+        and name not in _WITHOUT_EFFECT
+        and name not in _SERVER_SIDE
+        and value is not None
+    }
+    chat["messages"] = [dict(one.value) for one in messages]
+    if book.definitions:
+        chat["tools"] = list(book.definitions)
+    else:
+        chat.pop("parallel_tool_calls", None)
+    chat |= chosen
+    if runs:
+        chat |= _limit(body.get("max_output_tokens"))
+    if body.get("stream") is True:
+        chat["stream_options"] = {"include_usage": True}
+    chat |= _reasoning(body.get("reasoning"), body.get("chat_template_kwargs"))
+    chat |= _text(body.get("text"))
+    if isinstance(body.get("context_management"), list):
+        raise FieldError(
+            "context_management",
+            'context_management must be an object {"edits": [...]}; compaction isn\'t offered.',
+        )
+    return ChatMapping(
+        body=chat,
+        origins=tuple(one.origin for one in messages),
+        tools=book,
+        carries_reasoning=_carries(body.get("include")),
+        truncates=_truncates(body.get("truncation")),
+    )
+
+
+def stores(body: Mapping[str, Any]) -> bool:
+    """Whether a response is to be kept.
+
+    Raises:
+        FieldError: ``store`` is no boolean.
+    """
+    store = body.get("store")
+    if store is not None and not isinstance(store, bool):
+        raise FieldError("store", "store must be true or false.")
+    return store is not False
+
+
+def previous_id(body: Mapping[str, Any]) -> str | None:
+    """The response that a request goes on from.
+
+    Raises:
+        FieldError: it is no string.
+    """
+    previous = body.get(PREVIOUS)
+    if previous is not None and not isinstance(previous, str):
+        raise FieldError(PREVIOUS, f"{PREVIOUS} must be the id of a response.")
+    return previous
+
+
+def _more_tools(items: Sequence[Placed]) -> list[tuple[str, object]]:
+    return [
+        (f"{item.origin}.tools", item.value.get("tools"))
+        for item in items
+        if kind_of(item) == TOOLS_ITEM
+    ]
+
+
+def _limit(value: object) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return {"max_tokens": value}
+    field = "max_output_tokens"
+    raise FieldError(field, f"{field} must be a number of tokens, 1 or more.")
+
+
+def _reasoning(config: object, given: object) -> dict[str, Any]:
+    """How hard to think; not at all under both names that chat templates have for it."""
+    if config is None:
+        return {}
+    if not isinstance(config, dict):
+        raise FieldError("reasoning", "reasoning must be an object.")
+    effort = config.get("effort")
+    if effort is None:
+        return {}
+    if effort == "none":
+        own = given if isinstance(given, dict) else {}
+        return {"chat_template_kwargs": {"enable_thinking": False, "thinking": False, **own}}
+    if not isinstance(effort, str) or effort not in _EFFORT:
+        known = ", ".join(("none", *_EFFORT))
+        raise FieldError("reasoning.effort", f"reasoning.effort must be one of {known}.")
+    return {"reasoning_effort": _EFFORT[effort]}
+
+
+def _text(config: object) -> dict[str, Any]:
+    if config is None:
+        return {}
+    if not isinstance(config, dict):
+        raise FieldError("text", "text must be an object.")
+    match config.get("format"):
+        case None | {"type": "text"}:
+            return {}
+        case {"type": "json_object"}:
+            return {"response_format": {"type": "json_object"}}
+        case {"type": "json_schema", "schema": dict(schema), **other}:
+            name = other.get("name")
+            described: dict[str, Any] = {"name": name if isinstance(name, str) else "response"}
+            described |= {key: other[key] for key in ("description", "strict") if other.get(key)}
+            shaped = {"type": "json_schema", "json_schema": {**described, "schema": schema}}
+            return {"response_format": shaped}
+    field = "text.format"
+    raise FieldError(field, f"{field} must have type text, json_object, or json_schema and schema.")
+
+
+def _carries(include: object) -> bool:
+    if include is None:
+        return False
+    if not isinstance(include, list):
+        raise FieldError("include", "include must be a list of names.")
+    return _CARRY in include
+
+
+def _truncates(value: object) -> bool:
+    if value not in (None, "auto", "disabled"):
+        raise FieldError("truncation", "truncation must be auto or disabled.")
+    return value == "auto"
+
+
+def _reference(item: Mapping[str, Any], place: str) -> str | None:
+    """The id that a reference has; None for any other item."""
+    if kind_of(Placed(item, place)) != "item_reference":
+        return None
+    identifier = item.get("id")
+    if isinstance(identifier, str):
+        return identifier
+    raise FieldError(f"{place}.id", f"{place}.id must be the id of a stored item.")

@@ -1,0 +1,7 @@
+"""Sessions in Redis, shared by several proxies and outliving them. See docs/sessions.md."""
+
+from .link import RedisLink, RedisOptions
+from .sealing import Seal
+from .store import RedisSessionStore
+
+__all__ = ["RedisLink", "RedisOptions", "RedisSessionStore", "Seal"]

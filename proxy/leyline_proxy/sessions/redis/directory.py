@@ -1,0 +1,155 @@
+"""Where sessions are found: by history, by tenant, by age. Entries are hints, perhaps outdated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ...core.session import Session
+from ..summary import SessionOverview
+from . import keys as names
+from .keys import Keys
+from .link import RedisLink
+from .stored import Candidate, chain_of, longest_whole, opening_of, overview_of
+
+_MAX_OPENINGS = 32
+"""Sessions with one opening that are looked at, latest first."""
+
+_CHUNKS = (16, 512)
+"""Lengths of history that are asked for at once: the latest are the likeliest."""
+
+_MAX_LISTED = 1000
+
+_Pipeline = Any
+
+
+class Directory:
+    """Writes and follows the hints. Every method raises StoreGoneError where Redis is gone."""
+
+    def __init__(
+        self, link: RedisLink, keys: Keys, *, ttl_s: float, max_sessions: int | None = None
+    ) -> None:
+        self._link = link
+        self._keys = keys
+        self._ttl_s = ttl_s
+        self._max_sessions = max_sessions
+
+    async def enter(self, session: Session, chain: Sequence[int], now: float) -> None:
+        """Make a session findable, and drop the oldest where they are too many."""
+        keys, ttl_ms = self._keys, round(self._ttl_s * 1000)
+        digest = keys.digest(session.tenant, session.id)
+        listed = keys.tenant(session.tenant)
+        opening = opening_of(session, chain)
+
+        def commands(pipe: _Pipeline) -> None:
+            pipe.zadd(keys.all, {digest: now})
+            pipe.zremrangebyscore(keys.all, "-inf", now - self._ttl_s)
+            pipe.zadd(listed, {session.id: now})
+            pipe.zremrangebyscore(listed, "-inf", now - self._ttl_s)
+            pipe.pexpire(listed, ttl_ms)
+            if chain:
+                whole = keys.whole(session.tenant, session.key, chain[-1])
+                pipe.set(whole, session.id, px=ttl_ms)
+            if opening is not None:
+                entry = keys.opening(session.tenant, session.key, opening)
+                pipe.zadd(entry, {session.id: now})
+                pipe.zremrangebyrank(entry, 0, -_MAX_OPENINGS - 1)
+                pipe.pexpire(entry, ttl_ms)
+            pipe.zcard(keys.all)
+
+        *_, total = await self._link.together(commands)
+        if self._max_sessions is not None and total > self._max_sessions:
+            await self._evict(total - self._max_sessions)
+
+    async def remove(self, tenant: str, session_id: str) -> bool:
+        """Let a session go; whether it was there."""
+        digest = self._keys.digest(tenant, session_id)
+        entry, flight = self._keys.of_digest(digest)
+        there, *_ = await self._link.together(
+            lambda pipe: (
+                pipe.delete(entry),
+                pipe.delete(flight),
+                pipe.zrem(self._keys.all, digest),
+                pipe.zrem(self._keys.tenant(tenant), session_id),
+            )
+        )
+        return bool(there)
+
+    async def _evict(self, count: int) -> None:
+        popped = await self._link.call(lambda client: client.zpopmin(self._keys.all, count))
+        entries = [entry for digest, _ in popped for entry in self._keys.of_digest(digest.decode())]
+        await self._link.together(
+            lambda pipe: [pipe.delete(entry) for entry in entries], empty=not entries
+        )
+
+    async def candidates(
+        self, tenant: str, key: str, chain: Sequence[int], shortest: int
+    ) -> list[Candidate]:
+        """Sessions that hints lead to, down to the longest that ``chain`` wholly continues."""
+        keys = self._keys
+        found: dict[str, Candidate] = {}
+        opening = []
+        if shortest <= len(chain):
+            entry = keys.opening(tenant, key, chain[shortest - 1])
+            opening = [entry]
+        end = len(chain)
+        for size in _lengths(end):
+            values = chain[end - size : end]
+            entries = [keys.whole(tenant, key, value) for value in values]
+
+            def commands(
+                pipe: _Pipeline, entries: list[str] = entries, opening: list[str] = opening
+            ) -> None:
+                for entry in opening:
+                    pipe.zrevrange(entry, 0, _MAX_OPENINGS - 1)
+                for entry in entries:
+                    pipe.get(entry)
+
+            answers = await self._link.together(commands)
+            hinted = [name for answer in answers[: len(opening)] for name in answer]
+            hinted += [name for name in answers[len(opening) :] if name]
+            await self._look_up(tenant, (name.decode() for name in hinted), found)
+            opening = []
+            end -= size
+            whole = longest_whole([*found.values()], chain)
+            if whole is not None and len(whole.chain) > end:
+                break
+        return [*found.values()]
+
+    async def _look_up(self, tenant: str, ids: Iterable[str], found: dict[str, Candidate]) -> None:
+        """Add the histories of sessions."""
+        asked = [name for name in dict.fromkeys(ids) if name not in found]
+        entries = [self._keys.session(tenant, name) for name in asked]
+        answers = await self._link.together(
+            lambda pipe: [pipe.hmget(each, [names.CHAIN, names.UPDATED]) for each in entries],
+            empty=not entries,
+        )
+        for name, (stored, updated) in zip(asked, answers, strict=True):
+            found[name] = Candidate(name, chain_of(stored), float(updated or 0))
+
+    async def listed(self, tenant: str, now: float) -> tuple[SessionOverview, ...]:
+        """The tenant's sessions, latest first."""
+        entry, least = self._keys.tenant(tenant), now - self._ttl_s
+        found = await self._link.call(
+            lambda client: client.zrevrangebyscore(entry, "+inf", least, start=0, num=_MAX_LISTED)
+        )
+        entries = [self._keys.session(tenant, name.decode()) for name in found]
+        lines = await self._link.together(
+            lambda pipe: [pipe.hget(each, names.OVERVIEW) for each in entries], empty=not entries
+        )
+        return tuple(seen for line in lines if (seen := overview_of(line)) is not None)
+
+    async def count(self, now: float) -> int:
+        """All sessions of all tenants."""
+        entry, least = self._keys.all, now - self._ttl_s
+        return int(await self._link.call(lambda client: client.zcount(entry, least, "+inf")))
+
+
+def _lengths(total: int) -> Iterable[int]:
+    """How many lengths to ask for at a time, until all ``total`` are."""
+    few, many = _CHUNKS
+    size = few
+    while total > 0:
+        yield min(size, total)
+        total -= size
+        size = many

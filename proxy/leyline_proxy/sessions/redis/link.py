@@ -1,0 +1,208 @@
+"""The way to Redis: short time limits, and a circuit that spares requests a wait for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import structlog
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as ConnectionFailed
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from .scripts import Script
+
+log = structlog.get_logger("leyline.sessions")
+
+T = TypeVar("T")
+
+CLUSTER = "+cluster"
+SCHEMES = ("redis", "rediss", f"redis{CLUSTER}", f"rediss{CLUSTER}")
+
+_RUN_ID = re.compile(rb"run_id:(\w+)")
+_UNASKED = "not asked yet"
+_SPARE_S = 0.25
+"""Beyond the limits of the sockets; for name look-ups and whatever else has none."""
+
+
+class StoreGoneError(Exception):
+    """Redis can't be asked now."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisOptions:
+    """How Redis is reached."""
+
+    url: str = field(repr=False)
+    """``redis://``, ``rediss://`` (TLS), and with ``+cluster`` behind the name for a cluster; may
+    hold a password."""
+    ca_file: str | None = None
+    """Certificates that a server's is checked against, in place of the system's."""
+    connect_timeout_s: float = 0.25
+    timeout_s: float = 0.5
+    """For a command or several sent together."""
+    max_connections: int = 64
+    """To each server."""
+
+
+class RedisLink:
+    """One client, used by everything that keeps something in Redis.
+
+    The circuit opens with the first failure, for all; only :meth:`close_circuit` closes it again,
+    which is for the one task that looks whether Redis is back.
+    """
+
+    def __init__(self, options: RedisOptions) -> None:
+        self._options = options
+        self._clustered = urlsplit(options.url).scheme.endswith(CLUSTER)
+        self._slots = asyncio.Semaphore(options.max_connections)
+        self._client = self._cluster() if self._clustered else self._single()
+        self._runs: Mapping[str, str] = {}
+        self.problem: str | None = _UNASKED
+        """Why Redis isn't asked; None while the circuit is closed."""
+
+    async def call(self, command: Callable[[Any], Awaitable[T]], *, probe: bool = False) -> T:
+        """What ``command`` gives for the client.
+
+        Args:
+            probe: ask although the circuit is open.
+
+        Raises:
+            StoreGoneError: the circuit is open, or the command failed, which opens it.
+        """
+        if self.problem is not None and not probe:
+            raise StoreGoneError
+        limit = self._options.timeout_s + self._options.connect_timeout_s + _SPARE_S
+        try:
+            async with asyncio.timeout(limit), self._slots:
+                return await command(self._client)
+        except (RedisError, OSError, TimeoutError) as error:
+            self._failed(error)
+            raise StoreGoneError from None
+
+    async def run(
+        self, script: Script, keys: Sequence[str], *arguments: Any, probe: bool = False
+    ) -> Any:
+        """What a script returns; errors as of :meth:`call`."""
+        return await self.call(
+            lambda client: evaluate(client, script, keys, *arguments), probe=probe
+        )
+
+    async def together(
+        self, commands: Callable[[Any], object], *, empty: bool = False
+    ) -> list[Any]:
+        """The answers to several commands in one round trip (in a cluster: one per server).
+
+        Args:
+            commands: puts them into the pipeline that it is given.
+            empty: there are none, and nothing is asked.
+
+        Raises:
+            StoreGoneError: as of :meth:`call`.
+        """
+
+        async def send(client: Any) -> list[Any]:
+            async with client.pipeline(transaction=False) as pipe:
+                commands(pipe)
+                answers: list[Any] = await pipe.execute()
+                return answers
+
+        return [] if empty else await self.call(send)
+
+    async def look(self) -> dict[str, str]:
+        """Servers and their runs, of which each is another after a restart; for a probe.
+
+        Raises:
+            StoreGoneError: Redis isn't back.
+        """
+        return await self.call(self._ask_runs, probe=True)
+
+    def close_circuit(self, runs: Mapping[str, str]) -> None:
+        """Redis is there, in these runs, and knows what happened meanwhile."""
+        self._runs = runs
+        if self.problem is not None:
+            log.info("session_store_up")
+        self.problem = None
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        try:
+            await self._client.aclose()
+        except (RedisError, OSError):
+            return
+
+    def _failed(self, error: BaseException) -> None:
+        # A plain refusal of one command says nothing of the next.
+        if type(error) is ResponseError:
+            log.warning("session_store_refused", error=type(error).__name__)
+            return
+        if self.problem in (None, _UNASKED):
+            log.warning("session_store_gone", error=type(error).__name__)
+        kind = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+        self.problem = f"Redis is out of reach ({kind})"
+
+    async def _ask_runs(self, client: Any) -> dict[str, str]:
+        if not self._clustered:
+            return {"": _run_of(await client.execute_command("INFO", "server"))}
+        await client.initialize()
+        found = {}
+        for node in client.get_primaries():
+            answer = await client.execute_command("INFO", "server", target_nodes=node)
+            found[node.name] = _run_of(answer)
+        return found
+
+    async def _connected(self, connection: Any) -> None:
+        """A connection that the pool makes anew leads to the server that was looked at, or fails.
+
+        The pool replaces broken connections without a word, and a server that was restarted may
+        have lost its latest writes: sessions would be older than the engine's.
+        """
+        await connection.on_connect()
+        await connection.send_command("INFO", "server")
+        run = _run_of(await connection.read_response())
+        if self.problem is None and self._runs.get("", run) != run:
+            raise ConnectionFailed("another run of the server")
+
+    def _common(self) -> dict[str, Any]:
+        options = self._options
+        common: dict[str, Any] = {
+            "socket_connect_timeout": options.connect_timeout_s,
+            "socket_timeout": options.timeout_s,
+            "max_connections": options.max_connections,
+            # Nothing is tried again here: a request would wait for it.
+            "retry": Retry(NoBackoff(), 0),
+        }
+        if options.ca_file is not None:
+            common["ssl_ca_certs"] = options.ca_file
+        return common
+
+    def _single(self) -> Any:
+        return Redis.from_url(
+            self._options.url, redis_connect_func=self._connected, **self._common()
+        )
+
+    def _cluster(self) -> Any:
+        url = self._options.url.replace(f"{CLUSTER}://", "://", 1)
+        return RedisCluster.from_url(url, **self._common())
+
+
+async def evaluate(client: Any, script: Script, keys: Sequence[str], *arguments: Any) -> Any:
+    """Run a script by its name, or by its text where the server doesn't know it yet."""
+    try:
+        return await client.evalsha(script.sha, len(keys), *keys, *arguments)
+    except NoScriptError:
+        return await client.eval(script.text, len(keys), *keys, *arguments)
+
+
+def _run_of(answer: Any) -> str:
+    if isinstance(answer, dict):
+        return str(answer.get("run_id", ""))
+    raw = answer if isinstance(answer, bytes) else str(answer).encode()
+    found = _RUN_ID.search(raw)
+    return found[1].decode() if found else ""

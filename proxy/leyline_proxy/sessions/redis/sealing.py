@@ -1,0 +1,78 @@
+"""Prompt text at rest: encrypted, or not written at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+_PLAIN, _SEALED = b"P", b"E"
+_ID_BYTES, _NONCE_BYTES, _KEY_BYTES = 4, 12, 32
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Key:
+    name: bytes
+    """Which of several keys it is; tells nothing of the key."""
+    secret: bytes
+
+
+class Seal:
+    """Closes and opens what is stored of a session.
+
+    AES-256-GCM, under a key of its own for every session (HKDF-SHA256 over tenant and session id),
+    with those as associated data: a value that was copied to another session's place doesn't open.
+
+    Args:
+        secrets: the first closes, all open; with none, only what holds no text may be closed.
+    """
+
+    def __init__(self, secrets: Sequence[str] = ()) -> None:
+        self._keys = [_Key(_derive(s, b"name")[:_ID_BYTES], s.encode()) for s in secrets]
+
+    @property
+    def hides(self) -> bool:
+        """Whether what is closed can't be read without a key."""
+        return bool(self._keys)
+
+    def close(self, data: bytes, owner: bytes) -> bytes:
+        """What may be stored."""
+        if not self._keys:
+            return _PLAIN + data
+        key, nonce = self._keys[0], os.urandom(_NONCE_BYTES)
+        sealed = AESGCM(_derive(key.secret, owner)).encrypt(nonce, data, owner)
+        return b"".join((_SEALED, key.name, nonce, sealed))
+
+    def open(self, stored: bytes, owner: bytes) -> bytes | None:
+        """What was closed; None where it is damaged, another's, or its key isn't known."""
+        if not self._keys:
+            return stored[1:] if stored.startswith(_PLAIN) else None
+        # With keys, what lies there in the open may have been put there by others.
+        if not stored.startswith(_SEALED):
+            return None
+        name, rest = stored[1 : 1 + _ID_BYTES], stored[1 + _ID_BYTES :]
+        for key in self._keys:
+            if key.name == name:
+                try:
+                    cipher = AESGCM(_derive(key.secret, owner))
+                    return cipher.decrypt(rest[:_NONCE_BYTES], rest[_NONCE_BYTES:], owner)
+                except (InvalidTag, ValueError):
+                    return None
+        return None
+
+
+def owner_of(tenant: str, session_id: str) -> bytes:
+    """Tenant and session as associated data, such that no two give the same."""
+    first = tenant.encode("utf-8", "surrogatepass")
+    return len(first).to_bytes(4, "little") + first + session_id.encode("utf-8", "surrogatepass")
+
+
+def _derive(secret: str | bytes, purpose: bytes) -> bytes:
+    raw = secret.encode() if isinstance(secret, str) else secret
+    info = b"leyline session at rest 1\0" + purpose
+    return HKDF(algorithm=SHA256(), length=_KEY_BYTES, salt=None, info=info).derive(raw)

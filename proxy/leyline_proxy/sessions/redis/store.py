@@ -1,0 +1,311 @@
+"""Sessions in Redis.
+
+Every write replaces a whole session if it still is in the version that was read; who comes second
+reads again and applies its change anew. Entries by which a conversation is found are hints: what
+they lead to is checked against the session's own history, so that they need no transaction.
+
+**What isn't in the account is a loss.** An engine may hold KV of turns that no stored session
+names, and then a forget must be one of everything. Four things lead there:
+
+* A turn is in flight when its proxy is killed. So it is noted before the engine is given it, which
+  costs one short command per turn; without the note, KV of the killed turn would survive a forget.
+* Turns ran while Redis was gone. They are remembered by session, and told when it is back.
+* Redis came back with less than it had been told (restarted from a snapshot, a replica took over).
+  A server is known by its run; another run begins a new *epoch*, and a session that was written in
+  an earlier one has a loss.
+* A proxy is killed while Redis is gone, and what it remembered with it. Proxies give signs of life
+  to Redis; one that falls silent without having taken leave begins a new epoch, too.
+
+A new epoch costs every session one wider forget, and nothing where none is demanded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from random import random
+from secrets import token_hex
+
+from ...core.identity import HistoryMatch
+from ...core.session import Session
+from ..store import SessionChange
+from ..summary import SessionOverview
+from . import keys as names
+from .cache import Cached, SessionCache
+from .directory import Directory
+from .keys import Keys
+from .link import RedisLink, StoreGoneError
+from .losses import Losses
+from .scripts import LOSE, OPEN_TURN, REPLACE, STATE
+from .sealing import Seal
+from .stored import (
+    InFlight,
+    Known,
+    chain_of,
+    fields_of,
+    matches_of,
+    nothing_known,
+    session_of,
+)
+
+_ATTEMPTS = 8
+_PAUSE_S = 0.01
+"""Between attempts, at most, times their number; random, so that rivals part."""
+
+_MAX_IN_FLIGHT = 64
+_BEAT_S = 1.0
+_SILENT_S = 5.0
+"""A proxy that gave no sign of life for so long counts as killed."""
+
+
+class RedisSessionStore:
+    """A :class:`~leyline_proxy.sessions.store.SessionStore` for several proxies.
+
+    Args:
+        seal: decides whether text is stored at all.
+        max_session_bytes: of one stored session; of a longer one only the account is kept.
+        max_sessions: beyond it those go that were updated longest ago; None leaves that to time.
+        max_cached_bytes: of sessions that this proxy keeps decoded.
+    """
+
+    def __init__(
+        self,
+        link: RedisLink,
+        *,
+        ttl_s: float,
+        seal: Seal,
+        prefix: str = "leyline",
+        max_session_bytes: int = 4 << 20,
+        max_sessions: int | None = None,
+        max_cached_bytes: int = 256 << 20,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._link = link
+        self._ttl_ms = max(1, round(ttl_s * 1000))
+        self._seal = seal
+        self._keys = Keys(prefix)
+        self._max_session_bytes = max_session_bytes
+        self._directory = Directory(link, self._keys, ttl_s=ttl_s, max_sessions=max_sessions)
+        self._cache = SessionCache(max_bytes=max_cached_bytes, idle_s=60.0)
+        self._clock = clock
+        self._losses = Losses()
+        self._proxy = token_hex(8)
+
+    @property
+    def name(self) -> str:
+        """``redis``."""
+        return "redis"
+
+    @property
+    def problem(self) -> str | None:
+        return self._link.problem
+
+    async def get(self, tenant: str, session_id: str) -> Session | None:
+        now = self._clock()
+        try:
+            known, _ = await self._read(tenant, session_id)
+        except StoreGoneError:
+            # It may be a session that an engine holds much of.
+            return nothing_known(tenant, session_id, "", now)
+        return known.as_session(now)
+
+    async def matches(
+        self, tenant: str, key: str, chain: Sequence[int], shortest_partial: int
+    ) -> Sequence[HistoryMatch]:
+        try:
+            candidates = await self._directory.candidates(tenant, key, chain, shortest_partial)
+        except StoreGoneError:
+            return ()
+        return matches_of(candidates, chain, shortest_partial)
+
+    async def update(
+        self,
+        tenant: str,
+        session_id: str,
+        change: SessionChange,
+        chain: Sequence[int] | None = None,
+        *,
+        ends: str | None = None,
+    ) -> Session:
+        try:
+            for attempt in range(_ATTEMPTS):
+                await asyncio.sleep(_PAUSE_S * attempt * random())
+                known, epoch = await self._read(tenant, session_id)
+                session = change(known.as_session(self._clock(), ends))
+                history = known.chain if chain is None else tuple(chain)
+                if await self._replace(known, session, history, epoch, ends):
+                    return session
+            # Others were always faster. What they wrote stays, and this turn is a loss.
+            await self._tell_loss(tenant, session_id, session.key, 1)
+        except StoreGoneError:
+            session = change(None)
+            self._losses.add(tenant, session_id, session.key)
+        return session
+
+    async def open_turn(self, tenant: str, session_id: str, turn: str, key: str = "") -> None:
+        note = InFlight(self._clock(), key).note()
+        try:
+            await self._link.run(
+                OPEN_TURN,
+                self._entries(tenant, session_id),
+                *(turn, note, self._ttl_ms, _MAX_IN_FLIGHT, key),
+            )
+        except StoreGoneError:
+            return  # settling the turn will meet the same, or find Redis back
+
+    async def close_turn(self, tenant: str, session_id: str, turn: str) -> None:
+        key = self._keys.in_flight(tenant, session_id)
+        try:
+            await self._link.call(lambda client: client.hdel(key, turn))
+        except StoreGoneError:
+            return  # the note stays until it is old, and counts as a loss
+
+    async def delete(self, tenant: str, session_id: str) -> bool:
+        self._cache.drop(tenant, session_id)
+        try:
+            return await self._directory.remove(tenant, session_id)
+        except StoreGoneError:
+            return False
+
+    async def sessions(self, tenant: str) -> tuple[SessionOverview, ...]:
+        try:
+            return await self._directory.listed(tenant, self._clock())
+        except StoreGoneError:
+            return ()
+
+    async def count(self) -> int:
+        try:
+            return await self._directory.count(self._clock())
+        except StoreGoneError:
+            return 0
+
+    async def connect(self) -> None:
+        """Look whether Redis is there."""
+        await self._beat()
+
+    async def run(self) -> None:
+        """Give signs of life; look whether Redis is back, and tell it what ran meanwhile."""
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            await self._beat()
+            self._cache.drop_idle(self._clock())
+
+    async def aclose(self) -> None:
+        """Take leave, with nothing left to tell, and close the connections."""
+        await self._beat()
+        if not self._losses and self._link.problem is None:
+            with contextlib.suppress(StoreGoneError):
+                await self._link.call(
+                    lambda client: client.hdel(self._keys.state, f"b:{self._proxy}")
+                )
+        await self._link.aclose()
+
+    async def _beat(self) -> None:
+        try:
+            runs = await self._link.look()
+            while (loss := self._losses.oldest()) is not None:
+                await self._tell_loss(loss.tenant, loss.session, loss.key, loss.turns)
+                self._losses.told(loss)
+            everywhere = self._losses.all
+            servers = [part for server in runs.items() for part in server]
+            await self._link.run(
+                STATE,
+                [self._keys.state],
+                *(self._proxy, round(_SILENT_S * 1000), token_hex(8), str(int(everywhere))),
+                *servers,
+                probe=True,
+            )
+        except StoreGoneError:
+            return
+        if everywhere:
+            self._losses.told_all()
+        # No pause since: whatever is lost from here on is lost with the circuit closed.
+        if not self._losses:
+            self._link.close_circuit(runs)
+
+    async def _tell_loss(self, tenant: str, session_id: str, key: str, turns: int) -> None:
+        entry = self._keys.session(tenant, session_id)
+        await self._link.run(LOSE, [entry], turns, key, self._ttl_ms, probe=True)
+
+    async def _read(self, tenant: str, session_id: str) -> tuple[Known, bytes]:
+        """What is known of a session, and the epoch; in one round trip unless others wrote."""
+        entry, flight = self._entries(tenant, session_id)
+        cached = self._cache.get(tenant, session_id)
+        wanted = [names.VERSION, names.LOSSES, names.EPOCH, names.KEY]
+        rest = [names.DATA, names.CHAIN]
+        asked = wanted if cached is not None else wanted + rest
+        # Turns in flight first: one that is settled in between is then seen twice, not never.
+        notes, found, epoch = await self._link.together(
+            lambda pipe: (
+                pipe.hgetall(flight),
+                pipe.hmget(entry, asked),
+                pipe.hget(self._keys.state, "epoch"),
+            )
+        )
+        if cached is not None and found[0] != cached.version:
+            cached = None
+            found = await self._link.call(lambda client: client.hmget(entry, wanted + rest))
+        version, extra, written, key = found[:4]
+        session, chain = self._taken(tenant, session_id, found, cached)
+        known = Known(
+            tenant=tenant,
+            id=session_id,
+            version=version or b"",
+            session=session,
+            chain=chain,
+            key=(key or b"").decode("utf-8", "surrogatepass"),
+            extra=int(extra or 0),
+            outdated=bool(version) and written != epoch,
+            in_flight={turn.decode(): InFlight.of_note(note) for turn, note in notes.items()},
+        )
+        return known, epoch or b""
+
+    def _taken(
+        self, tenant: str, session_id: str, found: Sequence[bytes | None], cached: Cached | None
+    ) -> tuple[Session | None, tuple[int, ...]]:
+        version = found[0]
+        if not version:
+            self._cache.drop(tenant, session_id)
+            return None, ()
+        if cached is not None:
+            session, chain = cached.session, cached.chain
+        else:
+            read = session_of(found[4], tenant, session_id, self._seal)
+            chain = chain_of(found[5])
+            if read is None:
+                return None, chain
+            session = read
+        self._cache.put(session, version, chain, self._clock())
+        return session, chain
+
+    async def _replace(
+        self,
+        known: Known,
+        session: Session,
+        chain: tuple[int, ...],
+        epoch: bytes,
+        ends: str | None,
+    ) -> bool:
+        """Write the next version, unless another was written since ``known`` was read."""
+        version = token_hex(8)
+        fields = fields_of(
+            session, chain, self._seal, epoch=epoch, version=version, most=self._max_session_bytes
+        )
+        over = known.stale(self._clock()) | ({ends} if ends is not None else set())
+        pairs = [part for pair in fields.items() for part in pair]
+        done = await self._link.run(
+            REPLACE,
+            self._entries(known.tenant, known.id),
+            *(known.version, self._ttl_ms, known.extra, len(pairs), *pairs, *sorted(over)),
+        )
+        if not done:
+            return False
+        self._cache.put(session, version.encode(), chain, self._clock())
+        with contextlib.suppress(StoreGoneError):  # what isn't found anew begins anew
+            await self._directory.enter(session, chain, self._clock())
+        return True
+
+    def _entries(self, tenant: str, session_id: str) -> tuple[str, str]:
+        return self._keys.of_digest(self._keys.digest(tenant, session_id))

@@ -1,0 +1,74 @@
+"""Settings of the places where sessions are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
+from pydantic_settings import NoDecode
+
+MIB = 1024 * 1024
+MEMORY = "memory"
+REDIS_SCHEMES = ("redis://", "rediss://", "redis+cluster://", "rediss+cluster://")
+
+_SECRET_CHARS = 16
+"""A secret shorter than this can be tried out."""
+
+Seconds = Annotated[float, Field(gt=0, le=30)]
+
+
+class SessionSettings(BaseModel):
+    """The part of the settings that sessions have, but for the bounds of the memory."""
+
+    hints_secret: SecretStr | None = None
+    """Shared with the engine: envelopes are signed with it, so that it acts on no one else's."""
+    session_idle_s: Annotated[float, Field(gt=0)] = 30.0
+    """A session that nobody asks for in so long is packed, where sessions are in memory."""
+    session_store: SecretStr = SecretStr(MEMORY)
+    """``memory``, or the Redis that several proxies share: ``redis://HOST:PORT/DB``, ``rediss://``
+    for TLS, ``redis+cluster://`` and ``rediss+cluster://`` for a cluster."""
+    session_secret: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    """What sessions in Redis are encrypted with; of several the first encrypts, and all decrypt.
+    With none, no prompt text is stored, and only the proxy that has a session can splice it."""
+    redis_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "leyline"
+    """What the names of all entries in Redis begin with."""
+    redis_ca_file: Path | None = None
+    """Certificates that Redis's is checked against, in place of the system's."""
+    redis_connect_timeout_s: Seconds = 0.25
+    redis_timeout_s: Seconds = 0.5
+    redis_max_connections: Annotated[int, Field(ge=1)] = 64
+    redis_max_sessions: Annotated[int, Field(ge=1)] | None = None
+    """Beyond it those go that were updated longest ago; None leaves it to ``session_ttl_s``."""
+    redis_max_session_bytes: Annotated[int, Field(ge=1024)] = 4 * MIB
+    """Of one stored session; of a longer one only the account is stored."""
+
+    @field_validator("session_secret", mode="before")
+    @classmethod
+    def _split_secrets(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        return [word.strip() for word in value.split(",") if word.strip()]
+
+    @model_validator(mode="after")
+    def _check_session_store(self) -> SessionSettings:
+        where = self.session_store.get_secret_value()
+        if any(len(secret.get_secret_value()) < _SECRET_CHARS for secret in self.session_secret):
+            raise ValueError(f"session_secret must have at least {_SECRET_CHARS} characters")
+        if where == MEMORY:
+            return self
+        if not where.startswith(REDIS_SCHEMES):
+            schemes = ", ".join(REDIS_SCHEMES)
+            raise ValueError(f"session_store must be {MEMORY}, or begin with one of {schemes}")
+        if self.hints_secret is None and not self.session_secret:
+            raise ValueError(
+                "session_store in Redis needs a session_secret, which encrypts sessions, or at "
+                "least a hints_secret: proxies share it to find conversations by their history"
+            )
+        return self
+
+    def history_secret(self) -> str | None:
+        """What proxies key the hashes with by which conversations are found."""
+        if self.hints_secret is not None:
+            return self.hints_secret.get_secret_value()
+        return self.session_secret[0].get_secret_value() if self.session_secret else None

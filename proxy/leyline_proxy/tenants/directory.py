@@ -1,0 +1,150 @@
+"""The tenants, and the keys that open them."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from ..core.api_keys import ApiKey, key_digest, parse_key, tenants_of
+from ..errors import UnauthorizedError
+from ..settings import DEFAULT_TENANT, Settings
+from .key_file import read_keys
+from .tenant import Tenant, build_tenant
+
+
+class TenantDirectory:
+    """Finds the tenant of a request. Keys are kept as SHA-256 digests only.
+
+    Args:
+        fixed: keys from settings, which hold as long as the process lives.
+        filed: keys of the key file, which can be replaced.
+        build: makes the tenant of a name that a replaced file brings.
+        is_open: whether everybody is the default tenant, with any key or none.
+        now: the time in seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        fixed: Iterable[ApiKey],
+        filed: Iterable[ApiKey],
+        names: Iterable[str],
+        build: Callable[[str], Tenant],
+        *,
+        is_open: bool,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._fixed = tuple(fixed)
+        self._build = build
+        self._is_open = is_open
+        self._now = now
+        self._configured = frozenset(names)
+        self._keys: tuple[ApiKey, ...] = ()
+        self._tenants: Mapping[str, Tenant] = {}
+        self.replace(filed)
+
+    @property
+    def open(self) -> bool:
+        """True when no key is configured and everybody is the default tenant."""
+        return self._is_open
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all tenants."""
+        return frozenset(self._tenants)
+
+    @property
+    def keys(self) -> tuple[ApiKey, ...]:
+        """All keys, also those that have expired."""
+        return self._keys
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tenants
+
+    def get(self, name: str) -> Tenant | None:
+        """The tenant of that name."""
+        return self._tenants.get(name)
+
+    def replace(self, filed: Iterable[ApiKey]) -> None:
+        """Put these in the place of the file's keys; requests under way are not touched.
+
+        Raises:
+            leyline_policies.PolicySpecError, leyline_proxy.core.options.OptionError: a new
+                tenant's rules are wrong; nothing has changed then.
+        """
+        keys = (*self._fixed, *filed)
+        names = self._configured | tenants_of(keys)
+        tenants = {name: self._tenants.get(name) or self._build(name) for name in names}
+        self._keys, self._tenants = keys, tenants
+
+    def authenticate(self, headers: Mapping[str, str]) -> Tenant:
+        """The tenant of a request, from ``authorization: Bearer``, ``api-key`` or ``x-api-key``.
+
+        Every configured key is compared, in constant time each, so that timing tells neither
+        which key nor which tenant came close.
+
+        Raises:
+            UnauthorizedError: no key, an unknown one, or one that has expired.
+        """
+        if self._is_open:
+            return self._tenants[DEFAULT_TENANT]
+        key = offered_key(headers)
+        if not key:
+            raise UnauthorizedError("No API key given. Send it as 'Authorization: Bearer KEY'.")
+        found = self._match(key_digest(key))
+        if not found:
+            raise UnauthorizedError("This API key belongs to no tenant of this proxy.")
+        now = self._now()
+        for candidate in found:
+            if candidate.valid(now):
+                return self._tenants[candidate.tenant]
+        raise UnauthorizedError("This API key has expired.")
+
+    def _match(self, offered: bytes) -> list[ApiKey]:
+        """All entries of the key; a file may list one twice, with another expiry."""
+        same = hmac.compare_digest
+        return [key for key in self._keys if same(offered, key.digest)]
+
+
+def offered_key(headers: Mapping[str, str]) -> str:
+    """The key that a request brings; empty for none."""
+    scheme, _, credential = headers.get("authorization", "").partition(" ")
+    key = credential.strip() if scheme.lower() == "bearer" else ""
+    return key or headers.get("api-key", "") or headers.get("x-api-key", "")
+
+
+def build_directory(settings: Settings) -> TenantDirectory:
+    """The directory that ``settings`` describe; policies are loaded, so faults show at start-up.
+
+    Raises:
+        leyline_policies.PolicySpecError: an unknown policy or a bad parameter.
+        leyline_proxy.core.options.OptionError: a bad rule for undeclared edits.
+        ValueError: an unreadable or wrong key file, or one without a key.
+    """
+    fixed = configured_keys(settings)
+    filed = read_keys(settings.api_keys_file) if settings.api_keys_file is not None else ()
+    # A key file closes the proxy, whatever becomes of the file.
+    is_open = not fixed and settings.api_keys_file is None
+    names = {*settings.tenants, *((DEFAULT_TENANT,) if is_open else ())}
+    return TenantDirectory(
+        fixed,
+        filed,
+        names,
+        lambda name: build_tenant(name, settings, alone=is_open),
+        is_open=is_open,
+    )
+
+
+def configured_keys(settings: Settings) -> tuple[ApiKey, ...]:
+    """The keys that are settings of their own, without those of the key file.
+
+    Raises:
+        leyline_proxy.core.api_keys.KeyLineError: one that isn't written as it should be.
+    """
+    lines = [secret.get_secret_value() for secret in settings.api_keys]
+    lines += [
+        f"{tenant}:{secret.get_secret_value()}"
+        for tenant, own in settings.tenants.items()
+        for secret in own.api_keys
+    ]
+    return tuple(map(parse_key, lines))

@@ -1,0 +1,111 @@
+"""The key file, read again when it changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import structlog
+
+from ..core.api_keys import ApiKey, parse_keys
+from ..telemetry.metrics import Metrics
+
+log = structlog.get_logger("leyline.keys")
+
+Signature = tuple[int, int, int]
+
+_MAX_BYTES = 4 * 1024 * 1024
+
+
+class KeyFile:
+    """Which keys hold, by a file that may change.
+
+    A key that is no longer in the file opens nothing from the next look on. A file that can't be
+    read, is wrong, or holds no key at all changes nothing, since it may be half written: the last
+    good one holds on.
+
+    Args:
+        replace: takes the keys of a new file; may raise ValueError to refuse them.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        replace: Callable[[Iterable[ApiKey]], None],
+        metrics: Metrics,
+        *,
+        interval_s: float = 1.0,
+    ) -> None:
+        self._path = path
+        self._replace = replace
+        self._metrics = metrics
+        self._interval_s = interval_s
+        # What was read at the start may have changed since: the first look reads again.
+        self._signature: Signature | None = None
+        self._problem: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the file as it is now isn't in force; None if it is."""
+        return self._problem
+
+    async def run(self) -> None:
+        """Look at the file now and then, for ever."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(self._interval_s)
+
+    async def refresh(self) -> bool:
+        """Read the file if it has changed; whether its keys hold now."""
+        signature = await asyncio.to_thread(_signature, self._path)
+        if signature == self._signature:
+            return False
+        first = self._signature is None
+        self._signature = signature
+        try:
+            keys = await asyncio.to_thread(read_keys, self._path)
+            self._replace(keys)
+        except ValueError as error:
+            self._problem = str(error)
+            self._metrics.key_reloads.labels("refused").inc()
+            log.error("api_keys_refused", path=str(self._path), problem=self._problem)
+            return False
+        self._problem = None
+        if not first:
+            self._metrics.key_reloads.labels("loaded").inc()
+            log.info("api_keys_loaded", path=str(self._path), keys=len(keys))
+        return True
+
+
+def read_keys(path: Path) -> tuple[ApiKey, ...]:
+    """The keys of a file.
+
+    Raises:
+        ValueError: it can't be read, a line is wrong (not quoted), or there is no key in it.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"api_keys_file {path} can't be read: {error.strerror}") from error
+    if len(raw) > _MAX_BYTES:
+        raise ValueError(f"api_keys_file {path} has more than {_MAX_BYTES} bytes")
+    try:
+        keys = parse_keys(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"api_keys_file {path} is no UTF-8 text") from error
+    except ValueError as error:
+        raise ValueError(f"api_keys_file {path}, {error}") from error
+    if not keys:
+        raise ValueError(f"api_keys_file {path} holds no key")
+    return keys
+
+
+def _signature(path: Path) -> Signature:
+    """Tells versions of a file apart; editors that replace a file change its number."""
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_mtime_ns, found.st_size, found.st_ino)

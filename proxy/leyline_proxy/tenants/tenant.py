@@ -1,0 +1,84 @@
+"""A tenant with its effective rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from leyline_policies import Policy, load_pipeline
+
+from ..core.options import UndeclaredRules
+from ..settings import Settings, TenantSettings
+
+N = TypeVar("N", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """How much a tenant may do. The defaults are those of a proxy without settings."""
+
+    max_concurrent: int | None = None
+    """Requests under way; None for as many as the proxy has room for."""
+    max_queued: int = 128
+    queue_timeout_s: float = 60.0
+    weight: float = 1.0
+    """Share of free places among tenants whose requests wait."""
+    requests_per_minute: float | None = None
+    max_body_bytes: int = 32 * 1024 * 1024
+    max_messages: int = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One tenant with its effective rules."""
+
+    name: str
+    policies: tuple[Policy, ...]
+    undeclared: UndeclaredRules
+    allow_request_policy: bool
+    share: str = ""
+    """Scope that may see what the tenant's turns splice; empty for each session alone."""
+    upstreams: frozenset[str] | None = None
+    """Names of the upstreams that may serve it; None for all."""
+    limits: TenantLimits = TenantLimits()
+    forward_credentials: bool = False
+    """Whether the caller's own credentials go upstream, in place of the proxy's."""
+
+
+def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenant:
+    """The tenant called ``name``: its own settings, and for the rest the proxy's.
+
+    Args:
+        alone: there can be no other.
+
+    Raises:
+        leyline_policies.PolicySpecError: an unknown policy or a bad parameter.
+        leyline_proxy.core.options.OptionError: a bad rule for undeclared edits.
+    """
+    own = settings.tenants.get(name, TenantSettings())
+    policy = settings.policy if own.policy is None else own.policy
+    undeclared = settings.undeclared if own.undeclared is None else own.undeclared
+    allow = own.allow_request_policy
+    fair_part = max(1, int(settings.max_concurrent * settings.max_tenant_share))
+    return Tenant(
+        name=name,
+        policies=tuple(load_pipeline(policy)) if policy else (),
+        undeclared=UndeclaredRules.parse(undeclared),
+        allow_request_policy=settings.allow_request_policy if allow is None else allow,
+        share=own.share,
+        upstreams=frozenset(own.upstreams) if own.upstreams is not None else None,
+        limits=TenantLimits(
+            max_concurrent=own.max_concurrent or (None if alone else fair_part),
+            max_queued=_own(own.max_queued, settings.max_queued),
+            queue_timeout_s=_own(own.queue_timeout_s, settings.queue_timeout_s),
+            weight=own.weight,
+            requests_per_minute=own.requests_per_minute,
+            max_body_bytes=_own(own.max_body_bytes, settings.max_body_bytes),
+            max_messages=_own(own.max_messages, settings.max_messages),
+        ),
+        forward_credentials=own.forward_credentials,
+    )
+
+
+def _own(own: N | None, of_proxy: N) -> N:
+    return of_proxy if own is None else own

@@ -1,0 +1,102 @@
+"""What is wrong with a client's session, if anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from client_stack import Ran, Stack
+from support.scripted_model import ModelTurn
+
+NOTES = "notes.txt"
+TEXT = "leyline keeps the cache\n"
+SIZE = "size.txt"
+MEASURE = f"wc -c < {NOTES} > {SIZE}"
+SHOW = f"cat {NOTES} {SIZE}"
+LAST = "Both files are there."
+"""What the model says in the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A session in figures; it passed where there are no problems."""
+
+    turns: int
+    prompt_tokens: tuple[int, ...]
+    cached_tokens: tuple[int, ...]
+    sessions: int
+    """Sessions of the proxy, those of auxiliary requests included."""
+    problems: tuple[str, ...]
+
+    @property
+    def prefilled(self) -> tuple[int, ...]:
+        """Prompt tokens per turn that weren't cached."""
+        pairs = zip(self.prompt_tokens, self.cached_tokens, strict=True)
+        return tuple(prompt - cached for prompt, cached in pairs)
+
+
+def judge(stack: Stack, ran: Ran, *, steps: int, shows: str = LAST) -> Verdict:
+    """Whether the session ended well, was recognised and used the cache.
+
+    Args:
+        steps: answers that the session takes.
+        shows: what the client must print.
+    """
+    ran_all = stack.model.turns()
+    turns = [turn for turn in ran_all if turn.followed]
+    sessions = stack.sessions() if stack.proxied else []
+    problems = [
+        *_outcome(stack, ran, shows),
+        *([f"{len(turns)} turns instead of {steps}"] if len(turns) != steps else []),
+        *(session_problems(sessions, ran_all) if stack.proxied else ()),
+        *cache_problems(ran_all),
+        *(f"{s.method} {s.path} answered {s.status}" for s in stack.refused()),
+        *(f"wanted to reach {target}" for target in stack.place.trip.wanted),
+    ]
+    return Verdict(
+        turns=len(turns),
+        prompt_tokens=tuple(len(turn.prompt) for turn in turns),
+        cached_tokens=tuple(turn.cached for turn in turns),
+        sessions=len(sessions),
+        problems=tuple(problems),
+    )
+
+
+def _outcome(stack: Stack, ran: Ran, shows: str) -> list[str]:
+    problems = []
+    if ran.code != 0:
+        problems.append("didn't end" if ran.code is None else f"exit status {ran.code}")
+    if shows not in ran.output:
+        problems.append("the last answer isn't shown")
+    for name, wanted in ((NOTES, TEXT.strip()), (SIZE, str(len(TEXT)))):
+        if _content(stack.place.work / name) != wanted:
+            problems.append(f"{name} isn't as it should be")
+    return problems
+
+
+def _content(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else None
+
+
+def session_problems(sessions: list[dict[str, Any]], turns: list[ModelTurn]) -> list[str]:
+    """Whether the turns that were followed are one session, with all its turns."""
+    names = {turn.receipt.session for turn in turns if turn.followed}
+    if len(names) != 1:
+        return [f"one conversation became {len(names)} sessions"]
+    # Where a client names its session, auxiliary requests bear the same name.
+    wanted = sum(turn.receipt.session in names for turn in turns)
+    counted = sum(session["turns"] for session in sessions if session["id"] in names)
+    return [] if counted == wanted else [f"the session has {counted} turns instead of {wanted}"]
+
+
+def cache_problems(turns: list[ModelTurn]) -> list[str]:
+    """Every token that an earlier request shares must be a hit, as in an engine without a proxy."""
+    problems = []
+    for index, turn in enumerate(turns):
+        shared = max((turn.shares(earlier) for earlier in turns[:index]), default=0)
+        # The last prompt token is always computed: its logits are the answer's first.
+        wanted = min(shared, len(turn.prompt) - 1)
+        if turn.cached < wanted:
+            problems.append(f"request {index}: {turn.cached} tokens cached of {wanted} known")
+    return problems

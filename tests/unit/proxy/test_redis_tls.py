@@ -1,0 +1,104 @@
+"""Redis behind TLS: the server must prove who it is."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from support.redis_server import RedisServer, free_port, redis_server
+from support.sessions import blank
+
+from leyline_proxy.sessions.build import build_session_store
+from leyline_proxy.settings import Settings
+
+SECRET = "a secret of sixteen characters or more"
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A certificate for loopback that vouches for itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    day = datetime.timedelta(days=1)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - day)
+        .not_valid_after(now + day)
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / f"{name}.crt", folder / f"{name}.key"
+    paths[0].write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return paths
+
+
+@pytest.fixture
+def tls_port(tmp_path: Path) -> Iterator[tuple[int, RedisServer]]:
+    """A server with a port for TLS, and its certificate as ``own.crt``."""
+    public, private = certificate(tmp_path, "own")
+    port = free_port()
+    options = (
+        *("--tls-port", str(port), "--tls-auth-clients", "no"),
+        *("--tls-cert-file", str(public), "--tls-key-file", str(private)),
+    )
+    with redis_server(tmp_path, *options) as server:
+        yield port, server
+
+
+async def test_sessions_go_through_tls(tls_port: tuple[int, RedisServer], tmp_path: Path) -> None:
+    """With the authority's certificate the store works; with another's it is out of reach."""
+    port, _ = tls_port
+    settings = Settings(
+        session_store=f"rediss://127.0.0.1:{port}/0",
+        session_secret=[SECRET],
+        redis_ca_file=tmp_path / "own.crt",
+        redis_connect_timeout_s=2.0,
+        redis_timeout_s=2.0,
+    )
+    store = build_session_store(settings)
+    await store.connect()
+    assert store.problem is None
+    written = await store.update("t", "a", lambda _: blank("a"))
+    assert await store.get("t", "a") == written
+    await store.aclose()
+    another, _ = certificate(tmp_path, "another")
+    for file in (another, None):
+        stranger = build_session_store(settings.model_copy(update={"redis_ca_file": file}))
+        await stranger.connect()
+        assert stranger.problem is not None
+        await stranger.aclose()
+
+
+async def test_a_password_is_given_and_not_told(tmp_path: Path) -> None:
+    """The password in the URL opens Redis; a wrong one is a problem that quotes neither."""
+    with redis_server(tmp_path, "--requirepass", "right-word") as server:
+        for word, works in (("right-word", True), ("wrong-word", False)):
+            settings = Settings(
+                session_store=f"redis://:{word}@127.0.0.1:{server.port}/0", session_secret=[SECRET]
+            )
+            assert word not in repr(settings)
+            store = build_session_store(settings)
+            await store.connect()
+            assert (store.problem is None) == works
+            assert word not in str(store.problem)
+            await store.aclose()

@@ -1,0 +1,124 @@
+"""Stored responses at rest, lists of their items, and what truncation may drop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from responses_talks import KEY, TEXT, called, chat, gave, said
+
+from leyline_proxy.responses.errors import FieldError
+from leyline_proxy.responses.ids import answer_of, input_id, output_id, owner_of, with_id
+from leyline_proxy.responses.stored import StoredResponse, decode, encode, joined, list_items
+from leyline_proxy.responses.truncation import droppable, with_dropped
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXT,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@given(st.lists(st.dictionaries(TEXT, _JSON, max_size=3), max_size=3), _JSON)
+def test_a_response_at_rest_is_the_same_response(items: list[dict[str, Any]], value: Any) -> None:
+    """Whatever JSON its client sent, numbers of any size among it."""
+    kept = StoredResponse(id="r", session="s", input=items, response={"output": [], "x": value})
+    assert decode(encode(kept)) == kept
+
+
+@given(st.binary(max_size=40), st.integers(0, 60))
+def test_other_bytes_are_a_miss(noise: bytes, cut: int) -> None:
+    """Of another version, cut off, or damaged."""
+    whole = encode(StoredResponse(id="r", session="s"))
+    assert decode(noise) is None
+    assert decode(b"r2" + whole[2:]) is None
+    assert decode(whole[: min(cut, len(whole) - 1)]) is None
+
+
+def test_ids_say_whose_items_they_are() -> None:
+    """Given ones count as the response's, but not as its answer; foreign ones as nobody's."""
+    assert owner_of(output_id("message", KEY, 0)) == f"resp_{KEY}"
+    assert owner_of(input_id("unheard_of", KEY, 12)) == f"resp_{KEY}"
+    assert answer_of(output_id("function_call", KEY, 0)) == f"resp_{KEY}"
+    assert answer_of(input_id("function_call", KEY, 0)) is None
+    assert owner_of("fc_1") is owner_of(3) is owner_of("msg_" + KEY) is None
+    assert with_id({"id": "mine", "type": "message"}, KEY, 0)["id"] == "mine"
+    assert with_id({"role": "user"}, KEY, 3) == {
+        "role": "user",
+        "type": "message",
+        "id": f"msg_{KEY}_i3",
+    }
+
+
+ITEMS = [{**said(str(number)), "id": f"i{number}"} for number in range(5)]
+
+
+def test_items_are_listed_page_by_page() -> None:
+    """Newest first unless asked otherwise; the pages are all there is, once."""
+    assert [item["id"] for item in list_items(ITEMS, {})["data"]] == ["i4", "i3", "i2", "i1", "i0"]
+    found: list[str] = []
+    query = {"limit": "2", "order": "asc"}
+    while True:
+        page = list_items(ITEMS, query)
+        found += [item["id"] for item in page["data"]]
+        assert (page["first_id"], page["last_id"]) == (found[-len(page["data"])], found[-1])
+        if not page["has_more"]:
+            break
+        query["after"] = page["last_id"]
+    assert found == ["i0", "i1", "i2", "i3", "i4"]
+    assert list_items([], {})["data"] == []
+
+
+def test_a_listed_message_has_parts() -> None:
+    """Also one that was sent as a string."""
+    sent = [{"role": "user", "content": "a", "id": "1"}, {"role": "assistant", "content": "b"}]
+    mine = list_items(sent, {"order": "asc", "limit": "1"})["data"]
+    assert mine[0]["content"] == [{"type": "input_text", "text": "a"}]
+    its = list_items([{**sent[1], "id": "2"}], {})["data"]
+    assert its[0]["content"] == [{"type": "output_text", "text": "b", "annotations": []}]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"limit": "0"},
+        {"limit": "101"},
+        {"limit": "x"},
+        {"limit": "²"},
+        {"order": "up"},
+        {"after": "gone"},
+    ],
+)
+def test_a_wrong_page_is_named(query: dict[str, str]) -> None:
+    """By its parameter."""
+    with pytest.raises(FieldError) as refused:
+        list_items(ITEMS, query)
+    assert [refused.value.param] == list(query)
+
+
+def test_a_chain_is_its_items_in_order() -> None:
+    """Of each response what it was given, then what it gave."""
+    chain = [
+        StoredResponse(
+            id=str(i), session="s", input=[{"n": 2 * i}], response={"output": [{"n": 2 * i + 1}]}
+        )
+        for i in range(2)
+    ]
+    assert [item["n"] for item in joined(chain)] == [0, 1, 2, 3]
+    assert chain[0].item("gone") is None
+
+
+def test_truncation_drops_the_oldest_with_their_results() -> None:
+    """Never a system message, a call without its results, or the newest."""
+    talk = [said("s", "system"), said("a"), called(), gave("1"), said("b"), said("c")]
+    messages = chat([*talk[:4], said("m", "developer"), *talk[4:]])
+    units = droppable(messages)
+    assert units == [(1,), (2, 3), (5,)]
+    body = with_dropped({"messages": messages, "leyline": {"boundary": 2}}, units[:2])
+    assert body["leyline"] == {
+        "boundary": 2,
+        "edits": [{"message": index, "drop": True} for index in (1, 2, 3)],
+    }
+    assert droppable([]) == []
