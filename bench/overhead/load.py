@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -132,6 +133,8 @@ class Client:
         Raises:
             RuntimeError: the answer isn't whole, or not that of the upstream.
         """
+        if self._reader is not None and self._reader.at_eof():
+            await self.aclose()  # the server closes what is idle
         if self._reader is None or self._writer is None:
             opened = await asyncio.open_connection(self._host, self._port, limit=1 << 20)
             self._reader, self._writer = opened
@@ -158,7 +161,9 @@ class Client:
         """Close the connection."""
         if self._writer is not None:
             self._writer.close()
-            await self._writer.wait_closed()
+            with suppress(ConnectionError):
+                await self._writer.wait_closed()
+        self._reader = self._writer = None
 
 
 @dataclass

@@ -146,7 +146,7 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, BaseSettings):
     affinity_header: str | None = None
     """Header that carries the session's id upstream, for a router that stands before the engines:
     ``x-smg-routing-key`` for SGLang's."""
-    pass_through: Literal["off", "stateless", "all"] = "stateless"
+    pass_through: Literal["off", "stateless", "all"] = "stateless"  # noqa: S105
     """Other paths below ``/v1`` that go upstream as they are. ``stateless`` leaves out what stores
     objects that all callers with the proxy's upstream key would share, such as files."""
     handshake_interval_s: Annotated[float, Field(gt=0)] = 10.0

@@ -262,4 +262,6 @@ def _aider() -> Client:
         files=lambda _: {".aider/caches/model_prices_and_context_window.json": prices},
         replies=replies,
         venv="aider",
+        # The files it works on stand in the middle of its prompts.
+        appends=False,
     )

@@ -45,6 +45,8 @@ class Client:
     venv: str = ""
     """Folder below ``.clients``; empty for the tests' own packages."""
     nightly: bool = True
+    appends: bool = True
+    """Whether it leaves its history as it is from turn to turn."""
     timeout_s: float = 240.0
 
     @property
@@ -72,7 +74,8 @@ def play(client: Client, files: Path, folder: Path, *, proxied: bool = True) -> 
     replies = client.replies(folder / "work")
     with client_stack(files, folder, follow(TASK, *replies), proxied=proxied) as stack:
         ran = _run(client, stack)
-        return Outcome(judge(stack, ran, steps=len(replies)), ran)
+        verdict = judge(stack, ran, steps=len(replies), appends=client.appends)
+        return Outcome(verdict, ran)
 
 
 def _run(client: Client, stack: Stack) -> Ran:

@@ -9,6 +9,8 @@ from typing import Any
 from client_stack import Ran, Stack
 from support.scripted_model import ModelTurn
 
+from leyline_engine.contract import Outcome
+
 NOTES = "notes.txt"
 TEXT = "leyline keeps the cache\n"
 SIZE = "size.txt"
@@ -36,21 +38,22 @@ class Verdict:
         return tuple(prompt - cached for prompt, cached in pairs)
 
 
-def judge(stack: Stack, ran: Ran, *, steps: int, shows: str = LAST) -> Verdict:
+def judge(stack: Stack, ran: Ran, *, steps: int, appends: bool = True) -> Verdict:
     """Whether the session ended well, was recognised and used the cache.
 
     Args:
         steps: answers that the session takes.
-        shows: what the client must print.
+        appends: whether the client leaves its history as it is.
     """
     ran_all = stack.model.turns()
     turns = [turn for turn in ran_all if turn.followed]
     sessions = stack.sessions() if stack.proxied else []
     problems = [
-        *_outcome(stack, ran, shows),
+        *_ending(stack, ran),
         *([f"{len(turns)} turns instead of {steps}"] if len(turns) != steps else []),
         *(session_problems(sessions, ran_all) if stack.proxied else ()),
         *cache_problems(ran_all),
+        *(edit_problems(turns) if appends else ()),
         *(f"{s.method} {s.path} answered {s.status}" for s in stack.refused()),
         *(f"wanted to reach {target}" for target in stack.place.trip.wanted),
     ]
@@ -63,11 +66,11 @@ def judge(stack: Stack, ran: Ran, *, steps: int, shows: str = LAST) -> Verdict:
     )
 
 
-def _outcome(stack: Stack, ran: Ran, shows: str) -> list[str]:
+def _ending(stack: Stack, ran: Ran) -> list[str]:
     problems = []
     if ran.code != 0:
         problems.append("didn't end" if ran.code is None else f"exit status {ran.code}")
-    if shows not in ran.output:
+    if LAST not in ran.output:
         problems.append("the last answer isn't shown")
     for name, wanted in ((NOTES, TEXT.strip()), (SIZE, str(len(TEXT)))):
         if _content(stack.place.work / name) != wanted:
@@ -100,3 +103,12 @@ def cache_problems(turns: list[ModelTurn]) -> list[str]:
         if turn.cached < wanted:
             problems.append(f"request {index}: {turn.cached} tokens cached of {wanted} known")
     return problems
+
+
+def edit_problems(turns: list[ModelTurn]) -> list[str]:
+    """A history that is only appended to, answers included, must not count as edited."""
+    return [
+        f"turn {index} was taken for an edited history"
+        for index, turn in enumerate(turns)
+        if index and turn.receipt.outcome is not Outcome.UNEDITED
+    ]

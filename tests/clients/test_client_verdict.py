@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from client_cases import TASK, libraries
 from client_stack import KEY, client_stack, run_client
-from client_verdict import cache_problems, judge, session_problems
+from client_verdict import cache_problems, edit_problems, judge, session_problems
+from msgspec import structs
 from support.scripted_model import (
     Call,
     ModelTurn,
@@ -18,7 +20,7 @@ from support.scripted_model import (
     follow,
 )
 
-from leyline_engine.contract import Receipt, TokenCounts
+from leyline_engine.contract import Outcome, Receipt, TokenCounts
 
 
 def turn(prompt: range, cached: int, session: str = "s") -> ModelTurn:
@@ -43,6 +45,14 @@ def test_a_conversation_is_one_session_with_all_its_turns() -> None:
     assert session_problems([{"id": "s", "turns": 1}], two) != []
     torn = [turn(range(10), 0), turn(range(20), 10, session="t")]
     assert session_problems([{"id": "s", "turns": 1}, {"id": "t", "turns": 1}], torn) != []
+
+
+def test_an_appended_history_is_no_edit() -> None:
+    """A turn that the proxy took for an edit is a problem, but for the first."""
+    edited = turn(range(10), 0)
+    edited = replace(edited, receipt=structs.replace(edited.receipt, outcome=Outcome.REPREFILLED))
+    assert edit_problems([edited, turn(range(20), 10)]) == []
+    assert edit_problems([turn(range(20), 10), edited]) != []
 
 
 def test_a_session_that_fails_is_told_in_full(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def test_contracts_hold() -> None:
         ("leyline_engine/claims/book.py", "import torch", "Claims are pure"),
         ("leyline_engine/claims/reader.py", "import leyline_engine.claims.book", "shares nothing"),
         ("leyline_proxy/audit/chain.py", "import threading", "Audit records"),
+        ("leyline_proxy/admission/fair_queue.py", "import asyncio", "let in next"),
     ],
     ids=[
         "core",
@@ -97,6 +98,7 @@ def test_contracts_hold() -> None:
         "claims",
         "reader",
         "audit",
+        "admission",
     ],
 )
 def test_violations_are_caught(sources: Path, module: str, statement: str, contract: str) -> None:

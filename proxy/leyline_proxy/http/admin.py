@@ -10,6 +10,7 @@ import hmac
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -17,13 +18,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ..core.api_keys import ApiKey, digest_of, expiry_text, key_digest
-from ..errors import BadRequestError, NotFoundError, UnauthorizedError
+from ..errors import BadRequestError, NotFoundError, UnauthorizedError, closest
 from ..services import Services
 from ..sessions.summary import session_document, session_overview
 from ..tenants import Tenant
 from ..tenants.directory import offered_key
 from .errors import install_error_handlers
 from .replicas import replica_document
+
+log = structlog.get_logger("leyline.admin")
 
 ADMIN = "/admin"
 
@@ -86,6 +89,8 @@ class _Handlers:
             ("DELETE", session, self.delete_session),
             ("POST", f"{ADMIN}/reload", self.reload),
             ("GET", f"{ADMIN}/upstreams", self.upstreams),
+            ("POST", f"{ADMIN}/upstreams/{{name}}/drain", self.drain),
+            ("POST", f"{ADMIN}/upstreams/{{name}}/resume", self.resume),
             ("GET", "/metrics", self.metrics),
         ]
 
@@ -154,6 +159,24 @@ class _Handlers:
     async def upstreams(self, _: Request) -> Response:
         """The engines, and how they are."""
         return JSONResponse({"upstreams": [replica_document(each) for each in self._services.pool]})
+
+    async def drain(self, request: Request) -> Response:
+        """Give an engine no session that another can take; ``running`` says what is left there."""
+        return self._draining(request, True)
+
+    async def resume(self, request: Request) -> Response:
+        """Give an engine its sessions back."""
+        return self._draining(request, False)
+
+    def _draining(self, request: Request, draining: bool) -> Response:
+        replica = self._services.pool.get(request.path_params["name"])
+        if replica is None:
+            known = (each.name for each in self._services.pool)
+            hint = closest(request.path_params["name"][:64], known)
+            raise NotFoundError(f"No such upstream. {hint}", code="upstream_not_found")
+        replica.draining = draining
+        log.info("upstream_draining", upstream=replica.name, draining=draining)
+        return JSONResponse(replica_document(replica))
 
     async def metrics(self, _: Request) -> Response:
         """Prometheus metrics."""

@@ -144,6 +144,7 @@ class ChatExchange(Exchange):
         return refusal_response(upstream, body, self.extra_headers)
 
     def _open(self, turn: Turn) -> AbstractAsyncContextManager[httpx.Response]:
+        credentials = turn.request.tenant.forward_credentials
         own: list[tuple[bytes, bytes]] = []
         if header := self.services.settings.affinity_header:
             own.append((header.encode("latin-1"), turn.identity.session_id.encode()))
@@ -151,8 +152,10 @@ class ChatExchange(Exchange):
         if (api := self._native(turn)) is not None:
             path, headers = api.path, self.request.headers.raw
             body = without_reserved(self._raw)
-            own += turn.replica.client.key_headers
-        return turn.replica.forward("POST", path, headers=headers, content=body, own=own)
+            own += turn.replica.client.key_headers if not credentials else ()
+        return turn.replica.forward(
+            "POST", path, headers=headers, content=body, own=own, credentials=credentials
+        )
 
     def _native(self, turn: Turn) -> NativeApi | None:
         """The API in which the request goes upstream, where that isn't the chat API."""

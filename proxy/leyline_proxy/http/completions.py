@@ -44,16 +44,20 @@ class CompletionExchange(Exchange):
         self.model = pool.label(model)
         # No session: any engine will do, each as often.
         replica = await pool.choose(uuid4().hex, model, allowed=tenant.upstreams)
-        work = self._forward(replica, without_reserved(raw), stream, send)
+        work = self._forward(tenant, replica, without_reserved(raw), stream, send)
         answer = await until_disconnect(receive, work)
         if answer is not None:
             await self.answer(answer, scope, receive, send)
 
     async def _forward(
-        self, replica: Replica, content: bytes, stream: bool, send: Send
+        self, tenant: Tenant, replica: Replica, content: bytes, stream: bool, send: Send
     ) -> Response | None:
         async with replica.forward(
-            "POST", COMPLETIONS_PATH, headers=self.request.headers.raw, content=content
+            "POST",
+            COMPLETIONS_PATH,
+            headers=self.request.headers.raw,
+            content=content,
+            credentials=tenant.forward_credentials,
         ) as upstream:
             if upstream.status_code != httpx.codes.OK:
                 return refusal_response(upstream, await read(upstream), self.extra_headers)

@@ -65,26 +65,27 @@ class PassThroughExchange(Exchange):
     ) -> None:
         """Forward, if the path may pass."""
         path = self.request.path_params["path"]
-        self._check(path)
+        self._check(path, tenant)
         model = _model_of(path, raw)
         pool = self.services.pool
         self.model = pool.label(model)
         # No session: any engine of the model will do, each as often. Lists of models may leave
         # out those of other paths, so an unknown one is the engine's to refuse.
         replica = await pool.choose(uuid4().hex, model, allowed=tenant.upstreams)
-        work = self._forward(replica, path, _cleaned(raw), send)
+        work = self._forward(tenant, replica, path, _cleaned(raw), send)
         answer = await until_disconnect(receive, work)
         if answer is not None:
             await self.answer(answer, scope, receive, send)
 
-    def _check(self, path: str) -> None:
+    def _check(self, path: str, tenant: Tenant) -> None:
         """Raises NotFoundError or ForbiddenError for a path that doesn't pass."""
         mode, first = self.services.settings.pass_through, path.partition("/")[0]
         if mode == "off" or first == "leyline" or ".." in path.split("/"):
             raise NotFoundError(f"There is no /v1/{path[:200]} here.", code="unknown_path")
         completions = path.startswith("chat/") and self.request.method != "POST"
         stored = first in STORED or first in _CONTROL or completions
-        if mode == "stateless" and stored:
+        # With credentials of its own, a tenant sees its own objects.
+        if mode == "stateless" and stored and not tenant.forward_credentials:
             raise ForbiddenError(
                 f"/v1/{path[:200]} is about objects that all tenants of this proxy would share "
                 "upstream. The operator can allow it with pass_through: all.",
@@ -92,12 +93,16 @@ class PassThroughExchange(Exchange):
             )
 
     async def _forward(
-        self, replica: Replica, path: str, content: bytes, send: Send
+        self, tenant: Tenant, replica: Replica, path: str, content: bytes, send: Send
     ) -> Response | None:
         query = self.request.url.query
         target = f"/v1/{path}?{query}" if query else f"/v1/{path}"
         async with replica.forward(
-            self.request.method, target, headers=self.request.headers.raw, content=content
+            self.request.method,
+            target,
+            headers=self.request.headers.raw,
+            content=content,
+            credentials=tenant.forward_credentials,
         ) as upstream:
             if httpx.codes.is_error(upstream.status_code):
                 return refusal_response(upstream, await read(upstream), self.extra_headers)

@@ -60,12 +60,10 @@ _NOT_UPSTREAM = HOP_BY_HOP | {
     "content-encoding",
     "accept-encoding",
     "expect",
-    "authorization",
-    "api-key",
-    "x-api-key",
     "cookie",
     "forwarded",
 }
+_CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key"})
 _NOT_DOWNSTREAM = HOP_BY_HOP | {
     "content-length",
     "content-encoding",
@@ -98,23 +96,29 @@ class NoCapability:
     """False where the same question may soon be answered otherwise."""
 
 
-def upstream_headers(client: RawHeaders, api_key: str | None) -> list[tuple[bytes, bytes]]:
+def upstream_headers(
+    client: RawHeaders, api_key: str | None, *, credentials: bool = False
+) -> list[tuple[bytes, bytes]]:
     """The headers that go upstream: the client's, less hop-by-hop ones and its credentials.
 
     Values are bytes of any encoding, and repeated headers stay repeated.
+
+    Args:
+        credentials: the client's own go up in place of ``api_key``.
     """
     named = [(name.lower(), value) for name, value in client]
     connection = _connection(named)
+    withheld = _NOT_UPSTREAM if credentials else _NOT_UPSTREAM | _CREDENTIALS
     headers = [
         (name, value)
         for name, value in named
-        if name.decode("latin-1") not in _NOT_UPSTREAM
+        if name.decode("latin-1") not in withheld
         and name not in connection
         and not name.startswith((b"x-leyline-", b"x-forwarded-"))
     ]
     # Compressed bytes could not be passed through and have a member appended.
     headers.append((b"accept-encoding", b"identity"))
-    if api_key is not None:
+    if api_key is not None and not credentials:
         headers.append((b"authorization", f"Bearer {api_key}".encode()))
     return headers
 
@@ -189,6 +193,7 @@ class UpstreamClient:
         content: bytes = b"",
         timeout_s: float | None = None,
         own: RawHeaders = (),
+        credentials: bool = False,
     ) -> AsyncIterator[httpx.Response]:
         """A response whose body has not been read; closed on exit.
 
@@ -196,6 +201,7 @@ class UpstreamClient:
             headers: the caller's, of which not all go upstream.
             timeout_s: replaces all of the client's own timeouts.
             own: the proxy's, which all do.
+            credentials: whether the caller's own go up in place of the proxy's.
 
         Raises:
             UpstreamUnreachableError: no connection, or it broke.
@@ -205,7 +211,10 @@ class UpstreamClient:
             request = self._client.build_request(
                 method,
                 path,
-                headers=[*upstream_headers(headers, self._api_key), *own],
+                headers=[
+                    *upstream_headers(headers, self._api_key, credentials=credentials),
+                    *own,
+                ],
                 content=content,
                 timeout=self._client.timeout if timeout_s is None else timeout_s,
                 extensions=self._extensions,

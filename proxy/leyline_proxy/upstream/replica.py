@@ -64,6 +64,7 @@ class Replica:
         headers: RawHeaders,
         content: bytes = b"",
         own: RawHeaders = (),
+        credentials: bool = False,
     ) -> AsyncIterator[httpx.Response]:
         """A caller's request, as :meth:`UpstreamClient.open`; the breaker counts how it goes."""
         self.running += 1
@@ -71,7 +72,7 @@ class Replica:
         open_ended = True
         try:
             async with self.client.open(
-                method, path, headers=headers, content=content, own=own
+                method, path, headers=headers, content=content, own=own, credentials=credentials
             ) as response:
                 if response.status_code in GATEWAY_FAILURES:
                     self.breaker.failed()

@@ -189,3 +189,19 @@ def test_serve_runs_both_ports_and_stops_both() -> None:
             process.wait(20)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{admin[1]}/tenants", headers=AUTH)
+
+
+async def test_an_engine_can_be_drained_and_taken_back() -> None:
+    """What is drained says so, to operators and in readiness, and an unknown name is told."""
+    async with both(FakeEngine()) as (proxy, operator):
+        drained = await operator.post("/admin/upstreams/engine/drain", headers=AUTH)
+        ready = (await proxy.get("/readyz")).json()
+        refused = await operator.post("/admin/upstreams/engine/drain")
+        resumed = await operator.post("/admin/upstreams/engine/resume", headers=AUTH)
+        unknown = await operator.post("/admin/upstreams/engin/drain", headers=AUTH)
+    assert (drained.json()["name"], drained.json()["draining"]) == ("engine", True)
+    assert ready["upstreams"][0]["draining"] is True
+    assert refused.status_code == 401
+    assert resumed.json()["draining"] is False
+    assert unknown.status_code == 404
+    assert "Did you mean 'engine'?" in unknown.json()["error"]["message"]

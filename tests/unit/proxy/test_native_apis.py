@@ -197,3 +197,21 @@ def test_an_upstream_that_doesnt_say_so_is_spoken_to_in_chat() -> None:
     ):
         assert httpx.post(f"{address}{MESSAGES}", content=ASKED).status_code == 200
     assert upstream.taken == [] and len(upstream.bodies) == 1
+
+
+@pytest.mark.parametrize("path", [MESSAGES, "/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("forwards", [False, True])
+def test_a_clients_key_goes_upstream_only_for_a_tenant_that_wants_it(
+    path: str, forwards: bool
+) -> None:
+    """By default the proxy's own key goes up; where it is asked for, the client's alone does."""
+    upstream = Upstream()
+    tenants = {"red": {"api_keys": ["key-red"], "forward_credentials": forwards}}
+    body = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+    with before(upstream, tenants=tenants) as client:
+        got = client.post(path, json={**body, "prompt": "Hi"}, headers={"x-api-key": "key-red"})
+    assert got.status_code == 200, got.text
+    sent = upstream.taken[0][2] if upstream.taken else upstream.headers[0]
+    keys = {sent.get("x-api-key"), sent.get("authorization")} - {None}
+    own = {"Bearer up", "up"} if path == MESSAGES else {"Bearer up"}
+    assert keys == ({"key-red"} if forwards else own)

@@ -13,6 +13,7 @@ from leyline_proxy.http.sse import (
     append_to_event,
     chunk_facts,
     event_data,
+    tells_nothing,
 )
 
 EVENT = st.sampled_from(
@@ -80,3 +81,52 @@ def test_a_member_is_appended_by_byte_surgery() -> None:
     changed = append_to_event(event, {"leyline": {"x": 1}})
     assert changed == b'id: 7\r\ndata: {"b" : 1.00, "a":"\\u00e9","leyline":{"x":1} }\r\n\r\n'
     assert append_to_event(b"data: [DONE]\n\n", {"leyline": 1}) == b"data: [DONE]\n\n"
+
+
+MEMBER = st.one_of(
+    st.tuples(
+        st.sampled_from(("error", "usage", "x")), st.sampled_from(("null", "{}", "1", " null"))
+    ),
+    st.just(("choices", '[{"finish_reason":null,"delta":{"content":"finish_reason\\": 1"}}]')),
+    st.just(("choices", '[{"delta":{},"finish_reason" : "stop"}]')),
+    st.just(("choices", '[{"f\\u0069nish_reason":"stop"}]')),
+    st.just(("us\\u0061ge", '{"a":1}')),
+)
+LINE_ENDS = st.sampled_from(("\n", "\r\n", "\r"))
+
+
+@st.composite
+def chunks_of_events(draw: st.DrawFn) -> bytes:
+    """Events of a stream, some of which tell something."""
+    events = []
+    for members in draw(st.lists(st.lists(MEMBER, max_size=3), min_size=1, max_size=4)):
+        end = draw(LINE_ENDS)
+        space = draw(st.sampled_from(("", " ", f"{end}data: ")))
+        text = ",".join(f'"{name}":{space}{value}' for name, value in members)
+        data = draw(st.sampled_from((f"{{{text}}}", f"{{{text}}}", "[DONE]")))
+        events.append(f"data: {data}{end}{end}")
+    return "".join(events).encode()
+
+
+@given(chunks_of_events())
+def test_what_tells_nothing_has_no_facts(chunk: bytes) -> None:
+    """No finish reason, usage, error or end of a stream passes unread."""
+    if not tells_nothing(chunk):
+        return
+    splitter = EventSplitter()
+    for event in splitter.feed(chunk):
+        facts = chunk_facts(event)
+        assert (facts.finishes, facts.usage, facts.error) == (False, None, None)
+        assert event_data(event) != b"[DONE]"
+    assert splitter.empty
+
+
+def test_plain_tokens_tell_nothing() -> None:
+    """Chunks of the usual forms aren't decoded; what isn't whole is."""
+    plain = b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":null}],"usage":null}\n\n'
+    spaced = plain.replace(b":null", b": null")
+    assert tells_nothing(plain) and tells_nothing(plain + spaced + b": keep-alive\n\n")
+    assert not tells_nothing(plain + b"data: {")
+    assert not tells_nothing(plain.replace(b'"usage":null', b'"usage":{"prompt_tokens":1}'))
+    assert not tells_nothing(plain.replace(b'_reason":null', b'_reason":"stop"'))
+    assert not tells_nothing(plain + b"data: [DONE]\n\n")

@@ -280,6 +280,19 @@ async def test_a_deleted_response_is_gone_for_all_that_go_on_from_it(engine: Fak
     assert "swordfish" not in kept.text
 
 
+async def test_policies_see_stored_items_on_every_turn(engine: FakeEngine) -> None:
+    """What they take out never goes upstream; the stored copy is its owner's, as it was sent."""
+    policy = "redact:patterns=[swordfish]"
+    async with proxy_before(engine, policy=policy) as client:
+        first = await ask(client, "The password is swordfish.")
+        second = await ask(client, "More?", previous_response_id=first["id"])
+        listed = await client.get(f"{RESPONSES}/{second['id']}/input_items")
+    assert len(engine.bodies) == 2
+    assert not [sent for sent in engine.bodies if b"swordfish" in sent]
+    assert [m["role"] for m in engine.sent["messages"]] == ["user", "assistant", "user"]
+    assert "swordfish" in listed.text
+
+
 async def test_a_conversation_is_bounded(engine: FakeEngine) -> None:
     """By what one request may hold: storing it part by part is no way around."""
     async with proxy_before(engine, max_body_bytes=4096) as client:
@@ -354,8 +367,7 @@ async def test_the_engines_refusal_keeps_its_words(engine: FakeEngine) -> None:
 
 @pytest.mark.parametrize("how", ["breaks", "error", "ends", "mixed"])
 async def test_a_stream_that_fails_says_so(engine: FakeEngine, how: str) -> None:
-    """With an error and a failed response as its last events; nothing is stored, and the session
-    doesn't count the turn."""
+    """With an error and a failed response as its last events; nothing is stored."""
     begun = [chunk({"role": "assistant", "content": "a"})]
     told = b'data: {"error": {"message": "out of memory", "type": "abort"}}\n\n'
     loose = chunk({"tool_calls": [{"index": 0, "id": "c", "function": {"arguments": "{}"}}]})

@@ -1,0 +1,171 @@
+"""A body read by way of an earlier one is the body decoded plainly."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leyline_proxy.core.bodies import BodyMemory, ReadBody
+from leyline_proxy.core.identity import history_chain
+from leyline_proxy.core.messages import fingerprint
+
+OWNER = "tenant"
+LONG = "a line of a listing, and some more\n" * 40
+TEXTS = ("ok", LONG, 'quo"te\\', "naïve 漢字 🙂", '{"messages":[{}]}', '"]}', "")
+Message = dict[str, Any]
+
+
+@st.composite
+def messages(draw: st.DrawFn, at: int = 0) -> Message:
+    """A message, also of forms that only an engine knows."""
+    text = draw(st.sampled_from(TEXTS))
+    match draw(st.integers(0, 3)):
+        case 0:
+            return {"role": "user", "content": [{"type": "text", "text": text}]}
+        case 1:
+            call = {"id": f"c{at}", "type": "function", "function": {"name": text}}
+            return {"role": "assistant", "content": None, "tool_calls": [call]}
+        case 2:
+            return {"content": text, "role": "tool", "tool_call_id": f"c{at}"}
+    return {"role": "assistant", "content": text, "extra": {"n": 1.5e3, "m": [None, True]}}
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> list[bytes]:
+    """A session's requests: most go on, some change or leave out what was there before."""
+    written = [json.dumps({"role": "system", "content": LONG})]
+    found = []
+    style = draw(st.sampled_from(((",", ":"), (", ", ": "))))
+    for kind in draw(st.lists(st.sampled_from("ggggged"), min_size=1, max_size=8)):
+        at = draw(st.integers(0, len(written) - 1))
+        if kind == "d" and len(written) > 1:
+            del written[at]
+            at -= 1
+        fresh = [
+            json.dumps(
+                draw(messages(len(written))), ensure_ascii=draw(st.booleans()), separators=style
+            )
+            for _ in range(draw(st.integers(0, 3)))
+        ]
+        written[at : at + (kind == "e")] = fresh if kind == "e" and fresh else [written[at]]
+        written += fresh
+        before = draw(st.sampled_from(('"model":"m",', '"n":1,"model" : "x", ', "")))
+        behind = draw(st.sampled_from(("", ',"tools":[]', ' , "model":"z","stream":true')))
+        space = draw(st.sampled_from(("", " ", "\n")))
+        joined = f"{space},{space}".join(written)
+        found.append(f'{{{before}"messages":{space}[{joined}{space}]{behind}}}'.encode())
+    return found
+
+
+def read(memory: BodyMemory, raw: bytes) -> ReadBody:
+    """As the proxy reads a body."""
+    body = memory.read(OWNER, raw)
+    if body is None:
+        members = msgspec.json.decode(raw)
+        body = ReadBody(raw, members, members["messages"])
+    body.complete()
+    memory.remember(OWNER, body)
+    return body
+
+
+@given(bodies())
+def test_what_is_read_is_what_decoding_gives(requests: list[bytes]) -> None:
+    """Members, messages, fingerprints and calls are those of the body, whatever was before."""
+    memory = BodyMemory()
+    for raw in requests:
+        body = read(memory, raw)
+        plain = msgspec.json.decode(raw)
+        assert body.members == plain
+        assert body.messages == body.members["messages"] == plain["messages"]
+        assert body.fingerprints == tuple(map(fingerprint, plain["messages"]))
+        made = (call["id"] for each in plain["messages"] for call in each.get("tool_calls", ()))
+        assert body.called == frozenset(made)
+        for end, message in zip(body.ends, body.messages, strict=False):
+            assert raw[:end].endswith(b"}")
+            assert msgspec.json.decode(raw[:end] + b"]}")["messages"][-1] == message
+
+
+def request(*texts: str, behind: str = "") -> bytes:
+    """A plain request."""
+    written = ",".join(json.dumps({"role": "user", "content": text}) for text in texts)
+    return f'{{"model":"m","messages":[{written}]{behind}}}'.encode()
+
+
+def test_what_was_there_before_is_the_same_objects() -> None:
+    """An append decodes what it adds; a retry and a shorter list decode nothing."""
+    memory = BodyMemory()
+    first = read(memory, request(LONG, "one"))
+    second = read(memory, request(LONG, "one", "two"))
+    assert second.known == 2
+    assert all(new is old for new, old in zip(second.messages, first.messages, strict=False))
+    third = read(memory, request(LONG, "one", "two"))
+    assert (third.known, third.messages[2]) == (3, second.messages[2])
+    assert read(memory, request(LONG, "one")).known == 2
+    assert read(memory, request(LONG, "other", "two")).known == 1
+
+
+def test_owners_share_nothing() -> None:
+    """Another owner's body is decoded anew, though it be the same."""
+    memory = BodyMemory()
+    read(memory, request(LONG))
+    assert memory.read("another", request(LONG, "more")) is None
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        request(LONG, "one")[:-2] + b",]}",
+        request(LONG, "one")[:-2] + b',{"role":"user"}',
+        request(LONG, "one")[:-2] + b"]}]",
+        request(LONG, "one") + b"}",
+        request(LONG, "one", behind=',"messages":[]'),
+        request(LONG, "one")[:-2] + b"," + b"[" * 100_000,
+    ],
+    ids=["bare comma", "open end", "bracket", "brace", "two lists", "deep"],
+)
+def test_what_decoding_would_refuse_or_read_otherwise_is_left_to_it(raw: bytes) -> None:
+    """No body is accepted, or taken for another, because it begins like an earlier one."""
+    memory = BodyMemory()
+    read(memory, request(LONG, "one"))
+    assert memory.read(OWNER, raw) is None
+
+
+def test_a_list_that_stands_in_a_body_twice_is_not_remembered() -> None:
+    """Where the messages begin must be certain."""
+    memory = BodyMemory()
+    listed = json.dumps([{"role": "user", "content": LONG}])
+    raw = f'{{"copy":{listed},"messages":{listed}}}'.encode()
+    assert read(memory, raw).members["copy"] == read(memory, raw).messages
+    assert memory.remembered_bytes == 0
+
+
+def test_the_memory_is_bounded() -> None:
+    """Many sessions take no more than the bound, and the latest are still known."""
+    memory = BodyMemory(max_bytes=100_000)
+    for number in range(200):
+        read(memory, request(f"{number} {LONG}", "one"))
+        assert memory.remembered_bytes <= 100_000
+    assert memory.read(OWNER, request(f"199 {LONG}", "one", "two")) is not None
+    assert memory.read(OWNER, request(f"0 {LONG}", "one", "two")) is None
+
+
+def test_a_session_takes_the_room_of_its_latest_body() -> None:
+    """A body gives way to the one that goes on from it."""
+    memory = BodyMemory()
+    texts = [LONG]
+    for number in range(50):
+        texts.append(str(number))
+        body = read(memory, request(*texts))
+    assert memory.remembered_bytes == body.weight
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=20), st.integers(0, 20))
+def test_a_history_goes_on_from_its_beginning(prints: list[int], known: int) -> None:
+    """A chain that is begun is the chain of the whole."""
+    whole = history_chain(prints, b"key")
+    assert history_chain(prints, b"key", whole[:known]) == whole
