@@ -179,6 +179,13 @@ class UpstreamUnreachableError(ProxyError):
     code = "upstream_unreachable"
 
 
+class UpstreamBusyError(UpstreamUnreachableError):
+    """All connections to the engine are in use; it may be well."""
+
+    status = 503
+    code = "upstream_busy"
+
+
 class UpstreamTimeoutError(ProxyError):
     """The engine didn't answer in time."""
 

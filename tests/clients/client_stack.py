@@ -96,10 +96,11 @@ class Stack:
     proxied: bool
 
     def sessions(self) -> list[dict[str, Any]]:
-        """What the proxy says of its sessions."""
-        answer = httpx.get(f"{self.place.origin}/v1/leyline/sessions", timeout=10)
-        found: list[dict[str, Any]] = answer.json()["sessions"]
-        return found
+        """What the proxy says of its sessions, their turns included."""
+        base = f"{self.place.origin}/v1/leyline/sessions"
+        with httpx.Client(timeout=10) as http:
+            listed = http.get(base).json()["sessions"]
+            return [http.get(f"{base}/{session['id']}").json() for session in listed]
 
     def refused(self) -> list[Seen]:
         """Requests that were answered with an error."""

@@ -9,8 +9,6 @@ from typing import Any
 from client_stack import Ran, Stack
 from support.scripted_model import ModelTurn
 
-from leyline_engine.contract import Outcome
-
 NOTES = "notes.txt"
 TEXT = "leyline keeps the cache\n"
 SIZE = "size.txt"
@@ -53,7 +51,7 @@ def judge(stack: Stack, ran: Ran, *, steps: int, appends: bool = True) -> Verdic
         *([f"{len(turns)} turns instead of {steps}"] if len(turns) != steps else []),
         *(session_problems(sessions, ran_all) if stack.proxied else ()),
         *cache_problems(ran_all),
-        *(edit_problems(turns) if appends else ()),
+        *(edit_problems(sessions, turns) if appends else ()),
         *(f"{s.method} {s.path} answered {s.status}" for s in stack.refused()),
         *(f"wanted to reach {target}" for target in stack.place.trip.wanted),
     ]
@@ -105,10 +103,16 @@ def cache_problems(turns: list[ModelTurn]) -> list[str]:
     return problems
 
 
-def edit_problems(turns: list[ModelTurn]) -> list[str]:
+def edit_problems(sessions: list[dict[str, Any]], turns: list[ModelTurn]) -> list[str]:
     """A history that is only appended to, answers included, must not count as edited."""
+    edits = {
+        turn["receipt"]["message_id"]: len(turn["edits"])
+        for session in sessions
+        for turn in session["history"]
+        if turn["receipt"] is not None
+    }
     return [
         f"turn {index} was taken for an edited history"
         for index, turn in enumerate(turns)
-        if index and turn.receipt.outcome is not Outcome.UNEDITED
+        if index and edits.get(turn.receipt.message_id)
     ]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from client_cases import TASK, libraries
 from client_stack import KEY, client_stack, run_client
 from client_verdict import cache_problems, edit_problems, judge, session_problems
-from msgspec import structs
 from support.scripted_model import (
     Call,
     ModelTurn,
@@ -20,13 +18,13 @@ from support.scripted_model import (
     follow,
 )
 
-from leyline_engine.contract import Outcome, Receipt, TokenCounts
+from leyline_engine.contract import Receipt, TokenCounts
 
 
-def turn(prompt: range, cached: int, session: str = "s") -> ModelTurn:
+def turn(prompt: range, cached: int, session: str = "s", name: str = "m") -> ModelTurn:
     """A turn of a followed session whose answer is the token 999 and one without KV."""
     counts = TokenCounts(prompt=len(prompt), prefix=cached, prefilled=len(prompt) - cached)
-    receipt = Receipt(message_id="m", session=session, tokens=counts)
+    receipt = Receipt(message_id=name, session=session, tokens=counts)
     return ModelTurn(array("q", prompt), receipt, (999,), followed=True)
 
 
@@ -49,10 +47,15 @@ def test_a_conversation_is_one_session_with_all_its_turns() -> None:
 
 def test_an_appended_history_is_no_edit() -> None:
     """A turn that the proxy took for an edit is a problem, but for the first."""
-    edited = turn(range(10), 0)
-    edited = replace(edited, receipt=structs.replace(edited.receipt, outcome=Outcome.REPREFILLED))
-    assert edit_problems([edited, turn(range(20), 10)]) == []
-    assert edit_problems([turn(range(20), 10), edited]) != []
+    turns = [turn(range(10), 0, name="a"), turn(range(20), 10, name="b")]
+    for edited, told in (("a", []), ("b", ["turn 1 was taken for an edited history"])):
+        history = [
+            {"receipt": {"message_id": name}, "edits": [{}] if name == edited else []}
+            for name in ("a", "b")
+        ]
+        assert (
+            edit_problems([{"history": history}, {"history": [{"receipt": None}]}], turns) == told
+        )
 
 
 def test_a_session_that_fails_is_told_in_full(tmp_path: Path) -> None:

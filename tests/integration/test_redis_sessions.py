@@ -1,4 +1,4 @@
-"""Proxies over one Redis and one engine: restarts, turns that alternate, and a Redis that is killed."""
+"""Proxies over one Redis and one engine: restarts, turns that alternate, a Redis that is killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHAT = "/v1/chat/completions"
 SECRET = "a secret of sixteen characters or more"
 WORD = "key=7391"
 REDACT = r"redact:pattern='key=\d+',replacement='[gone]'"
-TRUNCATE = "truncate_older_than:n=1,max_chars=60"
+TRUNCATE = "truncate_older_than:n=2,max_chars=60"
 EXACT_KEYS = 1 << 24
 """Radix keys from here on are private to a lineage."""
 PATIENCE_S = 20.0
@@ -36,15 +36,22 @@ PATIENCE_S = 20.0
 Conversation = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[tuple[Starlette, str]]:
+@contextmanager
+def running_engine(**options: Any) -> Iterator[tuple[Starlette, str]]:
     """An engine that outlives proxies: the application and its origin."""
-    app = create_embedded_engine("replay", {"device": "cpu", "pool_tokens": 65_536})
+    app = create_embedded_engine("replay", {"device": "cpu", "pool_tokens": 65_536, **options})
     with serving(app) as origin:
         document = httpx.get(f"{origin}{RENDERER_PATH}").json()["tokenizer_json"]
         app.state.words = Tokenizer.from_str(document)
         yield app, origin
     check_clean(app)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[tuple[Starlette, str]]:
+    """One for the module."""
+    with running_engine() as running:
+        yield running
 
 
 @pytest.fixture
@@ -72,7 +79,7 @@ def history(count: int, task: str) -> Conversation:
         {"role": "user", "content": task},
     ]
     for turn in range(count):
-        lines = " ".join(f"line {turn}.{number} of the listing" for number in range(8))
+        lines = " ".join(f"line {turn}.{number} of the listing" for number in range(16))
         function = {"name": "shell", "arguments": json.dumps({"command": f"ls {turn}"})}
         call = {"id": f"c{turn}", "type": "function", "function": function}
         content = f"{lines}\n{WORD}\n{lines}" if turn == 0 else lines
@@ -148,12 +155,12 @@ def test_a_restarted_proxy_goes_on_splicing(
     _, origin = engine
     task = f"Restart {session}."
     with proxy(origin, server) as client:
-        ask(client, history(1, task), session)
-        first = ask(client, history(2, task), session)
+        ask(client, history(2, task), session)
+        first = ask(client, history(3, task), session)
         assert spliced(first) > 0
     with proxy(origin, server) as client:
         assert sessions_of(client) == {"store": "redis", "up": True, "problem": None}
-        second = ask(client, history(3, task), session)
+        second = ask(client, history(4, task), session)
         assert spliced(second) > 0
         assert second["leyline"]["session"] == first["leyline"]["session"]
         assert second["leyline"]["turn_index"] == 2
@@ -167,12 +174,12 @@ def test_two_proxies_take_turns(engine: tuple[Starlette, str], server: RedisServ
     """Whichever of two proxies a turn comes to, it is spliced from the turn before."""
     _, origin = engine
     with proxy(origin, server) as left, proxy(origin, server) as right:
-        ask(left, history(1, "Turns."), "turns")
-        for count in range(2, 6):
+        ask(left, history(2, "Turns."), "turns")
+        for count in range(3, 7):
             client = right if count % 2 else left
             answer = ask(client, history(count, "Turns."), "turns")
             assert spliced(answer) > 0
-            assert answer["leyline"]["turn_index"] == count - 1
+            assert answer["leyline"]["turn_index"] == count - 2
 
 
 def test_two_proxies_serve_one_session_at_once(
@@ -198,27 +205,30 @@ def test_two_proxies_serve_one_session_at_once(
         assert len(document["retained"]) == 4
 
 
+@pytest.fixture
+def signed_engine() -> Iterator[tuple[Starlette, str]]:
+    """One that obeys signed envelopes only."""
+    with running_engine(hints_secret="shared") as running:
+        yield running
+
+
 def test_without_a_key_a_restart_is_an_ordinary_prefill(
-    engine: tuple[Starlette, str], server: RedisServer
+    signed_engine: tuple[Starlette, str], server: RedisServer
 ) -> None:
-    """No text is at rest: the session is recognised, nothing is spliced, and a forget reaches all."""
-    app, origin = engine
-    options = {"session_secret": [], "hints_secret": None}
-    with pytest.raises(ValueError, match="session_secret"), proxy(origin, server, **options):
-        pass
+    """No text is at rest: the session is recognised, not spliced, and a forget reaches all."""
+    app, origin = signed_engine
     keyed = {"session_secret": [], "hints_secret": "shared"}
     with proxy(origin, server, **keyed) as client:
-        first = ask(client, history(1, "No key."))
+        first = ask(client, history(2, "No key."))
     name = first["leyline"]["session"]
     with proxy(origin, server, **keyed) as client:
-        second = ask(client, history(2, "No key."))
+        second = ask(client, history(3, "No key."))
         assert second["leyline"]["session"] == name
         assert second["leyline"]["turn_index"] == 1
         assert spliced(second) == 0
         assert knows(app, name)
-        assert spliced(ask(client, history(3, "No key."))) > 0, "its own turns it has"
-        # Not signed as the engine asks, where it asks; here it doesn't, and obeys.
-        ask(client, history(4, "No key."), policy=REDACT)
+        assert spliced(ask(client, history(4, "No key."))) > 0, "its own turns it has"
+        ask(client, history(5, "No key."), policy=REDACT)
         assert not knows(app, name)
 
 

@@ -23,8 +23,7 @@ from ..pipeline.request import ChatRequest, decode_body, parse_chat
 from ..pipeline.turn import Turn
 from ..tenants import Tenant
 from ..turns import Account
-from ..upstream.client import RawHeaders, downstream_headers, read
-from ..upstream.replica import GATEWAY_FAILURES
+from ..upstream.client import GATEWAY_FAILURES, RawHeaders, downstream_headers, read
 from .exchange import Exchange
 from .limits import until_disconnect
 from .native import NativeRelay, passes_natively
@@ -221,6 +220,7 @@ class ChatExchange(Exchange):
         if upstream.status_code == httpx.codes.SERVICE_UNAVAILABLE:
             refused = await self.services.turns.refusal(turn)
             if refused is not None:
+                turn.replica.breaker.succeeded()  # it is well, and was asked for too much
                 return self.failure(refused)
         if upstream.status_code in GATEWAY_FAILURES and self._others:
             raise ReplicaFailedError(

@@ -23,6 +23,7 @@ from .exchange import Exchange
 from .limits import until_disconnect
 from .refusal import refusal_response
 from .relay import Relay
+from .time_limit import within
 
 COMPLETIONS_PATH = "/v1/completions"
 
@@ -45,7 +46,8 @@ class CompletionExchange(Exchange):
         # No session: any engine will do, each as often.
         replica = await pool.choose(uuid4().hex, model, allowed=tenant.upstreams)
         work = self._forward(tenant, replica, without_reserved(raw), stream, send)
-        answer = await until_disconnect(receive, work)
+        limit_s = self.services.settings.total_timeout_s
+        answer = await within(limit_s, until_disconnect(receive, work))
         if answer is not None:
             await self.answer(answer, scope, receive, send)
 

@@ -24,7 +24,9 @@ async def model_list(pool: ReplicaPool, allowed: Names | None, headers: RawHeade
     Raises:
         ProxyError: no engine can be reached.
     """
-    replicas = [each for each in pool if allowed is None or each.name in allowed]
+    known = pool.open_to(allowed)
+    # One that is known to be down would only be waited for.
+    replicas = [each for each in known if each.status.up] or known
     if len(replicas) == 1:
         return await _ask(replicas[0], headers)
     answers = await asyncio.gather(
@@ -45,7 +47,9 @@ async def model_list(pool: ReplicaPool, allowed: Names | None, headers: RawHeade
 
 async def _ask(replica: Replica, headers: RawHeaders) -> Response:
     try:
-        async with replica.client.open("GET", _PATH, headers=headers) as upstream:
+        async with replica.client.open(
+            "GET", _PATH, headers=headers, timeout_s=replica.client.small_timeout_s
+        ) as upstream:
             body = await read(upstream)
     except ProxyError:
         replica.handshake.report_failure()

@@ -7,7 +7,9 @@ proxy: passing those paths on would show each tenant what the others store.
 
 from __future__ import annotations
 
+import json
 from contextlib import aclosing
+from urllib.parse import quote
 from uuid import uuid4
 
 import httpx
@@ -16,16 +18,25 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..core.wire import WireError
-from ..errors import ForbiddenError, NotFoundError
-from ..pipeline.outgoing import without_reserved
+from ..errors import (
+    BadRequestError,
+    ForbiddenError,
+    NotFoundError,
+    UpstreamUnreachableError,
+)
+from ..pipeline.outgoing import PROXY_MEMBERS, without_reserved
 from ..tenants import Tenant
 from ..upstream.client import chunks, downstream_headers, read
 from ..upstream.replica import Replica
 from .exchange import Exchange
 from .limits import until_disconnect
 from .refusal import refusal_response
+from .time_limit import within
 
 PATTERN = "/v1/{path:path}"
+_SAFE = "/:@!$&'()*+,;=-._~"
+"""What needs no encoding in a path."""
+
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
 STORED = frozenset(
@@ -46,6 +57,15 @@ STORED = frozenset(
     }
 )
 """First parts of paths to objects that outlive a request."""
+
+_TALK = frozenset({"chat", "messages"})
+"""Below these lie completions that were stored, and batches."""
+
+_OWN = frozenset({"completions", "messages"})
+"""Paths of the proxy, which it takes with POST alone and in lower case."""
+
+_UNCLEAR = frozenset({"", ".", ".."})
+"""Parts of a path."""
 
 _CONTROL = frozenset({"load_lora_adapter", "unload_lora_adapter"})
 """Paths by which a server itself is changed."""
@@ -73,17 +93,22 @@ class PassThroughExchange(Exchange):
         # out those of other paths, so an unknown one is the engine's to refuse.
         replica = await pool.choose(uuid4().hex, model, allowed=tenant.upstreams)
         work = self._forward(tenant, replica, path, _cleaned(raw), send)
-        answer = await until_disconnect(receive, work)
+        limit_s = self.services.settings.total_timeout_s
+        answer = await within(limit_s, until_disconnect(receive, work))
         if answer is not None:
             await self.answer(answer, scope, receive, send)
 
     def _check(self, path: str, tenant: Tenant) -> None:
         """Raises NotFoundError or ForbiddenError for a path that doesn't pass."""
-        mode, first = self.services.settings.pass_through, path.partition("/")[0]
-        if mode == "off" or first == "leyline" or ".." in path.split("/"):
-            raise NotFoundError(f"There is no /v1/{path[:200]} here.", code="unknown_path")
-        completions = path.startswith("chat/") and self.request.method != "POST"
-        stored = first in STORED or first in _CONTROL or completions
+        mode, parts = self.services.settings.pass_through, path.casefold().split("/")
+        # Servers differ in how they read these: a doubled or a final slash may be one or none.
+        unclear = not path.isprintable() or not _UNCLEAR.isdisjoint(parts)
+        if mode == "off" or parts[0] == "leyline" or unclear or "/".join(parts) in _OWN:
+            raise NotFoundError(
+                f"There is no {self.request.method} /v1/{ascii(path[:200])[1:-1]} here.",
+                code="unknown_path",
+            )
+        stored = parts[0] in STORED or parts[0] in _CONTROL or len(parts) > 1 and parts[0] in _TALK
         # With credentials of its own, a tenant sees its own objects.
         if mode == "stateless" and stored and not tenant.forward_credentials:
             raise ForbiddenError(
@@ -96,7 +121,8 @@ class PassThroughExchange(Exchange):
         self, tenant: Tenant, replica: Replica, path: str, content: bytes, send: Send
     ) -> Response | None:
         query = self.request.url.query
-        target = f"/v1/{path}?{query}" if query else f"/v1/{path}"
+        # Decoded by now: written again, what was part of the path stays part of it.
+        target = f"/v1/{quote(path, safe=_SAFE)}" + (f"?{query}" if query else "")
         async with replica.forward(
             self.request.method,
             target,
@@ -107,6 +133,8 @@ class PassThroughExchange(Exchange):
             if httpx.codes.is_error(upstream.status_code):
                 return refusal_response(upstream, await read(upstream), self.extra_headers)
             headers = downstream_headers(upstream.headers)
+            if headers.get("location", "").startswith(replica.client.address):
+                raise UpstreamUnreachableError("The engine redirects to itself.")
             await self.start_stream(send, headers, status=upstream.status_code)
             async with aclosing(chunks(upstream)) as received:
                 async for chunk in received:
@@ -128,7 +156,18 @@ def _model_of(path: str, raw: bytes) -> str | None:
 
 
 def _cleaned(raw: bytes) -> bytes:
+    """The body without what only the proxy may set. Raises BadRequestError where JSON brings it
+    in a form that only the upstream may be able to read: with NaN, or in another encoding."""
     try:
         return without_reserved(raw)
     except (WireError, RecursionError):
+        pass
+    try:
+        document = json.loads(raw)
+    except ValueError:
         return raw
+    except RecursionError:
+        document = dict.fromkeys(PROXY_MEMBERS)  # it may hold them
+    if isinstance(document, dict) and not document.keys().isdisjoint(PROXY_MEMBERS):
+        raise BadRequestError("The body is no valid JSON in UTF-8.", code="invalid_json")
+    return raw

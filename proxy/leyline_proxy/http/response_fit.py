@@ -34,6 +34,9 @@ async def fitting(services: Services, chat: ChatRequest, body: Mapping[str, Any]
         return chat
     limit = body.get("max_tokens")
     room = limit if isinstance(limit, int) else min(_LEAST_ANSWER, window // _ANSWER_SHARE)
+    if len(chat.raw) + room <= window:
+        # A token is a byte at least, so there is nothing to count.
+        return chat
     units = droppable(chat.messages)
     try:
         if await _tokens(services, chat) + room <= window or not units:

@@ -13,12 +13,13 @@ from ..core.wire import RESERVED, add_members, remove_members, replace_messages
 from .request import OPTIONS_FIELD, ChatRequest
 from .rules import effective_share
 
-_OURS = (*RESERVED, OPTIONS_FIELD, CONTEXT_FIELD)
+PROXY_MEMBERS = (*RESERVED, OPTIONS_FIELD, CONTEXT_FIELD)
+"""Members of a body that are the proxy's, and don't go upstream as a client sent them."""
 
 
 def without_reserved(raw: bytes) -> bytes:
     """The body without members that only the proxy may set, and without its own options."""
-    return remove_members(raw, _OURS)
+    return remove_members(raw, PROXY_MEMBERS)
 
 
 def edit_payload(

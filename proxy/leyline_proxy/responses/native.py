@@ -32,7 +32,11 @@ class NativeResponses:
     def passes(self, body: Mapping[str, Any]) -> bool:
         """Whether a request can go to such an upstream as it is: only one that is stored nowhere
         and goes on from nothing, because what is stored is the proxy's to keep apart."""
-        return body.get("store") is False and body.get("previous_response_id") is None
+        given = body.get("input")
+        items = given if isinstance(given, list) else []
+        refers = any(isinstance(i, Mapping) and i.get("type") == "item_reference" for i in items)
+        goes_on = refers or body.get("previous_response_id") is not None
+        return body.get("store") is False and not goes_on
 
     def usage(self, answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The usage of a whole answer, as a chat completion counts it."""

@@ -26,6 +26,7 @@ class _Event(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     FAILED_TOO_OFTEN = "failed_too_often"
+    BEGAN = "began"
     PAUSE_OVER = "pause_over"
 
 
@@ -35,6 +36,8 @@ _NEXT: dict[tuple[BreakerState, _Event], BreakerState] = {
     # A request from before the circuit opened may still end well.
     (BreakerState.OPEN, _Event.SUCCEEDED): BreakerState.CLOSED,
     (BreakerState.HALF_OPEN, _Event.SUCCEEDED): BreakerState.CLOSED,
+    # An answer may take minutes. If it breaks, the failures before it still count.
+    (BreakerState.HALF_OPEN, _Event.BEGAN): BreakerState.CLOSED,
     (BreakerState.HALF_OPEN, _Event.FAILED): BreakerState.OPEN,
     (BreakerState.HALF_OPEN, _Event.FAILED_TOO_OFTEN): BreakerState.OPEN,
 }
@@ -46,7 +49,8 @@ class Breaker:
 
     Args:
         threshold: that many open the circuit.
-        pause_s: until the first trial; doubles with each that fails, up to ``longest_pause_s``.
+        pause_s: until the first trial; doubles each time that the circuit opens again without a
+            success in between, up to ``longest_pause_s``.
     """
 
     def __init__(
@@ -63,6 +67,8 @@ class Breaker:
         self._clock = clock
         self._state = BreakerState.CLOSED
         self._failures = 0
+        self._has_opened = False
+        """Since the last success."""
         self._pause_s = pause_s
         self._opened_at = 0.0
         self._on_trial = False
@@ -88,9 +94,14 @@ class Breaker:
         if self.state is BreakerState.HALF_OPEN:
             self._on_trial = True
 
+    def began(self) -> None:
+        """The replica has begun to answer it; one of the three ends is still to come."""
+        self._on_trial = False
+        self._go(_Event.BEGAN)
+
     def succeeded(self) -> None:
         """The replica has answered it."""
-        self._failures, self._on_trial = 0, False
+        self._failures, self._on_trial, self._has_opened = 0, False, False
         self._pause_s = self._first_pause_s
         self._go(_Event.SUCCEEDED)
 
@@ -99,9 +110,12 @@ class Breaker:
         self._failures += 1
         self._on_trial = False
         often = self._failures >= self._threshold
-        if self.state is BreakerState.HALF_OPEN:
-            self._pause_s = min(self._longest_pause_s, 2 * self._pause_s)
+        before = self.state  # which may end the pause
         self._go(_Event.FAILED_TOO_OFTEN if often else _Event.FAILED)
+        if self._state is BreakerState.OPEN and before is not BreakerState.OPEN:
+            if self._has_opened:
+                self._pause_s = min(self._longest_pause_s, 2 * self._pause_s)
+            self._has_opened, self._opened_at = True, self._clock()
 
     def given_up(self) -> None:
         """Nobody waits for it any more, so it says nothing of the replica."""
@@ -110,5 +124,3 @@ class Breaker:
     def _go(self, event: _Event) -> None:
         before = self._state
         self._state = _NEXT.get((before, event), before)
-        if self._state is BreakerState.OPEN and before is not BreakerState.OPEN:
-            self._opened_at = self._clock()

@@ -28,11 +28,15 @@ from leyline_engine.contract import (
 from ..errors import (
     ProxyError,
     UnsupportedError,
+    UpstreamBusyError,
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
 
 T = TypeVar("T")
+
+GATEWAY_FAILURES = frozenset({502, 503, 504})
+"""Statuses by which a server, or what stands before it, says that it can't serve just now."""
 
 _IDLE = "leyline.idle_timeout_s"
 """Name among a request's extensions."""
@@ -154,6 +158,9 @@ class UpstreamClient:
 
     Args:
         client: its read timeout is the time to the first byte.
+        side: for small documents, which callers' requests then can't keep from a connection; None
+            takes ``client`` for them, too.
+        reserved: names of headers, in lower case, that callers' requests don't bring up.
         small_timeout_s: for small documents, apart from completions.
         idle_timeout_s: between two chunks of an answer; None leaves that to ``client``.
     """
@@ -163,11 +170,15 @@ class UpstreamClient:
         client: httpx.AsyncClient,
         *,
         api_key: str | None,
+        side: httpx.AsyncClient | None = None,
+        reserved: frozenset[bytes] = frozenset(),
         hints_secret: str | None = None,
         small_timeout_s: float = 10.0,
         idle_timeout_s: float | None = None,
     ) -> None:
         self._client = client
+        self._side = side or client
+        self._reserved = reserved
         self._api_key = api_key
         self._hints_secret = hints_secret
         self._small_timeout_s = small_timeout_s
@@ -177,6 +188,11 @@ class UpstreamClient:
     def key_headers(self) -> RawHeaders:
         """The proxy's own key as servers of Anthropic's API ask for it; none without a key."""
         return [(b"x-api-key", self._api_key.encode())] if self._api_key is not None else []
+
+    @property
+    def small_timeout_s(self) -> float:
+        """For small documents."""
+        return self._small_timeout_s
 
     @property
     def address(self) -> str:
@@ -199,27 +215,30 @@ class UpstreamClient:
 
         Args:
             headers: the caller's, of which not all go upstream.
-            timeout_s: replaces all of the client's own timeouts.
-            own: the proxy's, which all do.
+            timeout_s: replaces all of the client's own timeouts; for small documents.
+            own: the proxy's, which all do, in place of the caller's of the same names.
             credentials: whether the caller's own go up in place of the proxy's.
 
         Raises:
             UpstreamUnreachableError: no connection, or it broke.
             UpstreamTimeoutError: the engine was too slow.
         """
+        client = self._client if timeout_s is None else self._side
+        ours = self._reserved.union(name.lower() for name, _ in own)
+        theirs = [item for item in headers if item[0].lower() not in ours]
         with _faults():
-            request = self._client.build_request(
+            request = client.build_request(
                 method,
                 path,
                 headers=[
-                    *upstream_headers(headers, self._api_key, credentials=credentials),
+                    *upstream_headers(theirs, self._api_key, credentials=credentials),
                     *own,
                 ],
                 content=content,
-                timeout=self._client.timeout if timeout_s is None else timeout_s,
+                timeout=client.timeout if timeout_s is None else timeout_s,
                 extensions=self._extensions,
             )
-            response = await self._client.send(request, stream=True)
+            response = await client.send(request, stream=True)
         try:
             yield response
         finally:
@@ -232,8 +251,16 @@ class UpstreamClient:
             return response
 
     async def models(self) -> tuple[str, ...] | None:
-        """The ids the engine serves, or None when it doesn't say."""
+        """The ids the engine serves, or None when it doesn't say.
+
+        Raises:
+            UpstreamUnreachableError: also where a gateway says that no engine is behind it.
+        """
         response = await self.get("/v1/models")
+        if response.status_code in GATEWAY_FAILURES:
+            raise UpstreamUnreachableError(
+                f"The list of models was answered with status {response.status_code}."
+            )
         if response.status_code != httpx.codes.OK:
             return None
         try:
@@ -283,13 +310,20 @@ class UpstreamClient:
         except (ValueError, KeyError, TypeError):
             return None
 
-    async def complete(self, body: Mapping[str, Any]) -> str | None:
-        """The text that the engine answers a chat request with; None on a refusal."""
+    async def complete(
+        self, body: Mapping[str, Any], timeout_s: float | None = None
+    ) -> str | None:
+        """The text that the engine answers a chat request with; None on a refusal.
+
+        Args:
+            timeout_s: see :meth:`open`.
+        """
         async with self.open(
             "POST",
             "/v1/chat/completions",
             headers=[(b"content-type", b"application/json")],
             content=msgspec.json.encode(body),
+            timeout_s=timeout_s,
         ) as response:
             await read(response)
         if response.status_code != httpx.codes.OK:
@@ -339,6 +373,7 @@ class UpstreamClient:
     async def aclose(self) -> None:
         """Close all connections."""
         await self._client.aclose()
+        await self._side.aclose()
 
 
 async def read(response: httpx.Response) -> bytes:
@@ -385,6 +420,10 @@ class _faults:  # noqa: N801 - a context manager used like a function
             if isinstance(error, httpx.ConnectTimeout):
                 raise UpstreamUnreachableError("The engine can't be reached in time.") from error
             raise UpstreamTimeoutError("The engine didn't answer in time.") from error
+        if isinstance(error, httpx.PoolTimeout):
+            raise UpstreamBusyError(
+                "All connections to the engine are in use (max_upstream_connections)."
+            ) from error
         if isinstance(error, httpx.TransportError):
             reason = type(error).__name__
             raise UpstreamUnreachableError(f"The engine can't be reached ({reason}).") from error

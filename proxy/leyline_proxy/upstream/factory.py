@@ -20,6 +20,9 @@ from .replica import Replica
 _KEEP_ALIVE = 100
 """Idle connections to one engine."""
 
+_SIDE_CONNECTIONS = 64
+"""For receipts, handshakes and commands."""
+
 
 def build_pool(settings: Settings, engine_app: ASGIApp | None, metrics: Metrics) -> ReplicaPool:
     """All engines.
@@ -57,6 +60,8 @@ def _replica(
     client = UpstreamClient(
         _http_client(own.url, settings, engine_app),
         api_key=secret_of(own.api_key or settings.upstream_api_key),
+        side=_side_client(own.url, settings) if engine_app is None else None,
+        reserved=frozenset((settings.affinity_header or "").lower().encode("latin-1").split()),
         hints_secret=secret_of(settings.hints_secret),
         idle_timeout_s=settings.idle_timeout_s,
     )
@@ -96,3 +101,10 @@ def _http_client(url: str, settings: Settings, engine_app: ASGIApp | None) -> ht
         max_connections=settings.max_upstream_connections, max_keepalive_connections=_KEEP_ALIVE
     )
     return httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits, follow_redirects=False)
+
+
+def _side_client(url: str, settings: Settings) -> httpx.AsyncClient:
+    limits = httpx.Limits(
+        max_connections=_SIDE_CONNECTIONS, max_keepalive_connections=_SIDE_CONNECTIONS
+    )
+    return httpx.AsyncClient(base_url=url, limits=limits, follow_redirects=False)

@@ -24,7 +24,6 @@ class ReplicaPool:
         self._replicas = {replica.name: replica for replica in replicas}
         if not replicas or len(self._replicas) != len(replicas):
             raise ValueError("upstreams must be one or more, each with a name of its own")
-        self._weights = {replica.name: replica.weight for replica in replicas}
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._replicas.values())
@@ -53,7 +52,8 @@ class ReplicaPool:
 
     def label(self, model: str | None) -> str:
         """``model`` as a metric label."""
-        return model if model is not None and model in self.models else UNKNOWN_MODEL
+        known = model is not None and any(model in (each.status.models or ()) for each in self)
+        return model if known and model is not None else UNKNOWN_MODEL
 
     def others(self, avoid: Names, model: str, allowed: Names | None = None) -> list[Replica]:
         """Replicas that are up and serve ``model``, less those to avoid."""
@@ -72,7 +72,7 @@ class ReplicaPool:
         Raises:
             NotFoundError: names the closest models.
         """
-        replicas = [each for each in self if allowed is None or each.name in allowed]
+        replicas = self.open_to(allowed)
         if any(each.status.serves(model) for each in replicas):
             return
         found = await asyncio.gather(
@@ -85,6 +85,17 @@ class ReplicaPool:
                 param="model",
                 code="model_not_found",
             )
+
+    def open_to(self, allowed: Names | None) -> list[Replica]:
+        """The replicas that a tenant may use.
+
+        Raises:
+            NotFoundError: none.
+        """
+        found = [each for each in self if allowed is None or each.name in allowed]
+        if not found:
+            raise NotFoundError("No upstream is open to this tenant.", code="no_upstream")
+        return found
 
     async def choose(
         self,
@@ -106,22 +117,17 @@ class ReplicaPool:
         Raises:
             NotFoundError: the tenant may use none of the replicas.
         """
-        weights = {
-            name: weight
-            for name, weight in self._weights.items()
-            if allowed is None or name in allowed
-        }
-        if not weights:
-            raise NotFoundError("No upstream is open to this tenant.", code="no_upstream")
+        weights = {each.name: each.weight for each in self.open_to(allowed)}
         order = [self._replicas[name] for name in ranked(key, weights)]
         fresh = [each for each in order if each.name not in avoid] or order
         serving = [each for each in fresh if model is None or each.status.serves(model)] or fresh
         ready = next((each for each in serving if each.ready), None)
         if ready is not None:
             return ready
+        # All at once: one that hangs must not keep the others from being found.
+        await asyncio.gather(*(each.handshake.current() for each in serving))
         for replica in serving:
-            status = await replica.handshake.current()
-            if replica.ready and (model is None or status.serves(model)):
+            if replica.ready and (model is None or replica.status.serves(model)):
                 return replica
         up = next((each for each in serving if each.status.up), None)
         return up or serving[0]

@@ -7,13 +7,10 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from ..errors import UpstreamTimeoutError, UpstreamUnreachableError
+from ..errors import UpstreamBusyError, UpstreamTimeoutError, UpstreamUnreachableError
 from .breaker import Breaker
-from .client import RawHeaders, UpstreamClient
+from .client import GATEWAY_FAILURES, RawHeaders, UpstreamClient
 from .handshake import Handshake, UpstreamStatus
-
-GATEWAY_FAILURES = frozenset({502, 503, 504})
-"""Statuses by which a server, or what stands before it, says that it can't serve just now."""
 
 
 class Replica:
@@ -66,27 +63,35 @@ class Replica:
         own: RawHeaders = (),
         credentials: bool = False,
     ) -> AsyncIterator[httpx.Response]:
-        """A caller's request, as :meth:`UpstreamClient.open`; the breaker counts how it goes."""
+        """A caller's request, as :meth:`UpstreamClient.open`; the breaker counts how it goes.
+
+        It counts as a success when the whole answer was read, or as much as the caller wanted.
+        """
         self.running += 1
         self.breaker.begin()
-        open_ended = True
+        told = False
         try:
             async with self.client.open(
                 method, path, headers=headers, content=content, own=own, credentials=credentials
             ) as response:
                 if response.status_code in GATEWAY_FAILURES:
                     self.breaker.failed()
+                    told = True
                 else:
-                    self.breaker.succeeded()
-                open_ended = False
+                    self.breaker.began()
                 yield response
+            if not told:
+                self.breaker.succeeded()
+                told = True
+        except UpstreamBusyError:
+            raise
         except (UpstreamUnreachableError, UpstreamTimeoutError):
-            if open_ended:
+            if not told:
                 self.breaker.failed()
-                open_ended = False
+                told = True
             self.handshake.report_failure()
             raise
         finally:
             self.running -= 1
-            if open_ended:
+            if not told:
                 self.breaker.given_up()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +26,8 @@ class Upstream(FakeEngine):
         self.status = 200
         self.parts: list[bytes] = [ANSWER]
         self.content_type = "application/json"
+        self.location = ""
+        self.pause_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -40,8 +43,11 @@ class Upstream(FakeEngine):
             (b"content-type", self.content_type.encode()),
             (b"x-upstream", b"yes"),
         ]
+        if self.location:
+            start.append((b"location", self.location.encode()))
         await send({"type": "http.response.start", "status": self.status, "headers": start})
         for part in self.parts:
+            await asyncio.sleep(self.pause_s)
             await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -120,6 +126,81 @@ async def test_the_proxys_own_paths_and_ways_out_of_v1_dont_pass(path: str) -> N
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] in ("unknown_path", "not_found")
     assert engine.taken == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/files%3Fa",
+        "/v1/files%23a",
+        "/v1/%2e/files",
+        "/v1//files",
+        "/v1/Files",
+        "/v1/messages/batches",
+        "/v1/chat/completions/",
+        "/v1/chat//completions",
+        "/v1/messages/",
+        "/v1/a%0d%0aHost:%20b",
+        "/v1/a%00b",
+    ],
+)
+async def test_a_path_that_is_written_differently_doesnt_slip_through(path: str) -> None:
+    """What the upstream may read as a path that doesn't pass, doesn't pass in any spelling."""
+    engine = Upstream()
+    async with before(engine) as client:
+        answer = await client.post(path, json={})
+    assert answer.status_code in (403, 404)
+    assert engine.taken == []
+
+
+async def test_a_path_means_the_same_to_the_upstream_as_to_the_proxy() -> None:
+    """An encoded percent sign stays one; a slash in a model's name passes."""
+    engine = Upstream()
+    async with before(engine) as client:
+        await client.get("/v1/%2566iles")
+        await client.get("/v1/models/org%2Fname?x=%23")
+    assert [target for _, target, _, _ in engine.taken] == [
+        "/v1/%66iles",
+        "/v1/models/org/name?x=%23",
+    ]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"input":NaN,"cache_salt":"other"}',
+        '{"input":"a","cache_salt":"other"}'.encode("utf-16"),
+        '{"input":"a","cache_salt":"other"}'.encode("utf-8-sig"),
+        b'{"cache_salt":"other","input":' + b"[" * 5000 + b"]" * 5000 + b"}",
+    ],
+)
+async def test_json_that_only_a_lenient_server_reads_brings_no_reserved_members(raw: bytes) -> None:
+    """What the proxy can't take them out of is refused."""
+    engine = Upstream()
+    async with before(engine) as client:
+        answer = await client.post("/v1/embeddings", content=raw)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "invalid_json"
+    assert engine.taken == []
+
+
+async def test_a_redirect_to_the_upstreams_own_address_isnt_shown() -> None:
+    """A client couldn't follow it, and where engines are is the operator's business."""
+    engine = Upstream()
+    engine.status, engine.location = 307, "http://engine/v1/other"
+    async with before(engine) as client:
+        answer = await client.post("/v1/embeddings", json={})
+    assert answer.status_code == 502 and "location" not in answer.headers
+
+
+async def test_the_whole_answer_has_its_time_limit_here_too() -> None:
+    """A pass-through that takes too long in all is cut off."""
+    engine = Upstream()
+    engine.parts, engine.pause_s = [b"x"] * 100, 0.02
+    async with before(engine, total_timeout_s=0.2) as client:
+        answer = await client.post("/v1/audio/speech", json={})
+    assert b"upstream_total" in answer.content
+    assert answer.content.count(b"x") < 50
 
 
 async def test_nothing_passes_where_it_is_switched_off() -> None:

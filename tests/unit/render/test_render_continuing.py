@@ -23,7 +23,8 @@ LAST = (
 )
 COUNTING = (
     "{% set ns = namespace(n=0) %}{% for m in messages %}{% if m.role == 'user' %}"
-    "{% set ns.n = ns.n + 1 %}{% endif %}<|im_start|>{{ ns.n }}{{ m.content }}<|im_end|>{% endfor %}"
+    "{% set ns.n = ns.n + 1 %}{% endif %}<|im_start|>{{ ns.n }}{{ m.content }}<|im_end|>"
+    "{% endfor %}"
 )
 
 

@@ -1,0 +1,26 @@
+"""The limit for a whole answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from ..errors import UpstreamTimeoutError
+
+T = TypeVar("T")
+
+
+async def within(limit_s: float | None, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled when it takes longer than ``limit_s``.
+
+    Raises:
+        UpstreamTimeoutError: it did.
+    """
+    try:
+        async with asyncio.timeout(limit_s):
+            return await work
+    except TimeoutError as error:
+        raise UpstreamTimeoutError(
+            f"The whole answer took longer than {limit_s} s.", code="upstream_total"
+        ) from error
