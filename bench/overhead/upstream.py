@@ -258,9 +258,9 @@ def _number(body: bytes, name: bytes) -> int | None:
     return int(found[1]) if found is not None else None
 
 
-async def main() -> None:
+async def main(canned: Canned) -> None:
     """Serve on a free port, which is printed, until killed."""
-    server = Server(Canned(json.loads(Path(sys.argv[1]).read_text())))
+    server = Server(canned)
     loop = asyncio.get_running_loop()
     listening = await loop.create_server(lambda: Connection(server), "127.0.0.1", 0)
     print(listening.sockets[0].getsockname()[1], flush=True)
@@ -268,4 +268,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    uvloop.run(main(Canned(json.loads(Path(sys.argv[1]).read_text()))))

@@ -60,6 +60,12 @@ class LimitSettings(BaseModel):
     stall_timeout_s: Seconds = 120.0
     """A client that takes nothing of a response for so long is cut off."""
 
+    shutdown_delay_s: Annotated[float, Field(ge=0)] = 0.0
+    """Told to stop, the proxy goes on taking requests for so long while ``/readyz`` says 503, so
+    that load balancers turn away first."""
+    shutdown_grace_s: Annotated[int, Field(ge=0)] = 30
+    """Then responses under way may take so long to end; what is left is cut off."""
+
     admin_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Port of the admin API, which is off without one; 0 lets the system choose."""
     admin_host: str = "127.0.0.1"

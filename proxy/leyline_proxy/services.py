@@ -20,9 +20,10 @@ from .pipeline.planner import Planner
 from .pipeline.sensitive import sensitive_content
 from .policy_file import PolicyFile
 from .sessions import SessionStore
-from .sessions.build import build_session_store
-from .sessions.stored_responses import MemoryResponseStore, ResponseStore
+from .sessions.build import build_stores
+from .sessions.stored_responses import ResponseStore
 from .settings import Settings, secret_of
+from .shutdown import Shutdown
 from .telemetry.claims import ClaimMetrics
 from .telemetry.metrics import Metrics
 from .tenants import KeyFile, TenantDirectory, build_directory
@@ -49,6 +50,7 @@ class Services:
     key_file: KeyFile | None
     gate: Gate
     audit: Auditor
+    shutdown: Shutdown = field(default_factory=Shutdown)
     bodies: BodyMemory = field(default_factory=BodyMemory)
 
 
@@ -65,12 +67,7 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
     tenants = build_directory(settings)
     hints_secret = secret_of(settings.hints_secret)
     pool = build_pool(settings, engine_app, metrics)
-    store = build_session_store(settings)
-    responses = MemoryResponseStore(
-        max_responses=settings.max_stored_responses,
-        max_bytes=settings.max_stored_response_bytes,
-        ttl_s=settings.stored_response_ttl_s,
-    )
+    store, responses = build_stores(settings)
     file = settings.policies_file
     policy_file = PolicyFile(file, metrics) if file is not None else None
     keys = settings.api_keys_file

@@ -22,9 +22,9 @@ from .audit.auditor import Auditor
 from .core.context_management import FIELD as CONTEXT_FIELD
 from .core.forgetting import losses_of_account
 from .core.identity import history_key
-from .core.places import after_turn, owed
+from .core.places import owed
 from .core.prepared import Prepared
-from .core.session import Place, RetainedTurn, Session, TurnSummary
+from .core.session import RetainedTurn, Session, TurnSummary
 from .core.spans import ANYTHING
 from .errors import ProxyError, RefusedByClaimError
 from .pipeline.accounting import account_headers, caller_account, final_receipt, retained_turn
@@ -32,6 +32,7 @@ from .pipeline.erasure import Erasures
 from .pipeline.identify import Identity, identify
 from .pipeline.outgoing import edit_payload, outgoing_body
 from .pipeline.pinning import Pinning
+from .pipeline.placing import Placing
 from .pipeline.planner import Planner
 from .pipeline.planning import PlanInput, sink_of
 from .pipeline.request import OPTIONS_FIELD, ChatRequest
@@ -86,6 +87,7 @@ class TurnService:
         self._open: set[str] = set()
         """Turns that were begun and aren't over."""
         self._pool = pool
+        self._placing = Placing(pool)
         self._metrics = metrics
         self._erasures = erasures
         self._audit = audit
@@ -150,6 +152,11 @@ class TurnService:
             place = request.tenant.name, identity.session_id
             await self._store.open_turn(*place, name, identity.key)
             self._open.add(name)
+            known, run = identity.session, status.retains_as
+            if known is not None and run not in known.places:
+                await self._store.update(
+                    *place, lambda found: self._placing.begun(found or known, run, replica.name)
+                )
         return Turn(
             request=request,
             identity=identity,
@@ -317,7 +324,7 @@ class TurnService:
                 current = current.without({ref.turn for ref in plan.sources})
             if turn.enveloped and source is None:
                 current = current.lose_turn()
-            current = _placed(current, turn, run)
+            current = self._placing.after(current, turn, run)
             index = current.next_index
             kept = replace(source, index=index) if source is not None else None
             current = _with_policies(current, turn.planned.prepared)
@@ -350,11 +357,7 @@ class TurnService:
 
     def _new_session(self, turn: Turn, now: float) -> Session:
         # Where a conversation comes from that isn't known here, any engine may hold some of it.
-        places = {
-            run: Place(replica.name)
-            for replica in self._pool
-            if turn.unnamed and (run := replica.status.retains_as)
-        }
+        places = self._placing.anywhere() if turn.unnamed else {}
         return Session(
             id=turn.identity.session_id,
             tenant=turn.request.tenant.name,
@@ -378,13 +381,14 @@ class TurnService:
 
         def change(session: Session | None) -> Session:
             lost = (session or self._new_session(turn, now)).lose_turn()
-            return _placed(lost, turn, turn.status.retains_as)
+            return self._placing.after(lost, turn, turn.status.retains_as)
 
         # A session that is known keeps the history that it was answered for.
         chain = turn.identity.chain if turn.identity.session is None else None
         place = turn.request.tenant.name, turn.identity.session_id
-        await self._store.update(*place, change, chain, ends=turn.name)
+        session = await self._store.update(*place, change, chain, ends=turn.name)
         self._open.discard(turn.name)
+        self._erasures.start(session)
 
     async def release(self, turn: Turn) -> None:
         """Take back that an engine may hold something of a turn: it ended, and no engine does."""
@@ -392,13 +396,6 @@ class TurnService:
             self._open.discard(turn.name)
             place = turn.request.tenant.name, turn.identity.session_id
             await self._store.close_turn(*place, turn.name)
-
-
-def _placed(session: Session, turn: Turn, run: str) -> Session:
-    """The session with the run that was given a turn."""
-    demanded = bool(turn.planned.plan.forgets)
-    places = after_turn(session.places, run, turn.replica.name, demanded=demanded)
-    return replace(session, places=places)
 
 
 def _with_policies(session: Session, prepared: Prepared) -> Session:

@@ -67,7 +67,8 @@ def _searching(claude: Client) -> Client:
     def replies(folder: Path) -> tuple[Reply, ...]:
         return (Reply("Which tools are there?", (search,)), *claude.replies(folder))
 
-    return replace(claude, name="claude-code, tool search", replies=replies)
+    # The list of tools stands before the conversation, and has one more then.
+    return replace(claude, name="claude-code, tool search", replies=replies, appends=False)
 
 
 def _opencode() -> Client:

@@ -405,7 +405,7 @@ async def test_no_prompt_text_in_logs_metrics_or_sessions(
 
 async def test_pages_and_unknown_paths(engine: FakeEngine) -> None:
     """The status page needs no assets; unknown paths and methods are shaped errors."""
-    async with proxy(engine) as client:
+    async with proxy(engine, pass_through="off") as client:
         await client.post(CHAT, json=body(), headers={"x-leyline-session": "<s>"})
         page = await client.get("/")
         missing = await client.get("/v1/nothing")

@@ -6,6 +6,7 @@ import gc
 import signal
 import socket
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ..settings import Settings
 
 USAGE_ERROR = 2
-_GRACE_S = 10
 
 _EPILOG = """[bold]Examples[/bold]
 
@@ -270,8 +270,10 @@ def _run(
     if admin is not None:
         beside = admin_config(create_admin_app(app.state.services)), admin
     ProxyServer(
-        server_config(app, settings, grace_s=_GRACE_S),
+        server_config(app, settings),
         beside=beside,
+        stopping=partial(setattr, app.state.services.shutdown, "begun", True),
+        delay_s=settings.shutdown_delay_s,
         started=lambda: _started(app, _url(sock), _url(admin) if admin is not None else None),
     ).run(sockets=[sock])
 

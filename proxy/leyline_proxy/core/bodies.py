@@ -26,7 +26,7 @@ import xxhash
 from .messages import Message, call_ids, fingerprint
 from .wire import split_body
 
-MAX_REMEMBERED_BYTES = 96 << 20
+MAX_REMEMBERED_BYTES = 64 << 20
 """Bodies that were read least recently go first."""
 
 _SHORTEST = 1024

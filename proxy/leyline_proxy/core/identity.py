@@ -17,6 +17,7 @@ HARNESS_HEADERS = (
     "x-amp-thread-id",
     "x-cagent-session-id",
     "x-session-id",
+    "thread-id",  # Codex: sub-agents share the session of the agent that sent them
     "session_id",
     "session-id",
     "conversation_id",

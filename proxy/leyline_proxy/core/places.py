@@ -6,7 +6,7 @@ cache there. A forget has to reach that, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from .session import Place
@@ -17,28 +17,50 @@ MAX_PLACES = 64
 Places = Mapping[str, Place]
 
 
-def after_turn(places: Places, run: str, replica: str, *, demanded: bool) -> Places:
+def after_turn(
+    places: Places, run: str, replica: str, *, demanded: bool, alive: Collection[str] = ()
+) -> Places:
     """Places of a session whose turn was given to a run of a replica.
 
     Args:
         run: empty for an engine that retains nothing, which is no place.
         demanded: whether the turn demanded a forget, which then is owed everywhere else.
+        alive: runs that are known to go on, under whatever name.
     """
-    found = {
-        other: replace(place, owed=True) if demanded else place
-        for other, place in places.items()
-        # Another run of this replica has ended, and its KV with it.
-        if not run or place.replica != replica
-    }
+    found: dict[str, Place] = {}
+    own = Place(replica)
+    for other, place in places.items():
+        ended = place.replica == replica and other not in alive
+        if run and (other == run or ended):
+            # Another run of this replica has ended, and its KV with it. Its debt passes on, as does
+            # that of a session that comes back: which run it was may have been a mistake.
+            own = replace(own, owed=own.owed or place.owed, changes=own.changes + place.changes)
+        elif demanded:
+            found[other] = replace(place, owed=True, changes=place.changes + 1)
+        else:
+            found[other] = place
     if run:
-        # A session that comes back before the debt is paid doesn't pay it.
-        found[run] = Place(replica, owed=run in places and places[run].owed)
-    return dict(list(found.items())[-MAX_PLACES:])
+        found[run] = replace(own, changes=own.changes + 1)
+    return _bounded(found)
 
 
-def erased(places: Places, run: str) -> Places:
-    """Places without one that holds nothing of the session any more."""
-    return {other: place for other, place in places.items() if other != run}
+def _bounded(places: Places) -> Places:
+    """The newest; first those go that owe nothing."""
+    excess = len(places) - MAX_PLACES
+    if excess <= 0:
+        return places
+    idle = [run for run, place in list(places.items())[:-1] if not place.owed][:excess]
+    kept = {run: place for run, place in places.items() if run not in idle}
+    return dict(list(kept.items())[-MAX_PLACES:])
+
+
+def erased(places: Places, run: str, seen: Place) -> Places:
+    """Places without one that holds nothing of the session any more.
+
+    Args:
+        seen: the place when its erasure began. If it has changed since, it stays as it is.
+    """
+    return {other: place for other, place in places.items() if other != run or place != seen}
 
 
 def owed(places: Places) -> dict[str, str]:

@@ -135,6 +135,8 @@ class Place:
     """Name of the upstream that it ran on."""
     owed: bool = False
     """A forget was demanded since, which this run hasn't confirmed."""
+    changes: int = 0
+    """How many turns it was given and forgets it came to owe."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,9 @@ _OWN = frozenset({"completions", "messages"})
 _UNCLEAR = frozenset({"", ".", ".."})
 """Parts of a path."""
 
+_ENCODED = frozenset("?#%\\")
+"""Characters that a second decoding would make something else of."""
+
 _CONTROL = frozenset({"load_lora_adapter", "unload_lora_adapter"})
 """Paths by which a server itself is changed."""
 
@@ -103,12 +106,13 @@ class PassThroughExchange(Exchange):
         mode, parts = self.services.settings.pass_through, path.casefold().split("/")
         # Servers differ in how they read these: a doubled or a final slash may be one or none.
         unclear = not path.isprintable() or not _UNCLEAR.isdisjoint(parts)
+        unclear = unclear or not _ENCODED.isdisjoint(path)
         if mode == "off" or parts[0] == "leyline" or unclear or "/".join(parts) in _OWN:
             raise NotFoundError(
                 f"There is no {self.request.method} /v1/{ascii(path[:200])[1:-1]} here.",
                 code="unknown_path",
             )
-        stored = parts[0] in STORED or parts[0] in _CONTROL or len(parts) > 1 and parts[0] in _TALK
+        stored = parts[0] in STORED or parts[0] in _CONTROL or (len(parts) > 1 and parts[0] in _TALK)
         # With credentials of its own, a tenant sees its own objects.
         if mode == "stateless" and stored and not tenant.forward_credentials:
             raise ForbiddenError(

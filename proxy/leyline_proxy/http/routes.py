@@ -49,7 +49,8 @@ def install_routes(app: FastAPI, services: Services) -> None:
     _install_sessions(app, services)
     install_claims(app, services)
     _install_operations(app, services)
-    _install_pass_through(app, services)
+    if services.settings.pass_through != "off":  # noqa: S105
+        _install_pass_through(app, services)
 
 
 def _install_openai(app: FastAPI, services: Services) -> None:
@@ -143,7 +144,8 @@ def _install_operations(app: FastAPI, services: Services) -> None:
 
     @app.get("/readyz", tags=["operations"])
     async def readyz() -> JSONResponse:
-        """200 when the engine answers, 503 else; says whether it splices, or why not."""
+        """200 when an engine answers, 503 else and when the proxy is about to stop; says whether
+        engines splice, or why not."""
         document = readiness(services)
         return JSONResponse(document, status_code=200 if document["ready"] else 503)
 
@@ -179,9 +181,10 @@ def _install_operations(app: FastAPI, services: Services) -> None:
 def readiness(services: Services) -> dict[str, Any]:
     """What ``/readyz`` says."""
     replicas = tuple(services.pool)
-    keys = services.key_file
+    keys, stopping = services.key_file, services.shutdown.begun
     return {
-        "ready": any(replica.status.up for replica in replicas),
+        "ready": any(replica.status.up for replica in replicas) and not stopping,
+        "stopping": stopping,
         "upstreams": [replica_document(replica) for replica in replicas],
         "sessions": {
             "store": services.store.name,

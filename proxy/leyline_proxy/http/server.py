@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -17,12 +19,8 @@ _ADMIN_CONNECTIONS = 64
 _KEEP_ALIVE_S = 75
 
 
-def server_config(app: ASGIApp, settings: Settings, *, grace_s: int) -> uvicorn.Config:
-    """How the proxy is served.
-
-    Args:
-        grace_s: for responses under way, when the server is told to stop.
-    """
+def server_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+    """How the proxy is served."""
     limits = ConnectionLimits(
         max_connections=settings.max_connections,
         max_header_bytes=settings.max_header_bytes,
@@ -37,7 +35,7 @@ def server_config(app: ASGIApp, settings: Settings, *, grace_s: int) -> uvicorn.
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=grace_s,
+        timeout_graceful_shutdown=settings.shutdown_grace_s,
         timeout_keep_alive=_KEEP_ALIVE_S,
     )
 
@@ -63,6 +61,8 @@ class ProxyServer(uvicorn.Server):
     Args:
         beside: how the admin API is served, and where.
         started: called once both can be reached.
+        stopping: called at the first signal to stop.
+        delay_s: from that signal until the port is closed.
     """
 
     def __init__(
@@ -71,10 +71,15 @@ class ProxyServer(uvicorn.Server):
         *,
         beside: tuple[uvicorn.Config, socket.socket] | None = None,
         started: Callable[[], None] = lambda: None,
+        stopping: Callable[[], None] = lambda: None,
+        delay_s: float = 0.0,
     ) -> None:
         super().__init__(config)
         self._beside = beside
         self._when_started = started
+        self._when_stopping = stopping
+        self._delay_s = delay_s
+        self._closes_at: float | None = None
         self._admin: tuple[_QuietServer, asyncio.Task[None]] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -87,6 +92,22 @@ class ProxyServer(uvicorn.Server):
             server = _QuietServer(config)
             self._admin = server, asyncio.create_task(server.serve(sockets=[sock]))
         self._when_started()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop when the delay is over; a second signal stops at once."""
+        if self._closes_at is not None or not self._delay_s:
+            self._when_stopping()
+            super().handle_exit(sig, frame)
+            return
+        self._captured_signals.append(sig)
+        self._closes_at = time.monotonic() + self._delay_s
+        self._when_stopping()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to stop now."""
+        if self._closes_at is not None and time.monotonic() >= self._closes_at:
+            self.should_exit = True
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop both; the admin API last, so that a graceful shutdown can be watched."""

@@ -93,7 +93,8 @@ class Writing:
 
     async def _answer(self, owner: tuple[str, str], turn: Turn, wanted: Completion) -> bool:
         # Before the engine sees it: whatever happens, a forget must know of it.
-        await self._store.update(*owner, lambda session: _known(session).lose_turn())
+        run = turn.status.retains_as
+        await self._store.update(*owner, lambda session: _asking(_known(session), run))
         answer = await turn.replica.client.complete(self._body(turn, wanted))
         if answer is None:
             return False
@@ -129,6 +130,22 @@ class Writing:
 
 class SessionGoneError(Exception):
     """The session that something is written for has expired meanwhile."""
+
+
+class SessionMovedError(Exception):
+    """The engine has been made to forget the session since the turn, or is about to be."""
+
+
+def _asking(session: Session, run: str) -> Session:
+    """The session before a run of an engine is given a question.
+
+    Raises:
+        SessionMovedError: a forget may have passed that the question would come behind.
+    """
+    place = session.places.get(run)
+    if run and (place is None or place.owed):
+        raise SessionMovedError
+    return session.lose_turn()
 
 
 def _known(session: Session | None) -> Session:

@@ -18,19 +18,17 @@ def test_a_forget_is_owed_wherever_the_session_was_and_isnt_now(
     turns: list[tuple[str, int, bool]],
 ) -> None:
     """Every live run of another engine that was given a turn before owes what is demanded now,
-    also when the session comes back to it."""
+    also when the session comes back to it, and also if it is taken for another run by then."""
     places: dict[str, Place] = {}
     last: dict[str, str] = {}
     unmet: set[str] = set()
     for replica, run, demanded in turns:
-        name = f"{replica}{run}"
-        last[replica] = name
+        last[replica] = f"{replica}{run}"
         if demanded:
-            unmet |= set(last.values()) - {name}
-        unmet &= set(last.values())
-        places = dict(after_turn(places, name, replica, demanded=demanded))
+            unmet |= set(last) - {replica}
+        places = dict(after_turn(places, last[replica], replica, demanded=demanded))
         assert set(places) == set(last.values())
-        assert owed(places) == {each: each[0] for each in unmet}
+        assert owed(places) == {last[each]: each for each in unmet}
 
 
 def test_an_engine_that_retains_nothing_is_no_place_and_its_demands_are_owed_by_others() -> None:
@@ -38,7 +36,36 @@ def test_an_engine_that_retains_nothing_is_no_place_and_its_demands_are_owed_by_
     places = after_turn({}, "a1", "a", demanded=False)
     places = after_turn(places, "", "plain", demanded=True)
     assert owed(places) == {"a1": "a"}
-    assert erased(places, "a1") == {}
+    assert erased(places, "a1", places["a1"]) == {}
+
+
+def test_a_place_that_has_changed_since_its_erasure_began_stays() -> None:
+    """What it was given, or came to owe, meanwhile isn't erased."""
+    seen = after_turn({}, "a1", "a", demanded=False)["a1"]
+    for changed in (
+        after_turn({"a1": seen}, "a1", "a", demanded=False),
+        after_turn({"a1": seen}, "b1", "b", demanded=True),
+    ):
+        assert "a1" in erased(changed, "a1", seen)
+    unchanged = after_turn({"a1": seen}, "b1", "b", demanded=False)
+    assert "a1" not in erased(unchanged, "a1", seen)
+
+
+def test_engines_that_have_changed_names_stay_places() -> None:
+    """A run that is known to go on isn't taken for one that ended, whatever it was called."""
+    places = {"r1": Place("a", owed=True), "r2": Place("b")}
+    found = after_turn(places, "r2", "a", demanded=False, alive={"r1", "r2"})
+    assert owed(found) == {"r1": "a"}
+
+
+def test_a_place_that_owes_goes_last() -> None:
+    """Of more engines than fit, those stay that still have to forget."""
+    places = dict(after_turn({}, "r", "e", demanded=False))
+    places = dict(after_turn(places, "r0", "e0", demanded=True))
+    for number in range(2 * MAX_PLACES):
+        places = dict(after_turn(places, f"r{number}", f"e{number}", demanded=False))
+    assert owed(places) == {"r": "e"}
+    assert len(places) == MAX_PLACES
 
 
 def test_places_are_bounded_and_the_newest_stay() -> None:

@@ -33,14 +33,15 @@ Address = tuple[str, int]
 @contextmanager
 def proxy(engine: FakeEngine | None = None, **settings: Any) -> Iterator[Address]:
     """A proxy as ``leyline serve`` runs it, in a thread."""
+    quick = {"shutdown_grace_s": 1, **settings}
     if engine is not None:
-        given = Settings(handshake_retry_s=0.05, **settings)
+        given = Settings(handshake_retry_s=0.05, **quick)
         app = create_app(given, engine_app=engine)
     else:
-        given = Settings(**settings)
+        given = Settings(**quick)
         app = create_app(given)
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    server = ProxyServer(server_config(app, given, grace_s=1))
+    server = ProxyServer(server_config(app, given))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:

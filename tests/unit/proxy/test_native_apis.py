@@ -163,7 +163,15 @@ def test_an_edited_request_is_translated_instead() -> None:
     assert "[gone]" in upstream.bodies[0].decode() and "7391" not in upstream.bodies[0].decode()
 
 
-@pytest.mark.parametrize("more", [{}, {"store": True}, {"store": False, "stored": True}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"store": True},
+        {"store": False, "stored": True},
+        {"store": False, "input": [{"type": "item_reference", "id": "stored"}]},
+    ],
+)
 def test_a_response_that_is_stored_is_translated_and_kept_here(more: dict[str, Any]) -> None:
     """What is stored is kept apart by tenant, which the upstream can't do."""
     upstream = Upstream()
@@ -172,6 +180,9 @@ def test_a_response_that_is_stored_is_translated_and_kept_here(more: dict[str, A
         if body.pop("stored", False):
             first = client.post(RESPONSES, json={"model": MODEL, "input": "Hi"}).json()
             body["previous_response_id"] = first["id"]
+        if isinstance(body["input"], list):
+            first = client.post(RESPONSES, json={"model": MODEL, "input": "Hi"}).json()
+            body["input"][0]["id"] = first["output"][0]["id"]
         got = client.post(RESPONSES, json=body)
     assert got.status_code == 200, got.text
     assert upstream.taken == []

@@ -309,6 +309,32 @@ async def test_notes_of_turns_are_bounded(server: RedisServer) -> None:
         assert session is not None and len(session.in_flight) == 64 and session.unnamed == 16
 
 
+async def test_racing_proxies_account_for_every_turn(server: RedisServer) -> None:
+    """Of turns that two proxies settle at the same time each is in the history, or is a loss."""
+    count = 40
+    async with proxy(server) as store, proxy(server) as rival:
+        await put(store, "a", 1)
+
+        async def settle(number: int) -> None:
+            proxied = (store, rival)[number % 2]
+            await proxied.open_turn("t", "a", f"x{number}")
+
+            def change(session: Session | None) -> Session:
+                assert session is not None
+                return after_turn(session, history(1, "a"))
+
+            await proxied.update("t", "a", change, ends=f"x{number}")
+
+        await asyncio.gather(*map(settle, range(count)))
+        session = await store.get("t", "a")
+        assert session is not None
+        assert session.next_index - 1 + session.unnamed == count
+        assert session.next_index > 4
+        assert [each.index for each in session.history] == list(range(session.next_index))
+        assert not session.in_flight
+        assert await rival.get("t", "a") == session
+
+
 async def test_an_update_that_always_loses_the_race_is_a_loss(server: RedisServer) -> None:
     """A change that others forestall again and again isn't tried for ever, nor forgotten."""
     async with proxy(server) as store, proxy(server) as rival:

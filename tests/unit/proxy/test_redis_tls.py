@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 from support.redis_server import RedisServer, free_port, redis_server
 from support.sessions import blank
 
-from leyline_proxy.sessions.build import build_session_store
+from leyline_proxy.sessions.build import build_stores
 from leyline_proxy.settings import Settings
 
 SECRET = "a secret of sixteen characters or more"
@@ -75,7 +75,7 @@ async def test_sessions_go_through_tls(tls_port: tuple[int, RedisServer], tmp_pa
         redis_connect_timeout_s=2.0,
         redis_timeout_s=2.0,
     )
-    store = build_session_store(settings)
+    store = build_stores(settings)[0]
     await store.connect()
     assert store.problem is None
     written = await store.update("t", "a", lambda _: blank("a"))
@@ -83,7 +83,7 @@ async def test_sessions_go_through_tls(tls_port: tuple[int, RedisServer], tmp_pa
     await store.aclose()
     another, _ = certificate(tmp_path, "another")
     for file in (another, None):
-        stranger = build_session_store(settings.model_copy(update={"redis_ca_file": file}))
+        stranger = build_stores(settings.model_copy(update={"redis_ca_file": file}))[0]
         await stranger.connect()
         assert stranger.problem is not None
         await stranger.aclose()
@@ -97,7 +97,7 @@ async def test_a_password_is_given_and_not_told(tmp_path: Path) -> None:
                 session_store=f"redis://:{word}@127.0.0.1:{server.port}/0", session_secret=[SECRET]
             )
             assert word not in repr(settings)
-            store = build_session_store(settings)
+            store = build_stores(settings)[0]
             await store.connect()
             assert (store.problem is None) == works
             assert word not in str(store.problem)

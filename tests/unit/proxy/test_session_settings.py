@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from leyline_proxy.cli import build_app
-from leyline_proxy.sessions.build import build_session_store
+from leyline_proxy.sessions.build import build_stores
 from leyline_proxy.settings import Settings
 
 SECRET = "a secret of sixteen characters or more"
@@ -31,9 +31,9 @@ def test_what_is_wrong_is_said(given: dict[str, str], said: str) -> None:
 
 def test_the_store_is_memory_unless_said_otherwise() -> None:
     """Without a setting sessions stay in the process."""
-    assert build_session_store(Settings()).name == "memory"
+    assert build_stores(Settings())[0].name == "memory"
     redis = Settings(session_store="redis+cluster://localhost:7000", session_secret=SECRET)
-    assert build_session_store(redis).name == "redis"
+    assert build_stores(redis)[0].name == "redis"
 
 
 def test_several_secrets_come_from_one_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """Sessions in Redis, shared by several proxies and outliving them. See docs/sessions.md."""
 
 from .link import RedisLink, RedisOptions
+from .responses import RedisResponseStore
 from .sealing import Seal
 from .store import RedisSessionStore
 
-__all__ = ["RedisLink", "RedisOptions", "RedisSessionStore", "Seal"]
+__all__ = ["RedisLink", "RedisOptions", "RedisResponseStore", "RedisSessionStore", "Seal"]

@@ -7,6 +7,8 @@
 ``a:…``         a conversation's opening to the sessions that began so, by time
 ``t:…``         a tenant's sessions by time of their last turn
 ``all``         all sessions by time of their last turn
+``r:…``         a stored response
+``responses``   all stored responses by time of their last use
 ``state``       the epoch, runs of Redis servers, the proxies that live
 ==============  ============================================================================
 
@@ -62,6 +64,15 @@ class Keys:
     def whole(self, tenant: str, key: str, value: int) -> str:
         """The session with this history."""
         return f"{self.prefix}:w:{_digest('whole', tenant, key, f'{value:x}')}"
+
+    @property
+    def responses(self) -> str:
+        """All stored responses."""
+        return f"{self.prefix}:responses"
+
+    def response(self, tenant: str, response_id: str) -> str:
+        """A stored response."""
+        return f"{self.prefix}:r:{_digest('response', tenant, response_id)}"
 
     def opening(self, tenant: str, key: str, value: int) -> str:
         """Sessions with this opening."""

@@ -48,6 +48,7 @@ from .stored import (
     matches_of,
     nothing_known,
     session_of,
+    text_of,
 )
 
 _ATTEMPTS = 8
@@ -139,6 +140,8 @@ class RedisSessionStore:
                     return session
             # Others were always faster. What they wrote stays, and this turn is a loss.
             await self._tell_loss(tenant, session_id, session.key, 1)
+            if ends is not None:
+                await self.close_turn(tenant, session_id, ends)
         except StoreGoneError:
             session = change(None)
             self._losses.add(tenant, session_id, session.key)
@@ -150,7 +153,7 @@ class RedisSessionStore:
             await self._link.run(
                 OPEN_TURN,
                 self._entries(tenant, session_id),
-                *(turn, note, self._ttl_ms, _MAX_IN_FLIGHT, key),
+                *(turn, note, self._ttl_ms, _MAX_IN_FLIGHT, key.encode("utf-8", "surrogatepass")),
             )
         except StoreGoneError:
             return  # settling the turn will meet the same, or find Redis back
@@ -227,7 +230,8 @@ class RedisSessionStore:
 
     async def _tell_loss(self, tenant: str, session_id: str, key: str, turns: int) -> None:
         entry = self._keys.session(tenant, session_id)
-        await self._link.run(LOSE, [entry], turns, key, self._ttl_ms, probe=True)
+        raw = key.encode("utf-8", "surrogatepass")
+        await self._link.run(LOSE, [entry], turns, raw, self._ttl_ms, probe=True)
 
     async def _read(self, tenant: str, session_id: str) -> tuple[Known, bytes]:
         """What is known of a session, and the epoch; in one round trip unless others wrote."""
@@ -255,7 +259,7 @@ class RedisSessionStore:
             version=version or b"",
             session=session,
             chain=chain,
-            key=(key or b"").decode("utf-8", "surrogatepass"),
+            key=text_of(key or b""),
             extra=int(extra or 0),
             outdated=bool(version) and written != epoch,
             in_flight={turn.decode(): InFlight.of_note(note) for turn, note in notes.items()},

@@ -29,14 +29,14 @@ class InFlight:
     key: str
     """The session's store key."""
 
-    def note(self) -> str:
+    def note(self) -> bytes:
         """As it is stored."""
-        return f"{self.since:.3f} {self.key}"
+        return f"{self.since:.3f} {self.key}".encode("utf-8", "surrogatepass")
 
     @staticmethod
     def of_note(note: bytes) -> InFlight:
         """From what is stored; what can't be read began at the beginning of time."""
-        since, _, key = note.decode("utf-8", "replace").partition(" ")
+        since, _, key = text_of(note).partition(" ")
         try:
             return InFlight(float(since), key)
         except ValueError:
@@ -84,6 +84,14 @@ class Known:
             key = self.key or next((turn.key for turn in self.in_flight.values()), "")
             known = nothing_known(self.tenant, self.id, key, now)
         return replace(known, unnamed=known.unnamed + losses, in_flight=others)
+
+
+def text_of(raw: bytes) -> str:
+    """A name as it was stored; what isn't one is read as far as it can be."""
+    try:
+        return raw.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return raw.decode("utf-8", "replace")
 
 
 def nothing_known(tenant: str, session_id: str, key: str, now: float) -> Session:

@@ -1,0 +1,56 @@
+"""Which runs of engines a session's KV may lie on, as its turns come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..core.places import after_turn
+from ..core.session import Place, Session
+from ..upstream.pool import ReplicaPool
+from .turn import Turn
+
+
+class Placing:
+    """Keeps the places of sessions."""
+
+    def __init__(self, pool: ReplicaPool) -> None:
+        self._pool = pool
+
+    def begun(self, session: Session, run: str, replica: str) -> Session:
+        """A session with a run that it is about to move to. It is noted before: a forget that
+        another request of the session demands meanwhile is owed there, too."""
+        if not run or run in session.places:
+            return session
+        return self._given(session, session.places, run, replica, demanded=False)
+
+    def after(self, session: Session, turn: Turn, run: str) -> Session:
+        """The session with the run that was given a turn."""
+        demanded = bool(turn.planned.plan.forgets)
+        places = session.places
+        if demanded and turn.unnamed:
+            # Of what has no name here nobody knows which engine it was read by.
+            places = {**self.anywhere(), **places}
+        return self._given(session, places, run, turn.replica.name, demanded=demanded)
+
+    def anywhere(self) -> Mapping[str, Place]:
+        """All runs, and engines whose run isn't known because they are out of reach."""
+        found: dict[str, Place] = {}
+        for replica in self._pool:
+            status = replica.status
+            if run := status.retains_as or ("" if status.up else f"?@{replica.name}"):
+                found[run] = Place(replica.name)
+        return found
+
+    def _given(
+        self,
+        session: Session,
+        places: Mapping[str, Place],
+        run: str,
+        replica: str,
+        *,
+        demanded: bool,
+    ) -> Session:
+        alive = {each.status.retains_as for each in self._pool}
+        after = after_turn(places, run, replica, demanded=demanded, alive=alive)
+        return replace(session, places=after)

@@ -1,0 +1,114 @@
+"""Responses for ``previous_response_id`` in Redis: with a key only, for they are all text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import zstandard
+
+from ...responses.stored import StoredResponse, decode, encode
+from .keys import Keys
+from .link import RedisLink, StoreGoneError
+from .sealing import Seal, owner_of
+
+_LEVEL = 3
+_MAX_UNPACKED = 1 << 30
+
+
+class RedisResponseStore:
+    """A :class:`~leyline_proxy.sessions.stored_responses.ResponseStore` for several proxies.
+
+    Args:
+        link: of the session store, which looks after it.
+        seal: must hide what it closes.
+        max_bytes: of one stored response; a longer one isn't kept.
+        max_responses: beyond it those go that were used longest ago.
+
+    Raises:
+        ValueError: there is no key.
+    """
+
+    def __init__(
+        self,
+        link: RedisLink,
+        *,
+        ttl_s: float,
+        seal: Seal,
+        prefix: str = "leyline",
+        max_bytes: int = 4 << 20,
+        max_responses: int = 10_000,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if not seal.hides:
+            raise ValueError("responses are text: they are stored in Redis with a key only")
+        self._link = link
+        self._ttl_s = ttl_s
+        self._seal = seal
+        self._keys = Keys(prefix)
+        self._max_bytes = max_bytes
+        self._max_responses = max_responses
+        self._clock = clock
+
+    async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> None:
+        packed = zstandard.ZstdCompressor(level=_LEVEL).compress(encode(stored))
+        data = self._seal.close(packed, _owner(tenant, response_id))
+        if len(data) > self._max_bytes or not self._max_responses:
+            await self.delete(tenant, response_id)
+            return
+        entry, ttl_ms = self._keys.response(tenant, response_id), round(self._ttl_s * 1000)
+        with suppress(StoreGoneError):
+            *_, count = await self._link.together(
+                lambda pipe: (pipe.set(entry, data, px=ttl_ms), *self._noted(pipe, entry))
+            )
+            if count > self._max_responses:
+                await self._evict(count - self._max_responses)
+
+    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+        entry, ttl_ms = self._keys.response(tenant, response_id), round(self._ttl_s * 1000)
+        try:
+            data, *_ = await self._link.together(
+                lambda pipe: (pipe.get(entry), pipe.pexpire(entry, ttl_ms))
+            )
+        except StoreGoneError:
+            return None
+        packed = self._seal.open(data or b"", _owner(tenant, response_id))
+        if packed is None:
+            return None
+        with suppress(StoreGoneError):
+            await self._link.together(lambda pipe: self._noted(pipe, entry))
+        try:
+            return decode(zstandard.ZstdDecompressor().decompress(packed, _MAX_UNPACKED))
+        except zstandard.ZstdError:
+            return None
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        entry = self._keys.response(tenant, response_id)
+        try:
+            there, _ = await self._link.together(
+                lambda pipe: (pipe.delete(entry), pipe.zrem(self._keys.responses, entry))
+            )
+        except StoreGoneError:
+            return False
+        return bool(there)
+
+    def _noted(self, pipe: Any, entry: str) -> tuple[object, ...]:
+        now, listed = self._clock(), self._keys.responses
+        return (
+            pipe.zadd(listed, {entry: now}),
+            pipe.zremrangebyscore(listed, "-inf", now - self._ttl_s),
+            pipe.zcard(listed),
+        )
+
+    async def _evict(self, count: int) -> None:
+        popped = await self._link.call(lambda client: client.zpopmin(self._keys.responses, count))
+        await self._link.together(
+            lambda pipe: [pipe.delete(entry) for entry, _ in popped], empty=not popped
+        )
+
+
+def _owner(tenant: str, response_id: str) -> bytes:
+    # Another purpose than a session's, so that neither opens in the other's place.
+    return b"response\0" + owner_of(tenant, response_id)

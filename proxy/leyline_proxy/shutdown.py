@@ -1,0 +1,10 @@
+"""Whether the process has been told to stop."""
+
+from __future__ import annotations
+
+
+class Shutdown:
+    """Set once, by the server; read by whoever tells others."""
+
+    def __init__(self) -> None:
+        self.begun = False

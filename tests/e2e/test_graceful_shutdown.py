@@ -1,0 +1,124 @@
+"""``leyline serve`` told to stop while it streams."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from support.fake_engine import DONE, MODEL, Answer, FakeEngine, chat_stream
+from support.redis_server import free_port
+from support.stack import serving
+
+CHAT = "/v1/chat/completions"
+REQUEST = {"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "Hi."}]}
+STREAM_S = 2.0
+
+
+class Serving:
+    """The command before a scripted engine whose streams take a while."""
+
+    def __init__(self, origin: str, **settings: float) -> None:
+        port = free_port()
+        self.origin = f"http://127.0.0.1:{port}"
+        command = [str(Path(sys.executable).with_name("leyline")), "serve", "--upstream", origin]
+        named = {f"LEYLINE_{name.upper()}": str(value) for name, value in settings.items()}
+        self.process = subprocess.Popen(
+            [*command, "--port", str(port), "--log-level", "error"],
+            env={**os.environ, **named},
+            stdout=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + 60
+        while self.ready() != httpx.codes.OK:
+            assert time.monotonic() < deadline and self.process.poll() is None
+            time.sleep(0.05)
+
+    def ready(self) -> int:
+        """Status of ``/readyz``; 0 where the port is closed."""
+        try:
+            return httpx.get(f"{self.origin}/readyz", timeout=5).status_code
+        except httpx.TransportError:
+            return 0
+
+    def stream(self) -> tuple[threading.Thread, list[bytes]]:
+        """A stream under way, and what it brings."""
+        received: list[bytes] = []
+        begun = threading.Event()
+
+        def read() -> None:
+            with httpx.stream("POST", f"{self.origin}{CHAT}", json=REQUEST, timeout=30) as answer:
+                try:
+                    for part in answer.iter_raw():
+                        received.append(part)
+                        begun.set()
+                except httpx.TransportError:
+                    received.append(b"torn")
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        assert begun.wait(30)
+        return thread, received
+
+
+@contextmanager
+def slow_engine() -> Iterator[tuple[FakeEngine, str]]:
+    engine = FakeEngine()
+    engine.answers = [chat_stream(*["x"] * 20, pause_s=STREAM_S / 20)]
+    with serving(engine) as origin:
+        yield engine, origin
+
+
+def test_streams_under_way_are_finished_and_the_port_is_closed_meanwhile() -> None:
+    """A proxy that is told to stop takes no connections, ends its streams, and exits with 0."""
+    with slow_engine() as (_, origin):
+        proxy = Serving(origin, shutdown_grace_s=20)
+        thread, received = proxy.stream()
+        proxy.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + STREAM_S
+        while proxy.ready() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert proxy.ready() == 0
+        assert thread.is_alive(), "the stream outlives the port"
+        thread.join(30)
+        assert b"".join(received).endswith(DONE)
+        assert proxy.process.wait(30) == 0
+
+
+def test_load_balancers_are_told_before_the_port_is_closed() -> None:
+    """During the delay readiness says 503 and requests are served as ever."""
+    with slow_engine() as (engine, origin):
+        engine.answers = []
+        proxy = Serving(origin, shutdown_delay_s=1.5)
+        proxy.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 1.0
+        while proxy.ready() != httpx.codes.SERVICE_UNAVAILABLE and time.monotonic() < deadline:
+            time.sleep(0.02)
+        document = httpx.get(f"{proxy.origin}/readyz").json()
+        answer = httpx.post(f"{proxy.origin}{CHAT}", json=REQUEST)
+        assert (document["ready"], document["stopping"]) == (False, True)
+        assert answer.status_code == 200 and answer.content.endswith(DONE)
+        assert proxy.process.wait(30) == 0
+
+
+@pytest.mark.parametrize("signals", [1, 2], ids=["grace-over", "second-signal"])
+def test_a_stream_that_doesnt_end_is_cut_off(signals: int) -> None:
+    """After the grace time, or at once when told twice, whatever still runs is given up."""
+    with slow_engine() as (engine, origin):
+        first, *_ = chat_stream("x").chunks
+        engine.answers = [Answer([first], content_type="text/event-stream", hangs=True)]
+        proxy = Serving(origin, shutdown_grace_s=1 if signals == 1 else 60)
+        thread, received = proxy.stream()
+        for _ in range(signals):
+            proxy.process.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+        assert proxy.process.wait(15) is not None
+        thread.join(30)
+        assert DONE not in b"".join(received)

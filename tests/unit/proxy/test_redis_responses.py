@@ -1,0 +1,149 @@
+"""Stored responses in Redis: as in memory, encrypted, and gone where Redis is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.redis_server import RedisServer, redis_server
+
+from leyline_proxy.responses.stored import StoredResponse
+from leyline_proxy.sessions.build import build_stores
+from leyline_proxy.sessions.redis import RedisLink, RedisOptions, RedisResponseStore, Seal
+from leyline_proxy.sessions.stored_responses import MemoryResponseStore, ResponseStore
+from leyline_proxy.settings import Settings
+
+SECRET = "a secret of sixteen characters or more"
+TEXT = "ZEBRA-7351"
+
+Opener = Callable[..., ResponseStore]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis of the test's own."""
+    with redis_server(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def opener(request: pytest.FixtureRequest) -> AsyncIterator[Opener]:
+    """Opens stores of one kind."""
+    links: list[RedisLink] = []
+    if request.param == "redis":
+        link = RedisLink(RedisOptions(request.getfixturevalue("server").url))
+        link.close_circuit(await link.look())
+        links.append(link)
+
+    def open_store(ttl_s: float = 60.0, most: int = 100) -> ResponseStore:
+        if not links:
+            return MemoryResponseStore(max_responses=most, max_bytes=1 << 20, ttl_s=ttl_s)
+        return RedisResponseStore(links[0], ttl_s=ttl_s, seal=Seal([SECRET]), max_responses=most)
+
+    yield open_store
+    for link in links:
+        await link.aclose()
+
+
+def response(name: str, text: str = TEXT) -> StoredResponse:
+    """A response with text in its request and its answer."""
+    items = [{"id": "i1", "type": "message", "content": text}]
+    return StoredResponse(id=name, session="s-1", input=items, response={"output": items})
+
+
+async def test_a_response_is_kept_until_it_is_deleted(opener: Opener) -> None:
+    """What was put is got, by its tenant alone, and that it was deleted is told once."""
+    store = opener()
+    assert await store.get("t", "r1") is None
+    await store.put("t", "r1", response("r1"))
+    await store.put("t", "r1", response("r1", "again"))
+    assert await store.get("t", "r1") == response("r1", "again")
+    assert await store.get("other", "r1") is None
+    assert not await store.delete("other", "r1")
+    assert await store.delete("t", "r1")
+    assert not await store.delete("t", "r1")
+    assert await store.get("t", "r1") is None
+
+
+async def test_what_is_used_stays(opener: Opener) -> None:
+    """The time to live counts from the last use."""
+    store = opener(ttl_s=0.6)
+    for name in ("used", "left"):
+        await store.put("t", name, response(name))
+    await asyncio.sleep(0.4)
+    assert await store.get("t", "used") is not None
+    await asyncio.sleep(0.4)
+    assert await store.get("t", "left") is None
+    assert await store.get("t", "used") is not None
+
+
+async def test_the_oldest_go_first(opener: Opener) -> None:
+    """Beyond the bound those go that were used longest ago; a bound of none keeps none."""
+    store = opener(most=2)
+    for name in ("a", "b"):
+        await store.put("t", name, response(name))
+        await asyncio.sleep(0.01)
+    await store.get("t", "a")
+    await asyncio.sleep(0.01)
+    await store.put("t", "c", response("c"))
+    kept = [name for name in "abc" if await store.get("t", name) is not None]
+    assert kept == ["a", "c"]
+    none = opener(most=0)
+    await none.put("t", "d", response("d"))
+    assert await none.get("t", "d") is None
+
+
+async def test_text_is_encrypted_and_damage_is_a_miss(server: RedisServer) -> None:
+    """Nothing in Redis shows what was said, and what was changed there isn't believed."""
+    settings = Settings(session_store=server.url, session_secret=[SECRET])
+    sessions, store = build_stores(settings)
+    await sessions.connect()
+    await store.put("t", "r1", response("r1"))
+    await store.put("t", "r2", response("r2"))
+    with server.client() as client:
+        values = {key: client.get(key) for key in client.keys("leyline:r:*")}
+        assert len(values) == 2
+        assert not any(TEXT.encode() in value for value in values.values())
+        assert not any(b"r1" in key for key in values)
+        first, second = values
+        client.set(first, values[second])
+        client.set(second, values[second][:-1] + b"x")
+    assert await store.get("t", "r1") is None
+    assert await store.get("t", "r2") is None
+    await sessions.aclose()
+
+
+async def test_without_a_key_responses_stay_in_memory(server: RedisServer) -> None:
+    """They are text through and through, so that Redis gets none of them."""
+    sessions, store = build_stores(Settings(session_store=server.url, hints_secret="h"))
+    await sessions.connect()
+    await store.put("t", "r1", response("r1"))
+    assert await store.get("t", "r1") == response("r1")
+    with server.client() as client:
+        assert client.keys("leyline:r:*") == []
+    await sessions.aclose()
+    with pytest.raises(ValueError, match="key"):
+        RedisResponseStore(RedisLink(RedisOptions(server.url)), ttl_s=1, seal=Seal())
+
+
+async def test_nobody_waits_for_a_redis_that_is_gone(server: RedisServer) -> None:
+    """Nothing is kept or known then, at once; what was stored is there again later."""
+    settings = Settings(session_store=server.url, session_secret=[SECRET])
+    sessions, store = build_stores(settings)
+    await sessions.connect()
+    await store.put("t", "r1", response("r1"))
+    server.pause()
+    await store.get("t", "r1")
+    started = time.monotonic()
+    for _ in range(20):
+        await store.put("t", "r2", response("r2"))
+        assert await store.get("t", "r1") is None
+        assert not await store.delete("t", "r1")
+    assert time.monotonic() - started < 0.5
+    server.resume()
+    await sessions.connect()
+    assert await store.get("t", "r1") == response("r1")
+    await sessions.aclose()

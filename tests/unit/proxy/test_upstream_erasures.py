@@ -1,0 +1,204 @@
+"""Forgets on their way to engines that a session has left, before scripted engines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import httpx
+import msgspec
+import pytest
+from support.fake_engine import CAPABILITY, Answer, FakeEngine, chat_json
+
+from leyline_engine.contract import ForgetCounts, Receipt, TokenCounts
+from leyline_proxy.audit.build import build_auditor
+from leyline_proxy.core.places import after_turn, owed
+from leyline_proxy.core.session import Place, Session
+from leyline_proxy.pipeline.erasure import Erasures
+from leyline_proxy.sessions.memory import MemorySessionStore
+from leyline_proxy.settings import Settings
+from leyline_proxy.telemetry.metrics import Metrics
+from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
+from leyline_proxy.upstream.breaker import Breaker
+from leyline_proxy.upstream.client import UpstreamClient
+from leyline_proxy.upstream.handshake import Handshake
+from leyline_proxy.upstream.pool import ReplicaPool
+from leyline_proxy.upstream.replica import Replica
+
+TENANT = "red"
+
+
+def forgotten(message_id: str) -> Receipt:
+    tokens = TokenCounts(prompt=1, prefilled=1)
+    return Receipt(message_id=message_id, tokens=tokens, forgot=ForgetCounts(3, 0, 0))
+
+
+@dataclass
+class World:
+    """Two engines, a store, and what carries forgets."""
+
+    engines: dict[str, FakeEngine]
+    pool: ReplicaPool
+    store: MemorySessionStore
+    erasures: Erasures
+
+    def run(self, name: str) -> str:
+        replica = self.pool.get(name)
+        assert replica is not None
+        return replica.status.retains_as
+
+    async def owe(self, session_id: str, places: dict[str, Place]) -> None:
+        now = time.time()
+        session = Session(session_id, TENANT, "", (), (), 1, now, created=now, places=places)
+        await self.store.update(TENANT, session_id, lambda _: session)
+        self.erasures.start(session)
+
+    async def places(self, session_id: str) -> dict[str, Place]:
+        session = await self.store.get(TENANT, session_id)
+        assert session is not None
+        return dict(session.places)
+
+    async def paid(self, session_id: str) -> None:
+        async with asyncio.timeout(5):
+            while owed(await self.places(session_id)):
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    engines, replicas, metrics = {}, [], Metrics()
+    for name in ("a", "b"):
+        engine = FakeEngine(capability=msgspec.structs.replace(CAPABILITY, instance=f"{name}1"))
+        engine.receipt = forgotten
+        engines[name] = engine
+        http = httpx.AsyncClient(transport=ASGIStreamTransport(engine), base_url=f"http://{name}")
+        client = UpstreamClient(http, api_key=None)
+        shake = Handshake(client, metrics, name=name, splice=True, interval_s=60, retry_s=60)
+        replicas.append(Replica(name, client, shake, Breaker()))
+    pool = ReplicaPool(replicas)
+    await pool.refresh()
+    store = MemorySessionStore(max_sessions=100, ttl_s=60)
+    audit = build_auditor(Settings(upstream="http://e"), metrics)
+    erasures = Erasures(pool, store, metrics, audit, hints_secret=None, retry_s=0.05)
+    task = asyncio.create_task(erasures.run())
+    try:
+        yield World(engines, pool, store, erasures)
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+        await pool.aclose()
+
+
+def moved(run: str, name: str, *, demanded: bool) -> Callable[[Session | None], Session]:
+    def change(session: Session | None) -> Session:
+        assert session is not None
+        return replace(session, places=after_turn(session.places, run, name, demanded=demanded))
+
+    return change
+
+
+async def test_a_turn_that_an_engine_is_given_during_an_erasure_is_not_forgotten() -> None:
+    """What the session leaves there meanwhile is erased, too."""
+    async with world() as w:
+        run = w.run("a")
+        w.engines["a"].answers = [replace(chat_json(), pause_s=0.3)]
+        await w.owe("s", {run: Place("a", owed=True)})
+        async with asyncio.timeout(5):
+            while not w.engines["a"].bodies:
+                await asyncio.sleep(0.01)
+        await w.store.update(TENANT, "s", moved(run, "a", demanded=False))
+        await w.paid("s")
+        assert len(w.engines["a"].bodies) == 2
+
+
+async def test_a_forget_that_is_demanded_during_an_erasure_is_carried_too() -> None:
+    """The erasure under way may have come before what the new demand is about."""
+    async with world() as w:
+        run = w.run("a")
+        w.engines["a"].answers = [replace(chat_json(), pause_s=0.3)]
+        await w.owe("s", {run: Place("a", owed=True)})
+        async with asyncio.timeout(5):
+            while not w.engines["a"].bodies:
+                await asyncio.sleep(0.01)
+        await w.store.update(TENANT, "s", moved(run, "a", demanded=False))
+        later = await w.store.update(TENANT, "s", moved(w.run("b"), "b", demanded=True))
+        w.erasures.start(later)
+        await w.paid("s")
+        assert len(w.engines["a"].bodies) == 2
+
+
+async def test_a_forget_for_a_run_that_was_mistaken_reaches_the_engine() -> None:
+    """An engine may have been restarted before anyone noticed, and then served the turn."""
+    async with world() as w:
+        await w.owe("s", {"fffffffffffffffff@a0": Place("a", owed=True)})
+        await w.paid("s")
+        assert len(w.engines["a"].bodies) == 1
+
+
+async def test_a_forget_follows_an_engine_that_was_renamed() -> None:
+    """Its run says who it is."""
+    async with world() as w:
+        await w.owe("s", {w.run("b"): Place("old", owed=True)})
+        await w.paid("s")
+        assert (len(w.engines["a"].bodies), len(w.engines["b"].bodies)) == (0, 1)
+
+
+async def test_a_forget_for_an_engine_that_this_proxy_doesnt_know_stays_owed() -> None:
+    """Another proxy with another list may know it."""
+    async with world() as w:
+        await w.owe("s", {"f@x": Place("elsewhere", owed=True)})
+        await asyncio.sleep(0.2)
+        assert owed(await w.places("s")) == {"f@x": "elsewhere"}
+
+
+async def test_an_engine_that_hangs_keeps_no_forget_from_another() -> None:
+    """Forgets of other sessions at other engines are carried meanwhile."""
+    async with world() as w:
+        w.engines["a"].answers = [Answer(hangs=True)] * 3
+        await w.owe("s", {w.run("a"): Place("a", owed=True)})
+        await asyncio.sleep(0.05)
+        await w.owe("t", {w.run("b"): Place("b", owed=True)})
+        await w.paid("t")
+        assert owed(await w.places("s"))
+
+
+async def test_a_store_that_is_gone_loses_no_debt() -> None:
+    """A session that can't be read for a while is looked at again."""
+
+    class Gone(MemorySessionStore):
+        gone = True
+
+        @property
+        def problem(self) -> str | None:
+            return "gone" if self.gone else None
+
+        async def get(self, tenant: str, session_id: str) -> Session | None:
+            found = await super().get(tenant, session_id)
+            return replace(found, places={}) if self.gone and found is not None else found
+
+    async with world() as w:
+        store = Gone(max_sessions=10, ttl_s=60)
+        w.erasures._store = w.store = store
+        await w.owe("s", {w.run("a"): Place("a", owed=True)})
+        await asyncio.sleep(0.2)
+        store.gone = False
+        await w.paid("s")
+        assert len(w.engines["a"].bodies) == 1
+
+
+@pytest.mark.parametrize("settled", [True, False])
+async def test_an_engine_without_a_cache_of_its_own_any_more_owes_nothing(settled: bool) -> None:
+    """A plain server in the engine's place holds nothing, once that is certain."""
+    async with world() as w:
+        replica = w.pool.get("a")
+        assert replica is not None
+        run = w.run("a")
+        replica.handshake.status = replace(
+            replica.status, capability=None, settled=settled
+        )
+        await w.owe("s", {run: Place("a", owed=True)})
+        await asyncio.sleep(0.2)
+        assert bool(owed(await w.places("s"))) is not settled
