@@ -15,8 +15,9 @@ NODE_AT_LEAST=20
 need_node() {
     local major
     major=$(node -p 'process.versions.node.split(".")[0]' 2>/dev/null) || major=0
-    [ "$major" -ge $NODE_AT_LEAST ] && command -v npm >/dev/null ||
+    if [ "$major" -lt $NODE_AT_LEAST ] || ! command -v npm >/dev/null; then
         die "Node $NODE_AT_LEAST or newer and npm are needed for agents that are npm packages"
+    fi
 }
 
 install_npm() { # folder, packages…

@@ -85,7 +85,13 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         )
         for replica in pool
     }
-    claims = ClaimService(store=store, pool=pool, watches=watches, hints_secret=hints_secret)
+    claims = ClaimService(
+        store=store,
+        pool=pool,
+        watches=watches,
+        hints_secret=hints_secret,
+        allowed=lambda name: tenant.upstreams if (tenant := tenants.get(name)) else None,
+    )
     erasures = Erasures(
         pool,
         store,

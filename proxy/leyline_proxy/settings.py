@@ -17,6 +17,7 @@ from pydantic_settings import (
 
 from .audit.settings import AuditSettings
 from .core.api_keys import check_tenant, parse_key
+from .core.cache_scope import CacheScope
 from .core.options import SHARE_PATTERN
 from .limit_settings import MIB, LimitSettings, TenantLimitSettings
 from .sessions.settings import SessionSettings
@@ -41,6 +42,7 @@ class TenantSettings(TenantLimitSettings):
     """Lets all of the tenant's sessions see what any of them splices; by default none does."""
     upstreams: tuple[str, ...] | None = None
     """Names of the engines that may serve it; None for all."""
+    cache_scope: CacheScope | None = None
 
 
 class UpstreamSettings(BaseModel):
@@ -114,6 +116,9 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, BaseSettings):
     undeclared: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     """Role to mode, for edits that nobody declared: ``tool=amortize``."""
     allow_request_policy: bool = True
+    cache_scope: CacheScope = "shared"
+    """Who shares KV of equal prefixes: all tenants, or each with itself alone (``tenant``), for
+    which the engine must know ``cache_salt``, as SGLang does."""
     splice: bool = True
     """False keeps everything but the splice: edits become ordinary re-prefills."""
 

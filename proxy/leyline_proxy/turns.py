@@ -28,6 +28,7 @@ from .core.session import RetainedTurn, Session, TurnSummary
 from .core.spans import ANYTHING
 from .errors import ProxyError, RefusedByClaimError
 from .pipeline.accounting import account_headers, caller_account, final_receipt, retained_turn
+from .pipeline.cache_scope import check_scope
 from .pipeline.erasure import Erasures
 from .pipeline.identify import Identity, identify
 from .pipeline.outgoing import edit_payload, outgoing_body
@@ -128,6 +129,7 @@ class TurnService:
             identity.session_id, request.model, allowed=allowed, avoid=avoid
         )
         status = replica.status
+        check_scope(request.tenant, status)
         index = identity.session.next_index if identity.session is not None else 0
         name, message_id = f"t{index}-{uuid4().hex[:12]}", f"m-{uuid4().hex}"
         given = PlanInput(name, request, policies, rules, identity.session, status, index)
@@ -150,7 +152,9 @@ class TurnService:
         if envelope is not None:
             # Whatever becomes of this proxy: from here on an engine may hold something of the turn.
             place = request.tenant.name, identity.session_id
-            await self._store.open_turn(*place, name, identity.key)
+            await self._store.open_turn(
+                *place, name, identity.key, run=status.retains_as, replica=replica.name
+            )
             self._open.add(name)
             known, run = identity.session, status.retains_as
             if known is not None and run not in known.places:
@@ -166,7 +170,7 @@ class TurnService:
             planned=planned,
             replica=replica,
             status=status,
-            body=outgoing_body(request.raw, planned.prepared, envelope),
+            body=outgoing_body(request.raw, planned.prepared, envelope, request.tenant.cache_salt),
             enveloped=envelope is not None,
             unnamed=losses_of_account(planned.prepared, identity.session),
             applied=self._planner.applied(given, planned.prepared),

@@ -47,6 +47,8 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_context: int
     splices: bool
+    isolates: bool = False
+    """Whether requests with different ``cache_salt`` share no KV, not even of an equal prefix."""
     unsupported_reason: str = ""
     """Why not, when ``splices`` is false."""
     protocol_version: str = PROTOCOL_VERSION

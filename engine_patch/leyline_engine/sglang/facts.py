@@ -197,6 +197,7 @@ def _capability(context: Any, reason: str) -> Capability:
         vocab_size=int(config.vocab_size),
         max_context=int(config.context_len),
         splices=not reason,
+        isolates=True,
         unsupported_reason=reason,
         actions=tuple(f"{action}@{ACTION_VERSION}" for action in (EDIT_ACTION, CLAIM_ACTION)),
         sink=ATTENTION_SINK,

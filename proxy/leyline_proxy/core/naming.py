@@ -103,6 +103,14 @@ class _Naming:
         names, prints = alignment.source.names.client, alignment.source.prepared.client_fingerprints
         if not alignment.gaps and tuple(self._inherited[: len(names)]) == names:
             return  # an earlier turn of the one that goes on
+        ids = [name.id for name in names]
+        if alignment.pairs is None and not self._taken and len(set(ids)) == len(ids):
+            # The newest turn, which this one goes on from: nothing else was named yet.
+            self._own[: len(ids)], self._inherited[: len(ids)] = ids, names
+            self._taken.update(ids)
+            for place, name in enumerate(names):
+                self._suspect(place, name.former)
+            return
         removed: dict[int, list[SpanName]] = {}
         for olds, _ in alignment.gaps:
             for old in olds:

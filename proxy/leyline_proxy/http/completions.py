@@ -13,7 +13,8 @@ import httpx
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..pipeline.outgoing import without_reserved
+from ..pipeline.cache_scope import check_scope
+from ..pipeline.outgoing import salted, without_reserved
 from ..pipeline.request import decode_body, model_of, stream_of
 from ..tenants import Tenant
 from ..upstream.client import downstream_headers, read
@@ -45,7 +46,9 @@ class CompletionExchange(Exchange):
         self.model = pool.label(model)
         # No session: any engine will do, each as often.
         replica = await pool.choose(uuid4().hex, model, allowed=tenant.upstreams)
-        work = self._forward(tenant, replica, without_reserved(raw), stream, send)
+        check_scope(tenant, replica.status)
+        content = salted(without_reserved(raw), tenant.cache_salt)
+        work = self._forward(tenant, replica, content, stream, send)
         limit_s = self.services.settings.total_timeout_s
         answer = await within(limit_s, until_disconnect(receive, work))
         if answer is not None:

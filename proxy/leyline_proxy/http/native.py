@@ -17,13 +17,15 @@ from .sse import ChunkFacts, append_to_event, event_data
 def passes_natively(api: NativeApi | None, turn: Turn) -> bool:
     """Whether a request goes upstream in the client's own API.
 
-    Not where the engine splices, because directives travel with chat requests, nor where a message
-    was edited: edits are made to the chat messages that the request was translated into.
+    Not where the engine splices or the tenant's KV is kept apart, because what says so travels with
+    chat requests, nor where a message was edited: edits are made to the chat messages that the
+    request was translated into.
     """
     return (
         api is not None
         and api.path in turn.replica.apis
         and not turn.enveloped
+        and turn.request.tenant.cache_salt is None
         and turn.planned.prepared.sent_as_given
     )
 

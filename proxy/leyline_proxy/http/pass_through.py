@@ -112,7 +112,9 @@ class PassThroughExchange(Exchange):
                 f"There is no {self.request.method} /v1/{ascii(path[:200])[1:-1]} here.",
                 code="unknown_path",
             )
-        stored = parts[0] in STORED or parts[0] in _CONTROL or (len(parts) > 1 and parts[0] in _TALK)
+        stored = (
+            parts[0] in STORED or parts[0] in _CONTROL or (len(parts) > 1 and parts[0] in _TALK)
+        )
         # With credentials of its own, a tenant sees its own objects.
         if mode == "stateless" and stored and not tenant.forward_credentials:
             raise ForbiddenError(

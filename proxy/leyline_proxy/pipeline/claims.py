@@ -6,7 +6,8 @@ as unknown as what never was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -37,11 +38,12 @@ from ..errors import (
     NotFoundError,
     ProxyError,
     UnsupportedError,
+    UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
 from ..sessions import SessionStore
 from ..upstream.client import no_claims
-from ..upstream.pool import ReplicaPool
+from ..upstream.pool import Names, ReplicaPool
 from .claim_engine import ClaimEngine, unknown_claim
 from .claim_watch import ClaimWatch
 from .identify import public_id
@@ -52,6 +54,7 @@ class ClaimService:
 
     Args:
         watches: by name of the replica.
+        allowed: names of the replicas that a tenant may use; None for all.
         hints_secret: see :func:`~.identify.public_id`.
     """
 
@@ -62,11 +65,13 @@ class ClaimService:
         pool: ReplicaPool,
         watches: Mapping[str, ClaimWatch],
         hints_secret: str | None,
+        allowed: Callable[[str], Names | None] = lambda _: None,
     ) -> None:
         self._store = store
         self._pool = pool
         self._engines = {each.name: ClaimEngine(each, watches[each.name]) for each in pool}
         self._hints_secret = hints_secret
+        self._allowed = allowed
 
     def at(self, replica: str) -> ClaimEngine:
         """The claims of one replica."""
@@ -79,7 +84,7 @@ class ClaimService:
             NotFoundError: no such session.
             BadRequestError, ConflictError, LimitError, UnsupportedError: as the engine refuses.
         """
-        await self._taking()
+        await self._taking(tenant)
         try:
             asked = read_claim(body)
             session = await self._session(tenant, asked.session)
@@ -115,7 +120,7 @@ class ClaimService:
         """The tenant's live claims, of each engine the oldest first; of one session, if named."""
         wanted = public_id(session, self._hints_secret) if session is not None else None
         found: list[ClaimStatus] = []
-        for engine in await self._taking():
+        for engine in await self._taking(tenant):
             found += (await engine.ask(ListClaims(tenant))).claims
         return [claim_document(s) for s in found if wanted in (None, s.claim.session)]
 
@@ -150,14 +155,14 @@ class ClaimService:
         if not CLAIM_ID.fullmatch(name):
             raise unknown_claim()
         # Who was seen to keep it is asked first, and mostly alone.
-        engines = sorted(await self._taking(), key=lambda each: not each.lives(tenant, name))
+        engines = sorted(await self._taking(tenant), key=lambda each: not each.lives(tenant, name))
         unreachable: ProxyError | None = None
         for engine in engines:
             try:
                 reply = await engine.ask(GetClaim(tenant, name))
             except NotFoundError:
                 continue
-            except UpstreamUnreachableError as error:
+            except (UpstreamUnreachableError, UpstreamTimeoutError) as error:
                 unreachable = error
                 continue
             if reply.claims:
@@ -182,18 +187,21 @@ class ClaimService:
         """The engine that holds the session's newest turn, else the one that would serve it."""
         runs = (turn.model_fingerprint for turn in reversed(session.turns))
         held = next((found for run in runs if (found := self._pool.holding(run))), None)
-        replica = held or await self._pool.choose(session.id, None)
-        return self._engines[replica.name]
+        allowed = self._allowed(session.tenant)
+        if held is None or (allowed is not None and held.name not in allowed):
+            held = await self._pool.choose(session.id, None, allowed=allowed)
+        return self._engines[held.name]
 
-    async def _taking(self) -> list[ClaimEngine]:
-        """The engines to ask for claims: those that are up, or all where none is.
+    async def _taking(self, tenant: str) -> list[ClaimEngine]:
+        """The tenant's engines to ask for claims: those that are up, or all where none is.
 
         Raises:
             UnsupportedError: none takes claims.
+            NotFoundError: the tenant may use no engine.
         """
-        engines = list(self._engines.values())
-        for replica in self._pool:
-            await replica.handshake.current()
+        replicas = self._pool.open_to(self._allowed(tenant))
+        engines = [self._engines[replica.name] for replica in replicas]
+        await asyncio.gather(*(replica.handshake.current() for replica in replicas))
         up = [each for each in engines if each.status.up]
         taking = [each for each in up if each.status.takes_claims]
         if up and not taking:

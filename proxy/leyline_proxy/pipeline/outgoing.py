@@ -6,6 +6,7 @@ import msgspec
 
 from leyline_engine.contract import EditPayload, Envelope, sealed_digest
 
+from ..core.cache_scope import MEMBER
 from ..core.context_management import FIELD as CONTEXT_FIELD
 from ..core.prepared import Prepared
 from ..core.synthesis import TurnPlan
@@ -56,15 +57,26 @@ def edit_payload(
     )
 
 
-def outgoing_body(raw: bytes, prepared: Prepared, envelope: Envelope | None) -> bytes:
+def outgoing_body(
+    raw: bytes, prepared: Prepared, envelope: Envelope | None, salt: str | None = None
+) -> bytes:
     """The request for the engine.
 
     Where no message was changed, it is ``raw`` byte for byte, less reserved members and plus the
     envelope; else every unchanged message still keeps its bytes.
+
+    Args:
+        salt: of the tenant's cache scope.
     """
     body = without_reserved(raw)
     messages = [(sent.client_index, sent.message) for sent in prepared.sent]
     body = replace_messages(body, messages, prepared.client)
+    body = salted(body, salt)
     if envelope is None:
         return body
     return add_members(body, {"custom_params": msgspec.json.encode({"kv_hints": envelope})})
+
+
+def salted(body: bytes, salt: str | None) -> bytes:
+    """The body of a request, in a cache scope."""
+    return body if salt is None else add_members(body, {MEMBER: msgspec.json.encode(salt)})

@@ -19,6 +19,7 @@ import structlog
 from leyline_engine.contract import edit_envelope, sign_envelope
 from leyline_policies.context import Completion
 
+from ..core.cache_scope import MEMBER
 from ..core.session import Session
 from ..core.synthesis import TurnPlan
 from ..sessions import SessionStore
@@ -111,6 +112,8 @@ class Writing:
             "max_tokens": wanted.max_tokens,
             "temperature": 0,
         }
+        if turn.request.tenant.cache_salt is not None:
+            body[MEMBER] = turn.request.tenant.cache_salt
         capability = turn.status.capability
         if capability is None or body["model"] != capability.model:
             return body

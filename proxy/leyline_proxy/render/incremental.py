@@ -149,11 +149,7 @@ def _spans(parts: Iterable[Part], outside: Found) -> list[CharSpan] | None:
     blocks: list[tuple[int, int, int]] = []  # of what is outside: its place there and here, length
     at = around = 0
     for part in parts:
-        if isinstance(part, str):
-            blocks.append((around, at, len(part)))
-            around += len(part)
-            at += len(part)
-        elif isinstance(part, Placed):
+        if isinstance(part, Placed):  # most are
             fragment, message = part
             if fragment.marked:
                 (twice if message in seen else seen).add(message)
@@ -161,6 +157,10 @@ def _spans(parts: Iterable[Part], outside: Found) -> list[CharSpan] | None:
                 start, end = fragment.span
                 spans.append(CharSpan(message, at + start, at + end))
             at += len(fragment.text)
+        elif isinstance(part, str):
+            blocks.append((around, at, len(part)))
+            around += len(part)
+            at += len(part)
     if twice:
         spans = [span for span in spans if span.message not in twice]
     for span in outside.spans:

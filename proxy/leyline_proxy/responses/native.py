@@ -34,7 +34,7 @@ class NativeResponses:
         and goes on from nothing, because what is stored is the proxy's to keep apart."""
         given = body.get("input")
         items = given if isinstance(given, list) else []
-        refers = any(isinstance(i, Mapping) and i.get("type") == "item_reference" for i in items)
+        refers = any(map(_is_reference, items))
         goes_on = refers or body.get("previous_response_id") is not None
         return body.get("store") is False and not goes_on
 
@@ -54,6 +54,14 @@ class NativeResponses:
             usage = _usage(event.response.usage) if event.response is not None else None
             return Told(usage=usage, finishes=event.type != "response.failed")
         return NOTHING_TOLD
+
+
+def _is_reference(item: object) -> bool:
+    """Whether an input item stands for one that was stored; its type may be left out."""
+    if not isinstance(item, Mapping):
+        return False
+    kind = item.get("type")
+    return kind == "item_reference" or (kind is None and "id" in item and "role" not in item)
 
 
 def _usage(usage: object) -> Mapping[str, Any] | None:

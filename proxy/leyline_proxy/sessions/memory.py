@@ -147,7 +147,16 @@ class MemorySessionStore:
             self._drop_oldest()
         return session
 
-    async def open_turn(self, tenant: str, session_id: str, turn: str, key: str = "") -> None:
+    async def open_turn(
+        self,
+        tenant: str,
+        session_id: str,
+        turn: str,
+        key: str = "",
+        *,
+        run: str = "",
+        replica: str = "",
+    ) -> None:
         """Nothing: a proxy that is killed takes its sessions with it."""
 
     async def close_turn(self, tenant: str, session_id: str, turn: str) -> None:

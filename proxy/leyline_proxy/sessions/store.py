@@ -67,7 +67,16 @@ class SessionStore(Protocol):
         """
         ...
 
-    async def open_turn(self, tenant: str, session_id: str, turn: str, key: str = "") -> None:
+    async def open_turn(
+        self,
+        tenant: str,
+        session_id: str,
+        turn: str,
+        key: str = "",
+        *,
+        run: str = "",
+        replica: str = "",
+    ) -> None:
         """Note, before an engine is given a turn, that it may hold something of it from now on.
 
         A proxy that is killed before it settles the turn leaves the note behind, and a later forget
@@ -75,6 +84,7 @@ class SessionStore(Protocol):
 
         Args:
             key: the session's; see :meth:`matches`.
+            run, replica: of the engine; see :class:`~leyline_proxy.core.session.Place`.
         """
         ...
 

@@ -7,8 +7,9 @@ from typing import TypeVar
 
 from leyline_policies import Policy, load_pipeline
 
+from ..core.cache_scope import cache_salt
 from ..core.options import UndeclaredRules
-from ..settings import Settings, TenantSettings
+from ..settings import Settings, TenantSettings, secret_of
 
 N = TypeVar("N", int, float)
 
@@ -40,6 +41,8 @@ class Tenant:
     """Scope that may see what the tenant's turns splice; empty for each session alone."""
     upstreams: frozenset[str] | None = None
     """Names of the upstreams that may serve it; None for all."""
+    cache_salt: str | None = None
+    """Keeps its KV apart from other tenants'; None shares equal prefixes with all."""
     limits: TenantLimits = TenantLimits()
     forward_credentials: bool = False
     """Whether the caller's own credentials go upstream, in place of the proxy's."""
@@ -59,6 +62,7 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
     policy = settings.policy if own.policy is None else own.policy
     undeclared = settings.undeclared if own.undeclared is None else own.undeclared
     allow = own.allow_request_policy
+    scope = settings.cache_scope if own.cache_scope is None else own.cache_scope
     fair_part = max(1, int(settings.max_concurrent * settings.max_tenant_share))
     return Tenant(
         name=name,
@@ -67,6 +71,9 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
         allow_request_policy=settings.allow_request_policy if allow is None else allow,
         share=own.share,
         upstreams=frozenset(own.upstreams) if own.upstreams is not None else None,
+        cache_salt=(
+            cache_salt(name, secret_of(settings.hints_secret)) if scope == "tenant" else None
+        ),
         limits=TenantLimits(
             max_concurrent=own.max_concurrent or (None if alone else fair_part),
             max_queued=_own(own.max_queued, settings.max_queued),

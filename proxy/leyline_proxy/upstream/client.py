@@ -310,9 +310,7 @@ class UpstreamClient:
         except (ValueError, KeyError, TypeError):
             return None
 
-    async def complete(
-        self, body: Mapping[str, Any], timeout_s: float | None = None
-    ) -> str | None:
+    async def complete(self, body: Mapping[str, Any], timeout_s: float | None = None) -> str | None:
         """The text that the engine answers a chat request with; None on a refusal.
 
         Args:

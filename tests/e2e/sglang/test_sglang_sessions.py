@@ -243,3 +243,28 @@ def test_prompts_are_counted_as_the_engine_counts_them(origin: str) -> None:
         ).json()
         assert answer["leyline"]["turn_index"] == number
         assert answer["leyline"]["tokens"]["prompt"] == answer["usage"]["prompt_tokens"]
+
+
+def test_a_tenants_kv_is_its_own_where_that_is_asked_for(
+    engine: SglangServer, start_proxy: StartProxy
+) -> None:
+    """The same conversation of two tenants: each finds what it computed itself, splices included,
+    and nothing of the other's, not even the system prompt."""
+    keys = ["red:key-red", "blue:key-blue"]
+    origin = start_proxy(engine.base_url, cache_scope="tenant", api_keys=keys, edit_timing="now")
+    messages = [*history("Apart.")]
+    accounts: dict[str, list[dict[str, Any]]] = {}
+    with httpx.Client(base_url=origin, timeout=60) as client:
+        for who in ("red", "blue"):
+            headers = {"authorization": f"Bearer key-{who}", "x-leyline-session": "apart"}
+            for turn in messages:
+                body = {"model": MODEL, "messages": turn, "tools": TOOLS, "max_tokens": 2}
+                body |= {"temperature": 0, "leyline": {"policy": SHORTEN}}
+                answer = client.post("/v1/chat/completions", json=body, headers=headers)
+                assert answer.status_code == 200, answer.text
+                accounts.setdefault(who, []).append(answer.json()["leyline"])
+    red, blue = ([account["tokens"] for account in accounts[who]] for who in ("red", "blue"))
+    assert blue[0]["prefix"] == 0, "nothing of the other tenant's"
+    assert [each["prefix"] for each in blue] == [each["prefix"] for each in red]
+    assert [each["spliced"] for each in blue] == [each["spliced"] for each in red]
+    assert any(each["spliced"] for each in red) and any(each["prefix"] for each in red)

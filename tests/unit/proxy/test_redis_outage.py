@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from support.sessions import (
 from leyline_proxy.core.forgetting import spans_to_forget
 from leyline_proxy.core.naming import name_spans
 from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.session import Departed, Session
+from leyline_proxy.core.session import Departed, Place, Session
 from leyline_proxy.core.spans import ANYTHING
 from leyline_proxy.sessions.redis import RedisLink, RedisOptions, RedisSessionStore, Seal
 from leyline_proxy.sessions.redis import store as store_module
@@ -294,6 +295,34 @@ async def test_a_proxy_killed_during_an_outage_is_noticed(
         await asyncio.sleep(1)
         session = await store.get("t", "a")
         assert session is not None and session.unnamed == 1, "the other took its leave"
+
+
+async def test_where_lost_turns_ran_is_known_later(server: RedisServer) -> None:
+    """A forget must reach engines that were given a killed proxy's turn, or one in an outage."""
+    async with proxy(server, killed=True) as store:
+        await put(store, "a", 2)
+        await store.open_turn("t", "a", "t1-x", run="run-x", replica="x")
+    clock = Clock()
+    async with proxy(server, clock=clock) as store:
+        session = await store.get("t", "a")
+        assert session is not None and session.places["run-x"] == Place("x")
+        server.pause()
+        await store.get("t", "a")
+
+        def elsewhere(_: Session | None) -> Session:
+            return replace(blank("a"), places={"run-y": Place("y")})
+
+        await store.update("t", "a", elsewhere)
+        server.resume()
+        await until_back(store)
+        clock.ahead = STALE_S + 1
+        session = await store.get("t", "a")
+        assert session is not None and session.unnamed == 2
+        written = await store.update("t", "a", lambda known: known or blank("a"))
+        assert {"run0", "run-x", "run-y"} <= written.places.keys()
+        assert await store.get("t", "a") == written, "noted in the session, the notes are gone"
+        with server.client() as client:
+            assert client.keys("leyline:*:i") == []
 
 
 async def test_notes_of_turns_are_bounded(server: RedisServer) -> None:

@@ -63,7 +63,7 @@ class World:
 
     async def paid(self, session_id: str) -> None:
         async with asyncio.timeout(5):
-            while owed(await self.places(session_id)):
+            while owed(await self.places(session_id)):  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.01)
 
 
@@ -107,7 +107,7 @@ async def test_a_turn_that_an_engine_is_given_during_an_erasure_is_not_forgotten
         w.engines["a"].answers = [replace(chat_json(), pause_s=0.3)]
         await w.owe("s", {run: Place("a", owed=True)})
         async with asyncio.timeout(5):
-            while not w.engines["a"].bodies:
+            while not w.engines["a"].bodies:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.01)
         await w.store.update(TENANT, "s", moved(run, "a", demanded=False))
         await w.paid("s")
@@ -121,7 +121,7 @@ async def test_a_forget_that_is_demanded_during_an_erasure_is_carried_too() -> N
         w.engines["a"].answers = [replace(chat_json(), pause_s=0.3)]
         await w.owe("s", {run: Place("a", owed=True)})
         async with asyncio.timeout(5):
-            while not w.engines["a"].bodies:
+            while not w.engines["a"].bodies:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.01)
         await w.store.update(TENANT, "s", moved(run, "a", demanded=False))
         later = await w.store.update(TENANT, "s", moved(w.run("b"), "b", demanded=True))
@@ -196,9 +196,7 @@ async def test_an_engine_without_a_cache_of_its_own_any_more_owes_nothing(settle
         replica = w.pool.get("a")
         assert replica is not None
         run = w.run("a")
-        replica.handshake.status = replace(
-            replica.status, capability=None, settled=settled
-        )
+        replica.handshake.status = replace(replica.status, capability=None, settled=settled)
         await w.owe("s", {run: Place("a", owed=True)})
         await asyncio.sleep(0.2)
         assert bool(owed(await w.places("s"))) is not settled

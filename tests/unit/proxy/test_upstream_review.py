@@ -1,4 +1,4 @@
-"""Engines that fail in the middle, are busy, or are slow, and what the others have to do with it."""
+"""Engines that fail in the middle, are busy or slow, and whom that concerns."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from contextlib import ExitStack, asynccontextmanager
 
 import httpx
 import pytest
+from support.claims_engine import ClaimsEngine
 from support.fake_engine import DONE, MODEL, Answer, FakeEngine, chunk, proxy_before
 from support.stack import serving
 
+from leyline_proxy.core.session import Place, Session
 from leyline_proxy.errors import ProxyError, UpstreamUnreachableError
 from leyline_proxy.http.app import create_app
 from leyline_proxy.http.models import model_list
-from leyline_proxy.settings import Settings
+from leyline_proxy.pipeline.writing import SessionMovedError, _asking
+from leyline_proxy.responses.native import NativeResponses
+from leyline_proxy.settings import Settings, TenantSettings
 from leyline_proxy.telemetry.metrics import Metrics
 from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.breaker import Breaker, BreakerState
@@ -94,7 +98,7 @@ async def test_a_trial_that_streams_for_long_keeps_no_other_request_away() -> No
         engine.answers = [streamed(OPENING, hangs=True)]
         task = asyncio.create_task(stream(replica))
         async with asyncio.timeout(5):
-            while replica.breaker.state is not BreakerState.CLOSED:
+            while replica.breaker.state is not BreakerState.CLOSED:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.01)
         assert replica.breaker.admits
         task.cancel()
@@ -173,3 +177,41 @@ async def test_a_gateway_without_engines_serves_no_model() -> None:
     async with replica_of(gateway, Clock()) as replica:  # type: ignore[arg-type]
         status = await replica.handshake.refresh()
     assert not status.up and "503" in status.problem
+
+
+def test_claims_stay_with_the_engines_of_their_tenant() -> None:
+    """No command about them reaches an engine that isn't the tenant's, not even to list them."""
+    engines = {"a": ClaimsEngine(), "b": ClaimsEngine()}
+    with ExitStack() as stack:
+        origins = {name: stack.enter_context(serving(e)) for name, e in engines.items()}
+        red = TenantSettings(api_keys=("r",), upstreams=("a",))  # type: ignore[arg-type]
+        settings = Settings(upstreams=origins, tenants={"red": red}, log_level="error")
+        proxy = stack.enter_context(serving(create_app(settings)))
+        client = stack.enter_context(httpx.Client(base_url=proxy))
+        client.headers["authorization"] = "Bearer r"
+        for number in range(4):
+            client.post(CHAT, json=REQUEST, headers={"x-leyline-session": f"s{number}"})
+            claim = {"session": f"s{number}", "kind": "soft", "predicate": {"messages": [0, 1]}}
+            assert client.post("/v1/leyline/claims", json=claim).status_code == 201
+        assert len(client.get("/v1/leyline/claims").json()["claims"]) == 4
+        assert client.get("/v1/leyline/claims/c-none").status_code == 404
+    assert {getattr(each, "tenant", None) or None for each in engines["b"].commands} <= {None}
+
+
+@pytest.mark.parametrize(
+    "item", [{"type": "item_reference", "id": "msg_1"}, {"id": "msg_1"}, {"type": None, "id": "x"}]
+)
+def test_a_reference_to_what_is_stored_isnt_the_upstreams_to_resolve(item: dict[str, str]) -> None:
+    """It would find there what any tenant stored."""
+    assert not NativeResponses().passes({"store": False, "input": [item]})
+    message = {"role": "user", "content": "Hi", "id": "msg_2"}
+    assert NativeResponses().passes({"store": False, "input": [message]})
+
+
+@pytest.mark.parametrize("places", [{}, {"r1": Place("a", owed=True)}])
+def test_a_policys_question_isnt_put_behind_a_forget(places: dict[str, Place]) -> None:
+    """An engine that has been made to forget a session, or is to be, is given nothing of it."""
+    session = Session("s", "red", "", (), (), 1, 0.0, places=places)
+    with pytest.raises(SessionMovedError):
+        _asking(session, "r1")
+    assert _asking(session, "").unnamed == 1, "an engine that retains nothing may be asked"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+
+from ...core.places import MAX_PLACES
 
 MAX_LOSSES = 10_000
 """Sessions remembered one by one; beyond that the loss is one of all sessions."""
@@ -16,6 +20,8 @@ class Loss:
     session: str
     key: str
     turns: int
+    places: Mapping[str, str]
+    """Replicas by run, of engines that were given them."""
 
 
 class Losses:
@@ -30,14 +36,22 @@ class Losses:
     def __bool__(self) -> bool:
         return bool(self._found) or self.all
 
-    def add(self, tenant: str, session: str, key: str = "", turns: int = 1) -> None:
+    def add(
+        self,
+        tenant: str,
+        session: str,
+        key: str = "",
+        turns: int = 1,
+        places: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Note turns that an engine may hold something of."""
         if self.all:
             return
         known = self._found.get((tenant, session))
         if known is not None:
             key, turns = known.key or key, known.turns + turns
-        self._found[tenant, session] = Loss(tenant, session, key, turns)
+            places = dict([*known.places.items(), *places.items()][-MAX_PLACES:])
+        self._found[tenant, session] = Loss(tenant, session, key, turns, places)
         if len(self._found) > self._limit:
             self.all = True
             self._found.clear()
@@ -50,7 +64,8 @@ class Losses:
         """Redis knows of it; what was added meanwhile stays."""
         known = self._found.pop((loss.tenant, loss.session), None)
         if known is not None and known.turns > loss.turns:
-            self.add(loss.tenant, loss.session, known.key, known.turns - loss.turns)
+            rest = known.turns - loss.turns
+            self.add(loss.tenant, loss.session, known.key, rest, known.places)
 
     def told_all(self) -> None:
         """Redis knows that all sessions lost something."""

@@ -51,10 +51,12 @@ return 1
 """)
 
 LOSE = Script("""
--- KEYS: session. ARGV: losses, store key, TTL in ms.
+-- KEYS: session, turns in flight. ARGV: losses, store key, TTL in ms, names of notes and notes.
 redis.call('HINCRBY', KEYS[1], 'l', ARGV[1])
 redis.call('HSETNX', KEYS[1], 'k', ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
+for i = 4, #ARGV, 2 do redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1]) end
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
 return 1
 """)
 

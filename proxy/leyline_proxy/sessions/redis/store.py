@@ -37,7 +37,7 @@ from .cache import Cached, SessionCache
 from .directory import Directory
 from .keys import Keys
 from .link import RedisLink, StoreGoneError
-from .losses import Losses
+from .losses import Loss, Losses
 from .scripts import LOSE, OPEN_TURN, REPLACE, STATE
 from .sealing import Seal
 from .stored import (
@@ -45,8 +45,10 @@ from .stored import (
     Known,
     chain_of,
     fields_of,
+    lost_places,
     matches_of,
     nothing_known,
+    replicas_of,
     session_of,
     text_of,
 )
@@ -139,16 +141,26 @@ class RedisSessionStore:
                 if await self._replace(known, session, history, epoch, ends):
                     return session
             # Others were always faster. What they wrote stays, and this turn is a loss.
-            await self._tell_loss(tenant, session_id, session.key, 1)
+            places = replicas_of(session)
+            await self._tell_loss(Loss(tenant, session_id, session.key, 1, places))
             if ends is not None:
                 await self.close_turn(tenant, session_id, ends)
         except StoreGoneError:
             session = change(None)
-            self._losses.add(tenant, session_id, session.key)
+            self._losses.add(tenant, session_id, session.key, places=replicas_of(session))
         return session
 
-    async def open_turn(self, tenant: str, session_id: str, turn: str, key: str = "") -> None:
-        note = InFlight(self._clock(), key).note()
+    async def open_turn(
+        self,
+        tenant: str,
+        session_id: str,
+        turn: str,
+        key: str = "",
+        *,
+        run: str = "",
+        replica: str = "",
+    ) -> None:
+        note = InFlight(self._clock(), key, run, replica).note()
         try:
             await self._link.run(
                 OPEN_TURN,
@@ -209,7 +221,7 @@ class RedisSessionStore:
         try:
             runs = await self._link.look()
             while (loss := self._losses.oldest()) is not None:
-                await self._tell_loss(loss.tenant, loss.session, loss.key, loss.turns)
+                await self._tell_loss(loss)
                 self._losses.told(loss)
             everywhere = self._losses.all
             servers = [part for server in runs.items() for part in server]
@@ -228,10 +240,11 @@ class RedisSessionStore:
         if not self._losses:
             self._link.close_circuit(runs)
 
-    async def _tell_loss(self, tenant: str, session_id: str, key: str, turns: int) -> None:
-        entry = self._keys.session(tenant, session_id)
-        raw = key.encode("utf-8", "surrogatepass")
-        await self._link.run(LOSE, [entry], turns, raw, self._ttl_ms, probe=True)
+    async def _tell_loss(self, loss: Loss) -> None:
+        entries = self._entries(loss.tenant, loss.session)
+        notes = [part for note in lost_places(loss.places, loss.key).items() for part in note]
+        raw = loss.key.encode("utf-8", "surrogatepass")
+        await self._link.run(LOSE, entries, loss.turns, raw, self._ttl_ms, *notes, probe=True)
 
     async def _read(self, tenant: str, session_id: str) -> tuple[Known, bytes]:
         """What is known of a session, and the epoch; in one round trip unless others wrote."""

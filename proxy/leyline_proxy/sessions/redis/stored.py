@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from ...core.identity import HistoryMatch, shortest_partial
-from ...core.session import Session
+from ...core.session import Place, Session
 from ..codec import decode_session, encode_session
 from ..summary import SessionOverview, overview
 from .keys import CHAIN, DATA, EPOCH, KEY, OVERVIEW, UPDATED, VERSION
@@ -20,27 +20,32 @@ STALE_S = 900.0
 a loss like any other, which a forget of everything makes good."""
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
+LOST = "lost:"
+"""With a run of an engine behind it: the name of a note of where turns ran that are lost."""
+
+
+class InFlight(msgspec.Struct, array_like=True, frozen=True):
     """A turn that an engine was given."""
 
     since: float
-    """Seconds since the epoch."""
+    """Seconds since the epoch; 0 for one that is over."""
     key: str
     """The session's store key."""
+    run: str = ""
+    """Of the engine; empty where that retains nothing."""
+    replica: str = ""
 
     def note(self) -> bytes:
         """As it is stored."""
-        return f"{self.since:.3f} {self.key}".encode("utf-8", "surrogatepass")
+        return msgspec.msgpack.encode(self)
 
     @staticmethod
     def of_note(note: bytes) -> InFlight:
-        """From what is stored; what can't be read began at the beginning of time."""
-        since, _, key = text_of(note).partition(" ")
+        """From what is stored; what can't be read is one that is over."""
         try:
-            return InFlight(float(since), key)
-        except ValueError:
-            return InFlight(0.0, key)
+            return msgspec.msgpack.decode(note, type=InFlight)
+        except msgspec.MsgspecError:
+            return InFlight(0.0, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,8 @@ class Known:
             ends: a turn in flight that is about to be accounted for.
         """
         stale = self.stale(now)
-        losses = self.extra + self.outdated + len(stale)
+        counted = sum(not name.startswith(LOST) for name in stale)
+        losses = self.extra + self.outdated + counted
         others = frozenset(self.in_flight) - stale - {ends}
         known = self.session
         if known is None:
@@ -83,7 +89,30 @@ class Known:
             # Something ran that nobody can account for.
             key = self.key or next((turn.key for turn in self.in_flight.values()), "")
             known = nothing_known(self.tenant, self.id, key, now)
-        return replace(known, unnamed=known.unnamed + losses, in_flight=others)
+        # A forget has to reach whatever engine was given one of them.
+        places = {
+            turn.run: Place(turn.replica)
+            for name, turn in self.in_flight.items()
+            if turn.run and name != ends
+        }
+        return replace(
+            known,
+            unnamed=known.unnamed + losses,
+            in_flight=others,
+            places={**places, **known.places},
+        )
+
+
+def replicas_of(session: Session) -> dict[str, str]:
+    """Replicas by run, of all engines that were given turns of a session."""
+    return {run: place.replica for run, place in session.places.items()}
+
+
+def lost_places(replicas: Mapping[str, str], key: str) -> dict[str, bytes]:
+    """Notes of where turns ran that are lost."""
+    return {
+        LOST + run: InFlight(0.0, key, run, replica).note() for run, replica in replicas.items()
+    }
 
 
 def text_of(raw: bytes) -> str:
