@@ -30,7 +30,7 @@ from .errors import ProxyError, RefusedByClaimError
 from .pipeline.accounting import account_headers, caller_account, final_receipt, retained_turn
 from .pipeline.cache_scope import check_scope
 from .pipeline.erasure import Erasures
-from .pipeline.identify import Identity, identify
+from .pipeline.identify import Identity, Openings, identify
 from .pipeline.outgoing import edit_payload, outgoing_body
 from .pipeline.pinning import Pinning
 from .pipeline.placing import Placing
@@ -98,6 +98,7 @@ class TurnService:
         self._history_key = history_key(history_secret or token_hex())
         self._catalog = PolicyCatalog(chooser)
         self._planner = planner
+        self._openings = Openings()
         self._pinning = pinning
         self._writing = Writing(store, metrics, hints_secret=hints_secret)
 
@@ -180,7 +181,11 @@ class TurnService:
         """The session of a request, which stays the same when another engine is tried."""
         if again is None:
             return await identify(
-                self._store, request, self._history_key, secret=self._hints_secret
+                self._store,
+                request,
+                self._history_key,
+                secret=self._hints_secret,
+                openings=self._openings,
             )
         known = again.identity
         session = await self._store.get(request.tenant.name, known.session_id)

@@ -196,3 +196,49 @@ def test_the_history_of_another_user_with_the_same_opening(client: httpx.Client)
         longer = ask(client, talk("opening", "a", name, "end"))
         assert longer["session"] == sessions[name]
         assert longer["tokens"]["spliced"] == 0
+
+
+@pytest.mark.parametrize("header", HARNESS_HEADERS)
+def test_conversations_beside_the_one_that_took_the_name(client: httpx.Client, header: str) -> None:
+    """A harness gives one name to an agent, to those it sends out and to a request for a title:
+    each is a session of its own that finds its own KV, and none counts as an edit of another."""
+    named: dict[str, Any] = {"headers": {header: f"{header}-beside"}}
+    title = [
+        {"role": "system", "content": "You give titles to conversations."},
+        {"role": "user", "content": "Give a title."},
+        {"role": "user", "content": f"{header} main"},
+    ]
+    main = [ask(client, talk(f"{header} main"), **named)]
+    beside = [ask(client, title, **named)]
+    for count in range(3):
+        sent = [f"far {number}" for number in range(count)]
+        beside.append(ask(client, talk(f"{header} sent out", *sent), **named))
+        near = [f"near {number}" for number in range(count + 1)]
+        main.append(ask(client, talk(f"{header} main", *near), **named))
+    assert {account["session"] for account in main} == {f"{header}-beside"}
+    sent_out = {account["session"] for account in beside[1:]}
+    assert len(sent_out) == 1
+    assert not sent_out & {f"{header}-beside", beside[0]["session"]}
+    assert beside[0]["session"] != f"{header}-beside"
+    assert not any(account["edits"] for account in beside)
+    for account in (*main[1:], *beside[2:]):
+        assert account["tokens"]["prefix"] > 0
+    more = talk(f"{header} sent out", "far 0", "far 1", "far 2", cut=True)
+    cut = ask(client, more, **named)
+    assert draws_on_its_past(cut) and {cut["session"]} == sent_out
+
+
+def test_the_first_conversation_takes_the_name_also_while_its_turn_runs(
+    client: httpx.Client,
+) -> None:
+    """A request for a title that comes beside the first turn isn't taken for a part of it."""
+    named: dict[str, Any] = {"headers": {HARNESS_HEADERS[0]: "at-once"}}
+    requests = [talk(f"At once {number}", "a") for number in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        accounts = list(pool.map(lambda messages: ask(client, messages, **named), requests))
+    assert len({account["session"] for account in accounts}) == 4
+    assert "at-once" in {account["session"] for account in accounts}
+    again = [
+        ask(client, talk(f"At once {number}", "a", "b"), **named)["session"] for number in range(4)
+    ]
+    assert again == [account["session"] for account in accounts]

@@ -10,6 +10,12 @@ from typing import Any
 
 OWN_HEADER = "x-leyline-session"
 
+CONTINUES = frozenset({"assistant", "tool", "function"})
+"""Roles of messages that only a conversation under way has."""
+
+_FRAME = frozenset({"system", "developer"})
+"""Roles of messages that many conversations begin with alike."""
+
 HARNESS_HEADERS = (
     "x-claude-code-session-id",
     "x-opencode-session",
@@ -113,6 +119,29 @@ def goes_on(
     return any(
         value in rest and role in ("assistant", "tool", "function")
         for value, role in zip(fingerprints[length:], roles[length:], strict=True)
+    )
+
+
+def carries_on(
+    stored: Sequence[Sequence[int]], fingerprints: Sequence[int], roles: Sequence[str]
+) -> bool:
+    """Whether a message list is of the conversation that these lists were of.
+
+    For a name that a harness gives to all it does for one task: the agent, those that it sends out,
+    a request for a title. They have the name in common and no message that the agent wrote.
+
+    Args:
+        stored: fingerprints of the conversation's message lists.
+        fingerprints, roles: of the request's messages.
+    """
+    given = tuple(fingerprints)
+    if any(given[: len(each)] == tuple(each) for each in stored):
+        return True
+    if not any(role in CONTINUES for role in roles):
+        return False  # it opens a conversation, and it isn't this one's opening
+    known = {value for each in stored for value in each}
+    return any(
+        value in known and role not in _FRAME for value, role in zip(given, roles, strict=True)
     )
 
 

@@ -23,7 +23,8 @@ from ..pipeline.request import ChatRequest, decode_body, parse_chat
 from ..pipeline.turn import Turn
 from ..tenants import Tenant
 from ..turns import Account
-from ..upstream.client import GATEWAY_FAILURES, RawHeaders, downstream_headers, read
+from ..upstream.client import GATEWAY_FAILURES, read
+from ..upstream.headers import RawHeaders, downstream_headers
 from .exchange import Exchange
 from .limits import until_disconnect
 from .native import NativeRelay, passes_natively

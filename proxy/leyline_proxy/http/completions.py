@@ -17,7 +17,8 @@ from ..pipeline.cache_scope import check_scope
 from ..pipeline.outgoing import salted, without_reserved
 from ..pipeline.request import decode_body, model_of, stream_of
 from ..tenants import Tenant
-from ..upstream.client import downstream_headers, read
+from ..upstream.client import read
+from ..upstream.headers import downstream_headers
 from ..upstream.replica import Replica
 from .chat import stream_headers
 from .exchange import Exchange

@@ -26,7 +26,7 @@ from ..pipeline.turn import Turn
 from ..services import Services
 from ..tenants import Tenant
 from ..turns import Account, TurnService
-from ..upstream.client import RawHeaders
+from ..upstream.headers import RawHeaders
 from .chat import ChatExchange
 from .exchange import Exchange
 from .limits import until_disconnect
@@ -67,7 +67,13 @@ class _AnthropicExchange(Exchange):
             raise BadRequestError(str(error), param=error.param) from error
         except RecursionError as error:
             raise BadRequestError("The request body is nested too deeply.") from error
-        return parse_chat(mapped, self.request.headers, tenant, arrived=self.arrived)
+        return parse_chat(
+            mapped,
+            self.request.headers,
+            tenant,
+            arrived=self.arrived,
+            bodies=self.services.bodies,
+        )
 
     def failure(self, error: ProxyError) -> Response:
         """As an error of Anthropic's API."""

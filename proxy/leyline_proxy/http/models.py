@@ -10,7 +10,8 @@ import orjson
 from starlette.responses import Response
 
 from ..errors import ProxyError
-from ..upstream.client import RawHeaders, downstream_headers, read
+from ..upstream.client import read
+from ..upstream.headers import RawHeaders, downstream_headers
 from ..upstream.pool import Names, ReplicaPool
 from ..upstream.replica import Replica
 from .refusal import refusal_response

@@ -26,7 +26,8 @@ from ..errors import (
 )
 from ..pipeline.outgoing import PROXY_MEMBERS, without_reserved
 from ..tenants import Tenant
-from ..upstream.client import chunks, downstream_headers, read
+from ..upstream.client import chunks, read
+from ..upstream.headers import downstream_headers
 from ..upstream.replica import Replica
 from .exchange import Exchange
 from .limits import until_disconnect
@@ -112,11 +113,10 @@ class PassThroughExchange(Exchange):
                 f"There is no {self.request.method} /v1/{ascii(path[:200])[1:-1]} here.",
                 code="unknown_path",
             )
-        stored = (
-            parts[0] in STORED or parts[0] in _CONTROL or (len(parts) > 1 and parts[0] in _TALK)
-        )
+        stored = parts[0] in STORED or (len(parts) > 1 and parts[0] in _TALK)
         # With credentials of its own, a tenant sees its own objects.
-        if mode == "stateless" and stored and not tenant.forward_credentials:
+        shared = stored and not tenant.forward_credentials
+        if mode == "stateless" and (shared or parts[0] in _CONTROL):
             raise ForbiddenError(
                 f"/v1/{path[:200]} is about objects that all tenants of this proxy would share "
                 "upstream. The operator can allow it with pass_through: all.",

@@ -11,7 +11,7 @@ import orjson
 from starlette.responses import Response
 
 from ..errors import ProxyError, UpstreamRefusalError, UpstreamUnreachableError
-from ..upstream.client import downstream_headers
+from ..upstream.headers import downstream_headers
 from .errors import error_response
 
 _STATUS_OF_TYPE = {

@@ -19,7 +19,6 @@ from starlette.types import Receive, Scope, Send
 from ..core.identity import OWN_HEADER, session_key
 from ..core.options import FIELD as OPTIONS_FIELD
 from ..errors import BadRequestError, NotFoundError, ProxyError, UpstreamRefusalError
-from ..pipeline.identify import SHARED_KEYS
 from ..pipeline.request import ChatRequest, decode_body, model_of, parse_chat
 from ..pipeline.turn import Turn
 from ..responses.answer import Opening, map_answer, map_usage, shown_request
@@ -32,7 +31,7 @@ from ..responses.stream import Event, ResponseEvents
 from ..services import Services
 from ..tenants import Tenant
 from ..turns import Account, TurnService
-from ..upstream.client import RawHeaders
+from ..upstream.headers import RawHeaders
 from .chat import ChatExchange
 from .errors import error_response
 from .exchange import Exchange
@@ -114,7 +113,9 @@ class _ResponsesExchange(Exchange):
         )
         headers = self._named(mapping.body, chain[-1].session if chain else None)
         mapped = msgspec.json.encode(mapping.body)
-        chat = parse_chat(mapped, headers, tenant, arrived=self.arrived)
+        chat = parse_chat(
+            mapped, headers, tenant, arrived=self.arrived, bodies=self.services.bodies
+        )
         if mapping.truncates:
             chat = await fitting(self.services, chat, mapping.body)
         own = [with_id(item, self._key, index) for index, item in enumerate(items)]
@@ -127,7 +128,7 @@ class _ResponsesExchange(Exchange):
         """
         headers = self.request.headers
         _, where = session_key(headers, body)
-        if session is None or where not in (_HISTORY, *SHARED_KEYS):
+        if session is None or where == OWN_HEADER:
             return headers
         return {**headers, OWN_HEADER: session}
 

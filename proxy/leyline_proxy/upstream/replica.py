@@ -9,8 +9,9 @@ import httpx
 
 from ..errors import UpstreamBusyError, UpstreamTimeoutError, UpstreamUnreachableError
 from .breaker import Breaker
-from .client import GATEWAY_FAILURES, RawHeaders, UpstreamClient
+from .client import GATEWAY_FAILURES, UpstreamClient
 from .handshake import Handshake, UpstreamStatus
+from .headers import RawHeaders
 
 
 class Replica:

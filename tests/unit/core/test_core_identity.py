@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from leyline_proxy.core.identity import (
     HistoryMatch,
+    carries_on,
     choose_session,
     goes_on,
     history_chain,
@@ -96,3 +99,35 @@ def test_the_callers_own_session_id_comes_first() -> None:
     assert session_key({}, body) == ("key", "prompt_cache_key")
     assert session_key({}, {"metadata": {"session_id": "meta"}, "user": "me"})[0] == "meta"
     assert session_key({}, {"metadata": "no object", "user": 7})[0] is None
+
+
+PRINTS = st.lists(st.integers(0, 30), min_size=1, max_size=8)
+
+
+@given(PRINTS, PRINTS)
+def test_what_goes_on_from_a_conversations_list_is_that_conversations(
+    stored: list[int], more: list[int]
+) -> None:
+    """Whatever comes behind, a list that begins with the whole of a stored one carries it on."""
+    roles = ["assistant"] * len(stored + more)
+    assert carries_on([stored], stored + more, roles)
+
+
+@given(PRINTS, PRINTS)
+def test_conversations_with_the_frame_alone_in_common_are_two(
+    stored: list[int], given: list[int]
+) -> None:
+    """The same system prompt says nothing; nor does an opening that has a message in common."""
+    apart = [value + 100 for value in given]
+    roles = ["system", *(["assistant"] * len(apart))]
+    assert not carries_on([[7, *stored]], [7, *apart], roles)
+    opening = ["system", *(["user"] * len(stored))]
+    assert not carries_on([[7, 8, *stored]], [7, *stored], opening)
+
+
+@given(PRINTS, st.integers(0, 30))
+def test_a_history_that_was_edited_at_its_front_is_still_the_conversations(
+    stored: list[int], kept: int
+) -> None:
+    """One message of the agent's that is left is enough."""
+    assert carries_on([[*stored, kept]], [200, 201, kept], ["system", "user", "assistant"])

@@ -1,0 +1,95 @@
+"""Headers that cross the proxy, either way, and those that never do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import httpx
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+"""Names and values as they came; a name may occur more than once."""
+
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "trailers",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_NOT_UPSTREAM = HOP_BY_HOP | {
+    "host",
+    "content-length",
+    "content-encoding",
+    "accept-encoding",
+    "expect",
+    "cookie",
+    "forwarded",
+}
+_CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key"})
+_NOT_DOWNSTREAM = HOP_BY_HOP | {
+    "content-length",
+    "content-encoding",
+    "date",
+    "server",
+    "set-cookie",
+}
+
+
+def upstream_headers(
+    client: RawHeaders, api_key: str | None, *, credentials: bool = False
+) -> list[tuple[bytes, bytes]]:
+    """The headers that go upstream: the client's, less hop-by-hop ones and its credentials.
+
+    Values are bytes of any encoding, and repeated headers stay repeated.
+
+    Args:
+        credentials: the client's own go up in place of ``api_key``.
+    """
+    named = [(name.lower(), value) for name, value in client]
+    connection = _connection(named)
+    withheld = _NOT_UPSTREAM if credentials else _NOT_UPSTREAM | _CREDENTIALS
+    headers = [
+        (name, value)
+        for name, value in named
+        if name.decode("latin-1") not in withheld
+        and name not in connection
+        and not name.startswith((b"x-leyline-", b"x-forwarded-"))
+    ]
+    # Compressed bytes could not be passed through and have a member appended.
+    headers.append((b"accept-encoding", b"identity"))
+    if api_key is not None and not credentials:
+        headers.append((b"authorization", f"Bearer {api_key}".encode()))
+    return headers
+
+
+def downstream_headers(upstream: httpx.Headers) -> dict[str, str]:
+    """The upstream's response headers that a client may see, as Latin-1: any byte survives."""
+    named = [(name.lower(), value) for name, value in upstream.raw]
+    connection = _connection(named)
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in named:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        if (
+            name not in _NOT_DOWNSTREAM
+            and raw_name not in connection
+            and not name.startswith("x-leyline-")
+        ):
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
+
+
+def _connection(headers: RawHeaders) -> frozenset[bytes]:
+    """Names that ``Connection`` headers declare to be for this hop only."""
+    return frozenset(
+        item.strip().lower()
+        for name, value in headers
+        if name == b"connection"
+        for item in value.split(b",")
+    )
