@@ -5,9 +5,8 @@ identify → policies → diff and render → synthesise → (forward, by the HT
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from secrets import token_hex
 from time import perf_counter
@@ -16,18 +15,16 @@ from uuid import uuid4
 
 import structlog
 
-from leyline_engine.contract import Reason, Receipt, TurnRecord, edit_envelope, sign_envelope
+from leyline_engine.contract import Receipt, TurnRecord, edit_envelope, sign_envelope
 
 from .audit.auditor import Auditor
 from .core.context_management import FIELD as CONTEXT_FIELD
 from .core.forgetting import losses_of_account
 from .core.identity import history_key
 from .core.places import owed
-from .core.prepared import Prepared
-from .core.session import RetainedTurn, Session, TurnSummary
-from .core.spans import ANYTHING
-from .errors import ProxyError, RefusedByClaimError
-from .pipeline.accounting import account_headers, caller_account, final_receipt, retained_turn
+from .core.session import RetainedTurn, Session
+from .errors import RefusedByClaimError
+from .pipeline.accounting import account_headers, caller_account, final_receipt
 from .pipeline.cache_scope import check_scope
 from .pipeline.erasure import Erasures
 from .pipeline.identify import Identity, Openings, identify
@@ -36,7 +33,9 @@ from .pipeline.pinning import Pinning
 from .pipeline.placing import Placing
 from .pipeline.planner import Planner
 from .pipeline.planning import PlanInput, sink_of
+from .pipeline.records import REFUSAL_WAITS_S, record_of, run_of
 from .pipeline.request import OPTIONS_FIELD, ChatRequest
+from .pipeline.retaining import session_after, session_without, settled_turn
 from .pipeline.rules import Chooser, PolicyCatalog, effective_rules
 from .pipeline.turn import Turn
 from .pipeline.writing import Writing
@@ -46,15 +45,6 @@ from .telemetry.turn_counts import count_refused, count_turn
 from .upstream.pool import Names, ReplicaPool
 
 log = structlog.get_logger("leyline.turn")
-
-_RECORD_WAITS_S = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2)
-"""Pauses before each question for a record that the engine may still be writing."""
-
-_REFUSAL_WAITS_S = (0.0, 0.02)
-"""The same for one whose engine has answered with an error."""
-
-_OTHER_ENGINE = frozenset({Reason.MISSING_SOURCE, Reason.TOKEN_MISMATCH})
-"""What an engine says that isn't the one that was asked last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +214,9 @@ class TurnService:
         self, turn: Turn, usage: Mapping[str, Any] | None, *, ttft_s: float | None
     ) -> Account:
         """Step 7 for a turn that the engine has answered in full."""
-        record = await self._record(turn) if turn.enveloped else None
+        record = await record_of(turn) if turn.enveloped else None
         receipt = final_receipt(turn, record, usage)
-        run = await self._run_of(turn, record, receipt)
+        run = await run_of(turn, record, receipt)
         with self._metrics.stage("account"):
             session, source = await self._retain(turn, record, receipt, run)
             label = self.model_label(turn.request.model)
@@ -262,7 +252,7 @@ class TurnService:
         claims; counts it then. The turn isn't retained."""
         if not turn.enveloped or not turn.status.takes_claims:
             return None
-        record = await self._record(turn, _REFUSAL_WAITS_S)
+        record = await record_of(turn, REFUSAL_WAITS_S)
         refused = record.receipt.refused if record is not None else None
         if record is None or refused is None:
             return None
@@ -280,78 +270,20 @@ class TurnService:
         headers = account_headers(receipt)
         return RefusedByClaimError(refused.own, refused.others, refused.retry_after_ms, headers)
 
-    async def _record(
-        self, turn: Turn, waits_s: Sequence[float] = _RECORD_WAITS_S
-    ) -> TurnRecord | None:
-        """The engine's record, complete if that comes in time; None if there is none."""
-        record: TurnRecord | None = None
-        for pause in waits_s:
-            await asyncio.sleep(pause)
-            try:
-                record = await turn.replica.client.record(turn.message_id) or record
-            except ProxyError:
-                turn.replica.handshake.report_failure()
-                return record
-            if record is not None and (record.finished or record.receipt.refused is not None):
-                break
-        return record
-
-    async def _run_of(self, turn: Turn, record: TurnRecord | None, receipt: Receipt) -> str:
-        """Which run of the engine served a turn, as far as is known; see ``retains_as``."""
-        believed = turn.status.retains_as
-        if not turn.enveloped or (record is not None and receipt.reason not in _OTHER_ENGINE):
-            return believed
-        if record is None or receipt.reason is not Reason.MISSING_SOURCE:
-            turn.replica.handshake.report_failure()
-            return believed
-        # Another run than was believed, most likely; what it holds is of use to the next turn.
-        status = turn.replica.status
-        if status.retains_as == believed:
-            status = await turn.replica.handshake.refresh()
-        return status.retains_as
-
     async def _retain(
         self, turn: Turn, record: TurnRecord | None, receipt: Receipt, run: str
     ) -> tuple[Session, RetainedTurn | None]:
         """Take the turn into its session; returns both, the turn if it is a source."""
-        plan = turn.planned.plan
-        obeyed = record is not None and record.receipt.forgot is not None
-        # Retained, a turn says that its demands were met.
-        met = obeyed or not plan.forgets
-        source = retained_turn(turn, record, receipt, run) if met else None
-        now = time.time()
+        settled = settled_turn(turn, record, receipt, run)
+        now, keep = time.time(), self._retained_turns
 
         def change(session: Session | None) -> Session:
-            # The session may have moved on since the plan was made: another request of it ran
-            # at the same time. Both are kept, under consecutive numbers.
-            current = session or self._new_session(turn, now)
-            if record is not None and plan.forgets:
-                current = current.forget_sources()
-                if ANYTHING in plan.forget and obeyed:
-                    current = current.account_for(turn.unnamed)
-            if receipt.reason is Reason.MISSING_SOURCE:
-                current = current.without({ref.turn for ref in plan.sources})
-            if turn.enveloped and source is None:
-                current = current.lose_turn()
-            current = self._placing.after(current, turn, run)
-            index = current.next_index
-            kept = replace(source, index=index) if source is not None else None
-            current = _with_policies(current, turn.planned.prepared)
-            summary = TurnSummary(
-                index=index,
-                turn=turn.name,
-                created=now,
-                edits=plan.edits,
-                receipt=receipt,
-                planned=plan.planned,
-                reason=plan.reason,
-            )
-            return current.retain(kept, summary, keep=self._retained_turns, now=now)
+            return session_after(session, settled, self._placing, keep=keep, now=now)
 
         place = turn.request.tenant.name, turn.identity.session_id
         session = await self._store.update(*place, change, turn.identity.chain, ends=turn.name)
         self._open.discard(turn.name)
-        return session, source if turn.enveloped else None
+        return session, settled.source if turn.enveloped else None
 
     def _account(self, turn: Turn, receipt: Receipt, session: Session | None) -> Account:
         pins = self._pinning.refusals(turn) if self._pinning is not None else ()
@@ -364,22 +296,6 @@ class TurnService:
             members[CONTEXT_FIELD] = {"applied_edits": turn.applied}
         return Account(receipt, members)
 
-    def _new_session(self, turn: Turn, now: float) -> Session:
-        # Where a conversation comes from that isn't known here, any engine may hold some of it.
-        places = self._placing.anywhere() if turn.unnamed else {}
-        return Session(
-            id=turn.identity.session_id,
-            tenant=turn.request.tenant.name,
-            key=turn.identity.key,
-            turns=(),
-            history=(),
-            next_index=0,
-            updated=now,
-            created=now,
-            unnamed=turn.unnamed,
-            places=places,
-        )
-
     async def abandon(self, turn: Turn) -> None:
         """Note a turn that went to the engine and won't be settled: its client has gone, or its
         answer broke off. What the engine read in it has no names here."""
@@ -389,8 +305,7 @@ class TurnService:
         now = time.time()
 
         def change(session: Session | None) -> Session:
-            lost = (session or self._new_session(turn, now)).lose_turn()
-            return self._placing.after(lost, turn, turn.status.retains_as)
+            return session_without(session, turn, self._placing, now=now)
 
         # A session that is known keeps the history that it was answered for.
         chain = turn.identity.chain if turn.identity.session is None else None
@@ -405,9 +320,3 @@ class TurnService:
             self._open.discard(turn.name)
             place = turn.request.tenant.name, turn.identity.session_id
             await self._store.close_turn(*place, turn.name)
-
-
-def _with_policies(session: Session, prepared: Prepared) -> Session:
-    """The session with what policies left for its next turn, less what they no more ask for."""
-    written = {key: text for key, text in session.completions.items() if key in prepared.used}
-    return replace(session, policy_states=prepared.states, completions=written)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-MAX_REMEMBERED_BYTES = 64 << 20
+MAX_REMEMBERED_BYTES = 128 << 20
 """The least recently used messages go first."""
 
 _OVERHEAD = 1024

@@ -1,0 +1,114 @@
+"""A session before a turn and after it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from leyline_engine.contract import Reason, Receipt, TurnRecord
+
+from ..core.prepared import Prepared
+from ..core.session import RetainedTurn, Session, TurnSummary
+from ..core.spans import ANYTHING
+from .accounting import retained_turn
+from .placing import Placing
+from .turn import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class SettledTurn:
+    """A turn that the engine has answered in full."""
+
+    turn: Turn
+    receipt: Receipt
+    recorded: bool
+    """The engine gave a record of it."""
+    obeyed: bool
+    """It forgot what it was told to."""
+    run: str
+    """Of the engine; see ``UpstreamStatus.retains_as``."""
+    source: RetainedTurn | None
+    """What later turns may draw on."""
+
+
+def settled_turn(turn: Turn, record: TurnRecord | None, receipt: Receipt, run: str) -> SettledTurn:
+    """A turn with what became of it."""
+    obeyed = record is not None and record.receipt.forgot is not None
+    # Retained, a turn says that its demands were met.
+    met = obeyed or not turn.planned.plan.forgets
+    source = retained_turn(turn, record, receipt, run) if met else None
+    return SettledTurn(turn, receipt, record is not None, obeyed, run, source)
+
+
+def session_after(
+    session: Session | None, settled: SettledTurn, placing: Placing, *, keep: int, now: float
+) -> Session:
+    """The session with a turn that is settled.
+
+    The session may have moved on since the plan was made: another request of it ran at the same
+    time. Both are kept, under consecutive numbers.
+
+    Args:
+        session: as it is now; None where it begins with this turn.
+        keep: turns that stay as sources.
+        now: seconds since the epoch.
+    """
+    turn, receipt, source = settled.turn, settled.receipt, settled.source
+    plan = turn.planned.plan
+    current = session or _new_session(turn, placing, now)
+    if settled.recorded and plan.forgets:
+        current = current.forget_sources()
+        if ANYTHING in plan.forget and settled.obeyed:
+            current = current.account_for(turn.unnamed)
+    if receipt.reason is Reason.MISSING_SOURCE:
+        current = current.without({ref.turn for ref in plan.sources})
+    if turn.enveloped and source is None:
+        current = current.lose_turn()
+    current = placing.after(current, turn, settled.run)
+    index = current.next_index
+    kept = replace(source, index=index) if source is not None else None
+    current = _with_policies(current, turn.planned.prepared)
+    summary = TurnSummary(
+        index=index,
+        turn=turn.name,
+        created=now,
+        edits=plan.edits,
+        receipt=receipt,
+        planned=plan.planned,
+        reason=plan.reason,
+    )
+    return current.retain(kept, summary, keep=keep, now=now)
+
+
+def session_without(
+    session: Session | None, turn: Turn, placing: Placing, *, now: float
+) -> Session:
+    """The session with a turn that went to the engine and won't be settled.
+
+    Args:
+        session: as it is now; None where it begins with this turn.
+        now: seconds since the epoch.
+    """
+    lost = (session or _new_session(turn, placing, now)).lose_turn()
+    return placing.after(lost, turn, turn.status.retains_as)
+
+
+def _new_session(turn: Turn, placing: Placing, now: float) -> Session:
+    return Session(
+        id=turn.identity.session_id,
+        tenant=turn.request.tenant.name,
+        key=turn.identity.key,
+        turns=(),
+        history=(),
+        next_index=0,
+        updated=now,
+        created=now,
+        unnamed=turn.unnamed,
+        # Where a conversation comes from that isn't known here, any engine may hold some of it.
+        places=placing.anywhere() if turn.unnamed else {},
+    )
+
+
+def _with_policies(session: Session, prepared: Prepared) -> Session:
+    """The session with what policies left for its next turn, less what they no more ask for."""
+    written = {key: text for key, text in session.completions.items() if key in prepared.used}
+    return replace(session, policy_states=prepared.states, completions=written)
