@@ -172,6 +172,8 @@ def test_a_session_whose_engine_dies_goes_on_at_the_other() -> None:
         assert account["outcome"] == "reprefilled"
         assert account["reason"] == "missing_source"
         assert found.metric("leyline_failovers_total", 'upstream="a"') == 1
+        gone = found.app.state.services.pool.get("a")
+        found.eventually(lambda: not gone.status.up)
         account = found.ask(session, history(5, "Look."), policy=SHORTER)
         assert account["outcome"] == "spliced"
         assert found.metric("leyline_failovers_total") == 1, "by then it is known"

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from ..settings import ONLY_ENGINE, Settings, UpstreamSettings, secret_of
 from ..telemetry.metrics import Metrics
+from .aiohttp_transport import AiohttpTransport
 from .asgi_transport import ASGIStreamTransport
 from .breaker import Breaker, BreakerState
 from .client import UpstreamClient
@@ -16,9 +17,6 @@ from .embedded import EMBEDDED_BASE_URL
 from .handshake import Handshake
 from .pool import ReplicaPool
 from .replica import Replica
-
-_KEEP_ALIVE = 100
-"""Idle connections to one engine."""
 
 _SIDE_CONNECTIONS = 64
 """For receipts, handshakes and commands."""
@@ -60,7 +58,7 @@ def _replica(
     client = UpstreamClient(
         _http_client(own.url, settings, engine_app),
         api_key=secret_of(own.api_key or settings.upstream_api_key),
-        side=_side_client(own.url, settings) if engine_app is None else None,
+        side=_side_client(own.url) if engine_app is None else None,
         reserved=frozenset((settings.affinity_header or "").lower().encode("latin-1").split()),
         hints_secret=secret_of(settings.hints_secret),
         idle_timeout_s=settings.idle_timeout_s,
@@ -97,14 +95,12 @@ def _http_client(url: str, settings: Settings, engine_app: ASGIApp | None) -> ht
         return httpx.AsyncClient(
             base_url=url, transport=ASGIStreamTransport(engine_app), timeout=timeout
         )
-    limits = httpx.Limits(
-        max_connections=settings.max_upstream_connections, max_keepalive_connections=_KEEP_ALIVE
+    transport = AiohttpTransport(max_connections=settings.max_upstream_connections)
+    return httpx.AsyncClient(
+        base_url=url, transport=transport, timeout=timeout, follow_redirects=False
     )
-    return httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits, follow_redirects=False)
 
 
-def _side_client(url: str, settings: Settings) -> httpx.AsyncClient:
-    limits = httpx.Limits(
-        max_connections=_SIDE_CONNECTIONS, max_keepalive_connections=_SIDE_CONNECTIONS
-    )
-    return httpx.AsyncClient(base_url=url, limits=limits, follow_redirects=False)
+def _side_client(url: str) -> httpx.AsyncClient:
+    transport = AiohttpTransport(max_connections=_SIDE_CONNECTIONS)
+    return httpx.AsyncClient(base_url=url, transport=transport, follow_redirects=False)

@@ -1,0 +1,160 @@
+"""An httpx transport that speaks HTTP by aiohttp.
+
+httpx's own transport parses in Python and waits through several layers: some hundred microseconds a
+request, and again for each chunk of a stream. This one has aiohttp's parser in C, and httpx's
+interface and errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import aiohttp
+import httpx
+from multidict import CIMultiDict
+from yarl import URL
+
+_NO_DEFAULTS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+"""Headers that aiohttp would add."""
+
+_KEEP_ALIVE_S = 60.0
+
+
+class AiohttpTransport(httpx.AsyncBaseTransport):
+    """Connections to one server, kept alive.
+
+    Args:
+        max_connections: further requests wait, for as long as their pool timeout says.
+    """
+
+    def __init__(self, *, max_connections: int) -> None:
+        self._places = asyncio.Semaphore(max_connections)
+        self._session: aiohttp.ClientSession | None = None
+        # Of header values that aiohttp would write otherwise than they came.
+        self._exact = httpx.AsyncHTTPTransport(
+            limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=1)
+        )
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request, and return when its response has begun.
+
+        Raises:
+            httpx.PoolTimeout, httpx.ConnectTimeout, httpx.ConnectError: nothing was sent.
+            httpx.TransportError: others; something may have been.
+        """
+        headers = _headers(request)
+        if headers is None:
+            return await self._exact.handle_async_request(request)
+        timeouts = request.extensions.get("timeout", {})
+        await self._take_place(timeouts.get("pool"), request)
+        try:
+            with _mapped(request):
+                response = await self._opened().request(
+                    request.method,
+                    URL(str(request.url), encoded=True),
+                    data=await request.aread() or None,
+                    headers=headers,
+                    skip_auto_headers=_NO_DEFAULTS,
+                    allow_redirects=False,
+                    timeout=aiohttp.ClientTimeout(
+                        total=None,
+                        sock_connect=timeouts.get("connect"),
+                        sock_read=timeouts.get("read"),
+                    ),
+                )
+        except BaseException:
+            self._places.release()
+            raise
+        return httpx.Response(
+            response.status,
+            headers=list(response.raw_headers),
+            stream=_Body(response, request, self._places),
+        )
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._exact.aclose()
+        if self._session is not None:
+            await self._session.close()
+
+    def _opened(self) -> aiohttp.ClientSession:
+        # Made within the loop that it belongs to.
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=httpx.create_ssl_context()
+                ),
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
+
+    async def _take_place(self, wait_s: float | None, request: httpx.Request) -> None:
+        if not self._places.locked():
+            await self._places.acquire()
+            return
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._places.acquire()
+        except TimeoutError as error:
+            raise httpx.PoolTimeout("no connection became free", request=request) from error
+
+
+class _Body(httpx.AsyncByteStream):
+    """A response's body as it arrives."""
+
+    def __init__(
+        self, response: aiohttp.ClientResponse, request: httpx.Request, places: asyncio.Semaphore
+    ) -> None:
+        self._response = response
+        self._request = request
+        self._places: asyncio.Semaphore | None = places
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        received = self._response.content
+        with _mapped(self._request):
+            while chunk := await received.readany():
+                yield chunk
+
+    async def aclose(self) -> None:
+        """Give the connection back, or close it where the body wasn't read to its end."""
+        if self._places is None:
+            return
+        self._places.release()
+        self._places = None
+        # Closes it unless the body is at its end.
+        self._response.close()
+
+
+def _headers(request: httpx.Request) -> CIMultiDict[str] | None:
+    """The request's headers; None where aiohttp would write other bytes."""
+    found: CIMultiDict[str] = CIMultiDict()
+    for name, value in request.headers.raw:
+        try:
+            found.add(name.decode("ascii"), value.decode("ascii"))
+        except UnicodeDecodeError:
+            return None
+    return found
+
+
+@contextmanager
+def _mapped(request: httpx.Request) -> Iterator[None]:
+    """aiohttp's errors as httpx's."""
+    try:
+        yield
+    except aiohttp.ConnectionTimeoutError as error:
+        raise httpx.ConnectTimeout(str(error), request=request) from error
+    except (aiohttp.SocketTimeoutError, TimeoutError) as error:
+        raise httpx.ReadTimeout(str(error), request=request) from error
+    except aiohttp.ClientConnectorError as error:
+        raise httpx.ConnectError(str(error), request=request) from error
+    except aiohttp.ServerDisconnectedError as error:
+        raise httpx.RemoteProtocolError(str(error), request=request) from error
+    except aiohttp.ClientPayloadError as error:
+        raise httpx.RemoteProtocolError("the body broke off", request=request) from error
+    except aiohttp.InvalidURL as error:
+        raise httpx.UnsupportedProtocol(str(error), request=request) from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise httpx.ReadError(str(error), request=request) from error
