@@ -6,7 +6,7 @@ identify → policies → diff and render → synthesise → (forward, by the HT
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from secrets import token_hex
 from time import perf_counter
@@ -16,11 +16,13 @@ from uuid import uuid4
 import structlog
 
 from leyline_engine.contract import Receipt, TurnRecord, edit_envelope, sign_envelope
+from leyline_policies import Policy
 
 from .audit.auditor import Auditor
 from .core.context_management import FIELD as CONTEXT_FIELD
 from .core.forgetting import losses_of_account
 from .core.identity import history_key
+from .core.options import UndeclaredRules
 from .core.places import owed
 from .core.session import RetainedTurn, Session
 from .errors import RefusedByClaimError
@@ -111,13 +113,26 @@ class TurnService:
             NotFoundError: no engine serves the model.
             BadRequestError, ForbiddenError: the request's ``leyline`` options.
         """
-        allowed = request.tenant.upstreams
-        await self._pool.check_model(request.model, allowed)
+        await self._pool.check_model(request.model, request.tenant.upstreams)
         policies, rules = effective_rules(request, self._catalog)
         with self._metrics.stage("identify"):
             identity = await self._identify(request, again)
+        try:
+            return await self._begin(request, identity, policies, rules, avoid)
+        except BaseException:
+            self._openings.leave(request.tenant.name, identity)
+            raise
+
+    async def _begin(
+        self,
+        request: ChatRequest,
+        identity: Identity,
+        policies: Sequence[Policy],
+        rules: UndeclaredRules,
+        avoid: Names,
+    ) -> Turn:
         replica = await self._pool.choose(
-            identity.session_id, request.model, allowed=allowed, avoid=avoid
+            identity.session_id, request.model, allowed=request.tenant.upstreams, avoid=avoid
         )
         status = replica.status
         check_scope(request.tenant, status)
@@ -179,7 +194,9 @@ class TurnService:
             )
         known = again.identity
         session = await self._store.get(request.tenant.name, known.session_id)
-        return replace(known, session=session)
+        place = request.tenant.name, known.session_id
+        takes = bool(known.opens) and self._openings.takes(*place, known.opens)
+        return replace(known, session=session, opens=known.opens if takes else ())
 
     async def count_prompt(self, request: ChatRequest) -> dict[str, Any]:
         """How many prompt tokens a request would have, without sending it.
@@ -316,6 +333,7 @@ class TurnService:
 
     async def release(self, turn: Turn) -> None:
         """Take back that an engine may hold something of a turn: it ended, and no engine does."""
+        self._openings.leave(turn.request.tenant.name, turn.identity)
         if turn.name in self._open:
             self._open.discard(turn.name)
             place = turn.request.tenant.name, turn.identity.session_id

@@ -155,7 +155,7 @@ def test_a_failing_policy_costs_only_its_edits() -> None:
     options = {"device": "cpu"}
     policies = (raises, nonsense, hangs, mutates, drops)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("leyline_proxy.tenants.load_pipeline", lambda _: policies)
+        patch.setattr("leyline_proxy.tenants.tenant.load_pipeline", lambda _: policies)
         with (
             embedded_stack(
                 options, policy="patched", policy_timeout_s=0.2, log_level="error"

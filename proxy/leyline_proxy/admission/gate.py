@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from time import monotonic
 from typing import Any
 
@@ -40,6 +40,7 @@ class Gate:
         self._metrics = metrics
         self._now = now
         self._buckets: dict[str, tuple[float, TokenBucket]] = {}
+        self._reading: dict[str, int] = {}
         self._usual_s = _FIRST_GUESS_S
         """How long a request usually keeps its place."""
 
@@ -68,6 +69,27 @@ class Gate:
         if wait_s > 0:
             self._metrics.limited.labels(tenant.name, RateLimitError.code).inc()
             raise RateLimitError(rate, wait_s)
+
+    @contextmanager
+    def reading(self, tenant: Tenant) -> Iterator[None]:
+        """While a request's body is read: a tenant has no more of them in memory than could run
+        and wait.
+
+        Raises:
+            QueueFullError: so many are being read.
+        """
+        name, limits = tenant.name, tenant.limits
+        count = self._reading.get(name, 0)
+        if count >= (limits.max_concurrent or self._places) + limits.max_queued:
+            self._metrics.limited.labels(name, QueueFullError.code).inc()
+            raise QueueFullError(limits.max_queued, self._retry_after_s(tenant))
+        self._reading[name] = count + 1
+        try:
+            yield
+        finally:
+            self._reading[name] -= 1
+            if not self._reading[name]:
+                del self._reading[name]
 
     @asynccontextmanager
     async def place(self, tenant: Tenant, watch: Watch) -> AsyncIterator[None]:

@@ -115,7 +115,11 @@ class ChainFile:
             self._unlock()
             raise
         self._head, self._size, self.claims = found.head, found.size, found.claims
-        self._resume(found)
+        try:
+            self._resume(found)
+        except WriteFailedError as error:
+            # What a start writes is made anew by the next one.
+            raise WriteFailedError(0, error.why) from error
 
     def _resume(self, found: Found) -> None:
         records: list[Record] = []

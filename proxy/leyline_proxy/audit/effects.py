@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import msgspec
+
 from ..core.spans import ANYTHING
 
 Effect = Literal[
@@ -59,12 +61,74 @@ class _Forget:
     names: frozenset[str]
 
 
+class _Forgot(msgspec.Struct):
+    pending: int
+    shared_retained: int
+
+
+class _Edit(msgspec.Struct):
+    message: int | None
+    role: str
+    cause: str
+    mode: str
+    removed_tokens: int | None
+    inserted_tokens: int | None
+    sent_before: bool | None
+    names: list[str]
+
+
+class _Turn(msgspec.Struct):
+    time: str
+    tenant: str
+    session: str
+    turn: str
+    index: int
+    status: str
+    message_id: str
+    engine: str | None
+    planned: str
+    outcome: str | None
+    receipt: bool
+    forgot: _Forgot | None
+    forget: list[str]
+    edits: list[_Edit]
+    owed: list[str] = []
+
+
+class _Receipt(msgspec.Struct):
+    message_id: str
+    forgot: _Forgot | None
+
+
+class _Erasure(msgspec.Struct):
+    tenant: str
+    session: str
+    engine: str
+    result: str
+
+
+def _is_readable(record: Mapping[str, Any]) -> bool:
+    """Whether a record has what is told of it: a damaged log's may lack anything."""
+    shapes = {"turn": _Turn, "receipt": _Receipt, "erasure": _Erasure}
+    shape = shapes.get(str(record.get("kind")))
+    if shape is None:
+        return False
+    try:
+        msgspec.convert(record, shape)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
 def edits_of(records: Iterable[Mapping[str, Any]]) -> list[EditView]:
-    """All edits of the turns among ``records``, in order, each with what became of it."""
+    """All edits of the turns among ``records``, in order, each with what became of it.
+
+    What isn't a record as this proxy writes them is passed over.
+    """
     turns: list[Mapping[str, Any]] = []
     receipts: dict[str, Mapping[str, Any]] = {}
     erasures: dict[tuple[str, str, str], int] = {}
-    for place, record in enumerate(records):
+    for place, record in enumerate(filter(_is_readable, records)):
         if record["kind"] == "turn":
             turns.append({**record, "place": place})
         elif record["kind"] == "receipt" and record.get("forgot") is not None:

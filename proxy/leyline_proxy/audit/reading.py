@@ -15,6 +15,9 @@ from .files import read_head, rotated
 _TORN_LOOKS = 3
 """A writer at work may be half-way through a line."""
 
+_ROTATED_LOOKS = 5
+"""Or begin another file."""
+
 
 class LogNotFoundError(ValueError):
     """There is no log where one was said to be."""
@@ -78,7 +81,29 @@ def verify(log: LogFiles, keys: Sequence[AuditKey] = (), head: str | None = None
 
     Raises:
         KeyNeededError: the log says that it has a key, and none was given.
+        OSError: a file can't be read.
     """
+    for _ in range(_ROTATED_LOOKS):
+        try:
+            verdict = _verified(log, keys, head)
+        except FileNotFoundError:
+            verdict = None
+        found = _now(log)
+        if found.files == log.files and verdict is not None:
+            return verdict
+        log = found  # it was rotated while it was read
+    return _verified(log, keys, head)
+
+
+def _now(log: LogFiles) -> LogFiles:
+    """The log with the files that it has now."""
+    try:
+        return find_logs(log.path)[0] if log.whole else log
+    except LogNotFoundError:
+        return log
+
+
+def _verified(log: LogFiles, keys: Sequence[AuditKey], head: str | None) -> Verdict:
     checked = Checked()
     saved = read_head(log.path) if log.whole else None
     checked.wanted = {each for each in (head, saved.hash if saved else None) if each}

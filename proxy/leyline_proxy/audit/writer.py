@@ -133,7 +133,9 @@ class AuditWriter:
             jobs, closing = self._take(synced + self._fsync_s - time.monotonic())
             dropped = 0 if self._given > self._taken else self._dropped - self._told
             self._told += dropped
-            if jobs or dropped:
+            if closing:
+                self._retry_at = 0.0  # the last chance
+            if jobs or dropped or self._lost_on_disk:
                 self._write(jobs, dropped)
             if time.monotonic() - synced >= self._fsync_s or closing:
                 self._sync()
@@ -164,21 +166,41 @@ class AuditWriter:
         if dropped:
             records.append(gap_record(dropped, "queue", time.time()))
         if not self._opened():
-            self._lose(len(records))
+            # The gap's own record is none that was lost, but what it tells of is.
+            self._lose(len(records) - bool(dropped))
+            self._lost_on_disk += dropped
             return
-        if self._lost_on_disk:
-            records.insert(0, gap_record(self._lost_on_disk, "disk", time.time()))
+        told = self._lost_on_disk
+        if told:
+            records.insert(0, gap_record(told, "disk", time.time()))
         try:
             lines = self._file.append(records)
         except WriteFailedError as error:
-            self._failed(error)
+            self._cut_short(error, len(records), told, dropped)
             return
-        if self._lost_on_disk:
-            self._lost_on_disk = 0
-            self._retry_s = _FIRST_RETRY_S
+        if told:
+            self._lost_on_disk -= told
             log.info("audit_writes_again", file=str(self._file.path))
+        self._retry_s = _FIRST_RETRY_S
         if self._stream is not None:
             self._stream.offer(lines)
+
+    def _cut_short(self, error: WriteFailedError, count: int, told: int, dropped: int) -> None:
+        """So many records were to be written; those of gaps are none that are lost.
+
+        Args:
+            told: losses that the first record tells of; 0 where it is another.
+            dropped: records that the last one tells of; 0 where it is another.
+        """
+        lost = error.lost
+        if told and lost == count:
+            lost -= 1
+        elif told:
+            self._lost_on_disk -= told
+        if dropped and error.lost:
+            lost -= 1
+            self._lost_on_disk += dropped  # the metric has them
+        self._failed(WriteFailedError(lost, error.why))
 
     def _made(self, job: Job) -> Record | None:
         try:

@@ -248,12 +248,12 @@ def _print_edits(edits: list[EditView], chain: str) -> None:
         place = "-" if edit["message"] is None else str(edit["message"])
         later = "" if view.erased_by is None else f"; erased by turn {view.erased_by}"
         table.add_row(
-            view.time[:19].replace("T", " "),
-            escape(view.session),
+            _shown(view.time[:19].replace("T", " ")),
+            _shown(view.session),
             str(view.index),
-            f"{place} {escape(edit['role'])}",
-            escape(edit["cause"]),
-            edit["mode"],
+            f"{place} {_shown(edit['role'])}",
+            _shown(edit["cause"]),
+            _shown(edit["mode"]),
             f"{_count(edit['removed_tokens'])}→{_count(edit['inserted_tokens'])}",
             view.effect + later,
         )
@@ -264,6 +264,13 @@ def _print_edits(edits: list[EditView], chain: str) -> None:
     console.print(f"{influence} of {len(edits)} edits may go on influencing")
     colour = {"good": "green", "broken": "red"}.get(chain, "yellow")
     console.print(f"chain: [{colour}]{chain}[/{colour}]")
+
+
+def _shown(text: str) -> str:
+    """A text of a log for the terminal: no markup, and nothing that moves its cursor."""
+    return escape(
+        "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+    )
 
 
 def _count(tokens: int | None) -> str:

@@ -85,7 +85,7 @@ def list_keys(
     Exits with 2 when the file is wrong, and names the line.
     """
     try:
-        keys = parse_keys(file.read_text(encoding="utf-8"))
+        keys = parse_keys(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise _usage(f"{file} can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

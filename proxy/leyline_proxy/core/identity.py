@@ -145,6 +145,17 @@ def carries_on(
     )
 
 
+def likeness(
+    stored: Sequence[Sequence[int]], fingerprints: Sequence[int], roles: Sequence[str]
+) -> int:
+    """How many messages of a list the conversation had that these lists were of; none where
+    :func:`carries_on` says no."""
+    if not carries_on(stored, fingerprints, roles):
+        return 0
+    known = {value for each in stored for value in each}
+    return sum(value in known for value in fingerprints)
+
+
 def choose_session(matches: Sequence[HistoryMatch], roles: Sequence[str]) -> HistoryMatch | None:
     """The conversation that a message list goes on with, or None where that is not certain.
 

@@ -219,6 +219,6 @@ def _no_session() -> NotFoundError:
 def _limit(text: str | None) -> int:
     if text is None:
         return _LISTED
-    if not text.isdecimal() or not 1 <= int(text) <= _MAX_LISTED:
+    if not text.isdecimal() or not 1 <= int(text[:9]) <= _MAX_LISTED:
         raise BadRequestError(f"limit must be 1 to {_MAX_LISTED}.", param="limit")
     return int(text)

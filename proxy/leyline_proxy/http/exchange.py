@@ -50,9 +50,10 @@ class Exchange(Response):
             self._tenant = tenant.name
             gate, settings = self.services.gate, self.services.settings
             gate.check_rate(tenant)
-            raw = await read_body(
-                self.request, tenant.limits.max_body_bytes, timeout_s=settings.body_timeout_s
-            )
+            with gate.reading(tenant):
+                raw = await read_body(
+                    self.request, tenant.limits.max_body_bytes, timeout_s=settings.body_timeout_s
+                )
             async with gate.place(tenant, lambda wait: until_disconnect(receive, wait)):
                 await self.serve(tenant, raw, scope, receive, send)
         except ClientDisconnected:

@@ -58,26 +58,42 @@ async def read_chain(
 
 
 async def resolve_references(
-    store: ResponseStore, tenant: str, items: Items
+    store: ResponseStore, tenant: str, items: Items, max_bytes: int
 ) -> Sequence[Mapping[str, Any]]:
     """The items, with what references stand for in their places.
 
+    Args:
+        max_bytes: of all that is referred to, as often as it is.
+
     Raises:
         FieldError: an item that isn't stored (for this tenant).
+        BodyTooLargeError: they stand for more than one request may hold.
     """
     wanted = references(items)
     known: dict[str, Mapping[str, Any]] = {}
     owners: dict[str, StoredResponse | None] = {}
+    sizes: dict[str, int] = {}
+    size = 0
     for identifier in wanted:
         owner = owner_of(identifier)
         if owner is None:
             continue
-        if owner not in owners:
-            owners[owner] = await store.get(tenant, owner)
-        stored = owners[owner]
-        item = stored.item(identifier) if stored is not None else None
-        if item is not None:
+        if identifier not in known:
+            if owner not in owners:
+                owners[owner] = await store.get(tenant, owner)
+            stored = owners[owner]
+            item = stored.item(identifier) if stored is not None else None
+            if item is None:
+                continue
             known[identifier] = item
+            sizes[identifier] = len(msgspec.json.encode(item))
+        size += sizes[identifier]
+        if size > max_bytes:
+            raise BodyTooLargeError(
+                f"The items that input refers to are longer than one request may be ({max_bytes} "
+                "bytes).",
+                param="input",
+            )
     return resolved(items, known)
 
 

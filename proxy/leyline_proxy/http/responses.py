@@ -98,7 +98,7 @@ class _ResponsesExchange(Exchange):
         limit = tenant.limits.max_body_bytes
         chain = await read_chain(self.services.responses, tenant.name, previous, limit)
         given = input_items(body)
-        items = await resolve_references(self.services.responses, tenant.name, given)
+        items = await resolve_references(self.services.responses, tenant.name, given, limit)
         mapping = self._mapping = map_request(body, items, joined(chain), runs=self.runs)
         shown = shown_request(body, store=store)
         # Behind the last step no one is told of what can't be written. Events hold it deeper.

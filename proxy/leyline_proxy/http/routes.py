@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -12,7 +11,6 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from leyline_engine.contract import CAPABILITY_PATH
 
 from ..errors import NotFoundError
-from ..pipeline.request import parse_chat
 from ..services import Services
 from ..sessions.summary import session_document, session_overview
 from ..settings import DEFAULT_TENANT
@@ -20,7 +18,8 @@ from .admin import metrics_response
 from .chat import CHAT_PATH, ChatExchange
 from .claims import install_claims
 from .completions import COMPLETIONS_PATH, CompletionExchange
-from .limits import read_body
+from .counting import COUNT_PATH as CHAT_COUNT_PATH
+from .counting import CountExchange
 from .messages import (
     COUNT_PATH,
     MESSAGES_PATH,
@@ -106,18 +105,10 @@ def _install_sessions(app: FastAPI, services: Services) -> None:
         found = await services.store.sessions(tenant.name)
         return JSONResponse({"sessions": [session_overview(s) for s in found if s.answered]})
 
-    @app.post("/v1/leyline/count_tokens", tags=["leyline"])
-    async def count_tokens(request: Request) -> JSONResponse:
+    @app.post(CHAT_COUNT_PATH, tags=["leyline"])
+    async def count_tokens(request: Request) -> Response:
         """How many prompt tokens a chat request would have after all edits; nothing is sent."""
-        arrived = perf_counter()
-        tenant = services.tenants.authenticate(request.headers)
-        raw = await read_body(
-            request,
-            tenant.limits.max_body_bytes,
-            timeout_s=services.settings.body_timeout_s,
-        )
-        chat = parse_chat(raw, request.headers, tenant, arrived=arrived)
-        return JSONResponse(await services.turns.count_prompt(chat))
+        return CountExchange(services, request)
 
     @app.get("/v1/leyline/sessions/{session_id}", tags=["leyline"])
     async def session(session_id: str, request: Request) -> JSONResponse:

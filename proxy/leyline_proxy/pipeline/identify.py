@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from ..core.identity import (
     CONTINUES,
     OWN_HEADER,
-    carries_on,
     choose_session,
     goes_on,
     history_chain,
+    likeness,
     session_key,
     shortest_partial,
 )
@@ -30,7 +29,9 @@ NAMED = "named"
 """Store key of sessions that are found by their id alone."""
 
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
-_MAX_OPENINGS = 4096
+
+_BESIDE = 6
+"""Conversations beside the one that took a harness's name that are found by the name, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +43,50 @@ class Identity:
     chain: tuple[int, ...]
     """The history to find it by; empty where it is found by its id alone."""
     session: Session | None
+    opens: tuple[int, ...] = ()
+    """The history for which it holds its id in the :class:`Openings` until its turn is over."""
+
+
+@dataclass(slots=True)
+class _Opening:
+    length: int
+    value: int
+    """Of the chain at that length: of the whole first request."""
+    holders: int = 0
 
 
 class Openings:
-    """Which conversation took a harness's name first, while its first turn isn't settled."""
+    """Which conversation took an id first, while no turn of it is settled. No more are held than
+    turns are under way."""
 
     def __init__(self) -> None:
-        self._taken: OrderedDict[tuple[str, str], tuple[int, ...]] = OrderedDict()
+        self._taken: dict[tuple[str, str], _Opening] = {}
 
-    def takes(self, tenant: str, session_id: str, fingerprints: tuple[int, ...]) -> bool:
-        """Whether the name is this conversation's."""
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def takes(self, tenant: str, session_id: str, chain: Sequence[int]) -> bool:
+        """Whether the id is this conversation's; if so, until :meth:`leave`.
+
+        Args:
+            chain: the history of its request.
+        """
         place = (tenant, session_id)
-        first = self._taken.setdefault(place, fingerprints)
-        self._taken.move_to_end(place)
-        if len(self._taken) > _MAX_OPENINGS:
-            self._taken.popitem(last=False)
-        return fingerprints[: len(first)] == first
+        first = self._taken.setdefault(place, _Opening(len(chain), chain[-1]))
+        if len(chain) < first.length or chain[first.length - 1] != first.value:
+            return False
+        first.holders += 1
+        return True
+
+    def leave(self, tenant: str, identity: Identity) -> None:
+        """A turn is over; its conversation is known by its session now, or has none."""
+        place = (tenant, identity.session_id)
+        first = self._taken.get(place)
+        if not identity.opens or first is None:
+            return
+        first.holders -= 1
+        if not first.holders:
+            del self._taken[place]
 
 
 async def identify(
@@ -81,28 +110,75 @@ async def identify(
         session = await store.get(request.tenant.name, session_id)
         return Identity(session_id, NAMED, (), session)
     chain = _chain_of(request, key)
-    shared = f"{where}:{name}" if name is not None else ""
+    # A name may be as long as a body.
+    shared = f"{where}:{public_id(name, secret)}" if name is not None else ""
     session = await _by_history(store, request, shared, chain)
     if session is None and name is not None and where not in SHARED_KEYS:
-        session_id = public_id(name, secret)
-        named = await store.get(request.tenant.name, session_id)
-        if _takes_name(request, session_id, named, openings):
-            return Identity(session_id, NAMED, (), named)
+        found = await _by_name(store, request, public_id(name, secret), chain, openings)
+        if found is None:
+            beside = [public_id(f"{name} beside {number}", secret) for number in range(_BESIDE)]
+            found = await _beside(
+                store, request, beside, Identity("", shared, chain, None), openings
+            )
+        if found is not None:
+            return found
     session_id = session.id if session else f"s-{uuid4().hex[:20]}"
     return Identity(session_id, shared, chain, session)
 
 
-def _takes_name(
-    request: ChatRequest, session_id: str, session: Session | None, openings: Openings | None
-) -> bool:
-    """Whether the conversation that a harness's name stands for is this request's: the first that
+async def _by_name(
+    store: SessionStore,
+    request: ChatRequest,
+    session_id: str,
+    chain: tuple[int, ...],
+    openings: Openings | None,
+) -> Identity | None:
+    """The conversation that a harness's name stands for, if that is this request's: the first that
     came with it, as opposed to others that the harness has beside it."""
+    session = await store.get(request.tenant.name, session_id)
     if session is None:
-        tenant = request.tenant.name
-        return openings is None or openings.takes(tenant, session_id, request.fingerprints)
+        if openings is None:
+            return Identity(session_id, NAMED, (), None)
+        takes = openings.takes(request.tenant.name, session_id, chain)
+        return Identity(session_id, NAMED, (), None, opens=chain) if takes else None
+    if session.turns and not _likeness(session, request):
+        return None
+    return Identity(session_id, NAMED, (), session)
+
+
+async def _beside(
+    store: SessionStore,
+    request: ChatRequest,
+    ids: Sequence[str],
+    new: Identity,
+    openings: Openings | None,
+) -> Identity | None:
+    """One of the conversations beside it, where the history alone tells nothing, as with a system
+    prompt that is another on every turn; else the first id that is free.
+
+    Args:
+        ids: that they may have.
+        new: what they are found by.
+    """
+    tenant = request.tenant.name
+    sessions = [await store.get(tenant, session_id) for session_id in ids]
+    known = [session for session in sessions if session is not None]
+    best = max(known, key=lambda session: _likeness(session, request), default=None)
+    if best is not None and _likeness(best, request):
+        return replace(new, session_id=best.id, session=best)
+    if openings is None:
+        return None
+    free = [place for place, session in zip(ids, sessions, strict=True) if session is None]
+    for session_id in free:
+        if openings.takes(tenant, session_id, new.chain):
+            return replace(new, session_id=session_id, opens=new.chain)
+    return None
+
+
+def _likeness(session: Session, request: ChatRequest) -> int:
     stored = [turn.prepared.client_fingerprints for turn in session.turns]
     roles = [str(message.get("role")) for message in request.messages]
-    return not stored or carries_on(stored, request.fingerprints, roles)
+    return likeness(stored, request.fingerprints, roles)
 
 
 def _chain_of(request: ChatRequest, key: bytes) -> tuple[int, ...]:

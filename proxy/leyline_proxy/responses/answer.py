@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from .calls import whole_call
@@ -15,6 +16,28 @@ from .tools import ToolBook
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _RATE_LIMIT = 429
 _SERVER_FAULT = 500
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = MappingProxyType(
+    {
+        "instructions": (str,),
+        "max_output_tokens": (int,),
+        "max_tool_calls": (int,),
+        "metadata": (dict,),
+        "parallel_tool_calls": (bool,),
+        "previous_response_id": (str,),
+        "prompt_cache_key": (str,),
+        "safety_identifier": (str,),
+        "temperature": (int, float),
+        "tool_choice": (str, dict),
+        "tools": (list,),
+        "top_logprobs": (int,),
+        "top_p": (int, float),
+        "truncation": (str,),
+        "user": (str,),
+    }
+)
+"""Of members that a response repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +114,9 @@ def shown_request(body: Mapping[str, Any], *, store: bool) -> dict[str, Any]:
         "truncation": "disabled",
         "user": None,
     }
+    # What has another type than the API's is the engine's to refuse; clients couldn't read it.
     repeated = {
-        name: body[name] if body.get(name) is not None else default
+        name: value if isinstance(value := body.get(name), _TYPES[name]) else default
         for name, default in defaults.items()
     }
     return {

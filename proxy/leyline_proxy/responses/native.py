@@ -34,7 +34,7 @@ class NativeResponses:
         and goes on from nothing, because what is stored is the proxy's to keep apart."""
         given = body.get("input")
         items = given if isinstance(given, list) else []
-        refers = any(map(_is_reference, items))
+        refers = any(_is_reference(item) or _names_file(item) for item in items)
         goes_on = refers or body.get("previous_response_id") is not None
         return body.get("store") is False and not goes_on
 
@@ -62,6 +62,15 @@ def _is_reference(item: object) -> bool:
         return False
     kind = item.get("type")
     return kind == "item_reference" or (kind is None and "id" in item and "role" not in item)
+
+
+def _names_file(item: object) -> bool:
+    """Whether an item has a part that names an uploaded file, beside its data or in its place."""
+    if not isinstance(item, Mapping):
+        return False
+    lists = [value for name in ("content", "output") if isinstance(value := item.get(name), list)]
+    parts = [part for each in lists for part in each]
+    return any(isinstance(part, Mapping) and "file_id" in part for part in parts)
 
 
 def _usage(usage: object) -> Mapping[str, Any] | None:

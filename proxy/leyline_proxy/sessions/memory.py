@@ -11,11 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from ..core.identity import HistoryMatch
 from ..core.session import Session
-from .codec import decode_session, encode_session
+from .codec import UNENCODABLE, decode_session, encode_session
 from .freed import give_back_freed
 from .history_index import HistoryIndex
 from .store import SessionChange
@@ -26,8 +24,6 @@ _MAX_PARTIAL = 16
 
 _MESSAGE_BYTES = 120
 """What a message takes in the index of histories."""
-
-_UNPACKABLE = (msgspec.MsgspecError, TypeError, OverflowError)
 
 _Identity = tuple[str, str]
 
@@ -207,7 +203,7 @@ class MemorySessionStore:
                 continue
             try:
                 packed = await asyncio.to_thread(encode_session, entry.session)
-            except _UNPACKABLE:
+            except UNENCODABLE:
                 continue
             if self._entries.get(identity) is entry:
                 seen = overview(entry.session)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..responses.stored import StoredResponse, decode, encode
@@ -36,9 +36,21 @@ class _Entry:
     touched: float
 
 
+@dataclass(slots=True)
+class _Held:
+    """What one tenant has."""
+
+    entries: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)
+    bytes: int = 0
+
+
 class MemoryResponseStore:
-    """A :class:`ResponseStore` for one process: bounded in number, bytes and age, least recently
-    used out first. What is read counts as used, so a conversation that goes on stays whole."""
+    """A :class:`ResponseStore` for one process: bounded in number, bytes and age.
+
+    Where there are too many, whichever tenant has the most loses what it used longest ago, so that
+    nobody pushes out another's. What is read counts as used, so a conversation that goes on stays
+    whole.
+    """
 
     def __init__(
         self,
@@ -52,45 +64,54 @@ class MemoryResponseStore:
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
-        self._bytes = 0
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._held: dict[str, _Held] = {}
 
     async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> None:
         self._expire()
-        self._remove((tenant, response_id))
+        self._remove(tenant, response_id)
         raw = encode(stored)
         if len(raw) > self._max_bytes:
             # It would push out all others and not fit even then.
             return
-        self._entries[tenant, response_id] = _Entry(raw, self._clock())
-        self._bytes += len(raw)
-        while len(self._entries) > self._max_responses or self._bytes > self._max_bytes:
-            self._remove(next(iter(self._entries)))
+        held = self._held.setdefault(tenant, _Held())
+        held.entries[response_id] = _Entry(raw, self._clock())
+        held.bytes += len(raw)
+        while sum(len(each.entries) for each in self._held.values()) > self._max_responses:
+            self._drop_oldest(max(self._held, key=lambda name: len(self._held[name].entries)))
+        while sum(each.bytes for each in self._held.values()) > self._max_bytes:
+            self._drop_oldest(max(self._held, key=lambda name: self._held[name].bytes))
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         self._expire()
-        entry = self._entries.pop((tenant, response_id), None)
-        if entry is None:
+        held = self._held.get(tenant)
+        entry = held.entries.pop(response_id, None) if held is not None else None
+        if held is None or entry is None:
             return None
-        self._entries[tenant, response_id] = _Entry(entry.raw, self._clock())
+        held.entries[response_id] = _Entry(entry.raw, self._clock())
         return decode(entry.raw)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         self._expire()
-        return self._remove((tenant, response_id))
+        return self._remove(tenant, response_id)
 
     def _expire(self) -> None:
         horizon = self._clock() - self._ttl_s
-        # In order of the last use, so the oldest are in front.
-        while self._entries:
-            key, entry = next(iter(self._entries.items()))
-            if entry.touched >= horizon:
-                return
-            self._remove(key)
+        for tenant in [*self._held]:
+            # In order of the last use, so the oldest are in front.
+            while (held := self._held.get(tenant)) is not None:
+                if next(iter(held.entries.values())).touched >= horizon:
+                    break
+                self._drop_oldest(tenant)
 
-    def _remove(self, key: tuple[str, str]) -> bool:
-        entry = self._entries.pop(key, None)
-        if entry is None:
+    def _drop_oldest(self, tenant: str) -> None:
+        self._remove(tenant, next(iter(self._held[tenant].entries)))
+
+    def _remove(self, tenant: str, response_id: str) -> bool:
+        held = self._held.get(tenant)
+        entry = held.entries.pop(response_id, None) if held is not None else None
+        if held is None or entry is None:
             return False
-        self._bytes -= len(entry.raw)
+        held.bytes -= len(entry.raw)
+        if not held.entries:
+            del self._held[tenant]
         return True

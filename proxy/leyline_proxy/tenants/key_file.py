@@ -8,12 +8,14 @@ from pathlib import Path
 
 import structlog
 
+from leyline_policies import PolicyError
+
 from ..core.api_keys import ApiKey, parse_keys
 from ..telemetry.metrics import Metrics
 
 log = structlog.get_logger("leyline.keys")
 
-Signature = tuple[int, int, int]
+Signature = tuple[int, int, int, int]
 
 _MAX_BYTES = 4 * 1024 * 1024
 
@@ -26,7 +28,7 @@ class KeyFile:
     good one holds on.
 
     Args:
-        replace: takes the keys of a new file; may raise ValueError to refuse them.
+        replace: takes the keys of a new file; may raise ValueError or PolicyError to refuse them.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class KeyFile:
         try:
             keys = await asyncio.to_thread(read_keys, self._path)
             self._replace(keys)
-        except ValueError as error:
+        except (ValueError, PolicyError) as error:
             self._problem = str(error)
             self._metrics.key_reloads.labels("refused").inc()
             log.error("api_keys_refused", path=str(self._path), problem=self._problem)
@@ -92,7 +94,8 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     if len(raw) > _MAX_BYTES:
         raise ValueError(f"api_keys_file {path} has more than {_MAX_BYTES} bytes")
     try:
-        keys = parse_keys(raw.decode("utf-8"))
+        # Some editors begin a file with a byte order mark, which would be part of a tenant's name.
+        keys = parse_keys(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(f"api_keys_file {path} is no UTF-8 text") from error
     except ValueError as error:
@@ -107,5 +110,6 @@ def _signature(path: Path) -> Signature:
     try:
         found = path.stat()
     except OSError:
-        return (0, 0, 0)
-    return (found.st_mtime_ns, found.st_size, found.st_ino)
+        return (0, 0, 0, 0)
+    # The time of its status, because a file may become readable.
+    return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)

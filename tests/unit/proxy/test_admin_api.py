@@ -66,6 +66,9 @@ async def test_sessions_are_seen_across_tenants_and_can_be_let_go() -> None:
         gone = await operator.delete("/admin/sessions/blue/s-1", headers=AUTH)
         twice = await operator.delete("/admin/sessions/blue/s-1", headers=AUTH)
         left = (await operator.get("/admin/sessions", headers=AUTH)).json()
+        for limit in ("0", "x", "1" * 5000):
+            refused = await operator.get(f"/admin/sessions?limit={limit}", headers=AUTH)
+            assert refused.status_code == 400, limit[:9]
         tenants = await operator.get("/admin/tenants", headers=AUTH)
         upstreams = await operator.get("/admin/upstreams", headers=AUTH)
         await talk(proxy, "key-blue", "s-1")

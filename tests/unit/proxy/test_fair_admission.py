@@ -183,3 +183,17 @@ async def test_requests_a_minute_have_a_limit(engine: FakeEngine) -> None:
     assert red[2].json()["error"]["code"] == "rate_limit_exceeded"
     assert 29 <= int(red[2].headers["retry-after"]) <= 30
     assert blue.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/leyline/count_tokens", "/v1/messages/count_tokens", "/v1/responses/input_tokens"],
+)
+async def test_counting_tokens_is_limited_like_answering(engine: FakeEngine, path: str) -> None:
+    """It costs the proxy as much, so it counts as a request of the minute."""
+    limits = {"red": {"requests_per_minute": 1}}
+    asked = body() if "responses" not in path else {"model": MODEL, "input": "Hi."}
+    async with proxy_before(engine, tenants=limits, **KEYS) as client:
+        answers = [await client.post(path, json=asked, headers=key("kr")) for _ in range(2)]
+    assert answers[0].status_code != 429
+    assert answers[1].status_code == 429

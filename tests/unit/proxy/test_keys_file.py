@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from support.fake_engine import MODEL, FakeEngine, proxy_before
 from typer.testing import CliRunner
 
+from leyline_policies import PluginError
 from leyline_proxy.cli.main import build_app
 from leyline_proxy.core.api_keys import (
     ApiKey,
@@ -171,6 +172,47 @@ async def test_a_broken_file_changes_nothing_and_is_told(
     file.write_text("red:good\n")
     assert await watch.refresh()
     assert watch.problem is None
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    """Some editors write one; the first tenant would have lost its settings and its limits."""
+    file = tmp_path / "keys"
+    file.write_text("red:k1\n", encoding="utf-8-sig")
+    directory = build_directory(Settings(api_keys_file=file))
+    assert directory.authenticate(bearer("k1")).name == "red"
+    listed = CliRunner().invoke(build_app(), ["keys", "list", "--json", str(file)])
+    assert [key["tenant"] for key in json.loads(listed.stdout)] == ["red"]
+
+
+async def test_a_file_that_becomes_readable_is_read(tmp_path: Path) -> None:
+    """Other permissions leave a file's time and size as they were, and are a change all the
+    same."""
+    file = tmp_path / "keys"
+    file.write_text("red:k\n")
+    directory = build_directory(Settings(api_keys_file=file))
+    watch = KeyFile(file, directory.replace, Metrics())
+    await watch.refresh()
+    assert not await watch.refresh()
+    file.chmod(0o600)
+    assert await watch.refresh()
+
+
+async def test_the_watch_outlives_what_a_new_tenant_breaks(tmp_path: Path) -> None:
+    """Whatever is wrong with a tenant that a file brings, the next file is read."""
+    file = tmp_path / "keys"
+    file.write_text("red:k\n")
+    taken: list[object] = []
+
+    def replace(keys: object) -> None:
+        taken.append(keys)
+        if len(taken) == 1:
+            raise PluginError("a policy that can't be loaded")
+
+    watch = KeyFile(file, replace, Metrics())
+    assert not await watch.refresh()
+    assert watch.problem
+    file.write_text("red:other\n")
+    assert await watch.refresh()
 
 
 async def test_revocation_over_http(tmp_path: Path) -> None:

@@ -185,6 +185,33 @@ async def test_a_slow_body_is_given_up(path: str, shape: str) -> None:
     assert error[shape] in ("request_timeout", "invalid_request_error")
 
 
+async def test_bodies_that_come_have_a_limit_in_number() -> None:
+    """A tenant has no more of them in memory than may run and wait; where one is given up, another
+    may come, and who asks meanwhile is told to try later."""
+    request = json.dumps({"model": MODEL, "messages": MESSAGES}).encode()
+    whole = head(len(request), b"connection: close") + request
+
+    async def until(address: Address, wanted: int) -> bytes:
+        """The first answer with that status."""
+        async with asyncio.timeout(5):
+            while True:
+                async with raw(address) as client:
+                    await client.send(whole)
+                    answer = await client.rest()
+                if status(answer) == wanted:
+                    return answer
+
+    with proxy(FakeEngine(), max_concurrent=1, max_queued=2) as address:
+        async with AsyncExitStack() as stack:
+            for _ in range(3):
+                client = await stack.enter_async_context(raw(address))
+                await client.send(whole[:-9])
+            refused = await until(address, 429)
+            assert b"queue_full" in refused
+            assert b"retry-after: " in refused
+        await until(address, 200)
+
+
 async def test_a_body_too_large_ends_the_connection() -> None:
     """What is behind the limit isn't read for ever."""
     with proxy(FakeEngine(), max_body_bytes=1024) as address:

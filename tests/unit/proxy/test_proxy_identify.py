@@ -7,13 +7,15 @@ from array import array
 from typing import Any
 
 import pytest
+from support.fake_engine import MODEL, Answer, FakeEngine, proxy_before
 
+from leyline_proxy.core.identity import HARNESS_HEADERS
 from leyline_proxy.core.naming import name_spans
 from leyline_proxy.core.prepare import prepare
 from leyline_proxy.core.rendered import Rendered
 from leyline_proxy.core.session import Departed, RetainedTurn, Session
-from leyline_proxy.pipeline.identify import Identity, identify, public_id
-from leyline_proxy.pipeline.request import parse_chat
+from leyline_proxy.pipeline.identify import Identity, Openings, identify, public_id
+from leyline_proxy.pipeline.request import ChatRequest, parse_chat
 from leyline_proxy.sessions import MemorySessionStore
 from leyline_proxy.settings import Settings
 from leyline_proxy.tenants import build_directory
@@ -31,6 +33,15 @@ def store() -> MemorySessionStore:
     return MemorySessionStore(max_sessions=10, ttl_s=100)
 
 
+def asked(
+    messages: list[dict[str, Any]], headers: dict[str, str] | None = None, **members: Any
+) -> ChatRequest:
+    """A request."""
+    tenant = build_directory(Settings()).authenticate({})
+    raw = json.dumps({"model": "m", "messages": messages, **members}).encode()
+    return parse_chat(raw, headers or {}, tenant, arrived=0.0)
+
+
 async def seen(
     store: MemorySessionStore,
     messages: list[dict[str, Any]],
@@ -38,9 +49,11 @@ async def seen(
     **members: Any,
 ) -> Identity:
     """Identify a request, and keep its session as an answered turn would."""
-    tenant = build_directory(Settings()).authenticate({})
-    raw = json.dumps({"model": "m", "messages": messages, **members}).encode()
-    found = await identify(store, parse_chat(raw, headers or {}, tenant, arrived=0.0))
+    request, openings = asked(messages, headers, **members), Openings()
+    tenant = request.tenant
+    found = await identify(store, request, openings=openings)
+    openings.leave(tenant.name, found)
+    assert not len(openings)
 
     prepared = prepare(messages, [], [], 0)
     rendered = Rendered(array("q"), ())
@@ -110,3 +123,87 @@ def test_public_ids_are_plain() -> None:
     assert "/" not in public_id("a/b")
     assert public_id("a/b", "key") == public_id("a/b", "key") != public_id("a/b")
     assert public_id("run-7", "key") == "run-7"
+
+
+NAME = {HARNESS_HEADERS[0]: "run"}
+
+
+def dated(number: int, *rest: dict[str, Any]) -> list[dict[str, Any]]:
+    """A conversation of a harness whose system prompt is another on every turn."""
+    return [{"role": "system", "content": f"It is {number} o'clock."}, TASK, *rest]
+
+
+async def test_a_conversation_beside_another_stays_one_though_its_opening_changes(
+    store: MemorySessionStore,
+) -> None:
+    """A request for a title may take the harness's name first: the agent behind it is still one
+    session, and so is the one that it sends out."""
+    title = await seen(store, [SYSTEM, {"role": "user", "content": "Give a title."}], NAME)
+    assert title.session_id == "run"
+    first = await seen(store, dated(1), NAME)
+    other = await seen(store, [SYSTEM, AGAIN], NAME)
+    second = await seen(store, dated(2, ANSWER, AGAIN), NAME)
+    third = await seen(store, dated(3, ANSWER, AGAIN, LATER, TASK), NAME)
+    assert first.session_id == second.session_id == third.session_id
+    assert third.session is not None
+    assert len({title.session_id, first.session_id, other.session_id}) == 3
+    assert (await seen(store, [SYSTEM, AGAIN, LATER, AGAIN], NAME)).session_id == other.session_id
+
+
+async def test_a_name_may_stand_for_any_number_of_conversations(store: MemorySessionStore) -> None:
+    """Each begins a session of its own, and those that are appended to go on with theirs."""
+    tasks = [{"role": "user", "content": f"Task {number}."} for number in range(9)]
+    begun = [await seen(store, [SYSTEM, task], NAME) for task in tasks]
+    assert len({found.session_id for found in begun}) == 9
+    for found, task in zip(begun, tasks, strict=True):
+        again = await seen(store, [SYSTEM, task, ANSWER, AGAIN], NAME)
+        assert again.session_id == found.session_id
+
+
+async def test_a_name_is_held_only_while_its_first_turn_runs(store: MemorySessionStore) -> None:
+    """Another conversation gets another id meanwhile; if the turn comes to nothing, the name is
+    free, and nothing stays behind."""
+    openings = Openings()
+    first = await identify(store, asked([TASK], NAME), openings=openings)
+    beside = await identify(store, asked([AGAIN], NAME), openings=openings)
+    retried = await identify(store, asked([TASK], NAME), openings=openings)
+    assert first.session_id == retried.session_id == "run" != beside.session_id
+    assert len(openings) == 2
+    openings.leave("default", first)
+    still = await identify(store, asked([AGAIN], NAME), openings=openings)
+    assert still.session_id == beside.session_id
+    for identity in (retried, beside, still):
+        openings.leave("default", identity)
+    assert len(openings) == 0
+    assert (await identify(store, asked([AGAIN], NAME), openings=openings)).session_id == "run"
+
+
+async def test_counting_takes_no_name(store: MemorySessionStore) -> None:
+    """Only requests that are answered do."""
+    counted = await identify(store, asked([TASK], NAME))
+    assert (counted.session_id, counted.opens) == ("run", ())
+
+
+@pytest.mark.parametrize("field", ["prompt_cache_key", "user"])
+async def test_names_are_kept_short(store: MemorySessionStore, field: str) -> None:
+    """A name may be as long as a body, but what is kept of it isn't, nor is it told."""
+    found = await seen(store, [SYSTEM, TASK], **{field: "long " * 1000})
+    assert len(found.key) < 100
+    assert "long" not in found.key
+    same = await seen(store, [SYSTEM, TASK, ANSWER], **{field: "long " * 1000})
+    assert same.session_id == found.session_id
+
+
+async def test_a_request_that_fails_leaves_the_name_free() -> None:
+    """Whether the engine refused it or broke down: whoever comes next with the name has it."""
+    engine = FakeEngine(capability=None)
+    refusal = Answer([b'{"error": {"message": "no"}}'], status=400)
+    broken = Answer([b"{"], status=503)
+    engine.answers = [refusal, broken]
+    async with proxy_before(engine) as client:
+        for number in range(3):
+            messages = [{"role": "user", "content": f"Try {number}."}]
+            body = {"model": MODEL, "messages": messages}
+            answer = await client.post("/v1/chat/completions", json=body, headers=NAME)
+            assert answer.headers["x-leyline-session"] == "run", number
+    assert answer.status_code == 200

@@ -96,6 +96,22 @@ async def test_the_oldest_go_first(opener: Opener) -> None:
     assert await none.get("t", "d") is None
 
 
+async def test_one_tenant_pushes_out_no_other(opener: Opener) -> None:
+    """Whoever holds the most loses its own oldest; what was deleted or has ended counts no more."""
+    store = opener(most=4)
+    await store.put("blue", "b", response("b"))
+    for name in "acdefg":
+        await store.put("red", name, response(name))
+        await asyncio.sleep(0.005)
+    assert await store.get("blue", "b") is not None
+    assert [name for name in "acdefg" if await store.get("red", name)] == ["e", "f", "g"]
+    for name in "efg":
+        assert await store.delete("red", name)
+    for name in "hij":
+        await store.put("blue", name, response(name))
+    assert [name for name in "bhij" if await store.get("blue", name)] == ["b", "h", "i", "j"]
+
+
 async def test_text_is_encrypted_and_damage_is_a_miss(server: RedisServer) -> None:
     """Nothing in Redis shows what was said, and what was changed there isn't believed."""
     settings = Settings(session_store=server.url, session_secret=[SECRET])

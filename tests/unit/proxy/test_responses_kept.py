@@ -177,3 +177,20 @@ async def test_wrong_parameters_are_named(engine: FakeEngine, path: str, param: 
         first = await ask(client)
         refused = await client.get(f"{RESPONSES}/{first['id']}{path}")
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+async def test_references_dont_multiply_what_a_request_may_hold(engine: FakeEngine) -> None:
+    """A small body that names a large item many times is as long as what it stands for."""
+    limits = {"red": {"max_body_bytes": 20_000}}
+    async with proxy_before(engine, api_keys=TWO, tenants=limits) as client:
+        large = body([{"role": "user", "content": "x" * 10_000}])
+        first = (await client.post(RESPONSES, json=large, headers=key("r"))).json()
+        listed = await client.get(f"{RESPONSES}/{first['id']}/input_items", headers=key("r"))
+        item = {"type": "item_reference", "id": listed.json()["data"][0]["id"]}
+        fine = await client.post(RESPONSES, json=body([item]), headers=key("r"))
+        sent = len(engine.bodies)
+        refused = await client.post(RESPONSES, json=body([item] * 3), headers=key("r"))
+    assert fine.status_code == 200
+    assert refused.status_code == 413
+    assert refused.json()["error"]["param"] == "input"
+    assert len(engine.bodies) == sent

@@ -59,6 +59,24 @@ async def test_what_wasnt_used_for_long_is_gone() -> None:
     assert not await kept.delete("t", "b")
 
 
+async def test_one_tenant_pushes_out_no_other() -> None:
+    """Whoever holds the most loses its own oldest, by number and by bytes alike."""
+    kept = store(max_responses=4)
+    await kept.put("blue", "b", response("b"))
+    for number in range(10):
+        await kept.put("red", f"r{number}", response(f"r{number}"))
+    assert await kept.get("blue", "b") is not None
+    assert [number for number in range(10) if await kept.get("red", f"r{number}")] == [7, 8, 9]
+    size = len(encode(response("a", "x" * 50)))
+    kept = store(max_bytes=4 * size)
+    await kept.put("blue", "b", response("b", "x" * 50))
+    for name in "cdefgh":
+        await kept.put("red", name, response(name, "x" * 50))
+    assert await kept.get("blue", "b") is not None
+    await kept.put("blue", "large", response("large", "x" * 3 * size))
+    assert [name for name in "cdefgh" if await kept.get("red", name)] == ["f", "g", "h"]
+
+
 async def test_the_least_recently_used_goes_first() -> None:
     """Where there are too many, or too many bytes; one that alone is too large isn't kept."""
     kept = store(max_responses=2)

@@ -23,7 +23,7 @@ from responses_talks import (
 )
 
 from leyline_proxy.core.messages import check_messages
-from leyline_proxy.responses.answer import map_answer, map_usage
+from leyline_proxy.responses.answer import map_answer, map_usage, shown_request
 from leyline_proxy.responses.errors import AnswerError
 
 
@@ -90,6 +90,32 @@ def test_a_response_is_what_the_sdk_takes() -> None:
     assert shell.action.command == ["ls"]
     assert response.output_text == "I look."
     assert response.status == "completed"
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "temperature",
+                "top_p",
+                "user",
+                "metadata",
+                "parallel_tool_calls",
+                "prompt_cache_key",
+                "safety_identifier",
+                "top_logprobs",
+                "max_tool_calls",
+                "reasoning",
+                "text",
+            ]
+        ),
+        st.none() | st.booleans() | st.just([]) | st.just({}) | st.just("x") | st.floats(0, 1),
+    )
+)
+def test_what_a_response_repeats_has_the_apis_types(asked: dict[str, Any]) -> None:
+    """An engine may overlook a member of another type; the client's types don't."""
+    document = {**whole({"content": "Hi."}), "usage": None, **shown_request(asked, store=False)}
+    Response.model_validate(document)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from responses_talks import (
 
 from leyline_proxy.core.messages import check_messages
 from leyline_proxy.responses.errors import FieldError
+from leyline_proxy.responses.native import NativeResponses
 from leyline_proxy.responses.request import (
     input_items,
     map_request,
@@ -354,3 +355,25 @@ def test_calls_of_openais_own_tools_are_left_out() -> None:
     assert chat([said("Go."), search, said("a", "assistant")]) == chat(
         [said("Go."), said("a", "assistant")]
     )
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "item_reference", "id": "msg_1"},
+        {"role": "user", "content": [{"type": "input_file", "file_data": "x", "file_id": "f"}]},
+        {"role": "user", "content": [{"type": "input_image", "image_url": "x", "file_id": "f"}]},
+        {
+            "type": "function_call_output",
+            "call_id": "c",
+            "output": [{"type": "input_image", "image_url": "x", "file_id": "f"}],
+        },
+    ],
+)
+def test_what_refers_to_stored_objects_doesnt_pass_as_it_is(item: dict[str, Any]) -> None:
+    """Upstream, all tenants are one, and would find each other's."""
+    plain = {"role": "user", "content": [{"type": "input_text", "text": "Hi."}]}
+    api = NativeResponses()
+    assert api.passes({"store": False, "input": [plain]})
+    assert api.passes({"store": False, "input": "Hi."})
+    assert not api.passes({"store": False, "input": [plain, item]})

@@ -22,6 +22,9 @@ FORMAT = 1
 """Written into every session; another is a miss. Change it with any change of :mod:`.records`, or
 of what they hold."""
 
+UNENCODABLE = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
+"""Errors of :func:`encode_session`."""
+
 _HEAD = b"LYS" + bytes([FORMAT])
 _LEVEL = 3
 _MAX_RECORD = 1 << 30
@@ -32,7 +35,7 @@ def encode_session(session: Session) -> bytes:
     """The session as bytes, but for the turns in flight: a store knows of those itself.
 
     Raises:
-        msgspec.MsgspecError, TypeError, OverflowError: it holds what no request could bring.
+        UNENCODABLE: it holds what no request could bring.
     """
     record = msgspec.msgpack.encode(SessionWriter().write(session))
     compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
@@ -50,5 +53,5 @@ def decode_session(data: bytes) -> Session | None:
         record = zstandard.ZstdDecompressor().decompress(frame)
         stored = msgspec.msgpack.decode(record, type=StoredSession)
         return SessionReader(stored).read()
-    except (zstandard.ZstdError, msgspec.MsgspecError, ValueError, LookupError, TypeError):
+    except (zstandard.ZstdError, LookupError, MemoryError, *UNENCODABLE):
         return None

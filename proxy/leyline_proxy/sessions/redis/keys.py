@@ -8,7 +8,8 @@
 ``t:…``         a tenant's sessions by time of their last turn
 ``all``         all sessions by time of their last turn
 ``r:…``         a stored response
-``responses``   all stored responses by time of their last use
+``q:…``         a tenant's stored responses by time of their last use
+``responses``   tenants' entries ``q:…`` by how many they list
 ``state``       the epoch, runs of Redis servers, the proxies that live
 ==============  ============================================================================
 
@@ -67,8 +68,12 @@ class Keys:
 
     @property
     def responses(self) -> str:
-        """All stored responses."""
+        """How many stored responses tenants have."""
         return f"{self.prefix}:responses"
+
+    def responses_of(self, tenant: str) -> str:
+        """A tenant's stored responses."""
+        return f"{self.prefix}:q:{_digest('responses', tenant)}"
 
     def response(self, tenant: str, response_id: str) -> str:
         """A stored response."""

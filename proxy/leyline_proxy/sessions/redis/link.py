@@ -14,7 +14,7 @@ from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as ConnectionFailed
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 
 from .scripts import Script
 
@@ -31,8 +31,16 @@ _SPARE_S = 0.25
 """Beyond the limits of the sockets; for name look-ups and whatever else has none."""
 
 
+_FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError)
+"""What a client raises; a cluster that can't be reached is no error of Redis to it."""
+
+
 class StoreGoneError(Exception):
     """Redis can't be asked now."""
+
+
+class StoreRefusedError(StoreGoneError):
+    """Redis is there, and refused this one command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,7 @@ class RedisLink:
 
         Raises:
             StoreGoneError: the circuit is open, or the command failed, which opens it.
+            StoreRefusedError: it was refused, which says nothing of others.
         """
         if self.problem is not None and not probe:
             raise StoreGoneError
@@ -82,7 +91,11 @@ class RedisLink:
         try:
             async with asyncio.timeout(limit), self._slots:
                 return await command(self._client)
-        except (RedisError, OSError, TimeoutError) as error:
+        except _FAILURES as error:
+            # A plain refusal of one command says nothing of the next.
+            if type(error) is ResponseError:
+                log.warning("session_store_refused", error=type(error).__name__)
+                raise StoreRefusedError from None
             self._failed(error)
             raise StoreGoneError from None
 
@@ -134,14 +147,10 @@ class RedisLink:
         """Close all connections."""
         try:
             await self._client.aclose()
-        except (RedisError, OSError):
+        except _FAILURES:
             return
 
     def _failed(self, error: BaseException) -> None:
-        # A plain refusal of one command says nothing of the next.
-        if type(error) is ResponseError:
-            log.warning("session_store_refused", error=type(error).__name__)
-            return
         if self.problem in (None, _UNASKED):
             log.warning("session_store_gone", error=type(error).__name__)
         kind = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__

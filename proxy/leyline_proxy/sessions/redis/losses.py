@@ -53,8 +53,12 @@ class Losses:
             places = dict([*known.places.items(), *places.items()][-MAX_PLACES:])
         self._found[tenant, session] = Loss(tenant, session, key, turns, places)
         if len(self._found) > self._limit:
-            self.all = True
-            self._found.clear()
+            self.too_many()
+
+    def too_many(self) -> None:
+        """They can't be remembered, or told, one by one."""
+        self.all = True
+        self._found.clear()
 
     def oldest(self) -> Loss | None:
         """The one to tell next."""

@@ -25,7 +25,7 @@ class RedisResponseStore:
         link: of the session store, which looks after it.
         seal: must hide what it closes.
         max_bytes: of one stored response; a longer one isn't kept.
-        max_responses: beyond it those go that were used longest ago.
+        max_responses: beyond it whichever tenant has the most loses what it used longest ago.
 
     Raises:
         ValueError: there is no key.
@@ -61,10 +61,9 @@ class RedisResponseStore:
         entry, ttl_ms = self._keys.response(tenant, response_id), round(self._ttl_s * 1000)
         with suppress(StoreGoneError):
             *_, count = await self._link.together(
-                lambda pipe: (pipe.set(entry, data, px=ttl_ms), *self._noted(pipe, entry))
+                lambda pipe: (pipe.set(entry, data, px=ttl_ms), *self._noted(pipe, tenant, entry))
             )
-            if count > self._max_responses:
-                await self._evict(count - self._max_responses)
+            await self._bound(self._keys.responses_of(tenant), count)
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         entry, ttl_ms = self._keys.response(tenant, response_id), round(self._ttl_s * 1000)
@@ -78,35 +77,78 @@ class RedisResponseStore:
         if packed is None:
             return None
         with suppress(StoreGoneError):
-            await self._link.together(lambda pipe: self._noted(pipe, entry))
+            await self._link.together(lambda pipe: self._noted(pipe, tenant, entry))
         try:
             return decode(zstandard.ZstdDecompressor().decompress(packed, _MAX_UNPACKED))
         except zstandard.ZstdError:
             return None
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        entry = self._keys.response(tenant, response_id)
+        entry, listed = self._keys.response(tenant, response_id), self._keys.responses_of(tenant)
         try:
             there, _ = await self._link.together(
-                lambda pipe: (pipe.delete(entry), pipe.zrem(self._keys.responses, entry))
+                lambda pipe: (pipe.delete(entry), pipe.zrem(listed, entry))
             )
         except StoreGoneError:
             return False
         return bool(there)
 
-    def _noted(self, pipe: Any, entry: str) -> tuple[object, ...]:
-        now, listed = self._clock(), self._keys.responses
+    def _noted(self, pipe: Any, tenant: str, entry: str) -> tuple[object, ...]:
+        now, listed = self._clock(), self._keys.responses_of(tenant)
         return (
             pipe.zadd(listed, {entry: now}),
-            pipe.zremrangebyscore(listed, "-inf", now - self._ttl_s),
-            pipe.zcard(listed),
+            pipe.pexpire(listed, round(self._ttl_s * 1000)),
+            *self._counted(pipe, listed),
         )
 
-    async def _evict(self, count: int) -> None:
-        popped = await self._link.call(lambda client: client.zpopmin(self._keys.responses, count))
+    def _counted(self, pipe: Any, listed: str) -> tuple[object, ...]:
+        gone = self._clock() - self._ttl_s
+        return pipe.zremrangebyscore(listed, "-inf", gone), pipe.zcard(listed)
+
+    async def _bound(self, listed: str, count: int) -> None:
+        """Note how many a tenant has. Where that makes too many, whoever has the most loses some:
+        nobody pushes out another's."""
+        everyone = self._keys.responses
+        _, held = await self._link.together(
+            lambda pipe: (
+                pipe.zadd(everyone, {listed: count}),
+                pipe.zrange(everyone, 0, -1, withscores=True),
+            )
+        )
+        counts = {name: int(number) for name, number in held}
+        while counts and (over := sum(counts.values()) - self._max_responses) > 0:
+            *_, next_most, most = [0, *sorted(counts.values())]
+            who = next(name for name, number in counts.items() if number == most)
+            left = await self._relieve(who, target=max(next_most, most - over), most=most)
+            counts[who] = left
+            if not left:
+                del counts[who]
+
+    async def _relieve(self, listed: str, *, target: int, most: int) -> int:
+        """Have a tenant lose its oldest; how many are left.
+
+        Args:
+            target: how many may stay, but for one less where that is all.
+            most: how many it is thought to have. What ended meanwhile counts for what it loses.
+        """
+        *_, there = await self._link.together(lambda pipe: self._counted(pipe, listed))
+        surplus = min(there, most) - min(target, most - 1)
+        left = there - (await self._pop(listed, surplus) if surplus > 0 else 0)
+        everyone = self._keys.responses
+        await self._link.together(
+            lambda pipe: [
+                pipe.zadd(everyone, {listed: left}) if left else pipe.zrem(everyone, listed)
+            ]
+        )
+        return int(left)
+
+    async def _pop(self, listed: str, count: int) -> int:
+        """Remove a tenant's oldest; how many there were."""
+        popped = await self._link.call(lambda client: client.zpopmin(listed, count))
         await self._link.together(
             lambda pipe: [pipe.delete(entry) for entry, _ in popped], empty=not popped
         )
+        return len(popped)
 
 
 def _owner(tenant: str, response_id: str) -> bytes:

@@ -36,7 +36,7 @@ from . import keys as names
 from .cache import Cached, SessionCache
 from .directory import Directory
 from .keys import Keys
-from .link import RedisLink, StoreGoneError
+from .link import RedisLink, StoreGoneError, StoreRefusedError
 from .losses import Loss, Losses
 from .scripts import LOSE, OPEN_TURN, REPLACE, STATE
 from .sealing import Seal
@@ -221,8 +221,12 @@ class RedisSessionStore:
         try:
             runs = await self._link.look()
             while (loss := self._losses.oldest()) is not None:
-                await self._tell_loss(loss)
-                self._losses.told(loss)
+                try:
+                    await self._tell_loss(loss)
+                except StoreRefusedError:
+                    self._losses.too_many()  # one that can't be told mustn't hold up the others
+                else:
+                    self._losses.told(loss)
             everywhere = self._losses.all
             servers = [part for server in runs.items() for part in server]
             await self._link.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ import msgspec
 
 from ...core.identity import HistoryMatch, shortest_partial
 from ...core.session import Place, Session
-from ..codec import decode_session, encode_session
+from ..codec import UNENCODABLE, decode_session, encode_session
 from ..summary import SessionOverview, overview
 from .keys import CHAIN, DATA, EPOCH, KEY, OVERVIEW, UPDATED, VERSION
 from .sealing import Seal, owner_of
@@ -134,12 +135,15 @@ def fields_of(
     """What is stored of a session.
 
     Args:
-        most: bytes of a session that are stored; of a longer one only the account is.
+        most: bytes of a session that are stored; of a longer one only the account is, as of one
+            that can't be encoded.
     """
     owner = owner_of(session.tenant, session.id)
-    kept = session if seal.hides else session.without_text()
-    data = seal.close(encode_session(kept), owner)
-    if len(data) > most:
+    data = None
+    if seal.hides:
+        with contextlib.suppress(*UNENCODABLE):
+            data = seal.close(encode_session(session), owner)
+    if data is None or len(data) > most:
         data = seal.close(encode_session(session.without_text()), owner)
     return {
         VERSION: version,
