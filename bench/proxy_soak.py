@@ -4,7 +4,8 @@ The proxy runs in a process of its own before an engine in another. Sessions tal
 each turn appends a call and a result; the proxy's policies shorten old results and redact keys; now
 and then a session changes its own history, goes back a few turns, or hangs up in the middle of a
 stream. After some turns a session ends and a new one takes its place, so the store fills up, and
-from then on every session that comes pushes one out.
+from then on every session that comes pushes one out. The memory of
+texts is bounded so that it is full early, too.
 
 Flat means: over the second half of the run, a line through the proxy's resident memory rises by no
 more than ``--tolerance`` of it. A request that isn't answered with 200 fails the run, too.
@@ -46,6 +47,9 @@ TURNS = 16
 STORED = 64
 """Sessions that the store may hold, so that it is full early in the run."""
 
+TEXT_MEMORY_MB = 48
+"""What the proxy may remember of texts; the default would take longer than the run to fill."""
+
 START_S = 120.0
 SAMPLE_S = 2.0
 
@@ -85,7 +89,11 @@ def stack() -> Iterator[tuple[str, int]]:
     command = [str(Path(sys.executable).with_name("leyline")), "serve", "--port", str(port)]
     command += ["--upstream", f"http://127.0.0.1:{engine_port}", "--policy", POLICY]
     command += ["--log-level", "error"]
-    environment = {**os.environ, "LEYLINE_MAX_SESSIONS": str(STORED)}
+    environment = {
+        **os.environ,
+        "LEYLINE_MAX_SESSIONS": str(STORED),
+        "LEYLINE_TEXT_MEMORY_BYTES": str(TEXT_MEMORY_MB << 20),
+    }
     proxy = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     try:
         yield f"http://127.0.0.1:{port}", proxy.pid

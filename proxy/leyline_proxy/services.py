@@ -128,6 +128,7 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         KeyFile(keys, tenants.replace, metrics) if keys is not None else None,
         Gate(settings.max_concurrent, metrics),
         audit,
+        bodies=BodyMemory(settings.text_memory_bytes // 8),
     )
 
 

@@ -7,8 +7,17 @@ from typing import Any
 
 import msgspec
 
+from ..core.chat_answers import (
+    AnswerError,
+    called,
+    count,
+    detail,
+    first_choice,
+    prompt_tokens,
+    reasoning_of,
+    text_or_none,
+)
 from .blocks import INVALID_JSON
-from .errors import AnswerError
 
 SIGNATURE = "unsigned"
 """Of thinking. Nothing is signed here, but clients send back only what has a signature."""
@@ -57,25 +66,6 @@ def message_head(message_id: str, model: object) -> dict[str, Any]:
     return {"id": message_id, "type": "message", "role": "assistant", "model": str(model or "")}
 
 
-def first_choice(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The choice with index 0; a message has no others."""
-    choices = document.get("choices")
-    found = choices if isinstance(choices, list) else ()
-    return next(
-        (each for each in found if isinstance(each, dict) and each.get("index", 0) == 0), None
-    )
-
-
-def reasoning_of(said: Mapping[str, Any]) -> str | None:
-    """What a message or a delta has of the model's thinking, under either name for it."""
-    return text_or_none(said.get("reasoning_content")) or text_or_none(said.get("reasoning"))
-
-
-def text_or_none(value: object) -> str | None:
-    """A text, or None for anything else."""
-    return value if isinstance(value, str) else None
-
-
 def stop_members(
     choice: Mapping[str, Any], stop_sequences: Sequence[str], *, calls: bool, refused: bool
 ) -> dict[str, Any]:
@@ -112,36 +102,26 @@ def map_usage(usage: Mapping[str, Any] | None, account: Mapping[str, Any] | None
         account: the member ``leyline`` of the answer, which does where the engine gave a receipt.
     """
     usage = usage or {}
-    tokens = (account or {}).get("tokens") or {}
-    prompt = _count(usage.get("prompt_tokens")) or _count(tokens.get("prompt"))
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
-    if cached is None:
-        cached = _count(tokens.get("prefix")) + _count(tokens.get("spliced"))
-    cached = min(_count(cached), prompt)
+    prompt, cached = prompt_tokens(usage, account)
     mapped: dict[str, Any] = {
         "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": _count(usage.get("completion_tokens")),
+        "output_tokens": count(usage.get("completion_tokens")),
     }
-    details = usage.get("completion_tokens_details")
-    thought = details.get("reasoning_tokens") if isinstance(details, Mapping) else None
+    thought = detail(usage.get("completion_tokens_details"), "reasoning_tokens")
     if thought is not None:
-        mapped["output_tokens_details"] = {"thinking_tokens": _count(thought)}
+        mapped["output_tokens_details"] = {"thinking_tokens": thought}
     return mapped
 
 
 def _tool_use(call: object, fallback: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not name:
-        raise AnswerError("The engine's answer has a tool call without a name.")
+    call, name, arguments = called(call)
     return {
         "type": "tool_use",
         "id": str(call.get("id") or fallback),
-        "name": str(name),
-        "input": _input(function.get("arguments")),
+        "name": name,
+        "input": _input(arguments),
     }
 
 
@@ -156,7 +136,3 @@ def _input(arguments: object) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {INVALID_JSON: text}
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0

@@ -36,10 +36,6 @@ class FieldError(ValueError):
         self.code = code
 
 
-class AnswerError(ValueError):
-    """An engine's answer that is no message. Says so without quoting it."""
-
-
 def error_type(status: int) -> str:
     """Anthropic's ``error.type`` of an HTTP status."""
     return _TYPES.get(status, "api_error" if status >= _SERVER_FAULT else "invalid_request_error")

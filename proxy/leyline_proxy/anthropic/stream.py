@@ -6,16 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .answer import (
-    SIGNATURE,
-    first_choice,
-    map_usage,
-    message_head,
-    reasoning_of,
-    stop_members,
-    text_or_none,
-)
-from .errors import AnswerError
+from ..core.chat_answers import AnswerError, first_choice, reasoning_of, text_or_none
+from .answer import SIGNATURE, map_usage, message_head, stop_members
 
 Event = dict[str, Any]
 

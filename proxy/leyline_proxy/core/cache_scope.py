@@ -1,8 +1,8 @@
 """Keeping a tenant's KV to itself. Pure.
 
 Engines share the KV of equal prefixes between all requests. Who can time a request, or reads its
-cached tokens, can so find out whether somebody has sent a given text before. A salt in the cache's
-keys, another for each tenant, ends that, at the price of prefixes that are computed once per tenant.
+cached tokens, can so find out whether somebody has sent a given text before. A salt in the keys of
+the cache, another for each tenant, ends that; a prefix is then computed once per tenant.
 """
 
 from __future__ import annotations

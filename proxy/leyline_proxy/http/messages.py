@@ -14,11 +14,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..anthropic.answer import map_answer, map_usage
-from ..anthropic.errors import AnswerError, FieldError, error_document
+from ..anthropic.errors import FieldError, error_document
 from ..anthropic.models import map_models
 from ..anthropic.native import NativeMessages
 from ..anthropic.request import ChatMapping, map_request
 from ..anthropic.stream import Event, MessageEvents
+from ..core.chat_answers import AnswerError
 from ..core.options import FIELD as OPTIONS_FIELD
 from ..errors import BadRequestError, ProxyError, UpstreamRefusalError
 from ..pipeline.request import ChatRequest, decode_body, parse_chat

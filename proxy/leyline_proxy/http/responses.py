@@ -16,13 +16,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..core.chat_answers import AnswerError
 from ..core.identity import OWN_HEADER, session_key
 from ..core.options import FIELD as OPTIONS_FIELD
 from ..errors import BadRequestError, NotFoundError, ProxyError, UpstreamRefusalError
 from ..pipeline.request import ChatRequest, decode_body, model_of, parse_chat
 from ..pipeline.turn import Turn
 from ..responses.answer import Opening, map_answer, map_usage, shown_request
-from ..responses.errors import AnswerError, FieldError
+from ..responses.errors import FieldError
 from ..responses.ids import response_id, with_id
 from ..responses.native import NativeResponses
 from ..responses.request import ChatMapping, input_items, map_request, previous_id, stores

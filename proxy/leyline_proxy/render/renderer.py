@@ -16,11 +16,14 @@ from leyline_engine.contract import ChatDialect, ChatMessage
 from ..core.rendered import MessageSpan, Rendered
 from .continuing import Beginnings
 from .dialects import Dialect, RenderError, dialect_of
-from .fragments import MAX_REMEMBERED_BYTES, Conversation, Entry, FragmentMemory, key_of
+from .fragments import Conversation, Entry, FragmentMemory, key_of
 from .incremental import IncrementalTemplate, Prompt
 from .marks import CharSpan, content_spans, unique_spans
 from .template import ChatTemplate, chat_environment
-from .tokens import PieceTokenizer
+from .tokens import BYTES_PER_CHAR, PieceTokenizer
+
+TEXT_MEMORY_BYTES = 448 << 20
+"""For rendered messages and tokens."""
 
 _FAILURES = (
     jinja2.TemplateError,
@@ -60,7 +63,7 @@ class ChatRenderer:
         special_tokens: ``bos_token``, ``eos_token``… as the template sees them.
         tokenizer_json: the ``tokenizer.json`` document.
         dialect: what the engine does before its template runs; by default the contract's.
-        max_remembered_bytes: bound of the memory for messages, roughly.
+        max_remembered_bytes: bound of all that is remembered of texts, roughly.
     """
 
     def __init__(
@@ -70,16 +73,20 @@ class ChatRenderer:
         tokenizer_json: str,
         *,
         dialect: Dialect | None = None,
-        max_remembered_bytes: int = MAX_REMEMBERED_BYTES,
+        max_remembered_bytes: int = TEXT_MEMORY_BYTES,
     ) -> None:
+        # Tokens take the most; they are what is dear to make.
+        of_messages, of_tokens = max_remembered_bytes // 6, max_remembered_bytes // 3
         self._template = ChatTemplate(chat_template, special_tokens)
         self._dialect = dialect or dialect_of(ChatDialect.LEYLINE, chat_template)
-        self._tokenizer = PieceTokenizer(tokenizer_json)
-        self._memory = FragmentMemory(max_remembered_bytes)
-        self._incremental = IncrementalTemplate(chat_environment(), chat_template, self._memory)
-        self._conversations: Beginnings[ChatMessage, Conversation] = Beginnings(
-            max_remembered_bytes
+        self._tokenizer = PieceTokenizer(
+            tokenizer_json,
+            max_remembered_chars=of_tokens // BYTES_PER_CHAR,
+            max_joined_bytes=of_tokens,
         )
+        self._memory = FragmentMemory(of_messages)
+        self._incremental = IncrementalTemplate(chat_environment(), chat_template, self._memory)
+        self._conversations: Beginnings[ChatMessage, Conversation] = Beginnings(of_messages)
 
     @property
     def remembered_bytes(self) -> int:

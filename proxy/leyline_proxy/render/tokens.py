@@ -32,6 +32,9 @@ MAX_REMEMBERED_CHARS = 64 << 20
 MAX_JOINED_BYTES = 96 << 20
 """Of prompts that others may go on from; the least recently used goes first."""
 
+BYTES_PER_CHAR = 6
+"""What a character of remembered text takes with its tokens and where they begin, roughly."""
+
 _TOKEN_BYTES, _PIECE_BYTES = 8, 192
 
 
@@ -167,7 +170,11 @@ class PieceTokenizer:
     """
 
     def __init__(
-        self, tokenizer_json: str, *, max_remembered_chars: int = MAX_REMEMBERED_CHARS
+        self,
+        tokenizer_json: str,
+        *,
+        max_remembered_chars: int = MAX_REMEMBERED_CHARS,
+        max_joined_bytes: int = MAX_JOINED_BYTES,
     ) -> None:
         self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json)
         self._tokenizer.no_padding()
@@ -182,7 +189,7 @@ class PieceTokenizer:
         self._longest = max(map(len, names), default=0)
         self._pieces: _Remembered[Piece] = _Remembered(max_remembered_chars // 2)
         self._segments: _Remembered[Segment] = _Remembered(max_remembered_chars // 2)
-        self._joined: Beginnings[str, _Point] = Beginnings(MAX_JOINED_BYTES)
+        self._joined: Beginnings[str, _Point] = Beginnings(max_joined_bytes)
 
     @property
     def remembered_chars(self) -> int:

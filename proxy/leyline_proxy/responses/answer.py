@@ -7,8 +7,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from ..core.chat_answers import (
+    AnswerError,
+    called,
+    count,
+    detail,
+    first_choice,
+    prompt_tokens,
+    reasoning_of,
+    text_or_none,
+)
 from .calls import whole_call
-from .errors import AnswerError
 from .ids import output_id, response_id
 from .reasoning import reasoning_item
 from .tools import ToolBook
@@ -173,25 +182,6 @@ def text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def first_choice(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The choice with index 0; a response has no others."""
-    choices = document.get("choices")
-    found = choices if isinstance(choices, list) else ()
-    return next(
-        (each for each in found if isinstance(each, dict) and each.get("index", 0) == 0), None
-    )
-
-
-def reasoning_of(said: Mapping[str, Any]) -> str | None:
-    """What a message or a delta has of the model's reasoning, under either name for it."""
-    return text_or_none(said.get("reasoning_content")) or text_or_none(said.get("reasoning"))
-
-
-def text_or_none(value: object) -> str | None:
-    """A text, or None for anything else."""
-    return value if isinstance(value, str) else None
-
-
 def map_usage(usage: Mapping[str, Any] | None, account: Mapping[str, Any] | None) -> dict[str, Any]:
     """``usage`` as the Responses API counts it.
 
@@ -200,18 +190,14 @@ def map_usage(usage: Mapping[str, Any] | None, account: Mapping[str, Any] | None
         account: the member ``leyline`` of the answer, which does where the engine gave a receipt.
     """
     usage = usage or {}
-    tokens = (account or {}).get("tokens") or {}
-    prompt = _count(usage.get("prompt_tokens")) or _count(tokens.get("prompt"))
-    cached = _detail(usage.get("prompt_tokens_details"), "cached_tokens")
-    if cached is None:
-        cached = _count(tokens.get("prefix")) + _count(tokens.get("spliced"))
-    thought = _detail(usage.get("completion_tokens_details"), "reasoning_tokens")
+    prompt, cached = prompt_tokens(usage, account)
+    thought = detail(usage.get("completion_tokens_details"), "reasoning_tokens")
     if thought is None:
-        thought = _count(usage.get("reasoning_tokens"))
-    output = _count(usage.get("completion_tokens"))
+        thought = count(usage.get("reasoning_tokens"))
+    output = count(usage.get("completion_tokens"))
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": min(cached, prompt), "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": output,
         "output_tokens_details": {"reasoning_tokens": min(thought, output)},
         "total_tokens": prompt + output,
@@ -238,12 +224,8 @@ def _output(
 
 
 def _call(call: object, opening: Opening, index: int) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not name:
-        raise AnswerError("The engine's answer has a tool call without a name.")
-    tool = opening.tools.called(str(name))
-    arguments = function.get("arguments")
+    call, name, arguments = called(call)
+    tool = opening.tools.called(name)
     return whole_call(
         tool,
         opening.item_id(tool.item_type, index),
@@ -251,12 +233,3 @@ def _call(call: object, opening: Opening, index: int) -> dict[str, Any]:
         arguments if isinstance(arguments, str) else "",
         "completed",
     )
-
-
-def _detail(details: object, name: str) -> int | None:
-    value = details.get(name) if isinstance(details, Mapping) else None
-    return None if value is None else _count(value)
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0

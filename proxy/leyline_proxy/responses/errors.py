@@ -19,7 +19,3 @@ class FieldError(ValueError):
         self.param = param
         self.code = code
         self.missing = missing
-
-
-class AnswerError(ValueError):
-    """An engine's answer that is no response. Says so without quoting it."""

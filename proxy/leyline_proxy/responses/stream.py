@@ -6,19 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .answer import (
-    Opening,
-    ending,
-    failed_error,
-    first_choice,
-    map_usage,
-    message_item,
-    reasoning_of,
-    text_or_none,
-    text_part,
-)
+from ..core.chat_answers import AnswerError, first_choice, reasoning_of, text_or_none
+from .answer import Opening, ending, failed_error, map_usage, message_item, text_part
 from .calls import Tool, custom_input, opened_call, whole_call
-from .errors import AnswerError
 from .reasoning import reasoning_item
 
 Event = dict[str, Any]

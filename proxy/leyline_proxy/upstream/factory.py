@@ -67,6 +67,8 @@ def _replica(
         client,
         metrics,
         name=name,
+        # Each engine may have a template and a tokenizer of its own.
+        text_memory_bytes=settings.text_memory_bytes * 7 // 8 // max(1, len(settings.engines())),
         splice=settings.splice,
         interval_s=settings.handshake_interval_s,
         retry_s=settings.handshake_retry_s,

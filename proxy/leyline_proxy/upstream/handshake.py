@@ -14,6 +14,7 @@ import structlog
 from leyline_engine.contract import ACTION_VERSION, CLAIM_ACTION, Capability
 
 from ..errors import ProxyError
+from ..render.renderer import TEXT_MEMORY_BYTES
 from ..telemetry.metrics import Metrics
 from .client import NoCapability, UpstreamClient
 from .proof import Rendering, examine_rendering
@@ -99,6 +100,7 @@ class Handshake:
 
     Args:
         name: the engine's, as a metric label.
+        text_memory_bytes: for texts that were rendered and tokenised before.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Handshake:
         metrics: Metrics,
         *,
         name: str = "engine",
+        text_memory_bytes: int = TEXT_MEMORY_BYTES,
         splice: bool,
         interval_s: float,
         retry_s: float,
@@ -114,6 +117,7 @@ class Handshake:
         self._client = client
         self._metrics = metrics
         self._name = name
+        self._text_memory_bytes = text_memory_bytes
         self._interval_s = interval_s
         self._retry_s = retry_s
         self._wake = asyncio.Event()
@@ -188,7 +192,9 @@ class Handshake:
             return replace(found, capability_problem=answer.why, settled=answer.settled)
         rendering = before.rendering
         if before.capability != answer or rendering.renderer is None:
-            rendering = await examine_rendering(self._client, answer.model)
+            rendering = await examine_rendering(
+                self._client, answer.model, memory_bytes=self._text_memory_bytes
+            )
         return replace(found, capability=answer, capability_problem="", rendering=rendering)
 
     def _publish(self, before: UpstreamStatus) -> None:

@@ -16,6 +16,7 @@ import structlog
 
 from ..core.rendered import Rendered
 from ..render import ChatRenderer, dialect_of
+from ..render.renderer import TEXT_MEMORY_BYTES
 from .client import RendererDocument, UpstreamClient
 
 log = structlog.get_logger("leyline.handshake")
@@ -169,9 +170,14 @@ class Rendering:
         return "local" if self.proven else "engine"
 
 
-async def examine_rendering(client: UpstreamClient, model: str) -> Rendering:
+async def examine_rendering(
+    client: UpstreamClient, model: str, *, memory_bytes: int = TEXT_MEMORY_BYTES
+) -> Rendering:
     """What can be had: a renderer equal to the engine's on every probe that it accepts, else the
     engine's own tokens.
+
+    Args:
+        memory_bytes: for texts that were rendered and tokenised before.
 
     Raises:
         leyline_proxy.errors.ProxyError: the engine can't be reached.
@@ -180,7 +186,7 @@ async def examine_rendering(client: UpstreamClient, model: str) -> Rendering:
     if document is None:
         return Rendering(problem="the engine gives no chat template and tokenizer")
     try:
-        renderer = await anyio.to_thread.run_sync(_load, document)
+        renderer = await anyio.to_thread.run_sync(_load, document, memory_bytes)
     except Exception as error:
         log.warning("renderer_unusable", error=type(error).__name__)
         return Rendering(problem="the engine's chat template or tokenizer can't be loaded")
@@ -203,7 +209,7 @@ async def examine_rendering(client: UpstreamClient, model: str) -> Rendering:
     return Rendering(renderer, proven=not problem, problem=problem)
 
 
-def _load(document: RendererDocument) -> ChatRenderer:
+def _load(document: RendererDocument, memory_bytes: int) -> ChatRenderer:
     dialect = dialect_of(
         document.dialect,
         document.chat_template,
@@ -211,7 +217,11 @@ def _load(document: RendererDocument) -> ChatRenderer:
         defaults=document.template_kwargs,
     )
     return ChatRenderer(
-        document.chat_template, document.special_tokens, document.tokenizer_json, dialect=dialect
+        document.chat_template,
+        document.special_tokens,
+        document.tokenizer_json,
+        dialect=dialect,
+        max_remembered_bytes=memory_bytes,
     )
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from leyline_proxy.anthropic.answer import map_answer, map_usage
-from leyline_proxy.anthropic.errors import AnswerError
 from leyline_proxy.anthropic.request import map_request
 from leyline_proxy.anthropic.stream import MessageEvents
+from leyline_proxy.core.chat_answers import AnswerError
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 USAGE = {

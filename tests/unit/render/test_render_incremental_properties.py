@@ -292,7 +292,7 @@ def test_a_tool_that_looks_like_a_message_is_none() -> None:
 
 def test_the_memory_for_messages_is_bounded() -> None:
     """Beyond the bound the least recently used messages go, and prompts stay right."""
-    renderer, reference = pair(CHAT_TEMPLATE, max_remembered_bytes=20_000)
+    renderer, reference = pair(CHAT_TEMPLATE, max_remembered_bytes=6 * 20_000)
     task = {"role": "user", "content": "task"}
     for number in range(60):
         chat = [task, {"role": "assistant", "content": f"{number} " * 40}]
@@ -303,7 +303,7 @@ def test_the_memory_for_messages_is_bounded() -> None:
 
 def test_threads_share_the_memory() -> None:
     """Several threads render conversations that overlap, with so little room that all forget."""
-    renderer, reference = pair(CHAT_TEMPLATE, max_remembered_bytes=30_000)
+    renderer, reference = pair(CHAT_TEMPLATE, max_remembered_bytes=6 * 30_000)
     chat = [{"role": "user", "content": f"message {number} " * 9} for number in range(24)]
 
     def work(start: int) -> int:

@@ -11,7 +11,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 from responses_talks import Talk, answers, chunked, opening, piece, streamed
 
-from leyline_proxy.responses.errors import AnswerError
+from leyline_proxy.core.chat_answers import AnswerError
 from leyline_proxy.responses.stream import ResponseEvents
 
 _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
