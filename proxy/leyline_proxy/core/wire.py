@@ -46,6 +46,15 @@ def split_body(body: bytes) -> dict[str, msgspec.Raw]:
         raise WireError("the body is no JSON object") from error
 
 
+def repeats_members(body: bytes) -> bool:
+    """Whether two members of a JSON object have the same name.
+
+    Raises:
+        WireError: no JSON object.
+    """
+    return sum(1 for _ in _members(body)) != len(split_body(body))
+
+
 def add_members(body: bytes, members: Mapping[str, bytes]) -> bytes:
     """``body`` with encoded members appended before its closing brace, all else as it was.
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..core.native import NativeApi
-from ..core.wire import add_members
+from ..core.wire import add_members, repeats_members
 from ..errors import UpstreamTimeoutError, UpstreamUnreachableError
 from ..pipeline.accounting import account_headers
 from ..pipeline.outgoing import without_reserved
@@ -105,9 +105,11 @@ class ChatExchange(Exchange):
                 raise ReplicaFailedError(error.message, code=error.code) from error
             raise
         finally:
-            if self._pending:
-                await self.services.turns.abandon(turn)
-            await self.services.turns.release(turn)
+            try:
+                if self._pending:
+                    await self.services.turns.abandon(turn)
+            finally:
+                await self.services.turns.release(turn)
 
     def parse(self, tenant: Tenant, raw: bytes) -> ChatRequest:
         """The chat request that a body is, or stands for."""
@@ -160,7 +162,10 @@ class ChatExchange(Exchange):
     def _native(self, turn: Turn) -> NativeApi | None:
         """The API in which the request goes upstream, where that isn't the chat API."""
         api = self.native_api
-        if api is None or not passes_natively(api, turn) or not api.passes(decode_body(self._raw)):
+        if api is None or not passes_natively(api, turn):
+            return None
+        # Of two equal members servers may take either, and this one was judged by the last.
+        if repeats_members(self._raw) or not api.passes(decode_body(self._raw)):
             return None
         return api
 

@@ -188,6 +188,16 @@ def test_a_response_that_is_stored_is_translated_and_kept_here(more: dict[str, A
     assert upstream.taken == []
 
 
+def test_a_request_that_says_two_things_is_translated() -> None:
+    """Which of two equal members an upstream takes isn't known, so it gets neither as it came."""
+    upstream = Upstream()
+    raw = STATELESS[:-1] + b',"previous_response_id":"resp_x","previous_response_id":null}'
+    with before(upstream) as client:
+        got = client.post(RESPONSES, content=raw)
+    assert got.status_code == 200, got.text
+    assert upstream.taken == []
+
+
 def test_an_upstreams_own_error_is_passed_on() -> None:
     """Its status and words reach the client in the shape of the client's API."""
     upstream = Upstream()

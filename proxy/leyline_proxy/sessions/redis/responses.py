@@ -79,6 +79,9 @@ class RedisResponseStore:
         with suppress(StoreGoneError):
             await self._link.together(lambda pipe: self._noted(pipe, tenant, entry))
         try:
+            # A frame that states its size isn't held to the bound by the decompressor.
+            if zstandard.frame_content_size(packed) > _MAX_UNPACKED:
+                return None
             return decode(zstandard.ZstdDecompressor().decompress(packed, _MAX_UNPACKED))
         except zstandard.ZstdError:
             return None
