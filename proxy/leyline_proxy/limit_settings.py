@@ -60,7 +60,7 @@ class LimitSettings(BaseModel):
     stall_timeout_s: Seconds = 120.0
     """A client that takes nothing of a response for so long is cut off."""
 
-    text_memory_bytes: Annotated[int, Field(ge=8 * MIB)] = 512 * MIB
+    text_memory_bytes: Annotated[int, Field(ge=8 * MIB)] = 1024 * MIB
     """What the proxy remembers of texts so as to do nothing twice, roughly: bodies, rendered
     messages, tokens. A turn is dearer where it is too little for the sessions under way."""
     shutdown_delay_s: Annotated[float, Field(ge=0)] = 0.0

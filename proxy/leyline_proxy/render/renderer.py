@@ -22,7 +22,7 @@ from .marks import CharSpan, content_spans, unique_spans
 from .template import ChatTemplate, chat_environment
 from .tokens import BYTES_PER_CHAR, PieceTokenizer
 
-TEXT_MEMORY_BYTES = 448 << 20
+TEXT_MEMORY_BYTES = 896 << 20
 """For rendered messages and tokens."""
 
 _FAILURES = (
