@@ -1,33 +1,46 @@
 #!/usr/bin/env bash
-# Run the tests of both environments at once, one process each: .venv, and tests/sglang in .venv-sglang.
+# Run all tests on two lanes at once, which take about as long as each other:
+#   here        .venv: everything but the other lane's
+#   beside it   .venv-sglang: tests/sglang, and then .venv: tests/e2e and tests/clients
 #   $1            pytest marker expression
-#   PYTEST_ARGS   what else to give pytest; a selection may match nothing in one of the two
+#   PYTEST_ARGS   what else to give pytest; a selection may match nothing in one of them
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=deploy/lib.sh
 source deploy/lib.sh
 
-# Tiny models run fastest on one thread, and the two processes don't fight over cores.
+# Tiny models run fastest on one thread, and the two lanes don't fight over cores.
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 NOTHING_SELECTED=5
 
 args=(-m "$1")
 eval "args+=(${PYTEST_ARGS-})" # words and quotes as on a command line
 
-output=$(mktemp)
-trap 'kill "$sglang" 2>/dev/null || true; rm -f "$output"' EXIT
-.venv-sglang/bin/pytest tests/sglang "${args[@]}" >"$output" 2>&1 &
-sglang=$!
-
-failed=0
 passes() { # status of a pytest run
     [ "$1" -eq 0 ] || { [ "$1" -eq $NOTHING_SELECTED ] && [ -n "${PYTEST_ARGS-}" ]; }
 }
-say "pytest"
-.venv/bin/pytest "${args[@]}" && status=0 || status=$?
-passes "$status" || failed=1
-wait "$sglang" && status=0 || status=$?
-say "pytest with SGLang"
+run() { # a title, and a command
+    local status=0
+    say "$1"
+    "${@:2}" || status=$?
+    passes "$status"
+}
+beside() {
+    local failed=0
+    run "pytest with SGLang" .venv-sglang/bin/pytest tests/sglang "${args[@]}" || failed=1
+    run "pytest, whole stack" .venv/bin/pytest tests/e2e tests/clients "${args[@]}" || failed=1
+    return $failed
+}
+
+output=$(mktemp)
+set -m # a group of its own, so that it can be ended with all that it started
+beside >"$output" 2>&1 &
+lane=$!
+set +m
+trap 'kill -- -"$lane" 2>/dev/null || true; rm -f "$output"' EXIT
+
+failed=0
+run "pytest" .venv/bin/pytest tests --ignore=tests/e2e --ignore=tests/clients "${args[@]}" || failed=1
+wait "$lane" || failed=1
 cat "$output"
-passes "$status" || failed=1
 exit $failed
