@@ -4,7 +4,6 @@ restarted. The engine is asked what it holds, not the proxy.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from starlette.applications import Starlette
+from support.agent_history import agent_history
 from support.engine_http import check_clean
 from support.engine_memory import held, holds_text, learn_words
 from support.stack import embedded_stack, serving
@@ -55,26 +55,7 @@ def knows(app: Starlette, session: str) -> bool:
 
 def history(count: int, task: str) -> Conversation:
     """An agent's history; the first tool result holds the secret."""
-    messages: Conversation = [
-        {"role": "system", "content": "You are an agent that looks into folders. " * 3},
-        {"role": "user", "content": task},
-    ]
-    for turn in range(count):
-        lines = " ".join(f"line {turn}.{number} of the listing" for number in range(8))
-        function = {"name": "shell", "arguments": json.dumps({"command": f"ls {turn}"})}
-        messages += [
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [{"id": f"c{turn}", "type": "function", "function": function}],
-            },
-            {
-                "role": "tool",
-                "tool_call_id": f"c{turn}",
-                "content": f"{lines}\n{SECRET}\n{lines}" if turn == 0 else lines,
-            },
-        ]
-    return messages
+    return agent_history(count, task, secret=SECRET)
 
 
 def body(client: httpx.Client, messages: Conversation, **members: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from starlette.applications import Starlette
+from support.agent_history import agent_history
 from support.engine_http import check_clean
 from support.engine_memory import holds_text, learn_words
 from support.stack import serving
@@ -132,20 +132,7 @@ def session_of(name: str, tag: str) -> str:
 
 def history(count: int, task: str) -> list[dict[str, Any]]:
     """An agent's history; the first tool result holds the secret."""
-    messages: list[dict[str, Any]] = [
-        {"role": "system", "content": "You are an agent that looks into folders. " * 3},
-        {"role": "user", "content": task},
-    ]
-    for turn in range(count):
-        lines = " ".join(f"line {turn}.{number} of the listing" for number in range(8))
-        function = {"name": "shell", "arguments": json.dumps({"command": f"ls {turn}"})}
-        call = {"id": f"c{turn}", "type": "function", "function": function}
-        result = f"{lines}\n{SECRET}\n{lines}" if turn == 0 else lines
-        messages += [
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": f"c{turn}", "content": result},
-        ]
-    return messages
+    return agent_history(count, task, secret=SECRET)
 
 
 def test_sessions_are_spread_and_each_stays_where_its_kv_is(both: Fleet) -> None:

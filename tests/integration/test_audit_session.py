@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.agent_history import agent_history
 from support.stack import embedded_stack
 from typer.testing import CliRunner
 
@@ -26,20 +27,7 @@ ENGINE = {"device": "cpu", "pool_tokens": 32_768}
 
 def history(count: int, task: str, *, secret: int = -1) -> list[dict[str, Any]]:
     """An agent's history; one tool result may hold the secret."""
-    messages: list[dict[str, Any]] = [
-        {"role": "system", "content": "You are an agent that looks into folders. " * 3},
-        {"role": "user", "content": task},
-    ]
-    for turn in range(count):
-        lines = " ".join(f"line {turn}.{number} of the listing" for number in range(8))
-        function = {"name": "shell", "arguments": json.dumps({"command": f"ls {turn}"})}
-        call = {"id": f"c{turn}", "type": "function", "function": function}
-        text = f"{lines}\n{SECRET}\n{lines}" if turn == secret else lines
-        messages += [
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": f"c{turn}", "content": text},
-        ]
-    return messages
+    return agent_history(count, task, secret=SECRET, secret_at=secret)
 
 
 @contextmanager

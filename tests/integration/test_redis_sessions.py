@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -14,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 from starlette.applications import Starlette
+from support.agent_history import agent_history
 from support.engine_http import check_clean
+from support.engine_memory import holds_text, learn_words
 from support.redis_server import RedisServer, redis_server
 from support.stack import serving
-from tokenizers import Tokenizer
 
-from leyline_engine.contract import RENDERER_PATH
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine
@@ -29,8 +28,6 @@ SECRET = "a secret of sixteen characters or more"
 WORD = "key=7391"
 REDACT = r"redact:pattern='key=\d+',replacement='[gone]'"
 TRUNCATE = "truncate_older_than:n=2,max_chars=60"
-EXACT_KEYS = 1 << 24
-"""Radix keys from here on are private to a lineage."""
 PATIENCE_S = 20.0
 
 Conversation = list[dict[str, Any]]
@@ -41,8 +38,7 @@ def running_engine(**options: Any) -> Iterator[tuple[Starlette, str]]:
     """An engine that outlives proxies: the application and its origin."""
     app = create_embedded_engine("replay", {"device": "cpu", "pool_tokens": 65_536, **options})
     with serving(app) as origin:
-        document = httpx.get(f"{origin}{RENDERER_PATH}").json()["tokenizer_json"]
-        app.state.words = Tokenizer.from_str(document)
+        learn_words(app, origin)
         yield app, origin
     check_clean(app)
 
@@ -74,20 +70,7 @@ def proxy(origin: str, server: RedisServer, **settings: Any) -> Iterator[httpx.C
 
 def history(count: int, task: str) -> Conversation:
     """An agent's history; the first tool result holds a word that is to be forgotten."""
-    messages: Conversation = [
-        {"role": "system", "content": "You are an agent that looks into folders. " * 3},
-        {"role": "user", "content": task},
-    ]
-    for turn in range(count):
-        lines = " ".join(f"line {turn}.{number} of the listing" for number in range(16))
-        function = {"name": "shell", "arguments": json.dumps({"command": f"ls {turn}"})}
-        call = {"id": f"c{turn}", "type": "function", "function": function}
-        content = f"{lines}\n{WORD}\n{lines}" if turn == 0 else lines
-        messages += [
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": f"c{turn}", "content": content},
-        ]
-    return messages
+    return agent_history(count, task, secret=WORD, lines=16)
 
 
 def ask(
@@ -132,19 +115,12 @@ def until(client: httpx.Client, *, up: bool) -> None:
 
 def knows(app: Starlette, session: str) -> bool:
     """Whether the engine holds the word for a session."""
-    engine, owner = app.state.service._engine, ("default", session)
+    engine = app.state.service._engine
     deadline = time.monotonic() + PATIENCE_S
     while engine.stats().in_flight:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    for node in engine.cache.tree.nodes():
-        run, keys = node, []
-        while owner in node.owners and run is not None:
-            keys = [*run.keys, *keys]
-            run = run.parent
-        if WORD in app.state.words.decode([key % EXACT_KEYS for key in keys]):
-            return True
-    return False
+    return holds_text(app, session, WORD)
 
 
 @pytest.mark.parametrize("session", ["named", None])

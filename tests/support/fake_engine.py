@@ -17,7 +17,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from leyline_engine.contract import Capability, Receipt, TokenCounts, TurnRecord
+from leyline_engine.contract import Capability, ForgetCounts, Receipt, TokenCounts, TurnRecord
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
@@ -199,6 +199,12 @@ async def _json(send: Send, document: Any, status: int = 200) -> None:
     await send({"type": "http.response.start", "status": status, "headers": headers})
     body = json.dumps(document).encode()
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def forgotten(message_id: str) -> Receipt:
+    """The receipt of a turn whose forget was met."""
+    tokens = TokenCounts(prompt=1, prefilled=1)
+    return Receipt(message_id=message_id, tokens=tokens, forgot=ForgetCounts(3, 0, 0))
 
 
 @asynccontextmanager

@@ -6,13 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.chat_answers import AnswerError, first_choice, reasoning_of, text_or_none
+from ..core.chat_answers import AnswerError, StreamedAnswer, reasoning_of, text_or_none
 from .answer import SIGNATURE, map_usage, message_head, stop_members
 
 Event = dict[str, Any]
-
-_EXTRA = ("context_management", "leyline")
-"""Members of a chunk that the last ``message_delta`` has as well."""
 
 _NO_TOKENS = {
     "input_tokens": 0,
@@ -58,9 +55,7 @@ class MessageEvents:
         self._call: _Call | None = None
         self._called: list[object] = []
         self._refused = False
-        self._finish: Mapping[str, Any] | None = None
-        self._usage: Mapping[str, Any] | None = None
-        self._extra: dict[str, Any] = {}
+        self._answer = StreamedAnswer()
 
     def feed(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         """The events that a chunk adds.
@@ -72,17 +67,9 @@ class MessageEvents:
             self.started = True
             yield self._start(chunk.get("model"))
             yield {"type": "ping"}
-        if isinstance(chunk.get("usage"), Mapping):
-            self._usage = chunk["usage"]
-        self._extra |= {name: chunk[name] for name in _EXTRA if name in chunk}
-        choice = first_choice(chunk)
-        if choice is None:
-            return
-        delta = choice.get("delta")
-        if isinstance(delta, Mapping):
+        delta = self._answer.read(chunk)
+        if delta is not None:
             yield from self._delta(delta)
-        if choice.get("finish_reason"):
-            self._finish = choice
 
     def close(self) -> Iterator[Event]:
         """The events that end the message, once.
@@ -92,15 +79,13 @@ class MessageEvents:
         """
         if self.ended:
             return
-        if self._finish is None:
-            raise AnswerError("The engine ended its stream before its answer was complete.")
+        finish = self._answer.finish
         self.ended = True
         yield from self._close_block()
-        stop = stop_members(
-            self._finish, self._stops, calls=bool(self._called), refused=self._refused
-        )
-        usage = map_usage(self._usage, self._extra.get("leyline"))
-        yield {"type": "message_delta", "delta": stop, "usage": usage, **self._extra}
+        stop = stop_members(finish, self._stops, calls=bool(self._called), refused=self._refused)
+        extra = self._answer.extra
+        usage = map_usage(self._answer.usage, extra.get("leyline"))
+        yield {"type": "message_delta", "delta": stop, "usage": usage, **extra}
         yield {"type": "message_stop"}
 
     def _start(self, model: object) -> Event:

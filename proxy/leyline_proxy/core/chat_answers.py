@@ -5,9 +5,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+OWN_MEMBERS = ("context_management", "leyline")
+"""Members that the proxy adds to a chat answer, and that answers in other APIs have as well."""
+
 
 class AnswerError(ValueError):
     """An answer of the engine that is no chat completion."""
+
+
+class StreamedAnswer:
+    """What the chunks of a streamed chat completion have told so far."""
+
+    def __init__(self) -> None:
+        self.usage: Mapping[str, Any] | None = None
+        self.extra: dict[str, Any] = {}
+        """The proxy's own members."""
+        self._finish: Mapping[str, Any] | None = None
+
+    def read(self, chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Take a chunk in; what it adds to the answer, if anything."""
+        if isinstance(chunk.get("usage"), Mapping):
+            self.usage = chunk["usage"]
+        self.extra |= {name: chunk[name] for name in OWN_MEMBERS if name in chunk}
+        choice = first_choice(chunk)
+        if choice is None:
+            return None
+        if choice.get("finish_reason"):
+            self._finish = choice
+        delta = choice.get("delta")
+        return delta if isinstance(delta, Mapping) else None
+
+    @property
+    def finish(self) -> Mapping[str, Any]:
+        """The choice that says why the answer ended.
+
+        Raises:
+            AnswerError: the engine never said that it had finished.
+        """
+        if self._finish is None:
+            raise AnswerError("The engine ended its stream before its answer was complete.")
+        return self._finish
 
 
 def first_choice(document: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from time import perf_counter
@@ -16,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..core.native import NativeApi
 from ..core.wire import add_members, repeats_members
-from ..errors import UpstreamTimeoutError, UpstreamUnreachableError
+from ..errors import UpstreamUnreachableError
 from ..pipeline.accounting import account_headers
 from ..pipeline.outgoing import without_reserved
 from ..pipeline.request import ChatRequest, decode_body, parse_chat
@@ -30,6 +29,7 @@ from .limits import until_disconnect
 from .native import NativeRelay, passes_natively
 from .refusal import answer_of, refusal_response
 from .relay import TurnRelay
+from .time_limit import within
 
 CHAT_PATH = "/v1/chat/completions"
 
@@ -51,6 +51,8 @@ class ChatExchange(Exchange):
     """The engine may have read the turn, and it isn't settled."""
     native_api: NativeApi | None = None
     """How an upstream that speaks the client's API itself answers; None for the chat API."""
+    _native: NativeApi | None = None
+    """The same, where this attempt's request goes upstream in that API."""
     _raw = b""
     _others = False
     """Another engine is left to try."""
@@ -89,16 +91,12 @@ class ChatExchange(Exchange):
         Raises:
             ReplicaFailedError: it failed before the first byte, and another engine is left.
         """
+        self._native = self._native_for(turn)
         work = self._stream(turn, send) if turn.request.stream else self._fetch(turn)
         limit_s = self.services.settings.total_timeout_s
         self._pending = True
         try:
-            async with asyncio.timeout(limit_s):
-                return await until_disconnect(receive, work)
-        except TimeoutError as error:
-            raise UpstreamTimeoutError(
-                f"The whole answer took longer than {limit_s} s.", code="upstream_total"
-            ) from error
+            return await within(limit_s, until_disconnect(receive, work))
         except UpstreamUnreachableError as error:
             self._pending = self._pending and not isinstance(error.__cause__, _NEVER_SENT)
             if self._others and not self.started:
@@ -151,7 +149,7 @@ class ChatExchange(Exchange):
         if header := self.services.settings.affinity_header:
             own.append((header.encode("latin-1"), turn.identity.session_id.encode()))
         path, headers, body = CHAT_PATH, self.headers_upstream(), turn.body
-        if (api := self._native(turn)) is not None:
+        if (api := self._native) is not None:
             path, headers = api.path, self.request.headers.raw
             body = without_reserved(self._raw)
             own += turn.replica.client.key_headers if not credentials else ()
@@ -159,7 +157,7 @@ class ChatExchange(Exchange):
             "POST", path, headers=headers, content=body, own=own, credentials=credentials
         )
 
-    def _native(self, turn: Turn) -> NativeApi | None:
+    def _native_for(self, turn: Turn) -> NativeApi | None:
         """The API in which the request goes upstream, where that isn't the chat API."""
         api = self.native_api
         if api is None or not passes_natively(api, turn):
@@ -170,10 +168,9 @@ class ChatExchange(Exchange):
         return api
 
     def _relay(self, turn: Turn) -> TurnRelay:
-        api = self._native(turn)
-        if api is None:
+        if self._native is None:
             return self.relay(turn)
-        return NativeRelay(self.services.turns, turn, api, self.failure_event)
+        return NativeRelay(self.services.turns, turn, self._native, self.failure_event)
 
     async def _fetch(self, turn: Turn) -> Response:
         """The whole answer, with the account in its body and headers."""
@@ -183,7 +180,7 @@ class ChatExchange(Exchange):
             return await self._refusal(turn, upstream, body)
         # Before the turn counts: an answer that can't be passed on must leave the session be.
         answer = answer_of(body)
-        api = self._native(turn)
+        api = self._native
         shown = self.shown(body, answer) if api is None else body
         usage = answer.get("usage") if api is None else api.usage(answer)
         usage = usage if isinstance(usage, Mapping) else None

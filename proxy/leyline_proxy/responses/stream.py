@@ -6,15 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.chat_answers import AnswerError, first_choice, reasoning_of, text_or_none
+from ..core.chat_answers import AnswerError, StreamedAnswer, reasoning_of, text_or_none
 from .answer import Opening, ending, failed_error, map_usage, message_item, text_part
 from .calls import Tool, custom_input, opened_call, whole_call
 from .reasoning import reasoning_item
 
 Event = dict[str, Any]
-
-EXTRA = ("context_management", "leyline")
-"""Members of a chunk that the response has as well."""
 
 
 @dataclass(slots=True)
@@ -63,9 +60,7 @@ class ResponseEvents:
         self._output: list[dict[str, Any]] = []
         self._item: _Item | None = None
         self._called: list[object] = []
-        self._finish: Mapping[str, Any] | None = None
-        self._usage: Mapping[str, Any] | None = None
-        self._extra: dict[str, Any] = {}
+        self._answer = StreamedAnswer()
 
     def feed(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         """The events that a chunk adds.
@@ -79,17 +74,9 @@ class ResponseEvents:
             document = {**self._opening.document("in_progress", model=self._model), "usage": None}
             yield self._event("response.created", response=document)
             yield self._event("response.in_progress", response=document)
-        if isinstance(chunk.get("usage"), Mapping):
-            self._usage = chunk["usage"]
-        self._extra |= {name: chunk[name] for name in EXTRA if name in chunk}
-        choice = first_choice(chunk)
-        if choice is None or self.ended:
-            return
-        delta = choice.get("delta")
-        if isinstance(delta, Mapping):
+        delta = self._answer.read(chunk)
+        if delta is not None and not self.ended:
             yield from self._delta(delta)
-        if choice.get("finish_reason"):
-            self._finish = choice
 
     def close(self) -> Iterator[Event]:
         """The events that end the response, once.
@@ -99,17 +86,16 @@ class ResponseEvents:
         """
         if self.ended:
             return
-        if self._finish is None:
-            raise AnswerError("The engine ended its stream before its answer was complete.")
-        status, reason = ending(self._finish)
+        status, reason = ending(self._answer.finish)
         if self._item is None and not self._output:
             yield from self._ensure("message")
             yield from self._ensure_part("output_text")
         yield from self._close_item(status)
         self.ended = True
         document = self._opening.document(status, self._output, model=self._model, reason=reason)
-        usage = map_usage(self._usage, self._extra.get("leyline"))
-        self.response = {**document, "usage": usage, **self._extra}
+        extra = self._answer.extra
+        usage = map_usage(self._answer.usage, extra.get("leyline"))
+        self.response = {**document, "usage": usage, **extra}
         yield self._event(f"response.{status}", response=self.response)
 
     def fail(

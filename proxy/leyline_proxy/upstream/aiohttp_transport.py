@@ -31,11 +31,10 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
 
     def __init__(self, *, max_connections: int) -> None:
         self._places = asyncio.Semaphore(max_connections)
+        self._max_connections = max_connections
+        # Both are made when they are needed: reading certificates takes tens of milliseconds.
         self._session: aiohttp.ClientSession | None = None
-        # Of header values that aiohttp would write otherwise than they came.
-        self._exact = httpx.AsyncHTTPTransport(
-            limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=1)
-        )
+        self._exact: httpx.AsyncHTTPTransport | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request, and return when its response has begun.
@@ -46,12 +45,12 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         """
         headers = _headers(request)
         if headers is None:
-            return await self._exact.handle_async_request(request)
+            return await self._exactly().handle_async_request(request)
         timeouts = request.extensions.get("timeout", {})
         await self._take_place(timeouts.get("pool"), request)
         try:
             with _mapped(request):
-                response = await self._opened().request(
+                response = await self._opened(request.url.scheme == "https").request(
                     request.method,
                     URL(str(request.url), encoded=True),
                     data=await request.aread() or None,
@@ -75,16 +74,29 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         """Close all connections."""
-        await self._exact.aclose()
+        if self._exact is not None:
+            await self._exact.aclose()
         if self._session is not None:
             await self._session.close()
 
-    def _opened(self) -> aiohttp.ClientSession:
-        # Made within the loop that it belongs to.
+    def _exactly(self) -> httpx.AsyncHTTPTransport:
+        """For header values that aiohttp would write otherwise than they came."""
+        if self._exact is None:
+            limits = httpx.Limits(
+                max_connections=self._max_connections, max_keepalive_connections=1
+            )
+            self._exact = httpx.AsyncHTTPTransport(limits=limits)
+        return self._exact
+
+    def _opened(self, secure: bool) -> aiohttp.ClientSession:
+        """The session, made within the loop that it belongs to. All requests are to one server,
+        so the first says whether it takes certificates."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=httpx.create_ssl_context()
+                    limit=0,
+                    keepalive_timeout=_KEEP_ALIVE_S,
+                    ssl=httpx.create_ssl_context() if secure else True,
                 ),
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),

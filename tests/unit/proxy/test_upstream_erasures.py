@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 import httpx
 import msgspec
 import pytest
-from support.fake_engine import CAPABILITY, Answer, FakeEngine, chat_json
+from support.fake_engine import CAPABILITY, Answer, FakeEngine, chat_json, forgotten
 
-from leyline_engine.contract import ForgetCounts, Receipt, TokenCounts
 from leyline_proxy.audit.build import build_auditor
 from leyline_proxy.core.places import after_turn, owed
 from leyline_proxy.core.session import Place, Session
@@ -29,11 +28,6 @@ from leyline_proxy.upstream.pool import ReplicaPool
 from leyline_proxy.upstream.replica import Replica
 
 TENANT = "red"
-
-
-def forgotten(message_id: str) -> Receipt:
-    tokens = TokenCounts(prompt=1, prefilled=1)
-    return Receipt(message_id=message_id, tokens=tokens, forgot=ForgetCounts(3, 0, 0))
 
 
 @dataclass

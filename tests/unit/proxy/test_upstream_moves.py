@@ -11,10 +11,9 @@ from typing import Any
 
 import httpx
 import msgspec
-from support.fake_engine import CAPABILITY, MODEL, Answer, FakeEngine, chat_json
+from support.fake_engine import CAPABILITY, MODEL, Answer, FakeEngine, chat_json, forgotten
 from support.stack import serving
 
-from leyline_engine.contract import ForgetCounts, Receipt, TokenCounts
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.rendezvous import ranked
@@ -24,11 +23,6 @@ REDACT = "redact:pattern='key=[0-9]+',replacement='[gone]'"
 ASKED = [{"role": "user", "content": "key=7391"}]
 ANSWERED = [*ASKED, {"role": "assistant", "content": "Hello."}, {"role": "user", "content": "go"}]
 SESSION = next(f"s{n}" for n in range(99) if ranked(f"s{n}", {"a": 1.0, "b": 1.0})[0] == "a")
-
-
-def forgotten(message_id: str) -> Receipt:
-    tokens = TokenCounts(prompt=1, prefilled=1)
-    return Receipt(message_id=message_id, tokens=tokens, forgot=ForgetCounts(3, 0, 0))
 
 
 @dataclass
