@@ -76,6 +76,14 @@ class SpanLedger:
         while len(self._names) > self._max_sessions:
             self._names.popitem(last=False)
 
+    def span_count(self) -> int:
+        """How many names are noted."""
+        return sum(len(names) for names in self._names.values())
+
+    def lineage_count(self) -> int:
+        """Of how many lineages it is known what they have read."""
+        return len(self._readers)
+
     def knows(self, session: SessionKey, names: Collection[str]) -> bool:
         """Whether readers of all these spans can be told."""
         return self._names.get(session, set()).issuperset(names)

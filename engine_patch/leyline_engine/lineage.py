@@ -104,7 +104,11 @@ def fold_keys(
 
 def exact_length(keys: array[int]) -> int:
     """How many leading keys are plain token ids: KV that depends on visible tokens alone."""
-    return next((index for index, key in enumerate(keys) if key > MAX_TOKEN), len(keys))
+    if not keys:
+        return 0
+    folded = np.frombuffer(keys, dtype=np.int64) > MAX_TOKEN
+    first = int(folded.argmax())
+    return first if folded[first] else len(keys)
 
 
 def first_under(keys: array[int], start: int, lineages: Mapping[int, int]) -> int:

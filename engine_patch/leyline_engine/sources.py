@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from leyline_engine.contract import LineageRun, SpanLabel, sealed_digest
-from leyline_engine.lineage import fold_keys
+from leyline_engine.lineage import first_spliced, fold_keys
 
 SessionKey = tuple[str, str]
 """(tenant scope, session)."""
@@ -30,6 +30,11 @@ class SourceTurn:
         """Radix keys of the turn's tokens."""
         return fold_keys(self.tokens, self.lineage, self.scope)
 
+    @property
+    def exact_length(self) -> int:
+        """Length of the prefix that nothing was spliced into."""
+        return first_spliced(self.lineage, len(self.tokens))
+
 
 class SourceRegistry:
     """Turns by tenant scope and session, least recently used sessions dropped first.
@@ -45,6 +50,8 @@ class SourceRegistry:
         self._max_sessions = max_sessions
         self._max_turns = max_turns
         self._sessions: OrderedDict[SessionKey, OrderedDict[str, SourceTurn]] = OrderedDict()
+        self.token_count = 0
+        """Tokens of all retained turns together."""
 
     def get(self, session: SessionKey, turn: str) -> SourceTurn | None:
         turns = self._sessions.get(session)
@@ -61,12 +68,15 @@ class SourceRegistry:
         """Retain a turn; one that is named again, as by a replayed request, stays as it was."""
         turns = self._sessions.setdefault(session, OrderedDict())
         self._sessions.move_to_end(session)
-        turns.setdefault(source.turn, source)
+        if source.turn not in turns:
+            turns[source.turn] = source
+            self.token_count += len(source.tokens)
         turns.move_to_end(source.turn)
         while len(turns) > self._max_turns:
-            turns.popitem(last=False)
+            self.token_count -= len(turns.popitem(last=False)[1].tokens)
         while len(self._sessions) > self._max_sessions:
-            self._sessions.popitem(last=False)
+            _, gone = self._sessions.popitem(last=False)
+            self.token_count -= sum(len(turn.tokens) for turn in gone.values())
 
     def turns(self, session: SessionKey) -> tuple[SourceTurn, ...]:
         """A session's retained turns, oldest first."""
@@ -79,9 +89,11 @@ class SourceRegistry:
     def drop(self, session: SessionKey, turn: str) -> None:
         """Retain a turn no longer."""
         turns = self._sessions.get(session, OrderedDict())
-        turns.pop(turn, None)
+        gone = turns.pop(turn, None)
+        self.token_count -= len(gone.tokens) if gone is not None else 0
         if not turns:
             self._sessions.pop(session, None)
 
     def clear(self) -> None:
         self._sessions.clear()
+        self.token_count = 0

@@ -13,22 +13,32 @@ from random import Random
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from claim_client import ClaimClient
 from conftest import ModelFolder
 from engine_client import new_message_id, request_body
+from prometheus_client.parser import text_string_to_metric_families
 from sglang_models import SglangModel
 from sglang_server import SglangServer
 
 from leyline_engine.contract import (
+    CAPABILITY_PATH,
     MAX_COMMAND_BYTES,
+    Capability,
     ClaimKind,
     ClaimState,
+    Directive,
     EditPayload,
     GetClaimEvents,
     Outcome,
     ProblemCode,
     Reason,
+    SourceRef,
+    apply_directives,
+    sealed_digest,
+    token_array,
+    token_digest,
 )
 
 SECRET = "a secret of the test"
@@ -287,3 +297,49 @@ def test_without_claims_nothing_is_refused(client: ClaimClient) -> None:
     client.http.post("/flush_cache").raise_for_status()
     assert client.post(short)["output_ids"] == beside
     assert client.post(longest)["output_ids"] == answer
+
+
+def owners(client: ClaimClient) -> dict[str, float]:
+    """Slots of the pool by owner, as SGLang's ``/metrics`` has them."""
+    text = client.http.get("/metrics").raise_for_status().text
+    return {
+        sample.labels["owner"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "leyline_engine_pool_tokens"
+    }
+
+
+def test_sglangs_metrics_tell_of_splice_claim_and_refusal(client: ClaimClient) -> None:
+    """The owners of the pool's slots, sums of what was copied, sizes; within a second or two."""
+    refusals = client.metric("leyline_engine_refusals_total")
+    copied = client.metric("leyline_engine_splice_bytes_total")
+    prompt = text("metrics", 300)
+    tokens = [*prompt, *client.open("m", prompt).output_ids]
+    edit = Directive(100, 120, (5,))
+    edited = [*apply_directives(tokens, (edit,)), 6, 7]
+    digest = sealed_digest(token_digest(token_array(tokens)), SECRET)
+    sources, name = (SourceRef("t1", len(tokens), digest),), new_message_id()
+    payload = EditPayload(session="m", scope="a", turn="t2", sources=sources, directives=(edit,))
+    client.post(client.body(name, edited, payload, decode=2))
+    receipt = client.record(name).receipt
+    assert receipt.outcome is Outcome.SPLICED
+    behind = receipt.lineage[0].start
+    spliced = len(edited) + 1 - behind
+    client.until(lambda: owners(client)["spliced"] == spliced)
+    now = owners(client)
+    # The replacement, too, was computed from nothing but what stands before it.
+    assert now["exact"] == len(tokens) - 1 + behind - edit.start
+    assert sum(now.values()) == client.metric("leyline_engine_pool_capacity_tokens") == POOL
+    assert client.metric("leyline_engine_pool_peak_tokens") >= POOL - now["free"]
+    capability = msgspec.json.decode(client.http.get(CAPABILITY_PATH).content, type=Capability)
+    assert capability.kv is not None
+    copies = client.metric("leyline_engine_splice_bytes_total") - copied
+    assert copies == receipt.tokens.spliced * capability.kv.bytes_per_token > 0
+    assert client.metric("leyline_engine_retained_turns") >= 2
+    client.claim("m", 300)
+    client.until(lambda: owners(client)["claimed"] == 300)
+    assert owners(client)["exact"] == now["exact"] - 300
+    refused = request_body(text("big", POOL - 290), decode=4)
+    assert client.http.post("/generate", json=refused).status_code == 503
+    client.until(lambda: client.metric("leyline_engine_refusals_total") == refusals + 1)

@@ -1,79 +1,197 @@
-"""What a scheduler counts on SGLang's ``/metrics``."""
+"""What a scheduler counts on SGLang's ``/metrics``, and when it looks."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from census_kit import Seen
+from claim_scheduler import ClaimScheduler, opens, text
+from conftest import ModelFolder
 from prometheus_client import CollectorRegistry
+from scheduler_kit import Scheduler, install_server_args, source_of
+from sglang_models import SglangModel
 
-from leyline_engine.contract import ForgetCounts, Outcome, Reason, Receipt, TokenCounts
-from leyline_engine.sglang.metrics import NoMetrics, SchedulerMetrics, open_metrics
-
-SPLICED = Receipt(
-    message_id="m-1",
-    outcome=Outcome.SPLICED,
-    reason=Reason.SPLICED,
-    tokens=TokenCounts(prompt=100, prefix=40, spliced=50, prefilled=10, freed=7),
-    splice_us=2500,
+from leyline_engine.contract import (
+    Directive,
+    EditPayload,
+    SourceRef,
+    apply_directives,
+    token_digest,
 )
+from leyline_engine.energy import (
+    ENERGY_VARIABLE,
+    EnergyAccount,
+    EnergyUnavailableError,
+    open_account,
+)
+from leyline_engine.metrics import NoMetrics, PrometheusMetrics
+from leyline_engine.sglang.metrics import Readings, open_metrics
 
 
-@pytest.fixture
-def registry() -> CollectorRegistry:
-    return CollectorRegistry()
-
-
-def test_a_spliced_request_is_counted(registry: CollectorRegistry) -> None:
-    """Outcome, reason, tokens by origin, and the time that the splice took."""
-    metrics = SchedulerMetrics(registry)
-    metrics.request(SPLICED)
-    metrics.request(SPLICED)
-    labels = {"outcome": "spliced", "reason": "spliced"}
-    assert registry.get_sample_value("leyline_engine_requests_total", labels) == 2
-    for kind, tokens in {"prefix": 40, "spliced": 50, "prefilled": 10, "freed": 7}.items():
-        found = registry.get_sample_value("leyline_engine_tokens_total", {"kind": kind})
-        assert found == 2 * tokens
-    assert registry.get_sample_value("leyline_engine_splice_seconds_count") == 2
-    assert registry.get_sample_value("leyline_engine_splice_seconds_sum") == pytest.approx(0.005)
-
-
-def test_only_splices_are_timed(registry: CollectorRegistry) -> None:
-    """A request without an edit is counted under no reason, and not timed."""
-    metrics = SchedulerMetrics(registry)
-    metrics.request(Receipt(message_id="m-2"))
-    labels = {"outcome": "unedited", "reason": "none"}
-    assert registry.get_sample_value("leyline_engine_requests_total", labels) == 1
-    assert registry.get_sample_value("leyline_engine_splice_seconds_count") == 0
-
-
-def test_a_forget_is_counted_as_it_proceeds(registry: CollectorRegistry) -> None:
-    """Each slot counts once in each state it reaches, in however many steps it gets there."""
-    metrics = SchedulerMetrics(registry)
-    steps = [
-        ForgetCounts(),
-        ForgetCounts(overwritten=5, shared_retained=2, pending=4),
-        ForgetCounts(overwritten=8, shared_retained=2, pending=1),
-        ForgetCounts(overwritten=9, shared_retained=2),
-    ]
-    for before, now in pairwise(steps):
-        metrics.forgot(before, now)
-    for state, slots in {"overwritten": 9, "shared_retained": 2, "pending": 4}.items():
-        found = registry.get_sample_value("leyline_engine_forgotten_slots_total", {"state": state})
-        assert found == slots
-
-
-def test_turns_and_drops(registry: CollectorRegistry) -> None:
-    """The retained turns are a level, dropped receipts a count."""
-    metrics = SchedulerMetrics(registry)
-    metrics.retained(4)
-    metrics.retained(3)
-    metrics.receipt_dropped()
-    assert registry.get_sample_value("leyline_engine_retained_turns") == 3
-    assert registry.get_sample_value("leyline_engine_receipts_dropped_total") == 1
+@pytest.fixture(scope="module", autouse=True)
+def server_args(model_folder: ModelFolder) -> None:
+    """SGLang's configuration, once per process."""
+    install_server_args(Path(model_folder(SglangModel.MLA)))
 
 
 @pytest.mark.parametrize(("enabled", "rank"), [(False, 0), (True, 1)])
 def test_nothing_is_counted_twice_or_unasked(enabled: bool, rank: int) -> None:
     """Without ``--enable-metrics``, and on ranks that repeat rank 0's work, nothing is defined."""
-    assert isinstance(open_metrics(enabled=enabled, attn_tp_rank=rank), NoMetrics)
+    metrics = open_metrics(enabled=enabled, attn_tp_rank=rank)
+    assert isinstance(metrics, NoMetrics)
+    assert not metrics.collects
+
+
+def owners(scheduler: Scheduler) -> dict[str, int]:
+    scheduler.engine.readings.read()
+    assert scheduler.seen.levels is not None
+    return scheduler.seen.levels.by_owner()
+
+
+def edited(tokens: list[int], directive: Directive) -> tuple[list[int], EditPayload]:
+    """The next turn of session ``s``: the last one with an edit."""
+    source = SourceRef("t1", len(tokens), token_digest(tokens))
+    payload = opens("s", "t2", sources=(source,), directives=(directive,))
+    return [*apply_directives(tokens, (directive,)), *text("more", 10)], payload
+
+
+def test_a_splice_shows_what_it_copied_and_where_it_lies() -> None:
+    """Bytes are those of the copied rows; what stands behind the edit is spliced, not exact."""
+    scheduler = Scheduler(1000)
+    req, _ = scheduler.serve(text("a", 200), opens("s"))
+    first = list(source_of(req))
+    assert owners(scheduler) == {
+        "exact": len(first) - 1,
+        "spliced": 0,
+        "claimed": 0,
+        "in_flight": 0,
+        "free": 1001 - len(first),
+    }
+    assert scheduler.seen.remembered.turns == 1
+    assert scheduler.seen.remembered.tokens == len(first)
+    prompt, payload = edited(first, Directive(60, 80, (1, 2)))
+    req, record = scheduler.serve(prompt, payload)
+    assert record is not None
+    spliced = record.receipt.tokens.spliced
+    assert spliced > 100
+    bytes_per_token = sum(buffer[0].nbytes for buffer in scheduler.pool.kv_buffer)
+    assert scheduler.seen.copied_bytes == spliced * bytes_per_token
+    behind = record.receipt.lineage[0].start
+    now = owners(scheduler)
+    assert now["spliced"] == len(source_of(req)) - 1 - behind
+    assert sum(now.values()) == 1000
+    assert scheduler.seen.remembered.lineages == 1
+    scheduler.flush()
+    assert owners(scheduler)["free"] == 1000
+    assert scheduler.seen.remembered.turns == 0
+
+
+def test_a_claim_owns_what_it_holds_and_a_refusal_counts() -> None:
+    """Claimed slots are no longer the tree's; who doesn't fit beside them is counted once."""
+    scheduler = ClaimScheduler(200)
+    scheduler.serve(text("a", 120), opens("s"))
+    before = owners(scheduler)
+    scheduler.claim("s", 100)
+    now = owners(scheduler)
+    assert now["claimed"] == 100
+    assert now["exact"] == before["exact"] - 100
+    scheduler.submit(text("b", 150), opens("other"))
+    scheduler.drain()
+    assert scheduler.seen.refusals == 1
+    scheduler.release()
+    assert owners(scheduler)["claimed"] == 0
+
+
+def test_evictions_count_and_the_peak_stays() -> None:
+    """Tokens that made room, and the fullest that the pool was, whatever was freed since."""
+    scheduler = Scheduler(200)
+    for name in "abc":
+        scheduler.serve(text(name, 90))
+    assert owners(scheduler)["exact"] <= 200
+    assert scheduler.seen.evicted_tokens >= 70
+    scheduler.flush()
+    scheduler.engine.readings.read()
+    assert scheduler.seen.levels is not None
+    assert scheduler.seen.levels.peak >= 180
+    assert scheduler.seen.levels.free == 200
+
+
+class Counting(Seen):
+    """How often levels were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readings = 0
+
+    def registries(self, levels: Any) -> None:
+        self.readings += 1
+
+
+def test_levels_are_read_once_a_second_and_when_the_scheduler_falls_idle() -> None:
+    """Not at each forward; twice at the end, as the last batch may end a step later."""
+    engine, metrics, clock = Scheduler(100).engine, Counting(), [10.0]
+    readings = Readings(
+        metrics,
+        engine.registry,
+        engine.ledger,
+        engine.claims.keeper,
+        census=None,
+        now_s=lambda: clock[0],
+    )
+    batch = SimpleNamespace(reqs=[])
+    for _ in range(50):
+        readings.stepped(batch)
+    assert metrics.readings == 1
+    clock[0] += 1.0
+    readings.stepped(batch)
+    readings.stepped(batch)
+    assert metrics.readings == 2
+    for _ in range(50):
+        readings.stepped(None)
+    assert metrics.readings == 4
+    clock[0] += 1.0
+    readings.stepped(None)
+    assert metrics.readings == 5
+
+
+def test_energy_is_shared_by_what_each_batch_computes() -> None:
+    """Prompts by their chunk, running answers by a token; told once the request has ended."""
+    engine, joules, shares = Scheduler(100).engine, [0.0], []
+
+    class Shares(Seen):
+        def request_energy(self, joules: float) -> None:
+            shares.append(joules)
+
+    metrics = Shares()
+    readings = Readings(
+        metrics,
+        engine.registry,
+        engine.ledger,
+        engine.claims.keeper,
+        census=None,
+        energy=EnergyAccount(SimpleNamespace(joules=lambda: joules[0]), metrics),
+        now_s=lambda: -1.0,
+    )
+    readings.read()
+    prompt, answer = (SimpleNamespace(rid=name, finished=lambda: True) for name in "pa")
+    extend, decode = (SimpleNamespace(is_extend=lambda kind=kind: kind) for kind in (True, False))
+    readings.stepped(
+        SimpleNamespace(reqs=[prompt, answer], extend_lens=[8, 1], forward_mode=extend)
+    )
+    readings.stepped(SimpleNamespace(reqs=[answer], extend_lens=None, forward_mode=decode))
+    joules[0] = 20.0
+    readings.released(prompt)
+    readings.released(answer)
+    readings.read()
+    assert shares == pytest.approx([16.0, 4.0])
+
+
+def test_the_real_nvml_says_that_there_is_no_gpu() -> None:
+    """Who insists on energy is told so at the start; by default the scheduler goes without."""
+    metrics = PrometheusMetrics(CollectorRegistry())
+    assert open_account(metrics, lambda: ["GPU-none"], environment={}) is None
+    with pytest.raises(EnergyUnavailableError, match="NVML"):
+        open_account(metrics, lambda: ["GPU-none"], environment={ENERGY_VARIABLE: "on"})

@@ -8,7 +8,7 @@ no clock. A page is one token's slot.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,11 +81,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a claim's tokens are: the first of ``keys`` that it needs, and all before them."""
+    """A claim's tokens: ``keys`` from ``start`` on and all before, the first ``exact`` plain."""
 
     keys: array[int]
     start: int
     session: SessionKey
+    exact: int
 
     @property
     def end(self) -> int:
@@ -204,7 +205,7 @@ class ClaimKeeper:
 
     def _seek(self, key: ClaimKey, turn: SourceTurn, start: int, end: int) -> None:
         """Look for a claim's tokens, and hold what there is of them."""
-        place = _Place(turn.keys()[:end], start, (turn.scope, turn.session))
+        place = _Place(turn.keys()[:end], start, (turn.scope, turn.session), turn.exact_length)
         path = self.names.name(turn.turn, self._shelf.slots(place.keys))
         support = first_pages(path, start)
         self._places[key] = place
@@ -339,6 +340,10 @@ class ClaimKeeper:
             self._apply(self.book.move(key, turn.turn, start, end))
             if self.book.lives(key):
                 self._seek(key, turn, start, end)
+
+    def holds(self) -> Iterator[tuple[int, tuple[Run, ...]]]:
+        """What each claim holds, and from which position on that is spliced."""
+        return ((place.exact, self.book.held(key)) for key, place in self._places.items())
 
     # ── the cache's side ──────────────────────────────────────────────────────────────────────
 

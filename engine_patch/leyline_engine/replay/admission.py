@@ -238,7 +238,7 @@ class Admitter:
             for copy in plan.copies:
                 target = slots[copy.dest - plan.prefix : copy.dest_end - plan.prefix]
                 origin = sources[copy.source].slots[copy.start : copy.end]
-                self._cache.pool.copy(origin, target, copy.dest)
+                self._cache.copy(origin, target, copy.dest)
             carried = self._rules.carry(request, prefix.lineage, plan)
             lineage = extend_lineage(prefix.lineage, carried)
             return Admission(

@@ -28,8 +28,11 @@ from leyline_engine.contract import (
     TokenCounts,
 )
 from leyline_engine.edits import forgets
+from leyline_engine.energy import EnergyAccount
 from leyline_engine.ledger import SpanKey, SpanLedger
 from leyline_engine.lineage import fold_keys
+from leyline_engine.metrics import EngineMetrics, NoMetrics
+from leyline_engine.occupancy import PoolLevels, RegistryLevels, held_by_claims
 from leyline_engine.plan import Prefill
 from leyline_engine.replay.admission import Admission, Admitter
 from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError, PoolStats
@@ -38,7 +41,7 @@ from leyline_engine.replay.cache.working import WorkingCache
 from leyline_engine.replay.claims import EngineClaims, OpenClaims, RefusedByClaimError
 from leyline_engine.replay.models.loader import LoadedModel
 from leyline_engine.replay.models.rotary_probe import read_model_facts
-from leyline_engine.replay.sequence import Sequence
+from leyline_engine.replay.sequence import Forward, Sequence
 from leyline_engine.sources import SourceRegistry, SourceTurn
 
 __all__ = [
@@ -81,14 +84,20 @@ class ReplayEngine:
         splicing: bool = True,
         secret: str | None = None,
         open_claims: OpenClaims = EngineClaims,
+        metrics: EngineMetrics | None = None,
+        energy: EnergyAccount | None = None,
     ) -> None:
+        self.metrics = metrics or NoMetrics()
+        self._energy = energy
         facts = read_model_facts(model.model)
         self._model = model.model
         self._chunk_tokens = chunk_tokens
         self._layout = facts.layout
         self._device = model.model.device
         pool = KVPool(facts.layout, pool_tokens, facts.rotary, self._device)
-        self.cache = CacheManager(pool, pool_tokens, SourceRegistry(secret=secret), SpanLedger())
+        self.cache = CacheManager(
+            pool, pool_tokens, SourceRegistry(secret=secret), SpanLedger(), self.metrics
+        )
         self.max_context = int(
             min(getattr(model.model.config, "max_position_embeddings", pool_tokens), pool_tokens)
         )
@@ -266,7 +275,7 @@ class ReplayEngine:
             splice_us=(time.perf_counter_ns() - started) // 1000,
         )
         return Sequence(
-            forward=self._forward,
+            forward=self._forward if self._energy is None else self._metered(request, self._energy),
             cache=self.cache,
             working=working,
             prompt=request.tokens,
@@ -278,7 +287,7 @@ class ReplayEngine:
             node=admission.node,
             pending=deque(self._chunks(plan.prefills)),
             computed=plan.prefix,
-            on_end=self._running.discard,
+            on_end=self._ended,
             spans=admission.spans,
             carried=admission.carried,
             admits=admits,
@@ -305,6 +314,31 @@ class ReplayEngine:
             )
         logits: torch.Tensor = output.logits[0, -1].float()
         return logits
+
+    def _metered(self, request: GenerationRequest, energy: EnergyAccount) -> Forward:
+        """Forwards whose tokens are counted for a request."""
+
+        def forward(tokens: list[int], start: int, cache: WorkingCache) -> torch.Tensor:
+            energy.computed(request.request_id, len(tokens))
+            return self._forward(tokens, start, cache)
+
+        return forward
+
+    def _ended(self, sequence: Sequence) -> None:
+        self._running.discard(sequence)
+        if self._energy is not None:
+            self._energy.ended(sequence.receipt.message_id)
+
+    def levels(self) -> PoolLevels:
+        """Slots by owner, as metrics show them; no node is looked at."""
+        return self.cache.levels(held_by_claims(self.claims.keeper.holds()))
+
+    def read_levels(self) -> None:
+        """Tell the metrics how things are now."""
+        self.metrics.pool(self.levels())
+        self.metrics.registries(RegistryLevels.of(self.cache.registry, self.cache.ledger))
+        if self._energy is not None:
+            self._energy.settle()
 
     def stats(self) -> PoolStats:
         """Slots by owner."""

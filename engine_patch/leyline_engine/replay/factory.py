@@ -8,10 +8,14 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import torch
+from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from leyline_engine.claims.limits import Limits
+from leyline_engine.energy import cuda_uuids, open_account
+from leyline_engine.metrics import PrometheusMetrics
 from leyline_engine.replay.claim_desk import ClaimDesk
 from leyline_engine.replay.claims import EngineClaims
 from leyline_engine.replay.engine import ReplayEngine
@@ -116,6 +120,8 @@ def serve_model(
     Raises:
         ModelLoadError: its KV can't be held in a pool.
     """
+    registry = CollectorRegistry()
+    metrics = PrometheusMetrics(registry)
     try:
         engine = ReplayEngine(
             loaded,
@@ -124,13 +130,19 @@ def serve_model(
             splicing=splicing,
             secret=options.hints_secret if options else None,
             open_claims=partial(EngineClaims, limits=claim_limits),
+            metrics=metrics,
+            energy=open_account(metrics, lambda: _gpus(loaded.model.device)),
         )
     except UnsupportedModelError as error:
         raise ModelLoadError(f"{loaded.name} can't be served: {error}") from error
     encoder = PromptEncoder(loaded.tokenizer)
     service = EngineService(engine, encoder.decode, limits=limits, desk=ClaimDesk(engine))
     stops = stop_tokens(loaded.model, loaded.tokenizer)
-    return build_app(service, encoder, stops, options)
+    return build_app(service, encoder, stops, registry, options)
+
+
+def _gpus(device: torch.device) -> list[str]:
+    return cuda_uuids([device.index or 0]) if device.type == "cuda" else []
 
 
 def stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:

@@ -37,6 +37,8 @@ class JobSpec:
     invalid: Reason | None = None
     """Set when the request's hints were malformed; it runs as an ordinary prefill."""
     invalid_detail: str = ""
+    enveloped: bool = False
+    """Whether it brought an envelope, be it a malformed one."""
 
     @property
     def scope(self) -> str:

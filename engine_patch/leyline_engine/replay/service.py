@@ -9,14 +9,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
 import torch
 
 from leyline_engine.contract import (
     ClaimCommand,
     ClaimProblem,
     ClaimReply,
-    Outcome,
     ProblemCode,
     Receipt,
     TurnRecord,
@@ -40,6 +38,7 @@ from leyline_engine.replay.generation import (
     JobSpec,
     TextEvent,
 )
+from leyline_engine.replay.metrics import Filing, Readings
 from leyline_engine.replay.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -97,6 +96,8 @@ class EngineService:
         self.capability = engine.capability
         self.max_context = engine.max_context
         self.records = records or RecordBook()
+        self._filing = Filing(self.records, engine.metrics)
+        self._readings = Readings(engine.read_levels if engine.metrics.collects else None)
         self._engine = engine
         self._decode = decode
         self._desk = desk
@@ -177,11 +178,14 @@ class EngineService:
 
     def _main(self) -> None:
         try:
+            self._readings.fell_idle()
             while self._wait_for_work():
                 self._heed_claims()
                 self._admit_waiting()
                 self._round()
-                self._settle_forgets()
+                # The receipts of earlier forgets learn what has been overwritten since.
+                self._filing.progressed(self._engine.settled_forgets())
+                self._readings.stepped()
         except Exception as error:
             log.exception("the engine failed and serves nothing more")
             with self._wake:
@@ -195,6 +199,7 @@ class EngineService:
         if idle and not self._idle_checked:
             # Outside the lock: a submission needn't wait for it.
             self._engine.check_integrity()
+            self._readings.fell_idle()
             self._idle_checked = True
         with self._wake:
             while not (self._running or self._waiting or self._closing):
@@ -232,7 +237,7 @@ class EngineService:
             return True
 
     def _refuse(self, job: Job, error: RefusedByClaimError) -> None:
-        self.records.put(refused_record(job.spec.request, error))
+        self._filing.refused(job.spec, refused_record(job.spec.request, error))
         job.channel.put(ErrorEvent(error))
 
     def _candidates(self) -> list[Job]:
@@ -279,7 +284,7 @@ class EngineService:
         else:
             running = _Running(job, sequence, Answer(job.spec, self._decode))
             self._running.push(job.spec.scope, running)
-            self._record(running, TurnRecord(receipt=sequence.receipt))
+            self._filing.began(job.spec, TurnRecord(receipt=sequence.receipt))
         return True
 
     def _round(self) -> None:
@@ -303,14 +308,15 @@ class EngineService:
         error = None if desk is None else desk.outgrown(running.job, running.sequence)
         if error is None:
             return False
-        self.records.put(outgrown_record(self._end(running).abort(), error))
+        record = outgrown_record(self._end(running).abort(), error)
+        self._filing.refused(running.job.spec, record, began=True)
         running.job.channel.put(ErrorEvent(error))
         return True
 
     def _step(self, running: _Running) -> bool:
         """Run one step; False when the request can't go on for want of a slot."""
         if running.job.cancelled or running.job.channel.abandoned:
-            record = self._record(running, self._end(running).abort())
+            record = self._filing.ended(running.job.spec, self._end(running).abort())
             running.job.channel.put(
                 FinishEvent(FinishReason.CANCELLED, record, running.answer.sampled)
             )
@@ -324,7 +330,7 @@ class EngineService:
             return False
         except Exception as error:
             log.exception("request %s failed", running.job.spec.request.request_id)
-            self._record(running, self._end(running).abort())
+            self._filing.ended(running.job.spec, self._end(running).abort())
             running.job.channel.put(ErrorEvent(error))
             return True
         if running.answer.finish is not None:
@@ -338,10 +344,10 @@ class EngineService:
     def _finish(self, running: _Running) -> None:
         answer, sequence = running.answer, self._end(running)
         try:
-            record = self._record(running, sequence.finish(answer.last_token))
+            record = self._filing.ended(running.job.spec, sequence.finish(answer.last_token))
         except Exception as error:
             log.exception("request %s failed at its end", running.job.spec.request.request_id)
-            self._record(running, sequence.abort())
+            self._filing.ended(running.job.spec, sequence.abort())
             running.job.channel.put(ErrorEvent(error))
             return
         reason = answer.finish or FinishReason.STOP
@@ -350,25 +356,6 @@ class EngineService:
     def _end(self, running: _Running) -> Sequence:
         self._running.remove(running.job.spec.scope, running)
         return running.sequence
-
-    def _record(self, running: _Running, record: TurnRecord) -> TurnRecord:
-        """File a record, before the reader learns of what it records."""
-        spec = running.job.spec
-        if spec.invalid is not None:
-            receipt = msgspec.structs.replace(
-                record.receipt,
-                outcome=Outcome.REPREFILLED,
-                reason=spec.invalid,
-                detail=spec.invalid_detail,
-            )
-            record = msgspec.structs.replace(record, receipt=receipt)
-        self.records.put(record)
-        return record
-
-    def _settle_forgets(self) -> None:
-        """Tell the receipts of earlier forgets what has been overwritten since."""
-        for message_id, counts in self._engine.settled_forgets().items():
-            self.records.update_forgot(message_id, counts)
 
     def _abandon_all(self) -> None:
         """End whatever is left, so that no reader waits for ever."""

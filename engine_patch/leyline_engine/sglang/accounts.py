@@ -21,11 +21,11 @@ from leyline_engine.contract import (
     token_digest,
 )
 from leyline_engine.ledger import SpanLedger
+from leyline_engine.metrics import EngineMetrics
 from leyline_engine.plan import Plan
 from leyline_engine.rules import CheckedRequest, Verdict, judge
 from leyline_engine.sglang.channel import Sender
 from leyline_engine.sglang.containment import contained
-from leyline_engine.sglang.metrics import Metrics
 from leyline_engine.sglang.splicer import as_admitted
 from leyline_engine.sglang.turn import Turn
 from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
@@ -44,7 +44,7 @@ class Accounts:
     """
 
     def __init__(
-        self, registry: SourceRegistry, ledger: SpanLedger, sender: Sender, metrics: Metrics
+        self, registry: SourceRegistry, ledger: SpanLedger, sender: Sender, metrics: EngineMetrics
     ) -> None:
         self._registry = registry
         self._ledger = ledger
@@ -107,7 +107,6 @@ class Accounts:
                 receipt = msgspec.structs.replace(receipt, turn="")
         with contained("filing a receipt"):
             self._metrics.request(receipt)
-            self._metrics.retained(self._registry.count())
             self._sender.send(TurnRecord(receipt=receipt, finished=True, output_ids=tuple(output)))
         return source
 
@@ -137,10 +136,6 @@ class Accounts:
         """A forget whose receipt is out has come further."""
         self._sender.update_forgot(ticket, counts)
         self.forgot(ticket, counts)
-
-    def flushed(self) -> None:
-        """No turn is retained any more."""
-        self._metrics.retained(0)
 
 
 def _receipt(turn: Turn, checked: CheckedRequest, plan: Plan, counts: TokenCounts) -> Receipt:

@@ -22,17 +22,20 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResul
 from leyline_engine.claims.limits import Limits
 from leyline_engine.contract import Capability, ClaimRefusal, LineageRun, Reason
 from leyline_engine.edits import EditRefusedError, forgets
+from leyline_engine.energy import EnergyAccount
 from leyline_engine.ledger import SpanKey, SpanLedger
 from leyline_engine.lineage import derive_lineage, fold_keys, runs_before
+from leyline_engine.metrics import EngineMetrics
 from leyline_engine.plan import Plan, plan_turn
 from leyline_engine.rules import CheckedRequest, Rules
 from leyline_engine.sglang.accounts import Accounts
+from leyline_engine.sglang.census import open_census
 from leyline_engine.sglang.channel import Sender
 from leyline_engine.sglang.claims import NO_ADMIT, ClaimDesk
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.forgetting import Forgetter
 from leyline_engine.sglang.hints import take_hints
-from leyline_engine.sglang.metrics import Metrics
+from leyline_engine.sglang.metrics import Readings
 from leyline_engine.sglang.pool import SplicePool
 from leyline_engine.sglang.publications import Publication, Publications, Space
 from leyline_engine.sglang.radix import LeylineRadixCache
@@ -59,6 +62,7 @@ class SchedulerEngine:
         min_copy: copies shorter than this, in tokens, are prefilled.
         agree: whether all tensor-parallel ranks succeeded; each says whether it did.
         limits: how much may be claimed.
+        energy: shares of requests, where energy is counted.
     """
 
     def __init__(
@@ -67,14 +71,16 @@ class SchedulerEngine:
         pool: SplicePool | None,
         capability: Capability,
         sender: Sender,
-        metrics: Metrics,
+        metrics: EngineMetrics,
         *,
         secret: str | None,
         min_copy: int,
         agree: Callable[[bool], bool] = bool,
         limits: Limits | None = None,
+        energy: EnergyAccount | None = None,
     ) -> None:
         self.cache = cache
+        self._metrics = metrics
         self.capability = capability
         self.registry = SourceRegistry(secret=secret)
         self.ledger = SpanLedger()
@@ -87,7 +93,13 @@ class SchedulerEngine:
             None
             if pool is None
             else Splicer(
-                cache, pool, self._rules, min_copy=min_copy, entered=self._enter, agree=agree
+                cache,
+                pool,
+                self._rules,
+                min_copy=min_copy,
+                entered=self._enter,
+                agree=agree,
+                copied=metrics.copied,
             )
         )
         self.claims = ClaimDesk(
@@ -99,7 +111,16 @@ class SchedulerEngine:
         )
         # Its request holds a turn; SGLang may refuse a request and tell nobody.
         self._turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
-        cache.attach(self, pool, self.claims.shelf)
+        census = open_census(cache) if metrics.collects else None
+        self.readings = Readings(
+            metrics,
+            self.registry,
+            self.ledger,
+            self.claims.keeper,
+            census=census,
+            energy=energy,
+        )
+        cache.attach(self, pool, self.claims.shelf, census)
         self._accounts.announce(capability)
 
     # Requests come and go.
@@ -137,8 +158,10 @@ class SchedulerEngine:
                 # What is in the way may be what it forgets, and no claim keeps that.
                 self._forget_first(turn)
             refusal = self.claims.refuse(req, turn, cached)
-            if refusal is not None and turn is not None:
-                self._accounts.refused(turn, refusal, began=began)
+            if refusal is not None:
+                self._metrics.refused()
+                if turn is not None:
+                    self._accounts.refused(turn, refusal, began=began)
         return refusal
 
     def refuse_running(self, req: Any) -> ClaimRefusal:
@@ -147,9 +170,14 @@ class SchedulerEngine:
         refusal = self.refuse(req, began=True)
         if refusal is None:
             refusal = self.claims.crowded(req, turn)
+            self._metrics.refused()
             if turn is not None:
                 self._accounts.refused(turn, refusal, began=True)
         return refusal
+
+    def evicted(self, tokens: int) -> None:
+        """See :class:`.radix.Listener`."""
+        self._metrics.evicted(tokens)
 
     def room(self) -> int:
         """Slots that nobody has, or that can be evicted."""
@@ -191,6 +219,7 @@ class SchedulerEngine:
     def released(self, req: Any) -> None:
         """A request gave back its slots and its lock: it ended, or was retracted."""
         turn = self.turn_of(req)
+        self.readings.released(req)
         if isinstance(req, StageRow):
             self._row_released(req)
         elif turn is not None:
@@ -224,7 +253,6 @@ class SchedulerEngine:
         self.registry.clear()
         self.publications.clear()
         self._forgetter.clear()
-        self._accounts.flushed()
 
     # Matching and publishing.
 

@@ -1,131 +1,109 @@
 """Prometheus series of a scheduler, on SGLang's own ``/metrics``.
 
 SGLang collects what all its processes write below ``PROMETHEUS_MULTIPROC_DIR``; series that a
-scheduler defines appear by themselves. Labels take values of the contract's vocabularies only.
+scheduler defines appear by themselves. Levels are read between two forwards, once a second and when
+the scheduler falls idle, never at each forward.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import time
+from collections.abc import Callable
+from typing import Any
 
-from leyline_engine.contract import ForgetCounts, Receipt
+from leyline_engine.claims.keeper import ClaimKeeper
+from leyline_engine.energy import EnergyAccount
+from leyline_engine.ledger import SpanLedger
+from leyline_engine.metrics import EngineMetrics, NoMetrics, PrometheusMetrics
+from leyline_engine.occupancy import RegistryLevels, held_by_claims
+from leyline_engine.sglang.census import Census
+from leyline_engine.sglang.containment import contained
+from leyline_engine.sglang.splicer import StageRow
+from leyline_engine.sources import SourceRegistry
 
-_SPLICE_BUCKETS_S = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-_TOKEN_KINDS = ("prefix", "spliced", "prefilled", "freed")
+EVERY_S = 1.0
 
-
-class Metrics(Protocol):
-    """What a scheduler counts."""
-
-    def request(self, receipt: Receipt) -> None:
-        """A request that carried an envelope; once, when its final receipt is known."""
-
-    def forgot(self, before: ForgetCounts, now: ForgetCounts) -> None:
-        """How far a forget has come since ``before``; all zeros before the first time."""
-
-    def retained(self, turns: int) -> None:
-        """How many turns are retained as sources now."""
-
-    def receipt_dropped(self) -> None:
-        """A message to the HTTP process was dropped."""
+_IDLE_STEPS = 2
+"""With overlap scheduling, the last batch's requests end in the first step without a batch."""
 
 
-class NoMetrics:
-    """Of servers without ``--enable-metrics`` and of ranks that repeat another's numbers."""
-
-    def request(self, receipt: Receipt) -> None:
-        """Nothing is counted."""
-
-    def forgot(self, before: ForgetCounts, now: ForgetCounts) -> None:
-        """Nothing is counted."""
-
-    def retained(self, turns: int) -> None:
-        """Nothing is counted."""
-
-    def receipt_dropped(self) -> None:
-        """Nothing is counted."""
-
-
-class SchedulerMetrics:
-    """The series of one scheduler process."""
-
-    def __init__(self, registry: Any = None) -> None:
-        """
-        Args:
-            registry: a ``CollectorRegistry``; by default the process's own.
-        """
-        # Chooses its storage when it is imported: only after SGLang has set the directory.
-        from prometheus_client import REGISTRY, Counter, Gauge, Histogram
-
-        where = REGISTRY if registry is None else registry
-        self._requests = Counter(
-            "leyline_engine_requests_total",
-            "Requests with an envelope, by what became of their edits and why.",
-            ["outcome", "reason"],
-            registry=where,
-        )
-        self._tokens = Counter(
-            "leyline_engine_tokens_total",
-            "Prompt tokens of requests with an envelope, by where their KV came from; "
-            "freed: slots that edits gave back.",
-            ["kind"],
-            registry=where,
-        )
-        self._splice_seconds = Histogram(
-            "leyline_engine_splice_seconds",
-            "Time that planning, copying and rotating took, of requests that were spliced.",
-            buckets=_SPLICE_BUCKETS_S,
-            registry=where,
-        )
-        self._forgotten = Counter(
-            "leyline_engine_forgotten_slots_total",
-            "Slots that forgets reached. pending: still held by a running request when the forget "
-            "was demanded; counted as overwritten too, once they are.",
-            ["state"],
-            registry=where,
-        )
-        self._retained = Gauge(
-            "leyline_engine_retained_turns",
-            "Turns retained as sources for later edits.",
-            multiprocess_mode="livesum",
-            registry=where,
-        )
-        self._dropped = Counter(
-            "leyline_engine_receipts_dropped_total",
-            "Messages to the HTTP process that were dropped because it didn't take them.",
-            registry=where,
-        )
-
-    def request(self, receipt: Receipt) -> None:
-        """See :class:`Metrics`."""
-        reason = receipt.reason.value if receipt.reason is not None else "none"
-        self._requests.labels(receipt.outcome.value, reason).inc()
-        for kind in _TOKEN_KINDS:
-            self._tokens.labels(kind).inc(getattr(receipt.tokens, kind))
-        if receipt.tokens.spliced:
-            self._splice_seconds.observe(receipt.splice_us / 1e6)
-
-    def forgot(self, before: ForgetCounts, now: ForgetCounts) -> None:
-        """See :class:`Metrics`."""
-        for state in ("overwritten", "shared_retained", "pending"):
-            # "pending" shrinks when slots are overwritten; a counter only grows.
-            grown = max(0, getattr(now, state) - getattr(before, state))
-            self._forgotten.labels(state).inc(grown)
-
-    def retained(self, turns: int) -> None:
-        """See :class:`Metrics`."""
-        self._retained.set(turns)
-
-    def receipt_dropped(self) -> None:
-        """See :class:`Metrics`."""
-        self._dropped.inc()
-
-
-def open_metrics(*, enabled: bool, attn_tp_rank: int) -> Metrics:
+def open_metrics(*, enabled: bool, attn_tp_rank: int) -> EngineMetrics:
     """What a scheduler counts with.
 
     Args:
         enabled: the server's ``--enable-metrics``.
         attn_tp_rank: only rank 0 counts; the others do the same work again.
     """
-    return SchedulerMetrics() if enabled and attn_tp_rank == 0 else NoMetrics()
+    return PrometheusMetrics() if enabled and attn_tp_rank == 0 else NoMetrics()
+
+
+class Readings:
+    """Reads what gauges show.
+
+    Args:
+        census: None where the pool's slots aren't one per token.
+        energy: shares of requests, where energy is counted.
+        now_s: a clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        metrics: EngineMetrics,
+        registry: SourceRegistry,
+        ledger: SpanLedger,
+        keeper: ClaimKeeper,
+        *,
+        census: Census | None,
+        energy: EnergyAccount | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._metrics = metrics
+        self._registry = registry
+        self._ledger = ledger
+        self._keeper = keeper
+        self._census = census
+        self._energy = energy
+        self._now_s = now_s
+        self._due_s = 0.0
+        self._idle = 0
+
+    def stepped(self, batch: Any) -> None:
+        """The scheduler chose its next batch, if any, and took the slots that it needs."""
+        if not self._metrics.collects:
+            return
+        if self._census is not None:
+            self._census.note_peak()
+        if batch is not None and self._energy is not None:
+            with contained("counting tokens for their energy"):
+                self._share(batch, self._energy)
+        self._idle = 0 if batch is not None else self._idle + 1
+        now = self._now_s()
+        if now >= self._due_s or 0 < self._idle <= _IDLE_STEPS:
+            self._due_s = now + EVERY_S
+            with contained("reading levels"):
+                self.read()
+
+    def _share(self, batch: Any, energy: EnergyAccount) -> None:
+        counts = batch.extend_lens if batch.forward_mode.is_extend() else [1] * len(batch.reqs)
+        for req, tokens in zip(batch.reqs, counts, strict=True):
+            energy.computed(_request_of(req), tokens)
+
+    def released(self, req: Any) -> None:
+        """A request gave its slots back."""
+        if self._energy is not None and not isinstance(req, StageRow) and req.finished():
+            self._energy.ended(req.rid)
+
+    def read(self) -> None:
+        """Show how things are now."""
+        if self._census is not None:
+            claimed = held_by_claims(self._keeper.holds())
+            self._metrics.pool(self._census.levels(claimed))
+        self._metrics.registries(RegistryLevels.of(self._registry, self._ledger))
+        if self._energy is not None:
+            self._energy.settle()
+
+
+def _request_of(req: Any) -> str:
+    """A row of the engine's own works for a request."""
+    rid: str = req.leyline.req.rid if isinstance(req, StageRow) else req.rid
+    return rid

@@ -51,6 +51,7 @@ def create_cache(context: Any) -> Any:
     from sglang.srt.mem_cache.registry import create_unified_radix_cache
     from sglang.srt.runtime_context import get_observability, get_parallel
 
+    from leyline_engine.energy import cuda_uuids, open_account
     from leyline_engine.sglang.channel import open_sender
     from leyline_engine.sglang.claims import limits_from
     from leyline_engine.sglang.engine import SchedulerEngine
@@ -80,12 +81,19 @@ def create_cache(context: Any) -> Any:
         min_copy=int(os.environ.get(MIN_COPY_VARIABLE) or _MIN_COPY),
         agree=_agreement(context.params.attn_tp_cache_group or context.params.tp_cache_group),
         limits=limits_from(),
+        energy=open_account(metrics, lambda: cuda_uuids(_gpus(context))),
     )
     if facts.capability.splices:
         log.info("Leyline splices the KV cache of this scheduler")
     else:
         log.warning("Leyline does not splice here: %s", facts.capability.unsupported_reason)
     return cache
+
+
+def _gpus(context: Any) -> range:
+    """The GPUs of this scheduler's ranks on this machine, by torch's numbers."""
+    first, step = int(context.tp_worker.gpu_id), int(context.server_args.gpu_id_step)
+    return range(first, first + int(context.tp_size) * step, step)
 
 
 def _agreement(group: Any) -> Callable[[bool], bool]:
@@ -152,7 +160,10 @@ def _next_batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: A
         refuse_chunked(self, engine)
         if engine.claims.recheck:
             refuse_waiting(self, engine)
-    return original(self, *args, **kwargs)
+    plan = original(self, *args, **kwargs)
+    if engine is not None:
+        engine.readings.stepped(plan.batch_to_run)
+    return plan
 
 
 def _control(original: Callable[..., Any], self: Any, message: Any) -> Any:

@@ -24,9 +24,12 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     MatchResult,
 )
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from leyline_engine.contract import common_prefix
+from leyline_engine.lineage import first_spliced
+from leyline_engine.sglang.census import Census
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.pool import SplicePool
 from leyline_engine.sglang.publications import Publication, Space
@@ -70,6 +73,9 @@ class Listener(Protocol):
     def give_way(self) -> bool:
         """Let go of what waiting requests hold; False where they held nothing."""
 
+    def evicted(self, tokens: int) -> None:
+        """So much went to make room."""
+
 
 @dataclass(slots=True, eq=False)
 class Condemned:
@@ -100,6 +106,7 @@ class LeylineRadixCache(UnifiedRadixCache):
         self._folding: Turn | None = None
         self.shelf: RadixShelf | None = None
         """What claims rank; consulted in evictions."""
+        self._census: Census | None = None
         super().__init__(params)
 
     # What SGLang calls.
@@ -126,9 +133,13 @@ class LeylineRadixCache(UnifiedRadixCache):
             self.leyline.checkpointed(req)
 
     def insert(self, params: InsertParams) -> Any:
-        if self._folding is not None:
-            params = replace(params, key=folded(params.key, self._folding))
-        return super().insert(params)
+        turn = self._folding
+        if turn is not None:
+            params = replace(params, key=folded(params.key, turn))
+        result = super().insert(params)
+        if turn is not None and turn.lineage:
+            self._published(params.value, turn, result.prefix_len)
+        return result
 
     def evict(self, params: EvictParams) -> EvictResult:
         return self._evict_also_held(super().evict, params)
@@ -151,7 +162,16 @@ class LeylineRadixCache(UnifiedRadixCache):
         self, evict: Callable[[EvictParams], EvictResult], params: EvictParams
     ) -> EvictResult:
         """Evict what claims rank last, and tell them."""
-        return evict(params) if self.shelf is None else self.shelf.evict(evict, params)
+        result = evict(params) if self.shelf is None else self.shelf.evict(evict, params)
+        if self.leyline is not None and result.num_tokens_evicted:
+            self.leyline.evicted(result.num_tokens_evicted)
+        return result
+
+    def _drain_device_frees(self, device_frees: dict[ComponentType, list[torch.Tensor]]) -> None:
+        if self._census is not None:
+            with contained("counting what is freed"):
+                self._census.freeing(device_frees.get(ComponentType.FULL, []))
+        super()._drain_device_frees(device_frees)
 
     def free_kv_row(self, kv: Any, ranges: list[tuple[int, int]]) -> None:
         if self.leyline is not None and self.leyline.withholds(kv):
@@ -176,13 +196,19 @@ class LeylineRadixCache(UnifiedRadixCache):
             self.leyline.flushing()
         super().reset()
         self.condemned.clear()
+        if self._census is not None:
+            self._census.cleared()
         if self.leyline is not None:
             self.leyline.flushed()
 
     # What Leyline calls.
 
     def attach(
-        self, listener: Listener, pool: SplicePool | None, shelf: RadixShelf | None = None
+        self,
+        listener: Listener,
+        pool: SplicePool | None,
+        shelf: RadixShelf | None = None,
+        census: Census | None = None,
     ) -> None:
         """Report to a listener from now on.
 
@@ -190,8 +216,9 @@ class LeylineRadixCache(UnifiedRadixCache):
             listener: decides on behalf of requests with envelopes.
             pool: the rows behind the tree's slots; None where they can't be touched.
             shelf: what claims rank.
+            census: told which slots the tree has behind a splice.
         """
-        self.leyline, self._pool, self.shelf = listener, pool, shelf
+        self.leyline, self._pool, self.shelf, self._census = listener, pool, shelf, census
 
     def _turn(self, req: Any) -> Turn | None:
         return None if self.leyline is None or req is None else self.leyline.turn_of(req)
@@ -256,16 +283,23 @@ class LeylineRadixCache(UnifiedRadixCache):
         """
         prefix = self.path_device_indices(node)
         length = len(keys) - int(slots.numel())
-        result = super().insert(
-            InsertParams(
-                key=_key(keys, turn.space),
-                value=torch.cat([prefix[:length], slots]),
-                prev_prefix_len=length,
-                inserted_len=length,
-                priority=turn.req.priority or 0,
-            )
+        params = InsertParams(
+            key=_key(keys, turn.space),
+            value=torch.cat([prefix[:length], slots]),
+            prev_prefix_len=length,
+            inserted_len=length,
+            priority=turn.req.priority or 0,
         )
+        result = super().insert(params)
+        self._published(params.value, turn, result.prefix_len)
         return result.last_device_node
+
+    def _published(self, slots: torch.Tensor, turn: Turn, known: int) -> None:
+        """The tree took a path's slots, but for the first ``known``, which it had."""
+        if self._census is not None:
+            with contained("counting what was published"):
+                exact = first_spliced(turn.lineage, len(slots))
+                self._census.published(slots[known:], exact - known)
 
     def unpublish(self, path: Publication, start: int, cause: str = "unpublished") -> Unpublished:
         """Remove what is cached of a path from ``start`` on, leaf by leaf, and overwrite it."""

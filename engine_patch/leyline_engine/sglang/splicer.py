@@ -78,6 +78,7 @@ class Splicer:
         min_copy: copies shorter than this, in tokens, are prefilled: a forward costs more.
         entered: called with a turn that was planned, before its copies can become matchable.
         agree: whether all tensor-parallel ranks succeeded; each says whether it did.
+        copied: told how many bytes of KV a splice has copied.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Splicer:
         min_copy: int,
         entered: Callable[[Turn], None],
         agree: Callable[[bool], bool],
+        copied: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._cache = cache
         self._pool = pool
@@ -96,6 +98,7 @@ class Splicer:
         self._min_copy = min_copy
         self._entered = entered
         self._agree = agree
+        self._copied = copied
 
     def begin(
         self, turn: Turn, checked: CheckedRequest, match: MatchResult, room: Callable[[], int]
@@ -197,6 +200,7 @@ class Splicer:
             failure = error
         if not self._agree(failure is None):
             raise failure or OtherRankError("the splice failed on another rank")
+        self._copied(len(source) * self._pool.tensors.bytes_per_token)
 
     def _hold(self, staging: Staging, node: Any, cursor: int) -> None:
         lock = self._cache.lock(node)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from scheduler_kit import VOCABULARY, Running, Scheduler, source_of
 from sglang.srt.managers.io_struct import AbortReq
-from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, NextBatchPlan, Req
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome
 from sglang.srt.mem_cache.common import release_kv_cache
 
@@ -124,9 +124,10 @@ class ClaimScheduler(Scheduler):
         plugin._queue(append, self, req)
 
     def step(self) -> None:
-        def next_batch(_: object) -> None:
+        def next_batch(_: object) -> NextBatchPlan:
             self._end_chunked()
             super(ClaimScheduler, self).step()
+            return NextBatchPlan(batch_to_run=None, running_batch=None)
 
         plugin._next_batch(next_batch, self)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 import torch
+from census_kit import Seen, check_census
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome, EvictParams
@@ -42,7 +43,6 @@ from leyline_engine.contract import (
 from leyline_engine.rotation import Pairing, Rotary
 from leyline_engine.sglang.adder import LeylinePrefillAdder
 from leyline_engine.sglang.engine import SchedulerEngine
-from leyline_engine.sglang.metrics import NoMetrics
 from leyline_engine.sglang.pool import SplicePool, read_pool
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.splicer import StageRow
@@ -52,6 +52,8 @@ VOCABULARY = 500
 SECRETS = 1000
 """Tokens from here on are secrets, each a text of its own."""
 _LONGEST = 4096
+_CENSUS_EVERY = 8
+"""Forwards between two looks at every slot, which take as long as a few."""
 _HISTORY = 1 << 20
 """Digests of histories stay below this, so that fp32 holds them exactly."""
 CAPABILITY = Capability(
@@ -167,13 +169,14 @@ class Scheduler:
         self.capacity = capacity
         self.chunk = chunk
         self.sender = Ledger()
+        self.seen = Seen()
         rotary = Rotary(_INV_FREQ, Pairing.INTERLEAVED)
         self.engine = SchedulerEngine(
             self.cache,
             SplicePool(read_pool(self.pool, ROTARY), rotary) if splices else None,
             CAPABILITY,
             self.sender,
-            NoMetrics(),
+            self.seen,
             secret=None,
             min_copy=min_copy,
             limits=limits,
@@ -434,6 +437,8 @@ class Scheduler:
             + private
         )
         assert total == self.capacity, f"{total} of {self.capacity} slots accounted for"
+        if self.forwards % _CENSUS_EVERY == 0:
+            check_census(self, self.seen, private)
         for req in own:
             self.check_rows(req)
 

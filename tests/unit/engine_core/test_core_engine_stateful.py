@@ -9,6 +9,7 @@ from core_kit import SCOPE, ids, make_engine, random_tokens, reference, same_log
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.pool_levels import check_levels
 
 from leyline_engine.contract import (
     Directive,
@@ -204,6 +205,7 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         self.engine.check_integrity()
+        check_levels(self.engine)
         for node in self.engine.cache.tree.nodes():
             assert node.locks >= sum(child.locks for child in node.children.values())
             assert not node.detached

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from support.engine_http import wait_for
 
 from leyline_engine.contract import EditPayload, ForgetCounts, Receipt, TurnRecord
+from leyline_engine.metrics import NoMetrics
 from leyline_engine.records import RecordBook
 from leyline_engine.replay.engine import (
     GenerationRequest,
@@ -73,6 +74,7 @@ class FakeEngine:
 
     def __init__(self, room: int = 100) -> None:
         self.capability: Any = None
+        self.metrics = NoMetrics()
         self.max_context = 1000
         self.room = room
         self.running = 0

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 
 from leyline_engine.claims.protection import ClaimKey
 from leyline_engine.ledger import SpanLedger
+from leyline_engine.metrics import NoMetrics
 from leyline_engine.replay.cache.manager import CacheManager, IntegrityError
 from leyline_engine.replay.cache.radix import RadixTree
 from leyline_engine.replay.cache.shelf import TreeShelf
@@ -37,7 +38,7 @@ class Eraser:
 def make_cache(capacity: int = 100) -> CacheManager:
     """A cache over no pool."""
     pool: object = Eraser()
-    return CacheManager(pool, capacity, SourceRegistry(), SpanLedger())  # type: ignore[arg-type]
+    return CacheManager(pool, capacity, SourceRegistry(), SpanLedger(), NoMetrics())  # type: ignore[arg-type]
 
 
 def fill(cache: CacheManager, keys: Prefix) -> None:

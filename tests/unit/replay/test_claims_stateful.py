@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from support.pool_levels import check_levels
 
 from leyline_engine.claims.answers import UnknownClaimError
 from leyline_engine.claims.events import AnyEvent, EventLedger
@@ -204,6 +205,7 @@ class ClaimedEngine(RuleBasedStateMachine):
         """Every slot has one owner; what claims lock is what the book says."""
         self.engine.check_integrity()
         check_claims(self.engine)
+        check_levels(self.engine)
 
     @invariant()
     def promises_are_kept(self) -> None:

@@ -18,6 +18,8 @@ import numpy as np
 from leyline_engine.contract import ForgetCounts
 from leyline_engine.ledger import Carried, SpanKey, SpanLedger
 from leyline_engine.lineage import exact_length, first_under, lineage_bits
+from leyline_engine.metrics import EngineMetrics
+from leyline_engine.occupancy import Cached, PoolLevels
 from leyline_engine.pending import PendingForgets
 from leyline_engine.replay.cache.listener import CacheListener
 from leyline_engine.replay.cache.pool import KVPool, SlotAllocator, Slots
@@ -68,8 +70,14 @@ class CacheManager:
     """Owns every slot that no running request owns."""
 
     def __init__(
-        self, pool: KVPool, capacity: int, registry: SourceRegistry, ledger: SpanLedger
+        self,
+        pool: KVPool,
+        capacity: int,
+        registry: SourceRegistry,
+        ledger: SpanLedger,
+        metrics: EngineMetrics,
     ) -> None:
+        self._metrics = metrics
         self.pool = pool
         self.registry = registry
         self.ledger = ledger
@@ -112,7 +120,9 @@ class CacheManager:
         missing = count - self.free_count
         if 0 < missing <= self.tree.evictable_count():
             gone = self.tree.evict_nodes(max(missing, _EVICTION_BATCH))
-            self._allocator.release(slots_of(gone))
+            freed = slots_of(gone)
+            self._allocator.release(freed)
+            self._metrics.evicted(len(freed))
             self.listener.evicted(request, gone)
         slots = self._allocator.allocate(count)
         if slots is None:
@@ -120,6 +130,11 @@ class CacheManager:
         self.peak_used = max(self.peak_used, self.capacity - self.free_count)
         self.listener.allocated(request, count)
         return slots
+
+    def copy(self, source: Slots, target: Slots, start: int) -> None:
+        """Splice slots' KV into others; see :meth:`KVPool.copy`."""
+        self.pool.copy(source, target, start)
+        self._metrics.copied(len(source) * self.pool.layout.bytes_per_token)
 
     def release(self, slots: Slots) -> None:
         """Take back a running request's own slots."""
@@ -332,6 +347,11 @@ class CacheManager:
         self._allocator.release(self.tree.evict(self.capacity))
         self.listener.flushed()
 
+    def levels(self, claimed: Cached) -> PoolLevels:
+        """Slots by owner, given what claims hold in the tree."""
+        cached = Cached(self.tree.exact, self.tree.spliced)
+        return PoolLevels(self.capacity, self.free_count, cached, claimed, self.peak_used)
+
     def stats(self, in_flight: int) -> PoolStats:
         doomed = sum(len(node.slots) for node in self.tree.doomed()) + len(self._unerased)
         return PoolStats(
@@ -362,6 +382,7 @@ class CacheManager:
         self._check_locks(held)
 
     def _check_nodes(self) -> None:
+        self.tree.check_counts()
         for node in (self.tree.root, *self.tree.nodes()):
             if node.detached:
                 raise IntegrityError("a detached radix node is still in the tree")

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from leyline_engine.contract import common_prefix
+from leyline_engine.lineage import exact_length
 from leyline_engine.replay.cache.pool import Slots
 
 SHARED = None
@@ -90,6 +91,9 @@ class RadixTree:
         self._doomed: set[Node] = set()
         self._tick = 0
         self._serial = 0
+        self.exact = 0
+        """Slots under plain keys; :attr:`spliced` are all others."""
+        self.spliced = 0
 
     def _new_node(self, parent: Node, keys: array[int], slots: Slots) -> Node:
         self._serial += 1
@@ -186,6 +190,7 @@ class RadixTree:
             # From here on nothing can fail: the caller's slots become the tree's.
             child = self._new_node(node, keys[match.length :], slots[match.length :].copy())
             node.children[child.keys[0]] = child
+            self._count(child, 1)
             node = child
         for ancestor in self.path(node):
             if SHARED not in ancestor.owners:
@@ -244,10 +249,27 @@ class RadixTree:
             assert parent is not None  # noqa: S101 - the root is no leaf of this list
             del parent.children[node.keys[0]]
             released.append(node)
+            self._count(node, -1)
             freed += len(node.slots)
             if parent is not self.root and not parent.children and parent.locks == 0:
                 heapq.heappush(leaves, (parent.order, parent.serial, parent))
         return released
+
+    def _count(self, node: Node, sign: int) -> None:
+        """A node came or went; a split changes nothing."""
+        exact = exact_length(node.keys)
+        self.exact += sign * exact
+        self.spliced += sign * (len(node.keys) - exact)
+
+    def check_counts(self) -> None:
+        """Check :attr:`exact` and :attr:`spliced` against the nodes.
+
+        Raises:
+            AssertionError: they are wrong; a bug of this class.
+        """
+        exact = sum(exact_length(node.keys) for node in self.nodes())
+        if (exact, exact + self.spliced) != (self.exact, self.cached_count()):
+            raise AssertionError("the tree holds other tokens than it counted")
 
     def detach(self, node: Node) -> tuple[list[Node], list[Node]]:
         """Make the subtree of ``node`` unmatchable.
@@ -262,6 +284,7 @@ class RadixTree:
         held: list[Node] = []
         for current in subtree(node):
             current.detached = True
+            self._count(current, -1)
             if current.locks:
                 self._doomed.add(current)
                 held.append(current)

@@ -8,10 +8,13 @@ from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -202,6 +205,7 @@ class EngineEndpoints:
             stop_tokens=frozenset() if body.ignore_eos else self._stop_tokens,
             invalid=hints.invalid,
             invalid_detail=hints.detail,
+            enveloped=hints.message_id is not None or hints.invalid is not None,
         )
 
     async def _plain_prompt(self, prompt: str | list[Any]) -> array[int]:
@@ -268,9 +272,13 @@ def build_app(
     service: EngineService,
     encoder: PromptEncoder,
     stop_tokens: frozenset[int],
+    registry: CollectorRegistry,
     options: ServingOptions | None = None,
 ) -> Starlette:
     """The application over a running service.
+
+    Args:
+        registry: what ``/metrics`` shows.
 
     Its lifespan, or ``app.state.shutdown()``, stops the service.
     """
@@ -289,6 +297,7 @@ def build_app(
             Route("/v1/models", guarded(endpoints.models)),
             Route("/tokenize", guarded(endpoints.tokenize), methods=["POST"]),
             Route("/health", endpoints.health),
+            Route("/metrics", guarded(partial(metrics_response, registry))),
             Route(CAPABILITY_PATH, guarded(endpoints.capability)),
             Route(RECEIPT_PATH, guarded(endpoints.receipt)),
             Route(RENDERER_PATH, guarded(endpoints.renderer)),
@@ -300,6 +309,15 @@ def build_app(
     app.state.service = service
     app.state.shutdown = service.close
     return app
+
+
+async def metrics_response(registry: CollectorRegistry, request: Request) -> Response:
+    """``GET /metrics``, as OpenMetrics where ``Accept`` asks for it."""
+    try:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    except ValueError:  # a version that there isn't
+        encode, content_type = choose_encoder("")
+    return Response(encode(registry), headers={"content-type": content_type})
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -1,0 +1,108 @@
+"""What it costs an engine to tell whose its slots are, and how much it remembers.
+
+The marks beside SGLang's pool are measured where SGLang is installed; all else anywhere. Medians of
+CPU time, on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from leyline_engine.claims.events import Run
+from leyline_engine.contract import SpanLabel
+from leyline_engine.ledger import SpanLedger
+from leyline_engine.lineage import TOKEN_BITS
+from leyline_engine.occupancy import RegistryLevels, held_by_claims
+from leyline_engine.replay.cache.radix import RadixTree
+from leyline_engine.sources import SourceRegistry, SourceTurn
+
+REPEATS = 50
+
+
+def milliseconds(what: Callable[[], object], repeats: int = REPEATS) -> float:
+    """Median time of a call."""
+    found = []
+    for _ in range(repeats):
+        began = perf_counter()
+        what()
+        found.append((perf_counter() - began) * 1e3)
+    return round(median(found), 4)
+
+
+def marks(capacity: int) -> float:
+    """The sum over a pool's marks, a third of them set."""
+    flags = torch.zeros(capacity + 1, dtype=torch.uint8)
+    flags[::3] = 1
+    return milliseconds(lambda: int(flags.sum()))
+
+
+def claims(count: int) -> float:
+    """The union of what claims hold, three runs each."""
+    holds = [
+        (500, [Run(f"turn{n % 97}", start, start + 400) for start in (n, n + 700, n + 1500)])
+        for n in range(count)
+    ]
+    return milliseconds(lambda: held_by_claims(holds))
+
+
+def registries() -> float:
+    """Sizes of a full registry and ledger."""
+    registry, ledger = SourceRegistry(), SpanLedger()
+    tokens = array("q", range(64))
+    for number in range(1024):
+        session = ("tenant", f"session{number}")
+        ledger.label(session, [f"span{n}" for n in range(64)])
+        for turn in range(8):
+            spans = (SpanLabel("a", 0, 64),)
+            source = SourceTurn(f"t{turn}", tokens, "", (), *session, spans=spans)
+            registry.retain(session, source)
+    return milliseconds(lambda: RegistryLevels.of(registry, ledger))
+
+
+def tree(nodes: int, length: int = 100) -> tuple[float, float]:
+    """What running counts add to the insertion of a node, and what a walk would cost instead."""
+    grown = RadixTree()
+    for number in range(nodes):
+        fold = (number % 2) << TOKEN_BITS
+        keys = array("q", [number, *(fold | n for n in range(1, length))])
+        grown.insert(keys, np.arange(length) + number * length, None)
+    node = next(grown.nodes())
+    return (
+        milliseconds(lambda: (grown._count(node, 1), grown._count(node, -1))) / 2,
+        milliseconds(grown.check_counts, 5),
+    )
+
+
+def main() -> None:
+    """Measure, print, and write what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    counting, walking = tree(5000)
+    figures = {
+        "sum over marks, 131,072 slots": marks(131_072),
+        "sum over marks, 1,048,576 slots": marks(1 << 20),
+        "what 64 claims hold": claims(64),
+        "what 4,096 claims hold": claims(4096),
+        "8,192 retained turns, 65,536 spans": registries(),
+        "replay: a node's count, 100 tokens": round(counting, 4),
+        "replay: a walk over 5,000 nodes instead": walking,
+    }
+    for name, value in figures.items():
+        print(f"{value:9.4f} ms  {name}")
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

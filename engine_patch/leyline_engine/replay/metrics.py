@@ -1,0 +1,116 @@
+"""What the replay engine's thread files and counts of requests, and when it reads levels."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from leyline_engine.contract import ForgetCounts, Outcome, TurnRecord
+from leyline_engine.metrics import EngineMetrics
+from leyline_engine.records import RecordBook
+from leyline_engine.replay.generation import JobSpec
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+"""Between two readings of an engine that is busy."""
+
+
+class Filing:
+    """Files records, before their readers learn of what they record, and counts them.
+
+    Args:
+        records: by message, for the side channel.
+        metrics: told of each request once, and of its forget as that proceeds.
+    """
+
+    def __init__(self, records: RecordBook, metrics: EngineMetrics) -> None:
+        self.records = records
+        self._metrics = metrics
+        self._forgetting: dict[str, ForgetCounts] = {}
+
+    def began(self, spec: JobSpec, record: TurnRecord) -> None:
+        """A request was admitted."""
+        self._forgot_first(record)
+        self.records.put(_with_fault(spec, record))
+
+    def ended(self, spec: JobSpec, record: TurnRecord) -> TurnRecord:
+        """A request ended; returns its record as filed."""
+        record = _with_fault(spec, record)
+        if spec.enveloped:
+            self._metrics.request(record.receipt)
+        self.records.put(record)
+        return record
+
+    def refused(self, spec: JobSpec, record: TurnRecord, *, began: bool = False) -> None:
+        """A request ended for the sake of claims.
+
+        Args:
+            began: whether it was admitted.
+        """
+        if not began:
+            self._forgot_first(record)
+        self._metrics.refused()
+        self.ended(spec, record)
+
+    def progressed(self, forgets: Mapping[str, ForgetCounts]) -> None:
+        """Forgets, by message, of which more was overwritten since they were filed."""
+        for message_id, counts in forgets.items():
+            self.records.update_forgot(message_id, counts)
+            self._forgot(message_id, counts)
+
+    def _forgot_first(self, record: TurnRecord) -> None:
+        if record.receipt.forgot is not None:
+            self._forgot(record.receipt.message_id, record.receipt.forgot)
+
+    def _forgot(self, message_id: str, counts: ForgetCounts) -> None:
+        self._metrics.forgot(self._forgetting.pop(message_id, ForgetCounts()), counts)
+        if counts.pending:
+            self._forgetting[message_id] = counts
+
+
+def _with_fault(spec: JobSpec, record: TurnRecord) -> TurnRecord:
+    """The record of a request whose hints were malformed says so."""
+    if spec.invalid is None:
+        return record
+    receipt = msgspec.structs.replace(
+        record.receipt,
+        outcome=Outcome.REPREFILLED,
+        reason=spec.invalid,
+        detail=spec.invalid_detail,
+    )
+    return msgspec.structs.replace(record, receipt=receipt)
+
+
+class Readings:
+    """When levels are read: once a second while the engine is busy, and when it falls idle.
+
+    Args:
+        read: reads them; None where nobody wants to know.
+        now_s: a clock that never goes back.
+    """
+
+    def __init__(
+        self, read: Callable[[], None] | None, *, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._read = read
+        self._now_s = now_s
+        self._due_s = 0.0
+
+    def stepped(self) -> None:
+        """The engine has done a round of work."""
+        if self._read is not None and self._now_s() >= self._due_s:
+            self.fell_idle()
+
+    def fell_idle(self) -> None:
+        """There is nothing left to do."""
+        if self._read is None:
+            return
+        self._due_s = self._now_s() + EVERY_S
+        try:
+            self._read()
+        except Exception:
+            log.exception("levels could not be read; requests go on")
