@@ -1,20 +1,20 @@
-"""Building blocks of the boards: queries, panels, variables and the metric selectors they share."""
+"""Building blocks of the boards: queries and panels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, stat
+from grafana_foundation_sdk.builders import table as table_builders
 from grafana_foundation_sdk.builders import timeseries as timeseries_builders
 from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
-BY_TENANT = 'tenant=~"$tenant"'
-BY_MODEL = 'model=~"$model"'
-BY_BOTH = f"{BY_TENANT},{BY_MODEL}"
+Panel: TypeAlias = timeseries_builders.Panel | stat.Panel | bargauge.Panel | table_builders.Panel
 
 Thresholds = Sequence[tuple[float | None, str]]
 """(lower bound, colour) in rising order; the first bound is None."""
@@ -22,13 +22,21 @@ Thresholds = Sequence[tuple[float | None, str]]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One PromQL expression; ``instant`` for a single value at the end of the time range."""
+    """One PromQL expression.
+
+    Attributes:
+        instant: for the value at the end of the time range only.
+        exemplars: mark single measurements that the metric names, with their traces.
+    """
 
     expr: str
     legend: str = ""
     instant: bool = False
+    exemplars: bool = False
 
-    def build(self, ref: str) -> prometheus.Dataquery:
+    def build(
+        self, ref: str, form: PromQueryFormat = PromQueryFormat.TIME_SERIES
+    ) -> prometheus.Dataquery:
         """The SDK's form, under the panel-wide unique ``ref``."""
         query = (
             prometheus.Dataquery()
@@ -36,24 +44,27 @@ class Query:
             .expr(self.expr)
             .legend_format(self.legend or "__auto")
             .datasource(DATASOURCE)
-            .format(PromQueryFormat.TIME_SERIES)
+            .format(form)
         )
+        if self.exemplars:
+            query = query.exemplar(True)
         return query.instant() if self.instant else query.range()
 
 
 def _common(
-    panel: timeseries_builders.Panel | stat.Panel | bargauge.Panel,
+    panel: Panel,
     title: str,
     description: str,
     queries: Sequence[Query],
     *,
     unit: str,
     size: tuple[int, int],
+    form: PromQueryFormat = PromQueryFormat.TIME_SERIES,
 ) -> None:
     panel.title(title).description(description).datasource(DATASOURCE).unit(unit)
     panel.span(size[0]).height(size[1])
     for index, query in enumerate(queries):
-        panel.with_target(query.build(chr(ord("A") + index)))
+        panel.with_target(query.build(chr(ord("A") + index), form))
 
 
 def _scale(thresholds: Thresholds) -> dashboard.ThresholdsConfig:
@@ -126,6 +137,8 @@ def single_value(
     panel.color_mode(common_models.BigValueColorMode.VALUE)
     graph = common_models.BigValueGraphMode
     panel.graph_mode(graph.NONE if query.instant or words else graph.AREA)
+    if unit == "short":
+        panel.decimals(0)  # increases are extrapolated
     if words:
         texts = {value: models.ValueMappingResult(text=text) for value, text in words.items()}
         panel.mappings([models.ValueMap(options=texts)])
@@ -150,23 +163,43 @@ def bars(
     return panel
 
 
-def datasource_variable() -> dashboard.DatasourceVariable:
-    """``$datasource``: which Prometheus to ask."""
-    return dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
+def table(
+    title: str,
+    description: str,
+    columns: Mapping[str, Query],
+    *,
+    labels: Mapping[str, str],
+    width: int = 24,
+) -> table_builders.Panel:
+    """A row for each set of labels, as it is at the end of the time range.
 
-
-def label_variable(name: str, label: str, query: str) -> dashboard.QueryVariable:
-    """A multi-select variable filled from a label's values; "All" matches everything."""
-    everything = models.VariableOption(selected=True, text=["All"], value=["$__all"])
-    return (
-        dashboard.QueryVariable(name)
-        .label(label)
-        .datasource(DATASOURCE)
-        .query(query)
-        .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
-        .sort(models.VariableSort.ALPHABETICAL_ASC)
-        .multi(True)
-        .include_all(True)
-        .all_value(".*")
-        .current(everything)
+    Args:
+        columns: instant queries by their columns' titles; one titled "" only gives rows.
+        labels: titles of the columns of labels, in order; other labels aren't shown.
+    """
+    panel = table_builders.Panel()
+    queries = list(columns.values())
+    panel.show_header(True)
+    form = PromQueryFormat.TABLE
+    _common(panel, title, description, queries, unit="short", size=(width, 8), form=form)
+    refs = [chr(ord("A") + index) for index in range(len(queries))]
+    # Grafana calls the value of a lone query "Value".
+    names = [f"Value #{ref}" for ref in refs] if len(refs) > 1 else ["Value"]
+    titles = dict(zip(names, columns, strict=True))
+    shown = [*labels, *(name for name in names if titles[name])]
+    panel.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
+    panel.with_transformation(
+        models.DataTransformerConfig(
+            id_val="filterFieldsByName", options={"include": {"names": shown}}
+        )
     )
+    panel.with_transformation(
+        models.DataTransformerConfig(
+            id_val="organize",
+            options={
+                "indexByName": {name: place for place, name in enumerate(shown)},
+                "renameByName": {**labels, **{n: t for n, t in titles.items() if t}},
+            },
+        )
+    )
+    return panel

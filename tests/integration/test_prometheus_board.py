@@ -1,336 +1,287 @@
-"""The boards' queries, evaluated by a real Prometheus that scrapes a running stack."""
+"""The boards' queries and the alerts, evaluated by a real Prometheus that scrapes a stack."""
 
 from __future__ import annotations
 
-import math
-import os
-import shutil
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
-import httpx
+import matplotlib.pyplot as plt
+import numpy as np
 import pytest
+import yaml
 from support import boards
+from support.observed_stack import SCRAPES_S, TURNS, Stack, Told, cause_trouble, run_round
+from support.prometheus import (
+    WINDOW,
+    Prometheus,
+    eventually,
+    prometheus,
+    promtool,
+)
 
-VENV_BIN = Path(sys.executable).parent
-START_TIMEOUT_S = 120.0
-QUERY_TIMEOUT_S = 30.0
-SCRAPE_S = 1.0
-TURNS = 6
-WINDOW = "20s"
-POLICIES = {
-    "cut": ["truncate_older_than:n=2,max_chars=60"] * TURNS,
-    "redact": ["keep_all"] * (TURNS - 1) + ["redact:pattern=value_0_7"],
-}
-"""One policy per turn: old tool results are cut as they age; one is redacted at the end."""
 VARIABLES = {
     "$__rate_interval": WINDOW,
     "$__range": "10m",
     "$tenant": ".*",
     "$model": ".*",
+    "$upstream": ".*",
+    "$instance": ".*",
 }
 SHORT_SESSIONS = f"the sessions of this test have {TURNS} turns"
+NO_GPU = "no GPU that NVML could read"
 LEGITIMATELY_EMPTY = {
-    "Hit ratio by turn and tenant/D": SHORT_SESSIONS,
-    "Hit ratio by turn and tenant/E": SHORT_SESSIONS,
-    "Hit ratio by turn and tenant/F": SHORT_SESSIONS,
-    "Policy faults/A": "no policy of this test fails",
-    "Engine reachable, receipts missing/B": "the engine answers for every turn",
+    "cache-hit: Hit ratio by turn and tenant/D": SHORT_SESSIONS,
+    "cache-hit: Hit ratio by turn and tenant/E": SHORT_SESSIONS,
+    "cache-hit: Hit ratio by turn and tenant/F": SHORT_SESSIONS,
+    "engine: Energy of a request/A": NO_GPU,
+    "engine: Energy of a request/B": NO_GPU,
 }
+WRONG = {
+    "LeylineCacheBusts": "sessions rewrite their history",
+    "LeylineClaimRefusals": "a request doesn't fit beside a hard claim",
+    "LeylineFallbackRate": "sessions are cut on the turn after their engine died",
+    "LeylineForgetsPending": "an engine that had the sessions is gone",
+    "LeylineKeyReloadRefused": "a line of the key file is wrong",
+    "LeylinePolicyFaults": "a pattern takes too long",
+    "LeylinePolicyReloadRefused": "a policy in the file doesn't exist",
+    "LeylineRequestsLimited": "the blue tenant asks more often than it may",
+    "LeylineUpstreamDown": "an engine is gone",
+}
+EITHER = {
+    "LeylineCacheDiscrepancy": "what the small pool evicts depends on the order of turns",
+    "LeylineCircuitOpen": "three requests in a row may fail before the engine is known to be gone",
+    "LeylineErrorRate": "refusals are few or many, as the rounds fall into the window",
+    "LeylineProxyDown": "a scrape may take longer than the second that it has here",
+    "LeylineProxySlow": "the machine may have other things to do",
+    "LeylineQueueGrowing": "more callers than the red tenant may have at once",
+}
+"""Alerts that depend on how fast the machine is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
-    """What the callers were told, summed over all their requests."""
+class Observed:
+    """What went on, as Prometheus saw it and as the callers were told."""
 
-    prompt_tokens: int
-    cached_tokens: int
-    outcomes: frozenset[str]
-
-
-def _program(name: str) -> str:
-    """A program of the Debian package prometheus, from the venv or the system."""
-    found = shutil.which(name, path=f"{VENV_BIN}{os.pathsep}{os.environ.get('PATH', '')}")
-    if found is None:
-        pytest.skip(f"{name} is not installed; `make test` fetches it on Debian")
-    return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def _serve(command: list[str], log: Path, ready: str) -> Iterator[None]:
-    """Run a server until the caller is done; fails with its output when it doesn't get ready."""
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not _answers(ready):
-            if process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"{command[0]} did not get ready:\n{log.read_text()[-4000:]}")
-            time.sleep(0.2)
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    prometheus: Prometheus
+    told: Told
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Logs, configuration and data of the two servers."""
-    return tmp_path_factory.mktemp("board")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
+    """A stack after two rounds of load, with scrapes between, and after things went wrong."""
+    folder = tmp_path_factory.mktemp("board")
+    with ExitStack() as resources:
+        stack = Stack(resources, folder)
+        engines = [_address(origin) for origin in stack.origins.values()]
+        targets = {"leyline": [_address(stack.url)], "sglang": engines}
+        server = resources.enter_context(prometheus(folder, targets))
+        run_round(stack, "first")
+        assert eventually(lambda: server.one("sum(leyline_turns_total)") > len(stack.told.answers))
+        time.sleep(SCRAPES_S)
+        run_round(stack, "second")
+        cause_trouble(stack)
+        yield Observed(server, stack.told)
 
 
-@pytest.fixture(scope="module")
-def stack(folder: Path) -> Iterator[str]:
-    """Address of `leyline serve` with the embedded engine, in a process of its own."""
-    port = _free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [str(VENV_BIN / "leyline"), "serve", "--port", str(port)]
-    server = _serve(command, folder / "leyline.log", f"{url}/readyz")
-    next(server)
-    yield url
-    next(server, None)
+def _address(origin: str) -> str:
+    return origin.removeprefix("http://")
 
 
-@pytest.fixture(scope="module")
-def prometheus(folder: Path, stack: str) -> Iterator[str]:
-    """Address of a Prometheus server that scrapes the stack once a second."""
-    program = _program("prometheus")
-    port = _free_port()
-    config = folder / "prometheus.yml"
-    config.write_text(
-        f"global: {{scrape_interval: {SCRAPE_S:g}s}}\n"
-        "scrape_configs:\n"
-        "  - job_name: leyline\n"
-        f"    static_configs: [{{targets: ['{stack.removeprefix('http://')}']}}]\n"
-    )
-    url = f"http://127.0.0.1:{port}"
-    command = [
-        program,
-        f"--config.file={config}",
-        f"--storage.tsdb.path={folder / 'tsdb'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-    ]
-    server = _serve(command, folder / "prometheus.log", f"{url}/-/ready")
-    next(server)
-    yield url
-    next(server, None)
-
-
-def _history(turns: int, session: str) -> list[dict[str, Any]]:
-    """An agent's message list after ``turns`` tool calls."""
-    messages: list[dict[str, Any]] = [
-        {"role": "system", "content": "You repair small programs. " * 12},
-        {"role": "user", "content": f"Find out why the tests of project {session} fail."},
-    ]
-    for turn in range(turns):
-        call = f"call_{turn}"
-        function = {"name": "cat", "arguments": f'{{"path": "module_{turn}.py"}}'}
-        listing = "\n".join(f"line {n}: value_{turn}_{n} = {n * turn}" for n in range(24))
-        messages += [
-            {
-                "role": "assistant",
-                "content": f"I read module {turn}.",
-                "tool_calls": [{"id": call, "type": "function", "function": function}],
-            },
-            {"role": "tool", "tool_call_id": call, "content": listing},
-        ]
-    return messages
-
-
-def _run_session(stack: str, session: str, policies: Sequence[str]) -> list[dict[str, Any]]:
-    """One agent session, a turn for each of ``policies``; the answers' bodies."""
-    model = httpx.get(f"{stack}/v1/models", timeout=30).json()["data"][0]["id"]
-    answers = []
-    for turn, policy in enumerate(policies):
-        response = httpx.post(
-            f"{stack}/v1/chat/completions",
-            headers={"x-leyline-session": session},
-            json={
-                "model": model,
-                "messages": _history(turn, session),
-                "max_tokens": 2,
-                "leyline": {"policy": policy},
-            },
-            timeout=60,
-        )
-        assert response.status_code == 200, response.text
-        answers.append(response.json())
-    return answers
-
-
-def _run_round(stack: str, name: str) -> list[dict[str, Any]]:
-    """One session of each kind."""
-    return [
-        answer
-        for kind, policies in POLICIES.items()
-        for answer in _run_session(stack, f"{name}-{kind}", policies)
-    ]
-
-
-@pytest.fixture(scope="module")
-def traffic(stack: str, prometheus: str) -> Traffic:
-    """Two rounds of sessions, with scrapes between: rates need a first value to grow from."""
-    answers = _run_round(stack, "first")
-    assert _wait(lambda: _instant(prometheus, "sum(leyline_turns_total)") == [len(answers)])
-    time.sleep(2 * SCRAPE_S)
-    answers += _run_round(stack, "second")
-    usages = [answer["usage"] for answer in answers]
-    return Traffic(
-        sum(usage["prompt_tokens"] for usage in usages),
-        sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages),
-        frozenset(answer["leyline"]["outcome"] for answer in answers),
-    )
-
-
-def _wait(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + QUERY_TIMEOUT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(SCRAPE_S / 2)
-    return True
-
-
-def _ask(url: str, path: str, **params: str | float) -> list[dict[str, Any]]:
-    response = httpx.get(f"{url}/api/v1/{path}", params=params, timeout=30)
-    assert response.status_code == 200, response.text
-    result: list[dict[str, Any]] = response.json()["data"]["result"]
-    return result
-
-
-def _instant(url: str, expr: str) -> list[float]:
-    """The numbers that ``expr`` gives now."""
-    found = [float(series["value"][1]) for series in _ask(url, "query", query=expr)]
-    return [number for number in found if not math.isnan(number)]
-
-
-def _substituted(query: boards.PanelQuery) -> str:
-    """The query as Grafana sends it."""
-    expr = query.expr
+def _substituted(expr: str) -> str:
+    """The query as Grafana sends it, less what makes a 0 of nothing."""
+    expr = expr.replace(" or vector(0)", "")
     for variable, value in VARIABLES.items():
         expr = expr.replace(variable, value)
     assert "$" not in expr, f"unknown variable in {expr}"
     return expr
 
 
-def _evaluate(url: str, query: boards.PanelQuery) -> list[float]:
-    """The numbers that a panel would draw."""
-    expr = _substituted(query)
-    if query.instant:
-        return _instant(url, expr)
-    now = time.time()
-    series = _ask(url, "query_range", query=expr, start=now - 90, end=now, step=1)
-    found = [float(value) for one in series for _, value in one["values"]]
-    return [number for number in found if not math.isnan(number)]
+def _evaluate(server: Prometheus, query: boards.PanelQuery) -> list[float]:
+    return server.drawn(_substituted(query.expr), instant=query.instant)
 
 
-def test_every_panel_shows_data(prometheus: str, traffic: Traffic) -> None:
-    """After edited turns each query gives numbers, but for those that say why they don't."""
+def test_every_panel_shows_data(observed: Observed) -> None:
+    """Each query gives numbers, but for those that say why they don't."""
     queries = list(boards.queries())
     assert set(LEGITIMATELY_EMPTY) <= {query.name for query in queries}, "a stale exception"
-    assert {"spliced", "reprefilled"} <= traffic.outcomes
     waiting = {query.name: query for query in queries if query.name not in LEGITIMATELY_EMPTY}
 
     def all_shown() -> bool:
-        for name in [name for name, query in waiting.items() if _evaluate(prometheus, query)]:
+        for name in [n for n, query in waiting.items() if _evaluate(observed.prometheus, query)]:
             del waiting[name]
         return not waiting
 
-    _wait(all_shown)
+    eventually(all_shown, 15)
     assert not waiting, "no data for " + "; ".join(f"{q.name}: {q.expr}" for q in waiting.values())
 
 
-def test_exceptions_are_really_empty(prometheus: str, traffic: Traffic) -> None:
+def test_exceptions_are_really_empty(observed: Observed) -> None:
     """A query that is excused from showing data shows none: no excuse outlives its cause."""
     queries = {query.name: query for query in boards.queries()}
-    shown = [name for name in LEGITIMATELY_EMPTY if _evaluate(prometheus, queries[name])]
+    shown = [name for name in LEGITIMATELY_EMPTY if _evaluate(observed.prometheus, queries[name])]
     assert not shown
 
 
-def test_ratios_are_ratios(prometheus: str, traffic: Traffic) -> None:
+def test_ratios_are_ratios(observed: Observed) -> None:
     """Panels in percent stay between 0 and 1."""
     units = {
-        panel["title"]: panel["fieldConfig"]["defaults"].get("unit")
+        (path.stem, panel["title"]): panel["fieldConfig"]["defaults"].get("unit")
         for path in boards.BOARDS
         for panel in boards.panels(boards.load(path))
     }
     for query in boards.queries():
-        if units[query.panel] == "percentunit":
-            for number in _evaluate(prometheus, query):
+        if units[query.board, query.panel] == "percentunit":
+            for number in _evaluate(observed.prometheus, query):
                 assert -1e-9 <= number <= 1 + 1e-9, query.name
 
 
-def test_counters_agree_with_the_answers(prometheus: str, traffic: Traffic) -> None:
-    """Prometheus holds the token counts that the callers were told, to the token."""
-    metric = "leyline_prompt_tokens_total"
+def test_counters_agree_with_the_answers(observed: Observed) -> None:
+    """Prometheus holds the counts that the callers were told, to the token."""
+    server, told = observed.prometheus, observed.told
+    tokens, by_engine = "leyline_prompt_tokens_total", "leyline_upstream_prompt_tokens_total"
+    reused = 'source=~"cached|spliced"'
+    expected = {
+        f"sum({tokens})": told.usage("prompt_tokens"),
+        f"sum({tokens}{{{reused}}})": told.cached(),
+        f'sum({tokens}{{source="spliced"}})': told.tokens("spliced"),
+        f"sum({by_engine})": told.usage("prompt_tokens"),
+        f"sum({by_engine}{{{reused}}})": told.cached(),
+        "sum(leyline_completion_tokens_total)": told.usage("completion_tokens"),
+        "sum(leyline_freed_tokens_total)": told.tokens("freed"),
+        "sum(leyline_turns_total)": len(told.answers) + told.refused,
+        "sum(leyline_upstream_turns_total)": len(told.answers),
+        "sum(leyline_limited_requests_total)": told.limited,
+        "sum(leyline_claim_refusals_total)": told.refused,
+        "sum(leyline_policy_faults_total)": told.faults(),
+    }
+    assert min(expected.values()) > 0, "something of this didn't happen"
 
-    def scraped() -> bool:
-        return _instant(prometheus, f"sum({metric})") == [traffic.prompt_tokens]
+    def scraped() -> dict[str, float]:
+        return {expr: server.one(expr) for expr in expected}
 
-    assert _wait(scraped), _instant(prometheus, f"sum by (source) ({metric})")
-    reused = _instant(prometheus, f'sum({metric}{{source=~"cached|spliced"}})')
-    assert reused == [traffic.cached_tokens]
+    eventually(lambda: scraped() == expected, 10)
+    assert scraped() == expected
 
 
-def test_variables_have_values(prometheus: str, traffic: Traffic) -> None:
-    """The boards' drop-down lists for tenant and model are not empty."""
+def test_pools_add_up(observed: Observed) -> None:
+    """Whoever owns them, the slots of an engine's pool are as many as it has, at every scrape."""
+    owned, capacity = "leyline_engine_pool_tokens", "leyline_engine_pool_capacity_tokens"
+    missing = f"sum by (instance) ({capacity}) - sum by (instance) ({owned})"
+    found = observed.prometheus.drawn(missing, instant=False)
+    assert found
+    assert not any(found)
+
+
+@pytest.mark.nightly
+def test_boards_can_be_drawn(observed: Observed, tmp_path: Path) -> None:
+    """The script that draws boards makes a picture of what Prometheus has, with all its panels."""
+    script = boards.REPOSITORY / "grafana" / "draw_board.py"
+    picture = tmp_path / "new" / "board.png"
+    subprocess.run(
+        [sys.executable, script, "cache-hit", observed.prometheus.url, picture, "--minutes", "2"],
+        check=True,
+        timeout=60,
+    )
+    colors = np.unique(plt.imread(picture).reshape(-1, 4), axis=0)
+    assert len(colors) > 100, "hardly anything was drawn"
+
+
+def test_variables_have_values(observed: Observed) -> None:
+    """The boards' drop-down lists are not empty."""
     for text in boards.variable_queries():
         selector, label = text.removeprefix("label_values(").removesuffix(")").rsplit(", ", 1)
         match = selector.replace("$tenant", ".*")
-        response = httpx.get(
-            f"{prometheus}/api/v1/label/{label}/values", params={"match[]": match}, timeout=30
-        )
-        assert [value for value in response.json()["data"] if value], text
+        values = observed.prometheus.get(f"label/{label}/values", **{"match[]": match})
+        assert [value for value in values if value], text
+
+
+def test_marks_are_set(observed: Observed) -> None:
+    """New proxies and firing alerts are marked on the boards' time axis."""
+    for expr in boards.annotation_queries():
+        assert observed.prometheus.series(expr), expr
+
+
+def test_exemplars_lead_to_a_turn(observed: Observed) -> None:
+    """The slow turns that panels mark have a name to look for, and nothing else."""
+    now = time.time()
+    metric = "leyline_ttft_seconds_bucket"
+    found = observed.prometheus.get("query_exemplars", query=metric, start=now - 300, end=now)
+    labels = {frozenset(each["labels"]) for series in found for each in series["exemplars"]}
+    assert labels
+    assert labels <= {frozenset({"message_id"}), frozenset({"trace_id"})}
+
+
+def test_rules_are_evaluated(observed: Observed) -> None:
+    """Prometheus loads every rule that is shipped, and none fails."""
+    groups = observed.prometheus.get("rules")["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
+    shipped = [alert.name for alert in boards.alerts()]
+    assert sorted(rule["name"] for rule in rules) == sorted(2 * shipped)
+
+
+def test_what_is_wrong_fires_and_nothing_else(observed: Observed) -> None:
+    """Of the alerts, those whose cause was there have fired, and no other."""
+    names = {alert.name for alert in boards.alerts()}
+    assert names > WRONG.keys() | EITHER.keys(), "a stale name"
+    fired = 'max_over_time(ALERTS{hurried="yes",alertstate="firing"}[10m])'
+
+    def seen() -> set[str]:
+        answer = observed.prometheus.get("query", query=fired)["result"]
+        return {series["metric"]["alertname"] for series in answer}
+
+    eventually(lambda: seen() >= WRONG.keys(), 15)
+    assert seen() - EITHER.keys() == WRONG.keys()
+
+
+def test_alerts_tell_what_they_are_about(observed: Observed) -> None:
+    """Every text of a firing alert is filled in."""
+    alerts = observed.prometheus.get("alerts")["alerts"]
+    assert alerts
+    for alert in alerts:
+        for text in alert["annotations"].values():
+            assert text
+            assert "<no value>" not in text, alert
+            assert "<error" not in text, alert
 
 
 def test_shipped_configuration_is_valid() -> None:
-    """promtool accepts the Prometheus configuration that Compose mounts."""
-    config = boards.REPOSITORY / "deploy" / "prometheus.yml"
-    result = subprocess.run(
-        [_program("promtool"), "check", "config", str(config)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    """promtool accepts the configuration that Compose mounts, and the rules that it names."""
+    promtool("check", "config", boards.REPOSITORY / "deploy" / "prometheus.yml")
+    assert boards.RULES
+    promtool("check", "rules", *boards.RULES)
+
+
+@pytest.mark.parametrize("path", boards.RULE_TESTS, ids=lambda path: path.stem)
+def test_alerts_fire_when_they_should(path: Path) -> None:
+    """Each alert fires after its time for what is bad, and not for what is good beside it."""
+    promtool("test", "rules", path)
+
+
+def test_every_alert_is_tested() -> None:
+    """Each alert has a case in which it fires, and one of its own in which something doesn't."""
+    names, fired = {alert.name for alert in boards.alerts()}, set()
+    for path in boards.RULE_TESTS:
+        for case in yaml.safe_load(path.read_text())["tests"]:
+            samples = [test.get("exp_samples", []) for test in case["promql_expr_test"]]
+            good = any("good" in each["series"] for each in case["input_series"])
+            assert good or not all(samples), case["name"]
+            labels = " ".join(sample["labels"] for sample in chain.from_iterable(samples))
+            fired |= {name for name in names if f'alertname="{name}"' in labels}
+    assert fired == names
 
 
 def test_queries_are_promql() -> None:
     """Every query parses, so that a typing error shows also where the stack can't run."""
-    promtool = _program("promtool")
     rules = [
-        f"      - record: board:query_{index}\n        expr: >-\n          {_substituted(query)}\n"
-        for index, query in enumerate(boards.queries())
+        f"      - record: board:query_{index}\n        expr: >-\n          {_substituted(expr)}\n"
+        for index, expr in enumerate(query.expr for query in boards.queries())
     ]
     text = "groups:\n  - name: boards\n    rules:\n" + "".join(rules)
-    result = subprocess.run(
-        [promtool, "check", "rules", "/dev/stdin"],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    promtool("check", "rules", "/dev/stdin", text=text)

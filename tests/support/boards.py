@@ -1,4 +1,4 @@
-"""Reading the committed Grafana boards: their panels, queries and template variables."""
+"""Reading what Grafana and Prometheus are given: boards with their queries, and alert rules."""
 
 from __future__ import annotations
 
@@ -9,13 +9,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from leyline_engine.contract.metrics import ENGINE_METRICS, MetricSpec
+from leyline_proxy.telemetry.catalogue import ENTRIES
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 BOARDS = sorted((REPOSITORY / "grafana" / "dashboards").glob("*.json"))
+RULES = sorted((REPOSITORY / "deploy" / "alerts").glob("*.yml"))
+RULE_TESTS = sorted((REPOSITORY / "tests" / "fixtures" / "alerts").glob("*.yml"))
 
 METRIC = re.compile(r"\bleyline_[a-z_]+")
 SELECTOR = re.compile(r"\b(leyline_[a-z_]+)(?:\{([^}]*)\})?")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
-GROUPING = re.compile(r"\bby\s*\(([^)]*)\)")
+GROUPING = re.compile(r"\b(?:by|on|group_left)\s*\(([^)]*)\)")
+VARIABLE = re.compile(r"\$([a-z]+)\b")
+
+TARGET_LABELS = frozenset({"job", "instance"})
+"""Which Prometheus adds to each series."""
+SUFFIXES = {
+    "counter": ("_total",),
+    "gauge": ("",),
+    "histogram": ("_bucket", "_sum", "_count"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +46,18 @@ class PanelQuery:
 
     @property
     def name(self) -> str:
-        return f"{self.panel}/{self.ref}"
+        return f"{self.board}: {self.panel}/{self.ref}"
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One alert rule."""
+
+    name: str
+    expr: str
+    pending: str
+    severity: str
+    annotations: dict[str, str]
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -58,9 +85,48 @@ def queries() -> Iterator[PanelQuery]:
                 )
 
 
-def variable_queries() -> Iterator[str]:
+def variable_queries() -> set[str]:
     """The queries that fill the boards' template variables."""
-    for path in BOARDS:
-        for variable in load(path)["templating"]["list"]:
-            if variable["type"] == "query":
-                yield variable["query"]
+    return {
+        variable["query"]
+        for path in BOARDS
+        for variable in load(path)["templating"]["list"]
+        if variable["type"] == "query"
+    }
+
+
+def annotation_queries() -> set[str]:
+    """The queries that mark points in time on the boards."""
+    return {mark["expr"] for path in BOARDS for mark in load(path)["annotations"]["list"]}
+
+
+def alerts() -> list[Alert]:
+    """Every alert rule that is shipped."""
+    return [
+        Alert(
+            rule["alert"],
+            rule["expr"],
+            rule["for"],
+            rule["labels"]["severity"],
+            rule["annotations"],
+        )
+        for path in RULES
+        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+        for rule in group["rules"]
+    ]
+
+
+def specs() -> tuple[MetricSpec, ...]:
+    """Every metric of the proxy and of the engines."""
+    return (*(entry.spec for entry in ENTRIES), *ENGINE_METRICS)
+
+
+def series_labels() -> dict[str, frozenset[str]]:
+    """Labels by the name of each series, as Prometheus has it."""
+    return {
+        spec.name + suffix: TARGET_LABELS.union(
+            spec.labels, {"le"} if suffix == "_bucket" else set()
+        )
+        for spec in specs()
+        for suffix in SUFFIXES[spec.kind]
+    }

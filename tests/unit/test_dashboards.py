@@ -1,23 +1,29 @@
-"""The committed Grafana boards against their generator and the proxy's metrics."""
+"""The committed Grafana boards and alert rules against their generator and the metrics."""
 
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from support import boards
 
-from leyline_proxy.telemetry.metrics import Metrics
-
-SUFFIXES = {
-    "counter": ("_total",),
-    "gauge": ("",),
-    "histogram": ("_bucket", "_sum", "_count"),
-}
 QUERIES = list(boards.queries())
+ALERTS = boards.alerts()
+UNSHOWN: dict[str, str] = {}
+"""Metrics that no panel shows, and why."""
+FIRST_VARIABLE = "datasource"
+BUILT_IN_VARIABLES = {"__rate_interval", "__range"}
+ALERT_NAME = re.compile(r"\bLeyline[A-Z]\w+")
+OPERATIONS = boards.REPOSITORY / "docs" / "operations.md"
+DOCUMENTED = boards.REPOSITORY / "docs" / "boards.md"
+TEMPLATE_LABEL = re.compile(r"\$labels\.(\w+)")
 
 
 @pytest.fixture
@@ -28,16 +34,22 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def series_labels() -> dict[str, set[str]]:
-    """Labels by exposed series name, for every metric that the proxy defines."""
-    metrics = Metrics()
-    labels: dict[str, set[str]] = {}
-    defined = {id(metric): metric for metric in vars(metrics).values() if hasattr(metric, "_type")}
-    for metric in defined.values():
-        for suffix in SUFFIXES[metric._type]:
-            names = set(metric._labelnames) | ({"le"} if suffix == "_bucket" else set())
-            labels[metric._name + suffix] = names
-    return labels
+def series_labels() -> dict[str, frozenset[str]]:
+    """Labels by exposed series name, for every metric there is."""
+    return boards.series_labels()
+
+
+def _metrics(*texts: str) -> set[str]:
+    return {name for text in texts for name in boards.METRIC.findall(text)}
+
+
+def _check_labels(expr: str, series_labels: dict[str, frozenset[str]]) -> None:
+    known: set[str] = set()
+    for name, selector in boards.SELECTOR.findall(expr):
+        assert set(boards.LABEL.findall(selector)) <= series_labels[name], name
+        known |= series_labels[name]
+    for group in boards.GROUPING.findall(expr):
+        assert {label.strip() for label in group.split(",")} - {""} <= known, group
 
 
 def test_boards_are_up_to_date(builder: ModuleType) -> None:
@@ -47,23 +59,87 @@ def test_boards_are_up_to_date(builder: ModuleType) -> None:
         assert path.read_text(encoding="utf-8") == builder.render(path.name), path.name
 
 
-def test_every_queried_metric_exists(series_labels: dict[str, set[str]]) -> None:
-    """No query or variable names a series that the proxy doesn't expose."""
-    texts = [query.expr for query in QUERIES] + list(boards.variable_queries())
-    queried = {name for text in texts for name in boards.METRIC.findall(text)}
-    assert queried, "the boards query nothing"
+@pytest.mark.parametrize("path", boards.BOARDS, ids=lambda path: path.stem)
+def test_boards_have_grafanas_types(path: Path) -> None:
+    """Read and written by the types that Grafana generates from its schema, a board is the same."""
+    register_default_plugins()  # else panels' options and queries are taken as they are
+    board = boards.load(path)
+    encoder = JSONEncoder(sort_keys=True, indent=2)
+    assert encoder.encode(Dashboard.from_json(board)) + "\n" == path.read_text(encoding="utf-8")
+
+
+def test_every_queried_metric_exists(series_labels: dict[str, frozenset[str]]) -> None:
+    """No query, variable, mark or alert names a series that nobody exposes."""
+    queried = _metrics(
+        *(query.expr for query in QUERIES),
+        *boards.variable_queries(),
+        *boards.annotation_queries(),
+        *(alert.expr for alert in ALERTS),
+    )
+    assert len(queried) > len(boards.specs()) / 2, "the boards query next to nothing"
     assert queried <= set(series_labels)
 
 
+def test_every_metric_is_on_a_panel() -> None:
+    """Each metric is shown somewhere, or listed with the reason why not; no entry is needless."""
+    queried = _metrics(*(query.expr for query in QUERIES))
+    unshown = {
+        spec.name
+        for spec in boards.specs()
+        if not queried & {spec.name + suffix for suffix in boards.SUFFIXES[spec.kind]}
+    }
+    assert unshown == set(UNSHOWN)
+
+
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.name)
-def test_queried_labels_exist(query: boards.PanelQuery, series_labels: dict[str, set[str]]) -> None:
-    """Each label that a query selects or groups by is a label of the metric it is used on."""
-    known: set[str] = set()
-    for name, selector in boards.SELECTOR.findall(query.expr):
-        assert set(boards.LABEL.findall(selector)) <= series_labels[name], name
-        known |= series_labels[name]
-    for group in boards.GROUPING.findall(query.expr):
-        assert {label.strip() for label in group.split(",")} <= known, group
+def test_queried_labels_exist(
+    query: boards.PanelQuery, series_labels: dict[str, frozenset[str]]
+) -> None:
+    """Each label that a query selects or groups by is a label of a metric it is used on."""
+    _check_labels(query.expr, series_labels)
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_alerts_select_labels_that_exist(
+    alert: boards.Alert, series_labels: dict[str, frozenset[str]]
+) -> None:
+    """Each label that an alert selects, groups by or names in its texts is one of its metrics'."""
+    _check_labels(alert.expr, series_labels)
+    known = {
+        label for name in _metrics(alert.expr) for label in series_labels[name]
+    } | boards.TARGET_LABELS
+    grouped = re.match(r"\s*(?:\w+\(\s*[\d.,\s]*)?(?:sum|min|max) by \(([^)]*)\)", alert.expr)
+    if grouped:
+        known = {label.strip() for label in grouped[1].split(",")}
+    for text in alert.annotations.values():
+        assert set(TEMPLATE_LABEL.findall(text)) <= known, text
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_alerts_say_what_to_do(alert: boards.Alert) -> None:
+    """Each has a severity, a summary, a description, and a section that says what to do."""
+    anchor = re.sub(r"(?<!^)(?=[A-Z])", "-", alert.name).lower()
+    heading = "### " + anchor.replace("-", " ").capitalize()
+    assert heading in OPERATIONS.read_text(encoding="utf-8").splitlines()
+    assert alert.severity in {"info", "warning", "critical"}
+    assert re.fullmatch(r"\d+[sm]", alert.pending)
+    assert set(alert.annotations) == {"summary", "description", "runbook_url"}
+    assert alert.annotations["runbook_url"] == f"docs/operations.md#{anchor}"
+    assert alert.annotations["description"].endswith(".")
+
+
+def test_alerts_named_on_panels_exist() -> None:
+    """A panel that promises an alert names one that is shipped, and names are unique."""
+    names = [alert.name for alert in ALERTS]
+    assert len(set(names)) == len(names)
+    promised = {
+        name
+        for path in boards.BOARDS
+        for panel in boards.panels(boards.load(path))
+        for name in ALERT_NAME.findall(panel["description"])
+    }
+    assert promised
+    assert promised <= set(names)
 
 
 @pytest.mark.parametrize("path", boards.BOARDS, ids=lambda path: path.stem)
@@ -95,10 +171,65 @@ def test_panels_lie_on_the_grid(path: Path) -> None:
 
 @pytest.mark.parametrize("path", boards.BOARDS, ids=lambda path: path.stem)
 def test_boards_can_be_moved(path: Path) -> None:
-    """A board names no data source of its own: the variables datasource, tenant, model choose."""
+    """A board names no data source of its own, and has the variables that its queries use."""
     board = boards.load(path)
+    names = [variable["name"] for variable in board["templating"]["list"]]
     assert board["uid"] == f"leyline-{path.stem}"
-    assert [v["name"] for v in board["templating"]["list"]] == ["datasource", "tenant", "model"]
+    assert names[0] == FIRST_VARIABLE
+    used: set[str] = set()
     for panel in boards.panels(board):
         refs = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
         assert all(ref == {"type": "prometheus", "uid": "${datasource}"} for ref in refs)
+        used |= {v for t in panel["targets"] for v in boards.VARIABLE.findall(t["expr"])}
+    assert used == set(names[1:])
+
+
+@pytest.mark.parametrize("path", boards.BOARDS, ids=lambda path: path.stem)
+def test_boards_link_to_each_other(path: Path) -> None:
+    """Each board has the tag that all boards' links go by, and takes time and variables along."""
+    board = boards.load(path)
+    (link,) = board["links"]
+    assert (link["type"], link["keepTime"], link["includeVars"]) == ("dashboards", True, True)
+    assert set(link["tags"]) <= set(board["tags"])
+
+
+def test_provisioning_finds_boards_and_data_source() -> None:
+    """Grafana's provisioning names the folder that the boards are mounted at, and one source."""
+    folder = boards.REPOSITORY / "grafana" / "provisioning"
+    providers = (folder / "dashboards" / "leyline.yaml").read_text(encoding="utf-8")
+    sources = (folder / "datasources" / "prometheus.yaml").read_text(encoding="utf-8")
+    compose = (boards.REPOSITORY / "deploy" / "compose.yaml").read_text(encoding="utf-8")
+    path = re.search(r"path: (\S+)", providers)
+    assert path is not None
+    assert f"../grafana/dashboards:{path[1]}:ro" in compose
+    assert "../grafana/provisioning:/etc/grafana/provisioning:ro" in compose
+    assert sources.count("type: prometheus") == 1
+
+
+def test_documented_alerts_are_those_that_are_shipped() -> None:
+    """The table of alerts in the documentation has each alert's severity and time, and no other."""
+    rows = re.findall(
+        r"^\| \[(Leyline\w+)\]\((operations\.md#[a-z-]+)\) \| (\w+) \| (\d+ \w) \|",
+        DOCUMENTED.read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert rows == [
+        (
+            alert.name,
+            alert.annotations["runbook_url"].removeprefix("docs/"),
+            alert.severity,
+            f"{alert.pending[:-1]} {alert.pending[-1]}",
+        )
+        for alert in ALERTS
+    ]
+
+
+def test_documented_boards_are_those_that_are_shipped() -> None:
+    """The documentation names each board by its title and file, and no other."""
+    rows = re.findall(
+        r"^\| \*(.+?)\* \| `([a-z-]+\.json)` \|",
+        DOCUMENTED.read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    titles = {path.name: boards.load(path)["title"] for path in boards.BOARDS}
+    assert {file: f"Leyline / {title}" for title, file in rows} == titles

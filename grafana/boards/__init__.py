@@ -1,0 +1,1 @@
+"""One module per board; each has its rows as functions."""

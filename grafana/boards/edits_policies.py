@@ -1,0 +1,290 @@
+"""What is edited, by whom and in which mode, and what the policies do."""
+
+from __future__ import annotations
+
+from frame import frame
+from grafana_foundation_sdk.builders import dashboard
+from panels import Query, single_value, time_series
+from queries import (
+    BY_BOTH,
+    BY_TENANT,
+    RANGE,
+    or_zero,
+    over_range,
+    per_minute,
+    per_second,
+    share,
+    total,
+)
+
+RATIO_COLORS = ((None, "red"), (0.5, "orange"), (0.8, "green"))
+FAULT_COLORS = ((None, "green"), (1, "red"))
+PLAIN = ((None, "blue"),)
+
+EDITS = "leyline_edits_total"
+FAULTS = "leyline_policy_faults_total"
+RELOADS = "leyline_policy_reloads_total"
+ERASURES = "leyline_erasures_total"
+
+
+def build() -> dashboard.Dashboard:
+    """The board *Leyline / Edits and policies*."""
+    board = frame(
+        "edits-policies",
+        "Edits and policies",
+        "Who edits the agents' history, what becomes of the edits, and how the policies fare.",
+        ("tenant", "model"),
+    )
+    for add_row in (
+        _add_now,
+        _add_files_and_forgets,
+        _add_edits,
+        _add_decisions,
+        _add_policies,
+        _add_words,
+        _add_forgets,
+    ):
+        add_row(board)
+    return board
+
+
+def _add_now(board: dashboard.Dashboard) -> None:
+    """The row of single numbers."""
+    board.with_row(dashboard.Row("Now"))
+    amortized = f'{BY_TENANT},mode="amortize"'
+    board.with_panel(
+        single_value(
+            "Amortized edits spliced",
+            "Of the edits that may be spliced, the share that was, over the time range. Bad: "
+            "below 0.8, where an alert fires (LeylineFallbackRate); *Edits by outcome* has the "
+            "reasons.",
+            Query(share(f'{amortized},outcome="spliced"', amortized, EDITS, RANGE), instant=True),
+            unit="percentunit",
+            thresholds=RATIO_COLORS,
+        )
+    )
+    board.with_panel(
+        single_value(
+            "Edits",
+            "Edits of earlier messages over the time range, whoever made them. Bad: 0 though "
+            "policies are configured; they find nothing to do, or the edits wait.",
+            Query(or_zero(over_range(EDITS, BY_TENANT)), instant=True),
+            unit="short",
+            thresholds=PLAIN,
+        )
+    )
+    board.with_panel(
+        single_value(
+            "Policy faults since start",
+            "Policies that raised, took too long or returned nonsense; the turn was sent without "
+            "them. Bad: anything but 0; a policy that redacts has let something through.",
+            Query(or_zero(total(FAULTS))),
+            unit="short",
+            thresholds=FAULT_COLORS,
+        )
+    )
+
+
+def _add_files_and_forgets(board: dashboard.Dashboard) -> None:
+    """Files and forgets, in single numbers."""
+    board.with_panel(
+        single_value(
+            "Policy files refused",
+            "Changes of the policies file since the start that were wrong; the policies from "
+            "before hold. Bad: anything but 0; the log says what is wrong.",
+            Query(or_zero(total(RELOADS, 'result="refused"'))),
+            unit="short",
+            thresholds=FAULT_COLORS,
+        )
+    )
+    board.with_panel(
+        single_value(
+            "KV freed by forget",
+            "Tokens over the time range whose KV was overwritten and given back. Bad: 0 while a "
+            "policy redacts.",
+            Query(or_zero(over_range("leyline_freed_tokens_total", BY_BOTH)), instant=True),
+            unit="short",
+            thresholds=PLAIN,
+        )
+    )
+    board.with_panel(
+        single_value(
+            "Sessions that wait for a forget",
+            "Sessions with a forget that an engine which had them before hasn't confirmed yet. "
+            "Bad: above 0 for minutes, where an alert fires (LeylineForgetsPending); what was "
+            "taken out may still be there.",
+            Query(or_zero(total("leyline_erasures_owed"))),
+            unit="short",
+            thresholds=FAULT_COLORS,
+        )
+    )
+
+
+def _add_edits(board: dashboard.Dashboard) -> None:
+    """What was edited, by whom, and what it gave."""
+    board.with_row(dashboard.Row("Edits"))
+    board.with_panel(
+        time_series(
+            "Edits by outcome",
+            "Edits per minute by the reason in the engine's receipt (all models). Bad: anything "
+            "but spliced, except reprefilled for exact and forget edits.",
+            [Query(per_minute(EDITS, BY_TENANT, "outcome"), "{{outcome}}")],
+            unit="cpm",
+            stacked=True,
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Edits by cause and mode",
+            "Edits per minute by who made them (policy, the caller's declaration, the caller "
+            "without one, the chat template) and under which mode. Bad: many undeclared exact "
+            "edits of tool results; consider mapping that role to amortize for the tenant.",
+            [Query(per_minute(EDITS, BY_TENANT, "cause, mode"), "{{cause}}: {{mode}}")],
+            unit="cpm",
+            stacked=True,
+        )
+    )
+
+
+def _add_decisions(board: dashboard.Dashboard) -> None:
+    """What was sent of the edits, and when."""
+    board.with_panel(
+        time_series(
+            "Directives by mode and reason",
+            "Directives sent to the engine per minute, by mode and the reason in the receipt. One "
+            "edit may take several. Bad: token_mismatch, invalid_directive or transform_failed; "
+            "proxy and engine don't agree (LeylineSpliceErrors).",
+            [
+                Query(
+                    per_minute("leyline_directives_total", "", "mode, reason"),
+                    "{{mode}}: {{reason}}",
+                )
+            ],
+            unit="cpm",
+            stacked=True,
+            width=8,
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Decisions of the scheduler",
+            "Turns per minute with edits that could wait, by what was decided. Bad: edits that "
+            "always wait while prompts grow; lower `edit_pressure` or raise `edit_carry`.",
+            [Query(per_minute("leyline_schedule_decisions_total", "", "decision"), "{{decision}}")],
+            unit="cpm",
+            stacked=True,
+            width=8,
+        )
+    )
+    board.with_panel(
+        time_series(
+            "New lineages",
+            "Turns per minute that began a lineage of their own: from their first spliced "
+            "position on, only their conversation finds the KV. Bad: one on nearly every turn of "
+            "many sessions; the pool fills with copies. Let edits come in batches.",
+            [Query(per_minute("leyline_lineages_total", BY_BOTH, "tenant"), "{{tenant}}")],
+            unit="cpm",
+            width=8,
+        )
+    )
+
+
+def _add_policies(board: dashboard.Dashboard) -> None:
+    """What policies did, said and failed at."""
+    board.with_row(dashboard.Row("Policies"))
+    board.with_panel(
+        time_series(
+            "Messages edited by policy",
+            "Messages per minute that went out edited or were left out, by policy and mode; an "
+            "edit counts on each turn that it holds. Bad: 0 for a policy that should act, or a "
+            "forgetting one at work on every turn of most sessions (its prefixes are dear).",
+            [
+                Query(
+                    per_minute("leyline_policy_messages_total", "", "policy, mode"),
+                    "{{policy}}: {{mode}}",
+                )
+            ],
+            unit="cpm",
+            stacked=True,
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Policy faults",
+            "Policies that were skipped for a turn, as a total since the proxy started: a step "
+            "upwards is a fault. raised: an exception; timed_out: too slow; bad_type, "
+            "bad_message: no list of messages; broken_pair: a tool result without its call; "
+            "lost_last_user: the user's last message is gone. Bad: any step.",
+            [Query(total(FAULTS, "", "policy, fault"), "{{policy}}: {{fault}}")],
+            unit="short",
+        )
+    )
+
+
+def _add_words(board: dashboard.Dashboard) -> None:
+    """What policies said and had written."""
+    board.with_panel(
+        time_series(
+            "Notes of policies",
+            "What policies reported per minute without editing: warnings, what a dry run would "
+            "do, edits that wait. Bad: near_limit; sessions are about to fill the model's window.",
+            [
+                Query(
+                    per_minute("leyline_policy_notes_total", "", "policy, kind"),
+                    "{{policy}}: {{kind}}",
+                )
+            ],
+            unit="cpm",
+            width=8,
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Texts written for policies",
+            "Texts per minute that policies had a model write (summaries), by whether it did. "
+            "Bad: failed; the policy goes on without the text, and asks again.",
+            [Query(per_minute("leyline_policy_completions_total", "", "result"), "{{result}}")],
+            unit="cpm",
+            width=8,
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Reloads of the policies file",
+            "Changes of the policies file since the proxy started, by whether they were loaded. "
+            "Bad: a step of refused; the policies from before hold.",
+            [Query(total(RELOADS, "", "result"), "{{result}}")],
+            unit="short",
+            width=8,
+        )
+    )
+
+
+def _add_forgets(board: dashboard.Dashboard) -> None:
+    """What was erased, and where."""
+    board.with_row(dashboard.Row("Forgets"))
+    board.with_panel(
+        time_series(
+            "KV freed by forget, by tenant",
+            "Tokens per second whose KV was overwritten and given back to the engine's pool. A "
+            "splice copies and frees nothing by itself. Bad: 0 while a policy redacts; what was "
+            "taken out is then still held.",
+            [
+                Query(
+                    per_second("leyline_freed_tokens_total", BY_BOTH, "tenant"),
+                    "{{tenant}}",
+                )
+            ],
+            unit="short",
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Forgets carried to other engines",
+            "Forgets per minute for engines that had the session before: erased, gone (the "
+            "engine's run has ended), pending (not confirmed at the first try). Bad: pending "
+            "that isn't followed by erased or gone (LeylineForgetsPending).",
+            [Query(per_minute(ERASURES, "", "result"), "{{result}}")],
+            unit="cpm",
+        )
+    )

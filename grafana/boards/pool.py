@@ -1,0 +1,32 @@
+"""A panel of two boards: whose the KV pool's slots are."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import timeseries
+from panels import Query, time_series
+from queries import BY_INSTANCE, total
+
+POOL = "leyline_engine_pool_tokens"
+CAPACITY = "leyline_engine_pool_capacity_tokens"
+
+_OWNERS = {
+    "claimed": "purple",
+    "in_flight": "orange",
+    "spliced": "blue",
+    "exact": "green",
+    "free": "text",
+}
+"""From what nothing can take away to what anybody may have, with their colours."""
+
+
+def pool_by_owner() -> timeseries.Panel:
+    """The slots, stacked up to the capacity."""
+    return time_series(
+        "Pool by owner",
+        "Slots of the KV pool: claimed, in flight (of running requests), spliced and exact cache, "
+        "free. They sum to the capacity. Bad: claimed and in flight leave no room for a cache.",
+        [Query(total(POOL, f'owner="{owner}",{BY_INSTANCE}'), owner) for owner in _OWNERS],
+        unit="short",
+        stacked=True,
+        colors=_OWNERS,
+    )

@@ -1,0 +1,302 @@
+"""The proxy as a service: requests, its own time, queues, and the engines as it sees them."""
+
+from __future__ import annotations
+
+from frame import frame
+from grafana_foundation_sdk.builders import dashboard
+from panels import Query, single_value, table, time_series
+from queries import (
+    BY_BOTH,
+    BY_TENANT,
+    BY_UPSTREAM,
+    or_zero,
+    per_minute,
+    per_second,
+    quantile,
+    share,
+    total,
+)
+
+from boards import upstreams
+
+PLAIN = ((None, "blue"),)
+FAULT_COLORS = ((None, "green"), (1, "red"))
+UP_COLORS = ((None, "red"), (1, "green"))
+ERROR_COLORS = ((None, "green"), (0.01, "orange"), (0.05, "red"))
+YES_NO = {"0": "no", "1": "yes"}
+
+REQUESTS = "leyline_requests_total"
+AUDIT = "leyline_audit_failures_total"
+AUDIT_STREAM = "leyline_audit_stream_failures_total"
+
+
+def build() -> dashboard.Dashboard:
+    """The board *Leyline / Proxy*."""
+    board = frame(
+        "proxy",
+        "Proxy",
+        "Requests, latency, queues and engines as the proxy sees them.",
+        ("tenant", "model", "upstream"),
+    )
+    for add_row in (
+        _add_now,
+        _add_store,
+        _add_requests,
+        _add_time,
+        _add_admission,
+        upstreams.add_engines,
+        upstreams.add_comparison,
+        _add_state,
+    ):
+        add_row(board)
+    return board
+
+
+def _add_now(board: dashboard.Dashboard) -> None:
+    """The row of single numbers."""
+    board.with_row(dashboard.Row("Now"))
+    board.with_panel(
+        single_value(
+            "Requests per minute",
+            "All routes. Bad: 0 while agents should be at work.",
+            Query(per_minute(REQUESTS, BY_BOTH, "")),
+            unit="cpm",
+            thresholds=PLAIN,
+        )
+    )
+    board.with_panel(
+        single_value(
+            "Failed requests",
+            "Share of requests that end with 500 or more. Bad: above 0.05, where an alert fires "
+            "(LeylineErrorRate); engine down, overloaded, or refusals by claims.",
+            Query(share(f'{BY_BOTH},status=~"5.."', BY_BOTH, REQUESTS)),
+            unit="percentunit",
+            thresholds=ERROR_COLORS,
+        )
+    )
+    board.with_panel(
+        single_value(
+            "Engines up",
+            "Engines that answer, counted once for each proxy. Bad: less than there are; 0 is an "
+            "outage.",
+            Query(total("leyline_upstream_up", BY_UPSTREAM)),
+            unit="short",
+            thresholds=UP_COLORS,
+        )
+    )
+
+
+def _add_store(board: dashboard.Dashboard) -> None:
+    """What is kept, in single numbers."""
+    board.with_panel(
+        single_value(
+            "Sessions",
+            "Conversations in the session store; of several proxies, the largest count, because "
+            "they share one. Bad: at the store's limit; older sessions are then forgotten and "
+            "their next edit finds no source.",
+            Query("max(leyline_sessions)"),
+            unit="short",
+            thresholds=PLAIN,
+        )
+    )
+    board.with_panel(
+        single_value(
+            "Session store up",
+            "Whether every proxy can read and write sessions. Bad: no; an alert fires "
+            "(LeylineSessionStoreDown).",
+            Query("min(leyline_session_store_up)"),
+            unit="none",
+            thresholds=UP_COLORS,
+            words=YES_NO,
+        )
+    )
+    failures = " + ".join(f"(sum(increase({name}[$__range])) or vector(0))" for name in _LOSSES)
+    board.with_panel(
+        single_value(
+            "Audit records lost",
+            "Records that reached neither file nor stream in full, over the time range. Bad: "
+            "anything but 0; the log has a gap (LeylineAuditFailures).",
+            Query(failures, instant=True),
+            unit="short",
+            thresholds=FAULT_COLORS,
+        )
+    )
+
+
+_LOSSES = (AUDIT, AUDIT_STREAM)
+
+
+def _add_requests(board: dashboard.Dashboard) -> None:
+    """What callers get."""
+    board.with_row(dashboard.Row("Requests"))
+    board.with_panel(
+        time_series(
+            "Requests by status",
+            "Requests per minute by HTTP status; 'disconnected' when the caller left first. Bad: "
+            "5xx (engine down or overloaded), many 4xx (a harness that sends what is refused).",
+            [Query(per_minute(REQUESTS, BY_BOTH, "status"), "{{status}}")],
+            unit="cpm",
+            stacked=True,
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Requests by tenant and route",
+            "Requests per minute. Bad: one tenant whose line goes to 0, or one that leaps.",
+            [Query(per_minute(REQUESTS, BY_BOTH, "tenant, route"), "{{tenant}}: {{route}}")],
+            unit="cpm",
+            stacked=True,
+        )
+    )
+    seconds = "leyline_request_seconds"
+    board.with_panel(
+        time_series(
+            "Time of a request by route",
+            "p50 and p90 from a request's arrival to the end of its response, queue and engine "
+            "included. Bad: p90 that leaves p50; queues, long prefills, or one slow engine.",
+            [
+                Query(quantile(0.5, seconds, BY_BOTH, "route"), "p50 {{route}}"),
+                Query(quantile(0.9, seconds, BY_BOTH, "route"), "p90 {{route}}", exemplars=True),
+            ],
+            unit="s",
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Tokens written",
+            "Completion tokens per second by tenant and model. Bad: falling while requests don't; "
+            "engines are busy with prefills.",
+            [
+                Query(
+                    per_second("leyline_completion_tokens_total", BY_BOTH, "tenant, model"),
+                    "{{tenant}}: {{model}}",
+                )
+            ],
+            unit="short",
+            stacked=True,
+        )
+    )
+
+
+def _add_time(board: dashboard.Dashboard) -> None:
+    """How long the proxy itself takes."""
+    board.with_row(dashboard.Row("Time in the proxy"))
+    overhead = "leyline_overhead_seconds"
+    board.with_panel(
+        time_series(
+            "Overhead of a turn",
+            "Time that a turn spends in the proxy itself, without queue and engine. Bad: p90 "
+            "above 0.25 s, where an alert fires (LeylineProxySlow); see the stages.",
+            [
+                Query(quantile(0.5, overhead), "p50"),
+                Query(quantile(0.9, overhead), "p90", exemplars=True),
+                Query(quantile(0.99, overhead), "p99"),
+            ],
+            unit="s",
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Overhead by stage",
+            "p90 of the time that the proxy itself spends on a turn, by stage. Bad: a stage that "
+            "grows with the length of the sessions, or a policy slower than the engine.",
+            [Query(quantile(0.9, "leyline_stage_seconds", "", "stage"), "{{stage}}")],
+            unit="s",
+        )
+    )
+
+
+def _add_admission(board: dashboard.Dashboard) -> None:
+    """Who waits, and who is turned away."""
+    board.with_row(dashboard.Row("Queues and limits"))
+    board.with_panel(
+        time_series(
+            "Requests that wait and run",
+            "By tenant: waiting for a place, and under way. Bad: waiting that never goes back to "
+            "0 (LeylineQueueGrowing); more engines, or a larger max_concurrent.",
+            [
+                Query(total("leyline_queue_waiting", BY_TENANT, "tenant"), "waiting {{tenant}}"),
+                Query(total("leyline_queue_running", BY_TENANT, "tenant"), "running {{tenant}}"),
+            ],
+            unit="short",
+            width=8,
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Time in the queue",
+            "p90 of the time that requests waited for a place, by tenant. Bad: near "
+            "queue_timeout_s, after which they are turned away.",
+            [Query(quantile(0.9, "leyline_queue_seconds", BY_TENANT, "tenant"), "{{tenant}}")],
+            unit="s",
+            width=8,
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Requests over a limit",
+            "Requests per minute that were refused because of a limit of their tenant. Bad: "
+            "queue_full and queue_timeout for one tenant (its limits are low), or for all (there "
+            "is too little of everything).",
+            [
+                Query(
+                    per_minute("leyline_limited_requests_total", BY_TENANT, "tenant, limit"),
+                    "{{tenant}}: {{limit}}",
+                )
+            ],
+            unit="cpm",
+            width=8,
+        )
+    )
+
+
+def _add_state(board: dashboard.Dashboard) -> None:
+    """What the proxy keeps, reloads and writes."""
+    board.with_row(dashboard.Row("State"))
+    board.with_panel(
+        time_series(
+            "Sessions by proxy",
+            "Conversations in the session store; proxies that share one show the same. Bad: a "
+            "flat top at max_sessions.",
+            [Query("max by (instance) (leyline_sessions)", "{{instance}}")],
+            unit="short",
+            width=8,
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Losses",
+            "Since the proxy started: audit records not written, records that didn't reach the "
+            "stream, label values counted as 'other'. Bad: any step.",
+            [
+                Query(total(AUDIT, "", "instance"), "audit {{instance}}"),
+                Query(total(AUDIT_STREAM, "", "instance"), "audit stream {{instance}}"),
+                Query(total("leyline_label_overflow_total", "", "label"), "other {{label}}"),
+            ],
+            unit="short",
+            width=8,
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Reloads of API keys, live pages",
+            "Changes of the key file since the proxy started, by whether they were loaded, and "
+            "live pages that are open. Bad: a step of refused; keys that were taken out of the "
+            "file still open the door (LeylineKeyReloadRefused).",
+            [
+                Query(total("leyline_key_reloads_total", "", "result"), "{{result}}"),
+                Query(or_zero(total("leyline_live_viewers")), "live pages"),
+            ],
+            unit="short",
+            width=8,
+        )
+    )
+    board.with_panel(
+        table(
+            "Versions",
+            "The proxies that run, and their versions. Bad: more than one version for longer "
+            "than an upgrade takes.",
+            {"Proxies": Query("count by (instance, version) (leyline_build_info)", instant=True)},
+            labels={"instance": "Proxy", "version": "Version"},
+        )
+    )
