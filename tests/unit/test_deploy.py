@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from support.image_build import Stage, copied_from_context, ignored_by, stages_of
+
+from leyline_proxy.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "deploy"
 PROVISIONING = REPOSITORY / "grafana" / "provisioning"
+BIN = Path(sys.executable).parent
+IMAGES = ("Dockerfile", "Dockerfile.proxy", "Dockerfile.sglang")
+PROFILES = {
+    "cpu": {"leyline", "prometheus", "grafana"},
+    "gpu": {"proxy", "sglang", "prometheus", "grafana"},
+    "redis": {"redis", "prometheus", "grafana"},
+}
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +37,53 @@ def compose() -> dict[str, Any]:
     return content
 
 
+@pytest.fixture(scope="module", params=IMAGES)
+def image(request: pytest.FixtureRequest) -> list[Stage]:
+    """The stages of each Dockerfile."""
+    return stages_of(DEPLOY / request.param)
+
+
 def _mounts(service: dict[str, Any]) -> dict[str, str]:
     """Container path to source, for every volume of a service."""
     split = [volume.split(":") for volume in service.get("volumes", [])]
     return {parts[1]: parts[0] for parts in split}
+
+
+def _active(compose: dict[str, Any], profile: str) -> dict[str, dict[str, Any]]:
+    return {
+        name: service
+        for name, service in compose["services"].items()
+        if profile in service.get("profiles", [profile])
+    }
+
+
+def _run(program: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([BIN / program, *words], capture_output=True, text=True, check=False)
+
+
+def _validate(path: Path) -> subprocess.CompletedProcess[str]:
+    return _run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", path)
+
+
+def test_compose_fits_its_specification(tmp_path: Path) -> None:
+    """The Compose file fits the Compose specification's schema, and a misspelled key wouldn't."""
+    found = _validate(DEPLOY / "compose.yaml")
+    assert found.returncode == 0, found.stdout
+    broken = tmp_path / "compose.yaml"
+    broken.write_text((DEPLOY / "compose.yaml").read_text().replace("cap_drop:", "cap_drops:"))
+    assert _validate(broken).returncode == 1
+
+
+def test_profiles_start_what_belongs_together(compose: dict[str, Any]) -> None:
+    """Each profile has its services, the default is one of them, and nothing that a service waits
+    for is left out by a profile."""
+    assert {name: set(_active(compose, name)) for name in PROFILES} == PROFILES
+    defaults = (DEPLOY / ".env").read_text()
+    assert re.search(r"^COMPOSE_PROFILES=(\w+)$", defaults, re.MULTILINE)[1] == "cpu"  # type: ignore[index]
+    for profile in PROFILES:
+        active = _active(compose, profile)
+        for service in active.values():
+            assert set(service.get("depends_on", {})) <= set(active)
 
 
 def test_mounted_paths_exist(compose: dict[str, Any]) -> None:
@@ -38,35 +97,71 @@ def test_mounted_paths_exist(compose: dict[str, Any]) -> None:
 
 
 def test_images_are_pinned(compose: dict[str, Any]) -> None:
-    """No image floats: each has a full version, in Compose and in the Dockerfile."""
-    images = [service["image"] for service in compose["services"].values()]
-    assert all(re.search(r":v?\d+\.\d+\.\d+$", image) for image in images), images
-    stages = re.findall(r"^FROM (\S+)", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
-    assert set(stages) == {"python:3.11-slim-bookworm"}
+    """No image floats: each has a full version, those made here the project's."""
+    for service in compose["services"].values():
+        assert re.search(r":v?\d+\.\d+\.\d+$", service["image"]), service["image"]
+        if "build" in service:
+            assert service["image"].endswith(f":{PROJECT['version']}")
+            assert (REPOSITORY / service["build"]["dockerfile"]).is_file()
 
 
 def test_ports_are_on_loopback(compose: dict[str, Any]) -> None:
-    """Starting the stack publishes nothing beyond the machine."""
-    ports = [port for service in compose["services"].values() for port in service["ports"]]
-    assert ports
-    assert all(port.startswith("127.0.0.1:") for port in ports)
+    """Starting the stack publishes nothing beyond the machine, and no port twice in a profile."""
+    for profile in PROFILES:
+        ports = [port for item in _active(compose, profile).values() for port in item["ports"]]
+        assert ports
+        assert all(port.startswith("127.0.0.1:") for port in ports)
+        assert len(set(ports)) == len(ports)
 
 
-def test_services_are_watched(compose: dict[str, Any]) -> None:
-    """Each service has a health check and a restart policy, and waits for a healthy predecessor."""
+def test_services_are_watched_and_confined(compose: dict[str, Any]) -> None:
+    """Each service has a health check, comes back by itself, waits for healthy predecessors, and
+    can neither write to its image nor gain rights."""
     for name, service in compose["services"].items():
         assert service["healthcheck"]["test"], name
         assert service["restart"] == "unless-stopped", name
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
         for needed in service.get("depends_on", {}).values():
             assert needed == {"condition": "service_healthy"}
 
 
-def test_prometheus_scrapes_the_proxy(compose: dict[str, Any]) -> None:
-    """The scrape target is the proxy's Compose name and port."""
+def test_secrets_come_from_outside(compose: dict[str, Any]) -> None:
+    """No secret stands in the Compose file, and each of the proxy's variables is a setting."""
+    known = {f"LEYLINE_{name.upper()}" for name in Settings.model_fields}
+    for service in compose["services"].values():
+        for name, value in service.get("environment", {}).items():
+            if re.search(r"SECRET|TOKEN|KEY|PASSWORD", name):
+                assert value.startswith("${"), name
+            if name.startswith("LEYLINE_"):
+                assert name in known, name
+
+
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_prometheus_scrapes_what_runs(compose: dict[str, Any], profile: str) -> None:
+    """Each target that Prometheus has is a service of some profile, at the port where it listens;
+    the proxy is there in all."""
+    listening: dict[str, int] = {}
+    for name, service in _active(compose, profile).items():
+        networks = service.get("networks", {"default": {}})
+        for alias in (name, *networks["default"].get("aliases", ())):
+            listening[alias] = int(service["ports"][0].rpartition(":")[2])
     config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
-    (job,) = config["scrape_configs"]
-    assert job["static_configs"] == [{"targets": ["leyline:8790"]}]
-    assert compose["services"]["leyline"]["environment"]["LEYLINE_PORT"] == "8790"
+    targets = set(_targets(config))
+    assert "leyline:8790" in targets
+    found = {target for target in targets if listening.get(target.partition(":")[0])}
+    assert all(listening[item.partition(":")[0]] == int(item.partition(":")[2]) for item in found)
+    missing = {"cpu": {"sglang:30000"}, "gpu": set[str]()}
+    assert targets - found == missing[profile]
+
+
+def _targets(config: dict[str, Any]) -> Iterator[str]:
+    for job in config["scrape_configs"]:
+        for item in job.get("static_configs", ()):
+            yield from item["targets"]
+        for item in job.get("dns_sd_configs", ()):
+            yield from (f"{name}:{item['port']}" for name in item["names"])
 
 
 def test_grafana_is_provisioned(compose: dict[str, Any]) -> None:
@@ -86,22 +181,69 @@ def test_grafana_is_provisioned(compose: dict[str, Any]) -> None:
     assert interval == scrape["global"]["scrape_interval"]
 
 
-def test_image_copies_only_what_exists() -> None:
-    """Each path that the Dockerfile copies exists and is let through by its ignore file."""
-    allowed = {
-        line[1:]
-        for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
-        if line.startswith("!")
-    }
-    copied: set[str] = set()
-    for line in (DEPLOY / "Dockerfile").read_text().splitlines():
-        if line.startswith("COPY ") and "--from" not in line:
-            copied.update(line.split()[1:-1])
-    assert copied == allowed
+def test_rules_are_mounted_where_prometheus_looks(compose: dict[str, Any]) -> None:
+    """The files of alerts that Prometheus' configuration names lie there in the container."""
+    mounts = _mounts(compose["services"]["prometheus"])
+    config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+    folder = Path("/etc/prometheus")
+    for pattern in config["rule_files"]:
+        place = str((folder / pattern).parent)
+        assert list((DEPLOY / mounts[place]).glob(Path(pattern).name)), pattern
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_dockerfiles_are_clean(name: str) -> None:
+    """hadolint has nothing to say against any of them."""
+    found = _run("hadolint", DEPLOY / name)
+    assert found.returncode == 0, found.stdout
+
+
+def test_unclean_dockerfile_is_noticed(tmp_path: Path) -> None:
+    """A base image without a version, which hadolint calls by its rule, is an error."""
+    path = tmp_path / "Dockerfile"
+    path.write_text("FROM python\nUSER 1\n")
+    found = _run("hadolint", path)
+    assert (found.returncode, "DL3006" in found.stdout) == (1, True)
+
+
+def test_base_images_are_pinned(image: list[Stage]) -> None:
+    """Each stage begins with an image of a full version: SGLang's with the supported one."""
+    (sglang,) = (item.partition("==")[2] for item in PROJECT["optional-dependencies"]["sglang"])
+    bases = {"python:3.11.14-slim-bookworm", f"lmsysorg/sglang:v{sglang}"}
+    assert {stage.base for stage in image} <= bases
+    assert len(image) == 2
+
+
+def test_image_copies_only_what_exists(image: list[Stage]) -> None:
+    """Each path that a Dockerfile copies exists, and the ignore file lets through just these."""
+    kept_away, allowed = ignored_by(REPOSITORY / ".dockerignore")
+    assert kept_away[0] == "*"
+    copied = set(copied_from_context(image))
+    assert copied == set(allowed)
     assert all((REPOSITORY / path).exists() for path in copied)
 
 
-def test_image_runs_unprivileged() -> None:
-    """The final stage of the image switches to a user without privileges."""
-    final = (DEPLOY / "Dockerfile").read_text().rpartition("\nFROM ")[2]
-    assert "\nUSER 10001\n" in final
+def test_images_run_unprivileged_and_watched(image: list[Stage]) -> None:
+    """The final stage switches to a user without privileges, and tells how its health is asked."""
+    final = image[-1]
+    assert [item.value for item in final.of("USER")] == ["10001"]
+    assert final.of("HEALTHCHECK")
+    assert final.of("ENTRYPOINT")
+    names = [item.name for item in final.instructions]
+    assert names.index("USER") > max(i for i, name in enumerate(names) if name == "RUN")
+
+
+def test_sglang_image_switches_leyline_on() -> None:
+    """Its command line has what the plugin needs, and what the boards read."""
+    command = stages_of(DEPLOY / "Dockerfile.sglang")[-1].last("ENTRYPOINT")
+    assert command[:3] == ["python3", "-m", "sglang.launch_server"]
+    pairs = dict(itertools.pairwise(command))
+    assert pairs["--radix-cache-backend"] == "leyline"
+    assert pairs["--page-size"] == "1"
+    assert {"--enable-metrics", "--enable-cache-report"} <= set(command)
+
+
+def test_chart_has_the_project_s_version() -> None:
+    """The chart installs the images of this version."""
+    chart = yaml.safe_load((DEPLOY / "helm" / "leyline" / "Chart.yaml").read_text())
+    assert chart["appVersion"] == PROJECT["version"]
