@@ -1,0 +1,62 @@
+"""Writes docs/metrics.md from the catalogues of the proxy and the engine: ``make metrics-docs``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from string import Template
+
+from leyline_engine.contract.metrics import ENGINE_METRICS, MetricSpec
+from leyline_proxy.telemetry.bounded import CAPS, LONGEST_VALUE, MOST_VALUES
+from leyline_proxy.telemetry.catalogue import GROUPS
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parents[1] / "docs" / "metrics.md"
+INTRODUCTION = HERE / "metrics-introduction.md"
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    caps = (f"{name} {cap}" for name, cap in CAPS.items() if cap is not None)
+    yield (
+        Template(INTRODUCTION.read_text(encoding="utf-8"))
+        .substitute(
+            most_values=MOST_VALUES, other_caps=", ".join(caps), longest_value=LONGEST_VALUE
+        )
+        .rstrip()
+    )
+    for group in GROUPS:
+        yield f"\n## {group.title}\n\n{group.about}\n"
+        yield from _table(entry.spec for entry in group.entries)
+    yield "\n## The engine\n"
+    yield (
+        "Of both engines: the embedded one's are on the proxy's `/metrics`, SGLang's with the "
+        "plugin on SGLang's own (`--enable-metrics`).\n"
+    )
+    yield from _table(ENGINE_METRICS)
+
+
+def _table(specs: Iterable[MetricSpec]) -> Iterator[str]:
+    yield "| metric | type | labels | what it says | what a bad value means |"
+    yield "|---|---|---|---|---|"
+    for spec in specs:
+        labels = ", ".join(f"`{label}`" for label in spec.labels)
+        name = f"`{exposed_name(spec)}`"
+        yield f"| {name} | {spec.kind} | {labels} | {_cell(spec.help)} | {_cell(spec.bad)} |"
+
+
+def exposed_name(spec: MetricSpec) -> str:
+    """As queries name it; a histogram without its suffixes."""
+    return f"{spec.name}_total" if spec.kind == "counter" else spec.name
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

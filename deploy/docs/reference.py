@@ -1,0 +1,311 @@
+"""Writes docs/api/{settings,http,cli}.md from the code; ``--check`` says what is out of date."""
+
+from __future__ import annotations
+
+import argparse
+import html
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "api"
+
+Schema = Mapping[str, Any]
+
+_ORIGIN = "<!-- Written from the code by `make docs`. Don't edit. -->"
+_REF = "#/components/schemas/"
+_MIB = 1024 * 1024
+
+
+# ── settings ─────────────────────────────────────────────────────────────────
+
+
+def settings_page() -> str:
+    """Every setting of the proxy with its default, its bounds and what it is for."""
+    from pydantic import BaseModel
+
+    from leyline_proxy.settings import Settings, TenantSettings, UpstreamSettings
+
+    parts = [
+        "# Settings",
+        _ORIGIN,
+        "Flags of [`leyline serve`](cli.md#leyline-serve) win over the environment, that over the "
+        "YAML file of `--config`, and that over the defaults. The variable of a setting is its "
+        "name in capitals behind `LEYLINE_`: `max_sessions` is `LEYLINE_MAX_SESSIONS`. There, maps "
+        "and lists are JSON, and an empty variable counts as unset. An unknown setting is an error "
+        "in the file, and so is a wrong value anywhere; `leyline serve` says which, and exits with "
+        "2.",
+    ]
+    own = [one for one in Settings.__mro__ if one is not BaseModel and _defines_fields(one)]
+    for model in own:
+        parts += [f"## {_SECTIONS.get(model.__name__, model.__name__)}", _settings_table(model)]
+    for title, model in (("upstreams.NAME", UpstreamSettings), ("tenants.NAME", TenantSettings)):
+        parts += [f"## `{title}`", cleandoc(model.__doc__ or "")]
+        defining = (one for one in model.__mro__ if _defines_fields(one))
+        parts += [_settings_table(*defining, untold="As the proxy's.")]
+    return "\n\n".join(parts) + "\n"
+
+
+_SECTIONS = {
+    "Settings": "The proxy",
+    "AuditSettings": "The audit log",
+    "LimitSettings": "Limits, shutdown and the admin port",
+    "SessionSettings": "Where sessions are kept",
+    "TraceSettings": "Tracing",
+}
+
+
+def _defines_fields(model: type) -> bool:
+    return model.__module__.startswith("leyline_proxy.") and bool(
+        vars(model).get("__annotations__")
+    )
+
+
+def _settings_table(*models: Any, untold: str = "") -> str:
+    rows = ["| setting | default | values | |", "|---|---|---|---|"]
+    for model in models:
+        schema = model.model_json_schema()
+        defined = vars(model)["__annotations__"]
+        texts = _attribute_docs(model)
+        for name, member in schema["properties"].items():
+            if name in defined:
+                default = (
+                    "**required**" if name in schema.get("required", ()) else _default(name, member)
+                )
+                values = _values(name, _resolve(member, schema))
+                rows.append(f"| `{name}` | {default} | {values} | {texts.get(name, untold)} |")
+    return "\n".join(rows)
+
+
+def _attribute_docs(model: type) -> dict[str, str]:
+    import griffe
+
+    path = Path(str(sys.modules[model.__module__].__file__))
+    module = griffe.visit(model.__module__, path, path.read_text(encoding="utf-8"))
+    found = module[model.__name__]
+    return {
+        name: " ".join(member.docstring.value.replace("``", "`").split()).replace("|", "\\|")
+        for name, member in found.members.items()
+        if member.docstring is not None
+    }
+
+
+def _default(name: str, member: Schema) -> str:
+    value = member.get("default")
+    if member.get("format") == "password":
+        return "`memory`" if value else "none"  # a default secret would be none
+    if value is None or value in ({}, []):
+        return "none"
+    if value == "":
+        return "empty"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value}`" + (f" ({_size(name, value)})" if name.endswith("_bytes") else "")
+
+
+def _size(name: str, value: float) -> str:
+    """Bytes as people write them, other numbers as they are."""
+    if name.endswith("_bytes"):
+        return f"{value // _MIB} MiB" if value >= _MIB else f"{value // 1024} KiB"
+    return f"{int(value) if value == int(value) else value}"
+
+
+def _resolve(member: Schema, root: Schema) -> Schema:
+    """The schema itself where a definition is meant, without what stands for 'unset'."""
+    if "$ref" in member:
+        return _resolve(root["$defs"][member["$ref"].rpartition("/")[2]], root)
+    ways = [way for way in member.get("anyOf", ()) if way.get("type") != "null"]
+    return _resolve(ways[0], root) if len(ways) == 1 else member
+
+
+def _values(name: str, member: Schema) -> str:
+    if "enum" in member:
+        return ", ".join(f"`{one}`" for one in member["enum"])
+    if member.get("format") == "password":
+        return "a secret"
+    if member.get("format") == "path":
+        return "a path"
+    kinds = {
+        "string": "text",
+        "integer": "a whole number",
+        "number": "a number",
+        "boolean": "`true`, `false`",
+        "array": "a list",
+        "object": "a map",
+    }
+    kind = kinds.get(str(member.get("type")), "")
+    bounds = [
+        f"{sign} {_size(name, member[key])}"
+        for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"))
+        if key in member
+    ]
+    return ", ".join(part for part in (kind, *bounds) if part)
+
+
+# ── HTTP ─────────────────────────────────────────────────────────────────────
+
+
+def http_page() -> str:
+    """Every route of the OpenAPI document, and the schemas that it names."""
+    from leyline_proxy.http.app import create_app
+    from leyline_proxy.settings import Settings
+
+    document = create_app(Settings(upstream="http://127.0.0.1:9")).openapi()
+    schemas = document["components"]["schemas"]
+    parts = [
+        "# HTTP routes",
+        _ORIGIN,
+        "What the proxy's OpenAPI document says; a running proxy gives it at `/openapi.json`. "
+        "What the fields mean and what becomes of them is in [HTTP API](../http-api.md). Members "
+        "that the proxy leaves to the engine aren't listed, and none are forbidden. With API keys, "
+        "each route below `/v1` needs one, such as `Authorization: Bearer KEY`.",
+    ]
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            parts += list(_operation(method.upper(), path, operation))
+    parts.append("## Schemas")
+    for name in sorted(schemas):
+        parts += [f"### {name}", *_described(schemas[name], schemas)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _operation(method: str, path: str, operation: Schema) -> Iterator[str]:
+    yield f"## `{method} {path}`"
+    yield cleandoc(operation.get("description") or operation.get("summary", "")).replace("``", "`")
+    rows = [
+        f"| `{one['name']}` | {one['in']} | {_kind(one['schema'])} | "
+        f"{'required' if one.get('required') else ''} |"
+        for one in operation.get("parameters", ())
+    ]
+    if rows:
+        yield "\n".join(["| parameter | in | type | |", "|---|---|---|---|", *rows])
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json")
+    if body is not None:
+        yield f"Takes {_kind(body['schema'])}."
+    answers = []
+    for status, answer in operation["responses"].items():
+        kinds = [
+            "a stream of events, if asked for"
+            if kind == "text/event-stream"
+            else _kind(one["schema"])
+            for kind, one in answer.get("content", {}).items()
+        ]
+        shown = "errors" if status == "default" else status
+        answers.append(f"{shown}: {' or '.join(kinds) or 'as in [HTTP API](../http-api.md)'}")
+    yield "; ".join(answers) + "."
+
+
+def _kind(schema: Schema) -> str:
+    """A schema in a few words."""
+    if "$ref" in schema:
+        name = schema["$ref"].removeprefix(_REF)
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(_kind(one) for one in schema["anyOf"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return ", ".join(f"`{one}`" for one in schema["enum"])
+    kind = schema.get("type", "anything")
+    words = " or ".join(kind) if isinstance(kind, list) else str(kind)
+    inner = schema.get("items")
+    return f"{words} of {_kind(inner)}" if inner and inner != {"type": "object"} else words
+
+
+def _described(schema: Schema, schemas: Mapping[str, Schema]) -> Iterator[str]:
+    if "description" in schema:
+        yield cleandoc(schema["description"]).replace("``", "`")
+    for part in schema.get("allOf", ()):
+        if "$ref" in part:
+            yield f"All of {_kind(part)}, and:"
+        else:
+            yield from _described(part, schemas)
+    rows = list(_members(schema, ""))
+    if rows:
+        yield "\n".join(["| member | type | |", "|---|---|---|", *rows])
+    elif "allOf" not in schema:
+        yield _kind(schema)
+
+
+def _members(schema: Schema, within: str) -> Iterator[str]:
+    required = schema.get("required", ())
+    for name, member in schema.get("properties", {}).items():
+        default = member.get("default")
+        note = "required" if name in required else f"default `{default}`" if default else ""
+        yield f"| `{within}{name}` | {_kind(member)} | {note} |"
+        inner = member.get("items", member)
+        yield from _members(inner, f"{within}{name}{'[]' if inner is not member else ''}.")
+
+
+# ── command line ─────────────────────────────────────────────────────────────
+
+
+def cli_page() -> str:
+    """Every command with its options, as ``--help`` tells them."""
+    import typer
+    from typer.cli import get_docs_for_click
+
+    from leyline_proxy.cli import build_app
+
+    command = typer.main.get_command(build_app())
+    context = typer.Context(command, info_name="leyline")
+    text = get_docs_for_click(obj=command, ctx=context, name="leyline", title="Command line")
+    text = text.replace("# Command line\n", f"# Command line\n\n{_ORIGIN}\n", 1)
+    # The help's own markup, of which Typer makes HTML in some places and nothing in others.
+    text = re.sub(r'<span style="[^"]*">(.*?)</span>', r"**\1**", text)
+    text = re.sub(r"\[(bold|dim|green|red|cyan)\](.*?)\[/\1\]", r"**\2**", text)
+    text = html.unescape(text).replace("\\[", "[")
+    lines = [line for line in text.splitlines() if not re.match(r"\* `--(install|show)-comp", line)]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(_escaped(line) for line in lines)).strip() + "\n"
+
+
+def _escaped(line: str) -> str:
+    """Words in brackets are no links here, and names in angles no HTML; code stays as it is."""
+    parts = re.split(r"(`[^`]*`)", line)
+    return (
+        "".join(
+            part if n % 2 else part.replace("[", "\\[").replace("]", "\\]").replace("<", "&lt;")
+            for n, part in enumerate(parts)
+        )
+        if not line.startswith(("<!--", "$"))
+        else line
+    )
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "settings.md": settings_page,
+    "http.md": http_page,
+    "cli.md": cli_page,
+}
+
+
+def stale() -> dict[str, str]:
+    """Pages that aren't what the code says, with what they should be."""
+    return {
+        name: text
+        for name, text in ((name, page()) for name, page in PAGES.items())
+        if not (FOLDER / name).is_file() or (FOLDER / name).read_text(encoding="utf-8") != text
+    }
+
+
+def main() -> int:
+    """Write the pages, or with ``--check`` say which are out of date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    for name in [name for name in os.environ if name.startswith("LEYLINE_")]:
+        del os.environ[name]  # else they would be defaults
+    wrong = stale()
+    for name, text in wrong.items():
+        print(f"docs/api/{name}: {'out of date, run make docs' if check else 'written'}")
+        if not check:
+            (FOLDER / name).write_text(text, encoding="utf-8")
+    return 1 if check and wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
