@@ -11,7 +11,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 export PYTEST_ARGS
 
-.PHONY: help setup sglang-setup tools clients-setup serve sglang demo test nightly clients lint fmt boards clean
+.PHONY: help setup sglang-setup tools clients-setup serve sglang demo test nightly clients lint fmt boards docs metrics-docs screenshots clean
 
 help: ## show this list
 	@echo "Leyline: an OpenAI-compatible proxy that keeps the KV cache when agents edit their history."
@@ -22,8 +22,8 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "Everything is installed into .venv and .venv-sglang; nothing outside the checkout is"
-	@echo "changed, except that a missing python3-venv is installed with apt when root or"
-	@echo "passwordless sudo allows it."
+	@echo "changed, except that a missing python3-venv, and Chromium for tests, are installed with apt"
+	@echo "when root or passwordless sudo allows it."
 	@echo 'Python to use: make setup PYTHON=python3.12. PyTorch build: TORCH_INDEX=URL (or "none").'
 
 setup: ## make .venv with everything in it; costs nothing when it is up to date
@@ -34,6 +34,7 @@ sglang-setup: setup ## make .venv-sglang: SGLang for a CPU (3 GB); costs nothing
 
 tools: setup
 	@deploy/tools.sh
+	@deploy/helm.sh
 
 clients-setup: setup
 	@deploy/clients.sh
@@ -62,7 +63,8 @@ lint: setup ## ruff, mypy and import-linter, without the tests
 	@$(BIN)/ruff format --check .
 	@echo "── mypy"
 	@$(BIN)/mypy
-	@$(BIN)/mypy grafana/build_dashboards.py
+	@$(BIN)/mypy grafana/build_dashboards.py grafana/draw_board.py
+	@$(BIN)/mypy deploy/docs/build.py deploy/docs/metrics_page.py deploy/docs/reference.py
 	@echo "── import contracts"
 	@$(BIN)/lint-imports
 
@@ -70,8 +72,20 @@ fmt: setup ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-boards: setup ## write grafana/dashboards/*.json anew from grafana/build_dashboards.py
+boards: tools ## write grafana/dashboards/*.json anew from grafana/boards, and check the alert rules
 	@$(BIN)/python grafana/build_dashboards.py
+	@PATH="$(CURDIR)/$(BIN):$$PATH" promtool check rules deploy/alerts/*.yml
+	@PATH="$(CURDIR)/$(BIN):$$PATH" promtool test rules tests/fixtures/alerts/*.yml
+
+docs: setup ## write docs/api anew from the code, and the documentation as a site into out/site
+	@$(BIN)/python deploy/docs/reference.py
+	@$(BIN)/python deploy/docs/build.py
+
+metrics-docs: setup ## write docs/metrics.md anew from the catalogues of metrics
+	@$(BIN)/python deploy/docs/metrics_page.py
+
+screenshots: tools ## write docs/live.png and docs/live-dark.png anew from a replayed session
+	@OMP_NUM_THREADS=1 $(BIN)/python bench/live_page.py
 
 clean: ## remove caches, but keep .venv and .venv-sglang
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Put the servers that tests run into .venv/bin: Prometheus (server and promtool) and Redis (server
-# and redis-cli). Where the system has none, Debian's packages are unpacked below .venv: that takes
+# and redis-cli); and have Chromium, which tests open the live page in. Where the system has none, Debian's packages are unpacked below .venv: that takes
 # no root, and no service is installed or started. Where that can't be done, the tests that need
 # them are skipped.
 set -euo pipefail
@@ -18,6 +18,25 @@ give_up() {
     say "On Debian: sudo apt-get install ${packages[*]}"
     exit 0
 }
+
+# It needs too many libraries, settings and fonts to be unpacked beside the system's: it is installed.
+require_chromium() {
+    have chromium && return
+    if command -v apt-get >/dev/null; then
+        say "tools: installing the Debian package chromium (about 300 MB)"
+        if as_root apt-get -qq update &&
+            as_root env DEBIAN_FRONTEND=noninteractive \
+                apt-get -qq install -y --no-install-recommends chromium >&2 &&
+            have chromium; then
+            say "tools: $(chromium --version 2>/dev/null)"
+            return
+        fi
+    fi
+    say "no chromium: installing it takes root, or sudo without a password, on Debian."
+    say "The tests that need it will be skipped (and fail in CI). sudo apt-get install chromium"
+}
+
+require_chromium
 
 wanted=()
 packages=()

@@ -46,12 +46,15 @@ class LimitSettings(BaseModel):
     queue_timeout_s: Seconds = 60.0
     """Longest wait for a place."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 32 * MIB
+    """Of one request."""
     max_messages: Count = 20_000
     """Messages of one request."""
     max_connections: Count = 8192
     """Open connections; further ones are turned away."""
     max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024
+    """Of one request, names and values together."""
     max_headers: Count = 200
+    """Of one request."""
     header_timeout_s: Seconds = 30.0
     """From a connection to the end of its first request's headers, and for each further request
     from its first byte."""
@@ -72,6 +75,7 @@ class LimitSettings(BaseModel):
     admin_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Port of the admin API, which is off without one; 0 lets the system choose."""
     admin_host: str = "127.0.0.1"
+    """Address of the admin port."""
     admin_key: SecretStr | None = None
     """Opens the admin API: the key itself, or ``sha256:`` and its digest."""
     metrics_on_admin: bool = False

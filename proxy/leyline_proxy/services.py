@@ -12,6 +12,7 @@ from .audit.auditor import Auditor
 from .audit.build import build_auditor
 from .core.bodies import BodyMemory
 from .core.schedule import Timing
+from .live.feed import LiveFeed
 from .pipeline.claim_watch import ClaimWatch
 from .pipeline.claims import ClaimService
 from .pipeline.erasure import Erasures
@@ -26,6 +27,8 @@ from .settings import Settings, secret_of
 from .shutdown import Shutdown
 from .telemetry.claims import ClaimMetrics
 from .telemetry.metrics import Metrics
+from .telemetry.tracing import Tracing
+from .telemetry.tracing.build import build_tracing
 from .tenants import KeyFile, TenantDirectory, build_directory
 from .turns import TurnService
 from .upstream.factory import build_pool
@@ -50,17 +53,25 @@ class Services:
     key_file: KeyFile | None
     gate: Gate
     audit: Auditor
+    feed: LiveFeed
+    tracing: Tracing
     shutdown: Shutdown = field(default_factory=Shutdown)
     bodies: BodyMemory = field(default_factory=BodyMemory)
 
 
-def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
+def build_services(
+    settings: Settings, engine_app: ASGIApp | None, tracing: Tracing | None = None
+) -> Services:
     """Wire the parts together; nothing is connected or started yet.
+
+    Args:
+        tracing: in place of what the settings ask for.
 
     Raises:
         leyline_policies.PolicyError: the policy file, or what counts as sensitive, is wrong.
         ValueError: neither ``settings.upstream`` nor an engine application is given; and whatever
-            :func:`~leyline_proxy.tenants.build_directory` raises.
+            :func:`~leyline_proxy.tenants.build_directory` and
+            :func:`~leyline_proxy.telemetry.tracing.build.build_tracing` raise.
     """
     metrics = Metrics()
     metrics.build_info.labels(version("leyline-kv")).set(1)
@@ -100,6 +111,7 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         hints_secret=hints_secret,
         retry_s=settings.handshake_interval_s,
     )
+    feed = LiveFeed(metrics.live_viewers)
     turns = TurnService(
         store=store,
         pool=pool,
@@ -108,6 +120,7 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         erasures=erasures,
         retained_turns=settings.retained_turns,
         audit=audit,
+        feed=feed,
         hints_secret=hints_secret,
         history_secret=settings.history_secret(),
         chooser=policy_file,
@@ -128,6 +141,8 @@ def build_services(settings: Settings, engine_app: ASGIApp | None) -> Services:
         KeyFile(keys, tenants.replace, metrics) if keys is not None else None,
         Gate(settings.max_concurrent, metrics),
         audit,
+        feed,
+        tracing or build_tracing(settings, grace_s=settings.shutdown_grace_s),
         bodies=BodyMemory(settings.text_memory_bytes // 8),
     )
 

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    YamlConfigSettingsSource,
 )
 
 from .audit.settings import AuditSettings
+from .config_file import read_config
 from .core.api_keys import check_tenant, parse_key
 from .core.cache_scope import CacheScope
 from .core.options import SHARE_PATTERN
 from .limit_settings import MIB, LimitSettings, TenantLimitSettings
 from .sessions.settings import SessionSettings
+from .telemetry.tracing.settings import TraceSettings
 
 DEFAULT_TENANT = "default"
 ONLY_ENGINE = "engine"
@@ -35,6 +39,7 @@ class TenantSettings(TenantLimitSettings):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     api_keys: tuple[SecretStr, ...] = ()
+    """As in the key file, without the tenant."""
     policy: str | None = None
     undeclared: dict[str, str] | None = None
     allow_request_policy: bool | None = None
@@ -66,7 +71,7 @@ class UpstreamSettings(BaseModel):
         return _engine_url(value)
 
 
-class Settings(AuditSettings, LimitSettings, SessionSettings, BaseSettings):
+class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, BaseSettings):
     """Everything an operator can set. Nested values in the environment are JSON."""
 
     model_config = SettingsConfigDict(
@@ -78,6 +83,7 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, BaseSettings):
     )
 
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8790
     """0 lets the system choose a free port."""
 
@@ -88,6 +94,7 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, BaseSettings):
     """Several engines by name; a bare URL stands for one with defaults. A session stays with one
     of them as long as that is up (rendezvous hashing)."""
     upstream_api_key: SecretStr | None = None
+    """What engines are sent as their bearer token."""
     engine: str = "replay"
     """Name of the embedded engine, from the entry-point group ``leyline.engines``."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
@@ -97,6 +104,7 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, BaseSettings):
     where the engine is ``replay``."""
 
     policy: str | None = None
+    """Policies for everyone, such as ``truncate_older_than:n=2,max_chars=200``."""
     policies_file: Path | None = None
     """YAML file of policies for everyone, by tenant and by model; read again when it changes."""
     sensitive: str = ""
@@ -116,6 +124,7 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, BaseSettings):
     undeclared: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     """Role to mode, for edits that nobody declared: ``tool=amortize``."""
     allow_request_policy: bool = True
+    """Whether a request may choose its policy (``leyline.policy``)."""
     cache_scope: CacheScope = "shared"
     """Who shares KV of equal prefixes: all tenants, or each with itself alone (``tenant``), for
     which the engine must know ``cache_salt``, as SGLang does."""
@@ -123,8 +132,11 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, BaseSettings):
     """False keeps everything but the splice: edits become ordinary re-prefills."""
 
     retained_turns: Annotated[int, Field(ge=1, le=64)] = 4
+    """Turns of a session that later ones may be spliced from."""
     session_ttl_s: Annotated[float, Field(gt=0)] = 3600.0
+    """From a session's last turn."""
     max_sessions: Annotated[int, Field(ge=1)] = 1000
+    """In memory; beyond it the least recently used ones go."""
     max_session_bytes: Annotated[int, Field(ge=MIB)] = 1024 * MIB
     """Of all sessions together; beyond it the least recently used ones go."""
     max_stored_responses: Annotated[int, Field(ge=0)] = 10_000
@@ -138,6 +150,7 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, BaseSettings):
     """Between two looks at the engine's claims, while any live."""
 
     connect_timeout_s: Annotated[float, Field(gt=0)] = 5.0
+    """To an engine; also the longest wait for a free connection."""
     first_token_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """From the request to the first byte of a stream, or of a whole answer."""
     idle_timeout_s: Annotated[float, Field(gt=0)] = 120.0
@@ -155,7 +168,9 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, BaseSettings):
     """Other paths below ``/v1`` that go upstream as they are. ``stateless`` leaves out what stores
     objects that all callers with the proxy's upstream key would share, such as files."""
     handshake_interval_s: Annotated[float, Field(gt=0)] = 10.0
+    """Between two looks at an engine that is up."""
     handshake_retry_s: Annotated[float, Field(gt=0)] = 1.0
+    """Between two looks at one that is down."""
 
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     """``tenant:key`` or ``tenant:sha256:HEX``, with `` expires=TIME`` behind it or not. With no key
@@ -163,9 +178,12 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, BaseSettings):
     api_keys_file: Path | None = None
     """A file of such lines, read again when it changes; ``#`` starts a comment."""
     tenants: dict[str, TenantSettings] = Field(default_factory=dict)
+    """By name: what each has of its own."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe that is logged."""
     log_format: Literal["json", "console"] = "json"
+    """``json``: an object a line; ``console``: for people."""
 
     @field_validator("api_keys", mode="before")
     @classmethod
@@ -231,11 +249,14 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, BaseSettings):
     @model_validator(mode="after")
     def _check_key_lines(self) -> Settings:
         for secret in self.api_keys:
-            parse_key(secret.get_secret_value())
+            with _naming("api_keys"):
+                parse_key(secret.get_secret_value())
         for tenant, own in self.tenants.items():
-            check_tenant(tenant)
+            with _naming("tenants"):
+                check_tenant(tenant)
             for secret in own.api_keys:
-                parse_key(f"{tenant}:{secret.get_secret_value()}")
+                with _naming(f"tenants.{tenant}.api_keys"):
+                    parse_key(f"{tenant}:{secret.get_secret_value()}")
         return self
 
     @model_validator(mode="after")
@@ -244,7 +265,14 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, BaseSettings):
             raise ValueError("admin_port needs an admin_key; leyline keys new makes a good one")
         if self.metrics_on_admin and self.admin_port is None:
             raise ValueError("metrics_on_admin needs an admin_port")
+        if self.admin_port and self.admin_port == self.port and self._one_address():
+            raise ValueError("admin_port must be another than port")
         return self
+
+    def _one_address(self) -> bool:
+        """Whether both ports are at one address."""
+        hosts = {self.host, self.admin_host}
+        return len(hosts) == 1 or not hosts.isdisjoint({"0.0.0.0", "::", ""})  # noqa: S104
 
     def engines(self) -> dict[str, UpstreamSettings]:
         """The engines by name; none where one is to run in this process."""
@@ -252,35 +280,34 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, BaseSettings):
             return {ONLY_ENGINE: UpstreamSettings(url=self.upstream)}
         return self.upstreams
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags first, then the environment, then the YAML file."""
-        yaml = YamlConfigSettingsSource(settings_cls)
-        return init_settings, env_settings, file_secret_settings, yaml
-
 
 def load_settings(config: Path | None = None, **flags: Any) -> Settings:
     """Settings from all sources; flags that are None count as not given.
 
     Raises:
         pydantic.ValidationError: for a wrong or unknown setting; names it.
+        pydantic_settings.SettingsError: a variable isn't JSON that has to be.
+        leyline_policies.config.ConfigError: the file can't be read; names the line.
         FileNotFoundError: when ``config`` doesn't exist.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     if config is None:
         return Settings(**given)
-    if not config.is_file():
-        raise FileNotFoundError(f"no configuration file at {config}")
+    document = read_config(config).plain()
 
     class FromFile(Settings):
-        model_config = SettingsConfigDict(yaml_file=config)
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            """Flags first, then the environment, then the file."""
+            file = InitSettingsSource(settings_cls, document)
+            return init_settings, env_settings, file_secret_settings, file
 
     return FromFile(**given)
 
@@ -299,3 +326,12 @@ def _engine_url(value: str) -> str:
 
 def _words(value: str) -> list[str]:
     return [word.strip() for word in value.split(",") if word.strip()]
+
+
+@contextmanager
+def _naming(setting: str) -> Iterator[None]:
+    """Puts the setting's name before what is wrong with it."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{setting}: {error}") from error

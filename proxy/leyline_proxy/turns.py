@@ -26,6 +26,7 @@ from .core.options import UndeclaredRules
 from .core.places import owed
 from .core.session import RetainedTurn, Session
 from .errors import RefusedByClaimError
+from .live.feed import LiveFeed
 from .pipeline.accounting import account_headers, caller_account, final_receipt
 from .pipeline.cache_scope import check_scope
 from .pipeline.erasure import Erasures
@@ -43,7 +44,8 @@ from .pipeline.turn import Turn
 from .pipeline.writing import Writing
 from .sessions import SessionStore
 from .telemetry.metrics import Metrics
-from .telemetry.turn_counts import count_refused, count_turn
+from .telemetry.tracing.notes import note_refused, note_settled, receipt_span
+from .telemetry.turn_counts import Settled, count_overhead, count_refused, count_turn
 from .upstream.pool import Names, ReplicaPool
 
 log = structlog.get_logger("leyline.turn")
@@ -71,6 +73,7 @@ class TurnService:
         erasures: Erasures,
         retained_turns: int,
         audit: Auditor,
+        feed: LiveFeed,
         hints_secret: str | None = None,
         history_secret: str | None = None,
         chooser: Chooser | None = None,
@@ -84,6 +87,7 @@ class TurnService:
         self._metrics = metrics
         self._erasures = erasures
         self._audit = audit
+        self._feed = feed
         self._retained_turns = retained_turns
         self._hints_secret = hints_secret
         # Without a secret to share, chains mean something in this process alone.
@@ -101,24 +105,32 @@ class TurnService:
             await self._pinning.aclose()
 
     async def begin(
-        self, request: ChatRequest, avoid: Names = frozenset(), *, again: Turn | None = None
+        self,
+        request: ChatRequest,
+        avoid: Names = frozenset(),
+        *,
+        again: Turn | None = None,
+        parsed_s: float = 0.0,
     ) -> Turn:
         """Steps 1 to 5: what to send, where to, and what to ask of the engine.
 
         Args:
             avoid: replicas that have failed this request.
             again: the same request as the last of them was given it.
+            parsed_s: seconds that the request has taken so far, but for waiting.
 
         Raises:
             NotFoundError: no engine serves the model.
             BadRequestError, ForbiddenError: the request's ``leyline`` options.
         """
         await self._pool.check_model(request.model, request.tenant.upstreams)
+        started = perf_counter()
         policies, rules = effective_rules(request, self._catalog)
         with self._metrics.stage("identify"):
             identity = await self._identify(request, again)
+        own_s = perf_counter() - started + (parsed_s if again is None else again.own_s)
         try:
-            return await self._begin(request, identity, policies, rules, avoid)
+            return await self._begin(request, identity, (policies, rules), avoid, own_s)
         except BaseException:
             self._openings.leave(request.tenant.name, identity)
             raise
@@ -127,18 +139,20 @@ class TurnService:
         self,
         request: ChatRequest,
         identity: Identity,
-        policies: Sequence[Policy],
-        rules: UndeclaredRules,
+        effective: tuple[Sequence[Policy], UndeclaredRules],
         avoid: Names,
+        own_s: float,
     ) -> Turn:
         replica = await self._pool.choose(
             identity.session_id, request.model, allowed=request.tenant.upstreams, avoid=avoid
         )
-        status = replica.status
+        chosen, status = perf_counter(), replica.status
         check_scope(request.tenant, status)
         index = identity.session.next_index if identity.session is not None else 0
         name, message_id = f"t{index}-{uuid4().hex[:12]}", f"m-{uuid4().hex}"
-        given = PlanInput(name, request, policies, rules, identity.session, status, index)
+        given = PlanInput(
+            name, request, *effective, identity.session, status, index, replica=replica.name
+        )
         planned = await self._planner.plan(given, identity.session_id, replica)
         envelope = None
         if status.capability is not None:
@@ -180,6 +194,7 @@ class TurnService:
             enveloped=envelope is not None,
             unnamed=losses_of_account(planned.prepared, identity.session),
             applied=self._planner.applied(given, planned.prepared),
+            own_s=own_s + perf_counter() - chosen - planned.asked_s,
         )
 
     async def _identify(self, request: ChatRequest, again: Turn | None) -> Identity:
@@ -231,23 +246,28 @@ class TurnService:
         self, turn: Turn, usage: Mapping[str, Any] | None, *, ttft_s: float | None
     ) -> Account:
         """Step 7 for a turn that the engine has answered in full."""
-        record = await record_of(turn) if turn.enveloped else None
+        with receipt_span(usage):
+            record = await record_of(turn) if turn.enveloped else None
         receipt = final_receipt(turn, record, usage)
         run = await run_of(turn, record, receipt)
+        told = perf_counter()
         with self._metrics.stage("account"):
             session, source = await self._retain(turn, record, receipt, run)
             label = self.model_label(turn.request.model)
-            count_turn(self._metrics, turn, receipt, label, ttft_s)
+            avoided_s = self._planner.avoided_s(label, receipt)
+            settled = Settled(turn, receipt, record, usage, ttft_s, avoided_s)
+            count_turn(self._metrics, settled, label)
+            note_settled(turn, receipt, ttft_s)
             self._planner.learn(label, receipt, ttft_s if turn.request.stream else None)
         if turn.planned.prepared.wanted:
             self._writing.start(turn)
         account = self._account(turn, receipt, session)
         self._erasures.start(session)
         self._audit.settled(turn, record, receipt, session, label)
+        self._feed.settled(session)
         if self._pinning is not None and source is not None:
             self._pinning.start(turn, source)
-        if turn.enveloped and record is None:
-            self._metrics.receipts_missing.labels(self.model_label(turn.request.model)).inc()
+        count_overhead(self._metrics, turn, perf_counter() - told)
         log.info(
             "turn",
             tenant=turn.request.tenant.name,
@@ -276,7 +296,9 @@ class TurnService:
         receipt, tenant = record.receipt, turn.request.tenant.name
         label = self.model_label(turn.request.model)
         count_refused(self._metrics, turn, receipt, label)
+        note_refused(receipt)
         self._audit.refused(turn, receipt, label)
+        self._feed.lost(tenant, turn.identity.session_id, "refused")
         log.info(
             "turn_refused",
             tenant=tenant,
@@ -317,6 +339,7 @@ class TurnService:
         """Note a turn that went to the engine and won't be settled: its client has gone, or its
         answer broke off. What the engine read in it has no names here."""
         self._audit.abandoned(turn, self.model_label(turn.request.model))
+        self._feed.lost(turn.request.tenant.name, turn.identity.session_id, "abandoned")
         if not turn.enveloped:
             return
         now = time.time()

@@ -31,6 +31,7 @@ from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.client import UpstreamClient
 from leyline_proxy.upstream.embedded import create_embedded_engine
 from leyline_proxy.upstream.handshake import Handshake
+from leyline_proxy.upstream.link import Link
 
 CHAT = "/v1/chat/completions"
 POLICY = "truncate_older_than:n=2,max_chars=80"
@@ -130,11 +131,10 @@ async def test_edits_wait_before_a_plain_back_end_until_they_pay() -> None:
 async def test_a_server_that_never_answers_about_leyline_is_plain() -> None:
     """The question is given up in time, and the server is up for all else."""
     engine = OddServer(Answer(hangs=True), "/leyline")
-    transport = ASGIStreamTransport(engine)
-    async with httpx.AsyncClient(transport=transport, base_url="http://e") as http:
-        client = UpstreamClient(http, api_key=None, small_timeout_s=0.2)
-        shake = Handshake(client, Metrics(), splice=True, interval_s=60, retry_s=60)
-        status = await shake.refresh()
+    link = Link("http://e", ASGIStreamTransport(engine))
+    client = UpstreamClient(link, api_key=None, small_timeout_s=0.2)
+    shake = Handshake(client, Metrics(), splice=True, interval_s=60, retry_s=60)
+    status = await shake.refresh()
     assert (status.up, status.engine, status.settled) == (True, "plain", False)
 
 

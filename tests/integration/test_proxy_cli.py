@@ -108,7 +108,7 @@ def test_serve_prints_where_it_is_and_stops(tmp_path: Path) -> None:
             assert process.stdout is not None
             lines: list[str] = []
             deadline = time.monotonic() + 120
-            while not lines or "status page" not in lines[-1]:
+            while not lines or "live page" not in lines[-1]:
                 assert time.monotonic() < deadline
                 line = process.stdout.readline()
                 assert line, (tmp_path / "log").read_text()

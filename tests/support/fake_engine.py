@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from leyline_engine.contract import Capability, ForgetCounts, Receipt, TokenCounts, TurnRecord
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
+from leyline_proxy.telemetry.tracing import Tracing
 from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.lifespan import lifespan_of
 
@@ -208,9 +209,12 @@ def forgotten(message_id: str) -> Receipt:
 
 
 @asynccontextmanager
-async def proxy_before(engine: ASGIApp, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def proxy_before(
+    engine: ASGIApp, *, tracing: Tracing | None = None, **settings: Any
+) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a proxy before ``engine``."""
-    app = create_app(Settings(handshake_retry_s=0.05, **settings), engine_app=engine)
+    given = Settings(handshake_retry_s=0.05, **settings)
+    app = create_app(given, engine_app=engine, tracing=tracing)
     transport = ASGIStreamTransport(app)
     async with (
         lifespan_of(app),

@@ -38,6 +38,7 @@ class AuditSettings(BaseModel):
     audit_redis: SecretStr | None = None
     """URL of a Redis to whose stream each line is added, too: ``redis://`` or ``rediss://``."""
     audit_stream: Annotated[str, Field(min_length=1, max_length=256)] = "leyline:audit"
+    """Name of the stream in Redis."""
     audit_stream_maxlen: Annotated[int, Field(ge=1)] = 100_000
     """Entries that the stream keeps, roughly."""
 

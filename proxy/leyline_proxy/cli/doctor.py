@@ -1,18 +1,43 @@
-"""``leyline doctor``: what an engine is and whether it splices."""
+"""``leyline doctor``: what an engine is, or what a proxy with these settings would meet."""
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from leyline_engine.contract import CAPABILITY_PATH, Capability
 
-NOT_SPLICING = 1
+from . import serve
+
+if TYPE_CHECKING:
+    import httpx
+
+    from ..doctor import Finding
+
+NOT_WELL = 1
+USAGE_ERROR = 2
+
+_MOST_BYTES = 1024 * 1024
+
+_EPILOG = """[bold]Examples[/bold]
+
+Does this engine splice?  leyline doctor http://127.0.0.1:8790 --json | jq .splices
+
+Would this proxy work?  leyline doctor --config leyline.yaml --prometheus http://127.0.0.1:9090
+
+Without a URL it takes the flags, variables and files of leyline serve.
+"""
+_SIGNS = {"ok": "[green]✓[/green]", "warn": "[yellow]![/yellow]", "fail": "[red]✗[/red]"}
 
 
 class Unreachable(Exception):  # noqa: N818 - a finding, no failure of ours
@@ -21,21 +46,143 @@ class Unreachable(Exception):  # noqa: N818 - a finding, no failure of ours
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command(
-        name="doctor",
-        epilog="Example:  leyline doctor http://127.0.0.1:8790 --json | jq .splices",
-    )(doctor)
+    app.command(name="doctor", epilog=_EPILOG)(_with_flags_of(serve.serve, doctor))
 
 
 def doctor(
-    url: str = typer.Argument(help="Base URL of an engine, or of a Leyline proxy before one."),
-    as_json: bool = typer.Option(False, "--json", help="Print the document itself."),
-    timeout: float = typer.Option(10.0, min=0.1, help="Seconds to wait for an answer."),
+    url: Annotated[
+        str | None,
+        typer.Argument(
+            help="Base URL of an engine, or of a Leyline proxy before one; without it, the "
+            "settings are examined.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds to wait for each answer.")
+    ] = 10.0,
+    prometheus: Annotated[
+        str | None, typer.Option(help="URL of the Prometheus that should scrape the proxy.")
+    ] = None,
+    flags: Mapping[str, Any],
 ) -> None:
-    """Print an engine's capability document and whether it splices.
+    """Print an engine's capability document and whether it splices; or, without a URL, say what a
+    proxy with these settings would meet, and how to mend what is wrong.
 
-    Exits with 0 when it does, with 1 when it doesn't or can't be reached.
+    Exits with 0 when all is well, with 1 when something failed, the engine doesn't splice or can't
+    be reached.
     """
+    if url is None:
+        _examine(flags, prometheus, timeout, as_json)
+    elif prometheus is not None or any(value is not None for value in flags.values()):
+        raise _usage("Give a URL to ask an engine, or settings to examine them, not both.")
+    else:
+        _ask_engine(url, timeout, as_json)
+
+
+def _with_flags_of(
+    source: Callable[..., None], command: Callable[..., None]
+) -> Callable[..., None]:
+    """``command`` with the flags of ``source``, which come to it together as ``flags``."""
+    theirs = inspect.signature(source).parameters
+    own = {
+        name: each
+        for name, each in inspect.signature(command).parameters.items()
+        if name != "flags"
+    }
+
+    @wraps(command)
+    def taken(**given: Any) -> None:
+        flags = {name: given.pop(name) for name in theirs}
+        command(**given, flags=flags)
+
+    hints = get_type_hints(source, include_extras=True) | get_type_hints(
+        command, include_extras=True
+    )
+    shown = {name: each.replace(annotation=hints[name]) for name, each in {**own, **theirs}.items()}
+    taken.__annotations__ = {name: hints[name] for name in shown}
+    taken.__signature__ = inspect.Signature(list(shown.values()))  # type: ignore[attr-defined]
+    return taken
+
+
+def _examine(
+    flags: Mapping[str, Any], prometheus: str | None, timeout: float, as_json: bool
+) -> None:
+    try:
+        from ..doctor import document, healthy
+    except ModuleNotFoundError as error:
+        raise _usage(
+            f"The package {error.name!r} is missing. Install it with: pip install "
+            "'leyline-kv[proxy]'"
+        ) from error
+    findings = _findings(flags, prometheus, timeout)
+    if as_json:
+        encoded = msgspec.json.encode(document(findings))
+        typer.echo(msgspec.json.format(encoded, indent=2).decode())
+    else:
+        _print_findings(findings)
+    if not healthy(findings):
+        raise typer.Exit(NOT_WELL)
+
+
+def _findings(flags: Mapping[str, Any], prometheus: str | None, timeout: float) -> list[Finding]:
+    import asyncio
+
+    from ..doctor import Situation, checks_for, config_findings, examine
+    from ..settings_faults import faults_of
+    from ..telemetry.logging import configure_logging
+
+    # What the parts would log is in the findings.
+    configure_logging("error", "console")
+    try:
+        settings = serve.read_settings(flags)
+    except (OSError, ValueError) as error:
+        return config_findings(faults_of(error, serve.sources_of(flags)))
+    checks = checks_for(Situation(settings, flags["config"], prometheus, timeout))
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("Examining", total=len(checks))
+
+        def ended(name: str) -> None:
+            bar.update(task, advance=1, description=f"Examined {name}")
+
+        return asyncio.run(examine(checks, ended=ended))
+
+
+def _print_findings(findings: Sequence[Finding]) -> None:
+    console = Console(highlight=False)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        if finding.status in _SIGNS:
+            told = escape(_shown(finding.detail))
+            if finding.fix:
+                told += f"\n[bold]fix:[/bold] {escape(_shown(finding.fix))}"
+            table.add_row(_SIGNS[finding.status], escape(_shown(finding.name)), told)
+    console.print(table)
+    for finding in findings:
+        if finding.status == "skip":
+            console.print(f"[dim]- {finding.name}: {escape(_shown(finding.detail))}[/dim]")
+    count = {sign: sum(finding.status == sign for finding in findings) for sign in _SIGNS}
+    tone = "red" if count["fail"] else "yellow" if count["warn"] else "green"
+    console.print(
+        f"[{tone}]{count['ok']} fine, {count['warn']} to look at, {count['fail']} failed[/{tone}]"
+    )
+
+
+def _shown(text: str) -> str:
+    """What an engine or a server said, without what moves a terminal's cursor."""
+    return "".join(each if each.isprintable() else " " for each in text)
+
+
+def _ask_engine(url: str, timeout: float, as_json: bool) -> None:
     try:
         capability = fetch_capability(url, timeout)
     except Unreachable as finding:
@@ -43,13 +190,13 @@ def doctor(
             typer.echo(msgspec.json.encode({"splices": False, "error": str(finding)}).decode())
         else:
             Console(stderr=True).print(f"[red]{escape(str(finding))}[/red]")
-        raise typer.Exit(NOT_SPLICING) from finding
+        raise typer.Exit(NOT_WELL) from finding
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(capability), indent=2).decode())
     else:
         _print(capability)
     if not capability.splices:
-        raise typer.Exit(NOT_SPLICING)
+        raise typer.Exit(NOT_WELL)
 
 
 def fetch_capability(url: str, timeout: float) -> Capability:
@@ -62,10 +209,18 @@ def fetch_capability(url: str, timeout: float) -> Capability:
 
     base = url if "://" in url else f"http://{url}"
     base = base.rstrip("/").removesuffix("/v1")
+    asked = base + CAPABILITY_PATH
+    head, _, tail = base.rpartition("@")
+    base = f"{head.partition('://')[0]}://{tail}" if head else base  # without credentials
     try:
-        response = httpx.get(base + CAPABILITY_PATH, timeout=timeout)
+        response = _get(asked, timeout)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise Unreachable(f"{base} can't be reached: {error or type(error).__name__}") from error
+    if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        raise Unreachable(
+            f"{base} wants a key (status {response.status_code}): ask with the proxy's settings, "
+            "LEYLINE_UPSTREAM_API_KEY and --upstream URL."
+        )
     if response.status_code != httpx.codes.OK:
         raise Unreachable(
             f"{base} answers, but {CAPABILITY_PATH} gives {response.status_code}: this engine runs "
@@ -75,6 +230,20 @@ def fetch_capability(url: str, timeout: float) -> Capability:
         return msgspec.json.decode(response.content, type=Capability)
     except msgspec.DecodeError as error:
         raise Unreachable(f"{base} gives no valid capability document: {error}") from error
+
+
+def _get(url: str, timeout: float) -> httpx.Response:
+    """A small document, all of which has come in ``timeout`` seconds."""
+    import httpx
+
+    until = time.monotonic() + timeout
+    content = bytearray()
+    with httpx.stream("GET", url, timeout=timeout) as response:
+        for chunk in response.iter_bytes():
+            content += chunk
+            if len(content) > _MOST_BYTES or time.monotonic() > until:
+                raise httpx.ReadTimeout("the answer doesn't end")
+    return httpx.Response(response.status_code, content=bytes(content))
 
 
 def _print(capability: Capability) -> None:
@@ -100,3 +269,10 @@ def _rows(document: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         else:
             rows.append((prefix + name, "none" if value in (None, "") else str(value)))
     return rows
+
+
+def _usage(message: str) -> typer.Exit:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"[red]leyline doctor:[/red] {escape(message)}"
+    )
+    return typer.Exit(USAGE_ERROR)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import socket
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from leyline_engine.contract import Capability
 
     from ..settings import Settings
+    from ..settings_faults import Sources
 
 USAGE_ERROR = 2
 
@@ -121,37 +124,14 @@ def serve(
         int | None, typer.Option(help="Port of the admin API; needs LEYLINE_ADMIN_KEY \\[off].")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
+    trace: Annotated[
+        str | None, typer.Option(help="Traces: otlp (to a collector), console or off \\[off].")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="json or console.")] = None,
 ) -> None:
     """Start the proxy and print where to point your OpenAI client."""
-    settings = _settings(
-        config,
-        host=host,
-        port=port,
-        **_engines(upstream),
-        affinity_header=affinity_header,
-        engine=engine,
-        engine_options=_engine_options(engine_option),
-        model=model,
-        policy=policy,
-        policies_file=policies_file,
-        edit_timing=edit_timing,
-        undeclared=undeclared,
-        allow_request_policy=request_policy,
-        splice=splice,
-        retained_turns=retained_turns,
-        session_store=session_store,
-        audit_file=audit_file,
-        audit_key_file=audit_key_file,
-        audit_turns=audit_turns,
-        audit_redis=audit_redis,
-        api_keys=api_key,
-        api_keys_file=api_keys_file,
-        admin_port=admin_port,
-        log_level=log_level,
-        log_format=log_format,
-    )
+    settings = settings_of(locals())
     app = _application(settings)
     with ExitStack() as stack:
         sock = stack.enter_context(_listen(settings.host, settings.port, "--port"))
@@ -163,21 +143,56 @@ def serve(
         _run(app, settings, sock, admin)
 
 
-def _settings(config: Path | None, **flags: Any) -> Settings:
-    from pydantic import ValidationError
+_SETTINGS = {
+    "api_key": "api_keys",
+    "engine_option": "engine_options",
+    "request_policy": "allow_request_policy",
+}
+"""Settings of flags whose name is another."""
 
-    from ..settings import load_settings
+
+def settings_of(flags: Mapping[str, Any]) -> Settings:
+    """What the flags, the environment and the file make together.
+
+    Args:
+        flags: all parameters of :func:`serve`; those that are None weren't given.
+
+    Raises:
+        typer.Exit: with 2, after it was said what is wrong, where, and how to mend it.
+    """
+    from ..settings_faults import faults_of
 
     try:
-        return load_settings(config, **flags)
-    except ValidationError as error:
-        lines = [
-            f"{'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}"
-            for item in error.errors(include_input=False, include_url=False)
-        ]
-        raise _usage("\n".join(lines)) from error
+        return read_settings(flags)
     except (OSError, ValueError) as error:
-        raise _usage(str(error)) from error
+        faults = faults_of(error, sources_of(flags))
+        raise _usage("\n".join(map(str, faults))) from error
+
+
+def read_settings(flags: Mapping[str, Any]) -> Settings:
+    """As :func:`settings_of`, but with the errors of :func:`~leyline_proxy.settings.load_settings`
+    for what is wrong."""
+    from ..settings import load_settings
+
+    own = {
+        "upstream": None,
+        **_engines(flags["upstream"]),
+        "engine_options": _engine_options(flags["engine_option"]),
+    }
+    given = {_SETTINGS.get(name, name): value for name, value in flags.items()}
+    return load_settings(**{**given, **own})
+
+
+def sources_of(flags: Mapping[str, Any]) -> Sources:
+    """Where settings come from, for what is said of wrong ones."""
+    from ..settings_faults import Sources
+
+    given = [name for name, value in flags.items() if value is not None and name != "config"]
+    named = {_SETTINGS.get(name, name): f"--{name.replace('_', '-')}" for name in given}
+    if "upstream" in named:  # which of the two settings it stands for
+        flag = named.pop("upstream")
+        named |= dict.fromkeys(_engines(flags["upstream"]), flag)
+    return Sources(flags["config"], named, os.environ)
 
 
 def _engines(items: list[str] | None) -> dict[str, Any]:
@@ -186,7 +201,8 @@ def _engines(items: list[str] | None) -> dict[str, Any]:
     for item in items or ():
         name, sign, url = item.partition("=")
         if not sign or "/" in name:
-            name, url = item.partition("://")[2].partition("/")[0], item
+            place = item.partition("://")[2].partition("/")[0]
+            name, url = place.rpartition("@")[2], item  # without credentials
         if name in named:
             raise _usage(f"--upstream {name} is given twice; name them apart with NAME=URL")
         named[name] = url
@@ -204,20 +220,31 @@ def _engine_options(items: list[str] | None) -> dict[str, Any] | None:
     for item in items:
         name, sign, value = item.partition("=")
         if not sign:
-            raise _usage(f"--engine-option {item!r} is not NAME=VALUE")
-        options[name.replace("-", "_")] = yaml.safe_load(value)
+            # Not quoted: it may be a secret, of which the name was forgotten.
+            raise _usage("--engine-option is written as NAME=VALUE")
+        try:
+            options[name.replace("-", "_")] = yaml.safe_load(value)
+        except (yaml.YAMLError, ValueError) as error:
+            raise _usage(f"the value of --engine-option {name} is no YAML; quote it") from error
     return options
 
 
 def _application(settings: Settings) -> FastAPI:
+    import structlog
+
     from leyline_policies import PolicyError
 
     from ..core.options import OptionError
     from ..http.app import create_app
+    from ..settings_faults import unknown_variables
     from ..telemetry.logging import configure_logging
     from ..tenants import build_directory
 
     configure_logging(settings.log_level, settings.log_format)
+    for fault in unknown_variables(os.environ):
+        structlog.get_logger("leyline.settings").warning(
+            "unknown_variable", variable=fault.place, fix=fault.fix
+        )
     try:
         build_directory(settings)  # before the engine, which may take long to load
         app = create_app(settings, engine_app=_engine(settings))
@@ -287,6 +314,8 @@ def _started(app: FastAPI, url: str, admin_url: str | None) -> None:
     # What lives as long as the process needn't be gone through again and again.
     gc.collect()
     gc.freeze()
+    # Turns make tens of thousands of values that live on and hardly any cycles.
+    gc.set_threshold(20_000, 10, 50)
     _announce(app, url, admin_url)
 
 
@@ -304,7 +333,7 @@ def _announce(app: FastAPI, url: str, admin_url: str | None) -> None:
         ("engine", escape(status.engine) if status.up else "not reached yet; still trying"),
         ("splices", verdict),
         ("capability", escape(_capability(status.capability))),
-        ("status page", f"{url}/"),
+        ("live page", f"{url}/"),
         *((("admin", f"{admin_url}/admin"),) if admin_url is not None else ()),
     ):
         console.print(f"  {name:<12} {value}")

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import msgspec
 
@@ -35,6 +36,21 @@ from .stage import find_fault
 
 SCHEDULER = "scheduler"
 _VERBS = f"policy:{Verbs.name}:"
+
+
+class Decision(StrEnum):
+    """What becomes of edits that could wait."""
+
+    NOTHING = "nothing"
+    """There are none."""
+    UNTIMED = "untimed"
+    """They are made for another reason than their tokens, or cost nothing on this engine."""
+    PRESSURE = "pressure"
+    """They are committed: the prompt fills too much of the window."""
+    PAYS = "pays"
+    """They are committed: what they reclaim pays for what is computed anew."""
+    HELD = "held"
+    """They wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +138,9 @@ def balance(held: Prepared, now: Prepared, seen: int, tokens: Callable[[Message]
     )
 
 
-def pays(found: Balance, cost: EditCost, timing: Timing, *, turns: int, window: int | None) -> bool:
+def decide(
+    found: Balance, cost: EditCost, timing: Timing, *, turns: int, window: int | None
+) -> Decision:
     """Whether to commit the pending edits now.
 
     Args:
@@ -131,16 +149,22 @@ def pays(found: Balance, cost: EditCost, timing: Timing, *, turns: int, window: 
         window: the model's, in tokens; None where unknown.
     """
     if found.reclaimed <= 0 or (cost.splices and not timing.splicing_waits):
-        return True  # it isn't for their tokens that these edits are made
+        return Decision.UNTIMED  # it isn't for their tokens that these edits are made
     if window is not None and found.prompt > timing.pressure * window:
-        return True
+        return Decision.PRESSURE
     moved = found.recomputed - found.inserted
     # Both in tokens prefilled: a token that is moved costs a fraction of one.
     share = cost.splice_us / cost.prefill_us if cost.prefill_us > 0 else 0.0
     spent = found.inserted + moved * (min(share, 1.0) if cost.splices else 1.0)
     expected = min(max(turns, 1), timing.longest_turns)
     fullness = found.prompt / (timing.pressure * window) if window else 0.0
-    return found.reclaimed * (timing.carry * expected + timing.need * fullness) >= spent
+    gained = found.reclaimed * (timing.carry * expected + timing.need * fullness)
+    return Decision.PAYS if gained >= spent else Decision.HELD
+
+
+def pays(found: Balance, cost: EditCost, timing: Timing, *, turns: int, window: int | None) -> bool:
+    """Whether :func:`decide` commits the pending edits."""
+    return decide(found, cost, timing, turns=turns, window=window) is not Decision.HELD
 
 
 def schedule(
@@ -152,24 +176,25 @@ def schedule(
     tokens: Callable[[Message], int],
     turns: int,
     window: int | None,
-) -> Prepared:
-    """``now``, or the same turn with its edits of earlier messages put off.
+) -> tuple[Prepared, Decision]:
+    """``now``, or the same turn with its edits of earlier messages put off; and which, and why.
 
     Args:
         last: the turn before, as it was sent.
     """
     held = pending(last, now)
     if held is None:
-        return now
+        return now, Decision.NOTHING
     found = balance(held, now, len(last.sent), tokens)
-    if pays(found, cost, timing, turns=turns, window=window):
-        return now
+    decision = decide(found, cost, timing, turns=turns, window=window)
+    if decision is not Decision.HELD:
+        return now, decision
     note = Note(
         SCHEDULER,
         "edits_held",
         {"reclaimable_tokens": found.reclaimed, "recomputed_tokens": found.recomputed},
     )
-    return replace(held, notes=(*now.notes, note))
+    return replace(held, notes=(*now.notes, note)), decision
 
 
 def _declared(prepared: Prepared, count: int) -> list[tuple[int, Message | None]]:

@@ -45,6 +45,10 @@ class RetainedTurn:
     """Bytes that the turn takes in memory, roughly."""
     names: SpanNames = field(kw_only=True)
     """Under which the engine's ledger knows the messages."""
+    replica: str = field(default="", kw_only=True)
+    """Name of the upstream that served it."""
+    model: str = field(default="", kw_only=True)
+    """As the caller named it."""
 
     @cached_property
     def tokens(self) -> array[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from leyline_engine.contract import (
     ATTENTION_SINK,
@@ -25,6 +25,7 @@ from leyline_engine.contract import (
     SpanLabel,
 )
 
+from .busts import Reach, reach_of
 from .candidates import Candidate, Edit, consider, demand_cause, record_of, records_of
 from .cover import MIN_SWITCH, Piece, cover
 from .options import UndeclaredRules
@@ -52,6 +53,8 @@ class TurnPlan:
     planned: Outcome = Outcome.UNEDITED
     reason: Reason | None = None
     reusable_tokens: int = 0
+    reach: Reach = field(default_factory=Reach, compare=False)
+    """What of the prompt the session's retained turns have; for the account, not for the engine."""
 
     @property
     def forgets(self) -> bool:
@@ -104,7 +107,8 @@ def synthesize(
         plan = _splicing_plan(candidates, rendered.tokens, sink)
     else:
         plan = TurnPlan()
-    return replace(plan, spans=span_labels(rendered, names.sent), forget=forget)
+    reach = reach_of(candidates[_most_reusable(candidates)]) if candidates else Reach()
+    return replace(plan, spans=span_labels(rendered, names.sent), forget=forget, reach=reach)
 
 
 def demands_of(prepared: Prepared) -> tuple[EditRecord, ...]:

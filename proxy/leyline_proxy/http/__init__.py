@@ -1,1 +1,1 @@
-"""The HTTP surface: routes, errors, streaming and the status page."""
+"""The HTTP surface: routes, errors, streaming and the live page."""

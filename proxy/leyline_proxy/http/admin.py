@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -24,6 +23,7 @@ from ..sessions.summary import session_document, session_overview
 from ..tenants import Tenant
 from ..tenants.directory import offered_key
 from .errors import install_error_handlers
+from .metrics import metrics_response
 from .replicas import replica_document
 
 log = structlog.get_logger("leyline.admin")
@@ -57,15 +57,6 @@ def create_admin_app(services: Services) -> Starlette:
     )
     install_error_handlers(app)
     return app
-
-
-async def metrics_response(services: Services) -> Response:
-    """Prometheus metrics."""
-    services.metrics.sessions.set(await services.store.count())
-    services.metrics.session_store_up.set(services.store.problem is None)
-    return Response(
-        generate_latest(services.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST}
-    )
 
 
 async def _healthz(_: Request) -> Response:
@@ -178,9 +169,9 @@ class _Handlers:
         log.info("upstream_draining", upstream=replica.name, draining=draining)
         return JSONResponse(replica_document(replica))
 
-    async def metrics(self, _: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """Prometheus metrics."""
-        return await metrics_response(self._services)
+        return await metrics_response(self._services, request.headers)
 
 
 def _tenant_document(tenant: Tenant, keys: tuple[ApiKey, ...]) -> dict[str, Any]:

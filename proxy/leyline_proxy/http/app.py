@@ -12,28 +12,35 @@ from starlette.types import ASGIApp
 
 from ..services import Services, build_services
 from ..settings import Settings
+from ..telemetry.tracing import Tracing
 from ..upstream.lifespan import lifespan_of
+from .dispatch import ExchangeDispatch
 from .errors import install_error_handlers
+from .metrics import keep_observing
 from .openapi import describe
-from .routes import install_routes
+from .routes import TURN_PATHS, install_routes
 
 
-def create_app(settings: Settings, *, engine_app: ASGIApp | None = None) -> FastAPI:
+def create_app(
+    settings: Settings, *, engine_app: ASGIApp | None = None, tracing: Tracing | None = None
+) -> FastAPI:
     """The proxy as an ASGI application.
 
     With ``engine_app``, requests go to that application in this process and its lifespan is run
-    with the proxy's; else they go to ``settings.upstream``.
+    with the proxy's; else they go to ``settings.upstream``. ``tracing`` takes the place of what the
+    settings ask for.
 
     Raises:
         leyline_policies.PolicyError: an unknown policy or a bad parameter.
         leyline_proxy.core.options.OptionError: a bad rule for undeclared edits.
         ValueError: neither an engine nor an upstream; an unreadable key file.
     """
-    services = build_services(settings, engine_app)
+    services = build_services(settings, engine_app, tracing)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(services.tracing.aclose)
             if engine_app is not None:
                 await stack.enter_async_context(lifespan_of(engine_app))
             await stack.enter_async_context(services.audit.running())
@@ -44,6 +51,7 @@ def create_app(settings: Settings, *, engine_app: ASGIApp | None = None) -> Fast
             await stack.enter_async_context(_handshaking(services))
             await stack.enter_async_context(_running(services.store.run()))
             await stack.enter_async_context(_running(services.erasures.run()))
+            await stack.enter_async_context(_running(keep_observing(services)))
             for watch in services.claim_watches:
                 await stack.enter_async_context(_running(watch.run()))
             if services.key_file is not None:
@@ -60,10 +68,13 @@ def create_app(settings: Settings, *, engine_app: ASGIApp | None = None) -> Fast
         # Its pages load scripts from a content delivery network.
         docs_url=None,
         redoc_url=None,
+        # Its records would quote exceptions, and those may quote prompts.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.services = services
     install_error_handlers(app)
     install_routes(app, services)
+    app.add_middleware(ExchangeDispatch, services=services, exchanges=TURN_PATHS)
     describe(app)
     return app
 

@@ -20,6 +20,7 @@ from ..pipeline.accounting import account_headers
 from ..pipeline.outgoing import without_reserved
 from ..pipeline.request import ChatRequest, decode_body, parse_chat
 from ..pipeline.turn import Turn
+from ..telemetry.tracing.notes import note_failover, note_planned
 from ..tenants import Tenant
 from ..turns import Account
 from ..upstream.client import GATEWAY_FAILURES, read
@@ -61,12 +62,16 @@ class ChatExchange(Exchange):
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Plan, forward, account."""
+        started = perf_counter()
         chat, self._raw = self.parse(tenant, raw), raw
+        parsed_s = perf_counter() - started
         self.model = self.services.turns.model_label(chat.model)
         failed: set[str] = set()
         turn: Turn | None = None
         while True:
-            turn = await self.services.turns.begin(chat, failed, again=turn)
+            turn = await self.services.turns.begin(chat, failed, again=turn, parsed_s=parsed_s)
+            self.message_id = turn.message_id
+            note_planned(turn)
             self.extra_headers["x-leyline-session"] = turn.identity.session_id
             self._others = self._may_go_on(chat, {*failed, turn.replica.name})
             try:
@@ -74,6 +79,7 @@ class ChatExchange(Exchange):
             except ReplicaFailedError as error:
                 failed.add(turn.replica.name)
                 self.services.metrics.failovers.labels(turn.replica.name).inc()
+                note_failover(turn.replica.name, error.code)
                 log.warning("failover", upstream=turn.replica.name, why=error.code)
                 continue
             if response is not None:

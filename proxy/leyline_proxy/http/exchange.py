@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from time import perf_counter
+from typing import Any
 
 import structlog
 from starlette.requests import Request
@@ -13,6 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from ..errors import ClientDisconnected, ProxyError
 from ..services import Services
+from ..telemetry.metrics import exemplar
+from ..telemetry.tracing import current_trace, stage_span
 from ..tenants import Tenant
 from .errors import as_proxy_error, error_event, shaped_response
 from .limits import read_body, until_disconnect
@@ -40,21 +43,33 @@ class Exchange(Response):
         self.model = UNKNOWN
         self.complete = False
         """All that matters has been sent; a disconnect is then no event."""
+        self.message_id: str | None = None
+        """Of the turn, once there is one."""
         self._tenant = UNKNOWN
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; every way out is counted."""
+        """Answer; every way out is counted, and the request's trace ends with it."""
+        asked = self.request
+        with self.services.tracing.request(asked.method, self.route, asked.headers) as trace:
+            try:
+                await self._answered(scope, receive, send)
+            finally:
+                trace.describe({"leyline.tenant": self._tenant, "leyline.model": self.model})
+                trace.ended(self.status)
+                self._count()
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             tenant = self.services.tenants.authenticate(self.request.headers)
             self._tenant = tenant.name
             gate, settings = self.services.gate, self.services.settings
             gate.check_rate(tenant)
-            with gate.reading(tenant):
+            with gate.reading(tenant), stage_span("read"):
                 raw = await read_body(
                     self.request, tenant.limits.max_body_bytes, timeout_s=settings.body_timeout_s
                 )
-            async with gate.place(tenant, lambda wait: until_disconnect(receive, wait)):
+            async with gate.place(tenant, lambda wait: _queued(receive, wait)):
                 await self.serve(tenant, raw, scope, receive, send)
         except ClientDisconnected:
             if not self.complete:
@@ -62,8 +77,6 @@ class Exchange(Response):
                 log.info("client_disconnected", tenant=self._tenant, route=self.route)
         except Exception as error:
             await self._fail(as_proxy_error(error), scope, receive, send)
-        finally:
-            self._count()
 
     @abstractmethod
     async def serve(
@@ -107,6 +120,7 @@ class Exchange(Response):
 
     async def _fail(self, error: ProxyError, scope: Scope, receive: Receive, send: Send) -> None:
         self.status = str(error.status)
+        current_trace().failed(error)
         if not self._started:
             await self.failure(error)(scope, receive, send)
             return
@@ -119,5 +133,10 @@ class Exchange(Response):
         metrics = self.services.metrics
         metrics.requests.labels(self._tenant, self.model, self.route, self.status).inc()
         metrics.request_seconds.labels(self._tenant, self.model, self.route).observe(
-            perf_counter() - self.arrived
+            perf_counter() - self.arrived, exemplar(self.message_id)
         )
+
+
+async def _queued(receive: Receive, wait: Coroutine[Any, Any, None]) -> None:
+    with stage_span("queue"):
+        await until_disconnect(receive, wait)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from leyline_engine.contract import CAPABILITY_PATH
 
 from ..errors import NotFoundError
 from ..services import Services
 from ..sessions.summary import session_document, session_overview
-from ..settings import DEFAULT_TENANT
-from .admin import metrics_response
 from .chat import CHAT_PATH, ChatExchange
 from .claims import install_claims
 from .completions import COMPLETIONS_PATH, CompletionExchange
 from .counting import COUNT_PATH as CHAT_COUNT_PATH
 from .counting import CountExchange
+from .exchange import Exchange
+from .live import install_live
 from .messages import (
     COUNT_PATH,
     MESSAGES_PATH,
@@ -27,6 +28,7 @@ from .messages import (
     MessagesExchange,
     models_as_asked,
 )
+from .metrics import metrics_response
 from .models import model_list
 from .pass_through import METHODS, PATTERN, PassThroughExchange
 from .replicas import replica_document
@@ -37,7 +39,13 @@ from .responses import (
     InputTokensExchange,
     ResponsesExchange,
 )
-from .status_page import status_page
+
+TURN_PATHS: Mapping[str, type[Exchange]] = {
+    CHAT_PATH: ChatExchange,
+    RESPONSES_PATH: ResponsesExchange,
+    MESSAGES_PATH: MessagesExchange,
+}
+"""What agents ask for turn after turn; see :mod:`.dispatch`."""
 
 
 def install_routes(app: FastAPI, services: Services) -> None:
@@ -48,6 +56,7 @@ def install_routes(app: FastAPI, services: Services) -> None:
     _install_sessions(app, services)
     install_claims(app, services)
     _install_operations(app, services)
+    install_live(app, services)
     if services.settings.pass_through != "off":  # noqa: S105
         _install_pass_through(app, services)
 
@@ -143,9 +152,9 @@ def _install_operations(app: FastAPI, services: Services) -> None:
     if not services.settings.metrics_on_admin:
 
         @app.get("/metrics", tags=["operations"], response_class=Response)
-        async def metrics() -> Response:
-            """Prometheus metrics."""
-            return await metrics_response(services)
+        async def metrics(request: Request) -> Response:
+            """Prometheus metrics, as OpenMetrics where ``Accept`` asks for it."""
+            return await metrics_response(services, request.headers)
 
     @app.get(CAPABILITY_PATH, tags=["operations"])
     async def capability() -> JSONResponse:
@@ -156,17 +165,6 @@ def _install_operations(app: FastAPI, services: Services) -> None:
         document = msgspec.to_builtins(status.capability)
         document |= {"splices": status.splices, "unsupported_reason": status.obstacle}
         return JSONResponse(document)
-
-    @app.get("/", include_in_schema=False)
-    async def page(request: Request) -> HTMLResponse:
-        """The status page."""
-        visible = services.tenants.open
-        stored = await services.store.sessions(DEFAULT_TENANT)
-        found = [item for item in stored if item.answered] if visible else None
-        base_url = f"{request.base_url}v1"
-        return HTMLResponse(
-            status_page(base_url, services.pool.first.status, found, await services.store.count())
-        )
 
 
 def readiness(services: Services) -> dict[str, Any]:

@@ -42,6 +42,13 @@ def tokens_of_usage(usage: Mapping[str, Any] | None) -> TokenCounts:
     return TokenCounts(prompt=prompt, prefix=cached, prefilled=prompt - cached)
 
 
+def cached_of_usage(usage: Mapping[str, Any] | None) -> int | None:
+    """``cached_tokens`` of an OpenAI ``usage`` object; None where it doesn't tell."""
+    details = usage.get("prompt_tokens_details") if isinstance(usage, Mapping) else None
+    cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
+    return cached if isinstance(cached, int) and cached >= 0 else None
+
+
 def final_receipt(
     turn: Turn, record: TurnRecord | None, usage: Mapping[str, Any] | None
 ) -> Receipt:
@@ -141,7 +148,7 @@ def retained_turn(
         return None
     outputs: tuple[int, ...] = ()
     if not turn.enveloped:
-        rendered = Rendered(array("q"), ())
+        rendered = Rendered(array("q"), (), turn.planned.plan.reach.context)
     elif record is None or not record.finished or rendered is None:
         return None
     else:
@@ -157,6 +164,8 @@ def retained_turn(
         digest=token_digest(rendered.tokens + array("q", outputs)),
         model_fingerprint=run,
         names=names,
+        replica=turn.replica.name,
+        model=turn.request.model,
         weight=_TOKEN_BYTES * (len(rendered.tokens) + len(outputs))
         + _TEXT_BYTES * len(turn.request.raw),
     )

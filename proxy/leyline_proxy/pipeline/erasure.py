@@ -83,6 +83,11 @@ class Erasures:
         """Until when replicas aren't asked that didn't answer."""
         self._wake = asyncio.Event()
 
+    @property
+    def waiting(self) -> int:
+        """Sessions whose forgets aren't carried yet, as far as is known here."""
+        return len(self._owed.keys() | self._under_way)
+
     def start(self, session: Session) -> None:
         """Begin to carry what the session says is owed; nothing is awaited."""
         if not owed(session.places):

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Any, TypeVar
 
 import anyio.to_thread
+import structlog
 
 from leyline_engine.contract import Receipt
 from leyline_policies.builtin.redact import Redact
@@ -21,12 +23,16 @@ from ..core.costs import CostBook
 from ..core.prepared import Prepared
 from ..core.schedule import Timing
 from ..errors import ProxyError, UnsupportedError
+from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
 from ..upstream.replica import Replica
 from .planning import Draft, PlanInput, Planned, draft_turn, plan_turn, prompt_question
 from .policy_facts import PolicyMemos, policy_session, renderer_of, token_counter
+from .reaching import with_reach
 from .sensitive import sensitive_rule
 from .time_limit import TimeLimit
+
+log = structlog.get_logger("leyline.turn")
 
 INLINE_BYTES = 32 * 1024
 """Bodies up to this size are planned on the event loop where no policy runs; a thread costs more.
@@ -71,14 +77,25 @@ class Planner:
         if planned is not None:
             return planned
         question = prompt_question(given, draft)
+        asked = perf_counter()
         tokens = await self._tokens(question, replica) if question is not None else None
-        return await _worked(inline, partial(plan_turn, given, draft, self._metrics, tokens))
+        asked_s = perf_counter() - asked
+        planned = await _worked(inline, partial(self._plan, given, draft, tokens))
+        return replace(planned, asked_s=asked_s)
 
     def _planned(self, given: PlanInput, session_id: str) -> tuple[Draft, Planned | None]:
         """The draft, and in the same go the plan where the engine need not be asked first."""
         draft = self._draft(given, session_id)
         asks = prompt_question(given, draft) is not None
-        return draft, None if asks else plan_turn(given, draft, self._metrics)
+        return draft, None if asks else self._plan(given, draft)
+
+    def _plan(self, given: PlanInput, draft: Draft, tokens: Sequence[int] | None = None) -> Planned:
+        planned = plan_turn(given, draft, self._metrics, tokens)
+        try:
+            return with_reach(given, planned)
+        except Exception as error:  # a fault in here costs the account of busts
+            log.error("reach_failed", error=type(error).__name__, frames=frames_of(error))
+            return planned
 
     async def count(
         self, given: PlanInput, session_id: str | None, replica: Replica
@@ -107,6 +124,19 @@ class Planner:
         requested = {policy.name: policy for policy in given.request.requested}
         count = token_counter(renderer_of(given.status, given.request.model))
         return applied_edits(prepared, requested, count) if requested else []
+
+    def avoided_s(self, model: str, receipt: Receipt) -> float:
+        """Seconds that prefilling what was spliced would have taken, less those of the splice; an
+        estimate, and 0 while no turn has told.
+
+        Args:
+            model: as a label.
+        """
+        book, spliced = self._costs.get(model), receipt.tokens.spliced
+        if book is None or not spliced:
+            return 0.0
+        prefill_us = book.cost(splices=True).prefill_us
+        return max(0.0, spliced * prefill_us - receipt.splice_us) / 1e6
 
     def learn(self, model: str, receipt: Receipt, ttft_s: float | None) -> None:
         """Take in what a turn cost.

@@ -20,7 +20,7 @@ from ..core.options import UndeclaredRules
 from ..core.prepare import PolicySession, prepare, unedited
 from ..core.prepared import Prepared
 from ..core.rendered import Rendered
-from ..core.schedule import Timing, schedule
+from ..core.schedule import Decision, Timing, schedule
 from ..core.session import Departed, EditRecord, RetainedTurn, Session
 from ..core.spans import ANYTHING, SpanNames
 from ..core.synthesis import TurnPlan, demands_of, synthesize
@@ -54,6 +54,8 @@ class PlanInput:
     """What the policies may know."""
     timing: Timing | None = None
     """How edits wait; None where none does."""
+    replica: str = ""
+    """Name of the upstream that it is for."""
 
     @property
     def last(self) -> RetainedTurn | None:
@@ -73,6 +75,10 @@ class Planned:
     names: SpanNames | None
     """None where planning failed; nothing can then be told of the turn later."""
     plan: TurnPlan
+    decision: Decision | None = None
+    """What became of edits that could wait; None where none does."""
+    asked_s: float = 0.0
+    """Seconds that the plan waited for the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +88,12 @@ class Draft:
     prepared: Prepared
     rendered: Rendered | None
     """None where the prompt can't be rendered here as the engine would."""
+    decision: Decision | None = None
 
 
 def draft_turn(given: PlanInput, metrics: Metrics) -> Draft:
     """Steps 2 to 4 of a turn, as far as they go without the engine."""
-    request = given.request
+    request, decision = given.request, None
     with metrics.stage("policy"):
         last = given.last.prepared if given.last is not None else None
         messages = known_objects(request.messages, request.fingerprints, last)
@@ -99,20 +106,20 @@ def draft_turn(given: PlanInput, metrics: Metrics) -> Draft:
                 fingerprints=request.fingerprints,
                 session=given.policy_session,
             )
-            prepared = _timed(given, prepared)
+            prepared, decision = _timed(given, prepared)
         else:
             prepared = unedited(messages, request.fingerprints)
     with metrics.stage("render"):
-        return Draft(prepared, _render(given, prepared))
+        return Draft(prepared, _render(given, prepared), decision)
 
 
-def _timed(given: PlanInput, prepared: Prepared) -> Prepared:
+def _timed(given: PlanInput, prepared: Prepared) -> tuple[Prepared, Decision | None]:
     """The turn with the edits that pay by now."""
     last, session = given.last, given.policy_session
     if given.timing is None or not given.policies or last is None:
-        return prepared
+        return prepared, None
     if last.model_fingerprint != given.status.retains_as:
-        return prepared  # nothing is cached that an edit could cost
+        return prepared, None  # nothing is cached that an edit could cost
     return schedule(
         last.prepared,
         prepared,
@@ -146,13 +153,16 @@ def plan_turn(
     if tokens is not None:
         with metrics.stage("render"):
             rendered = _located(given, prepared, tokens)
-    with metrics.stage("synthesize"):
-        try:
-            names, plan = _synthesize(given, prepared, rendered)
-        except Exception as error:  # a fault in here costs the splice, never the request
-            log.error("synthesis_failed", error=type(error).__name__, frames=frames_of(error))
-            names, plan = None, _failed(given, prepared)
-    return Planned(prepared, rendered, names, decide(plan, given.status))
+    names: SpanNames | None
+    try:
+        with metrics.stage("diff"):
+            names, forget = _named(given, prepared, rendered)
+        with metrics.stage("decide"):
+            plan = _synthesize(given, prepared, rendered, names, forget)
+    except Exception as error:  # a fault in here costs the splice, never the request
+        log.error("synthesis_failed", error=type(error).__name__, frames=frames_of(error))
+        names, plan = None, _failed(given, prepared)
+    return Planned(prepared, rendered, names, decide(plan, given.status), draft.decision)
 
 
 def decide(plan: TurnPlan, status: UpstreamStatus) -> TurnPlan:
@@ -245,14 +255,24 @@ def _is_renderable(given: PlanInput) -> bool:
     return len(given.request.raw) <= capability.max_context * LONGEST_TOKEN
 
 
-def _synthesize(
+def _named(
     given: PlanInput, prepared: Prepared, rendered: Rendered | None
-) -> tuple[SpanNames, TurnPlan]:
+) -> tuple[SpanNames, tuple[str, ...]]:
+    """Which messages are those of earlier turns, and the names of what is to be forgotten."""
     departed = given.session.departed if given.session is not None else Departed()
     names = name_spans(given.turn, prepared, given.retained, departed, rendered)
-    forget = spans_to_forget(given.turn, prepared, names, given.session)
+    return names, spans_to_forget(given.turn, prepared, names, given.session)
+
+
+def _synthesize(
+    given: PlanInput,
+    prepared: Prepared,
+    rendered: Rendered | None,
+    names: SpanNames,
+    forget: tuple[str, ...],
+) -> TurnPlan:
     if rendered is None:
-        return names, _unrendered(given, prepared, forget)
+        return _unrendered(given, prepared, forget)
     plan = synthesize(
         given.retained,
         prepared,
@@ -264,7 +284,7 @@ def _synthesize(
         sink=sink_of(given.status),
         boundary=given.request.options.boundary,
     )
-    return names, _with_lost_sources(given, prepared, plan)
+    return _with_lost_sources(given, prepared, plan)
 
 
 def _with_lost_sources(given: PlanInput, prepared: Prepared, plan: TurnPlan) -> TurnPlan:

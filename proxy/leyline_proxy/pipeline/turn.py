@@ -36,3 +36,5 @@ class Turn:
     """The session's losses of account when the plan was made; see ``Session.unnamed``."""
     applied: list[dict[str, Any]]
     """What the edits of ``context_management`` did."""
+    own_s: float = 0.0
+    """Seconds that the proxy itself has spent on it so far, other attempts included."""

@@ -165,7 +165,7 @@ class ChatRenderer:
         Args:
             body: the request; ``messages`` stand in place of its own.
         """
-        context = _digest([body.get(name) for name in STEERING])
+        context = steering_digest(body)
         text = self._tokenizer.decode(tokens)
         try:
             spans = unique_spans(self._normal(messages), text)
@@ -277,6 +277,11 @@ class ChatRenderer:
             return self._template.render(messages, variables)
         except _FAILURES as error:
             raise _failure(error) from error
+
+
+def steering_digest(body: Mapping[str, Any]) -> str:
+    """What a request says of its prompt beside the messages, as a digest."""
+    return _digest([body.get(name) for name in STEERING])
 
 
 def _digest(context: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
@@ -36,8 +37,11 @@ class SessionSettings(BaseModel):
     redis_ca_file: Path | None = None
     """Certificates that Redis's is checked against, in place of the system's."""
     redis_connect_timeout_s: Seconds = 0.25
+    """For a connection."""
     redis_timeout_s: Seconds = 0.5
+    """For a command."""
     redis_max_connections: Annotated[int, Field(ge=1)] = 64
+    """Of one proxy, to each server."""
     redis_max_sessions: Annotated[int, Field(ge=1)] | None = None
     """Beyond it those go that were updated longest ago; None leaves it to ``session_ttl_s``."""
     redis_max_session_bytes: Annotated[int, Field(ge=1024)] = 4 * MIB
@@ -60,6 +64,15 @@ class SessionSettings(BaseModel):
         if not where.startswith(REDIS_SCHEMES):
             schemes = ", ".join(REDIS_SCHEMES)
             raise ValueError(f"session_store must be {MEMORY}, or begin with one of {schemes}")
+        if not _has_place(where):
+            raise ValueError(
+                "session_store is no URL: in its password, write what isn't a letter or a digit "
+                "as %XX"
+            )
+        if self.redis_ca_file is not None and not where.startswith("rediss"):
+            raise ValueError(
+                "redis_ca_file needs a session_store with TLS, which rediss:// asks for"
+            )
         if self.hints_secret is None and not self.session_secret:
             raise ValueError(
                 "session_store in Redis needs a session_secret, which encrypts sessions, or at "
@@ -72,3 +85,11 @@ class SessionSettings(BaseModel):
         if self.hints_secret is not None:
             return self.hints_secret.get_secret_value()
         return self.session_secret[0].get_secret_value() if self.session_secret else None
+
+
+def _has_place(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:  # not told: it quotes a part of the password
+        return False

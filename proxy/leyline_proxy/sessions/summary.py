@@ -99,11 +99,12 @@ def session_document(session: Session) -> dict[str, Any]:
     return {
         **session_overview(overview(session)),
         "retained": [turn.turn for turn in session.turns],
-        "history": [_turn_document(turn) for turn in session.history],
+        "history": [turn_document(turn) for turn in session.history],
     }
 
 
-def _turn_document(turn: TurnSummary) -> dict[str, Any]:
+def turn_document(turn: TurnSummary) -> dict[str, Any]:
+    """One turn, for callers."""
     return {
         "index": turn.index,
         "turn": turn.turn,

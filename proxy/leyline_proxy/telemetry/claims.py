@@ -34,6 +34,8 @@ class ClaimMetrics:
         self._shown: dict[_Labels, tuple[str, str]] = {}
         """Kind and state of the claims that have series."""
         self._summed: set[_Labels] = set()
+        # Series that never end would be as many as there ever were claims.
+        self._most = 0 if metrics.shared else MAX_SERIES
 
     def publish(self, engine: str, told: Sequence[ClaimStatus]) -> None:
         """Show these live claims of an engine, and no others of it.
@@ -48,7 +50,7 @@ class ClaimMetrics:
         for labels in [labels for labels in self._shown if labels not in found]:
             self._remove(labels)
         for labels, status in found.items():
-            if labels in self._shown or len(self._shown) < MAX_SERIES:
+            if labels in self._shown or len(self._shown) < self._most:
                 self._show(labels, status)
 
     def count(self, events: Sequence[Mapping[str, Any]]) -> None:

@@ -8,6 +8,8 @@ import traceback
 
 import structlog
 
+from .tracing import current_trace
+
 
 def frames_of(error: BaseException) -> list[str]:
     """Where ``error`` came from: file, line and function, innermost last.
@@ -16,6 +18,15 @@ def frames_of(error: BaseException) -> list[str]:
     """
     frames = traceback.extract_tb(error.__traceback__)
     return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+
+
+def _add_trace_id(
+    logger: structlog.typing.WrappedLogger, method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Name the trace of the request that a line is about, where requests are traced."""
+    if (trace_id := current_trace().trace_id) is not None:
+        event["trace_id"] = trace_id
+    return event
 
 
 class StderrHandler(logging.Handler):
@@ -34,6 +45,7 @@ def configure_logging(level: str, style: str) -> None:
     threshold = logging.getLevelNamesMapping()[level.upper()]
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        _add_trace_id,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]

@@ -1,19 +1,27 @@
-"""Prometheus metrics, one registry per application."""
+"""Prometheus metrics, one registry per application; :mod:`.catalogue` says which."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from time import perf_counter
+from types import TracebackType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from leyline_engine.contract import TokenCounts
 
-_LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-_STAGE_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+from .bounded import BoundedCounter, BoundedGauge, BoundedHistogram, LabelBounds, bound
+from .catalogue import ENTRIES, Entry
+from .exposition import is_shared
+from .tracing import current_trace_id, stage_span
+
 _TURN_BUCKETS = ((1, "1"), (4, "2-4"), (9, "5-9"), (19, "10-19"), (39, "20-39"))
 _LAST_TURN_BUCKET = "40+"
+
+_MOST_MET = 1024
+"""Tenants with their models whose series stand at 0 before they count; bounds what that costs."""
 
 
 def turn_bucket(index: int) -> str:
@@ -22,286 +30,134 @@ def turn_bucket(index: int) -> str:
     return next((label for last, label in _TURN_BUCKETS if number <= last), _LAST_TURN_BUCKET)
 
 
+def exemplar(message_id: str | None = None) -> dict[str, str] | None:
+    """What leads from a measured value to its request: the trace, where there is one, else the
+    message id of the turn. Neither is the caller's text."""
+    trace_id = current_trace_id()
+    if trace_id is not None:
+        return {"trace_id": trace_id}
+    return {"message_id": message_id} if message_id is not None else None
+
+
 class Metrics:
     """Every metric of the proxy. Labels hold configured or engine-given names only."""
 
+    requests: Counter
+    request_seconds: Histogram
+    ttft_seconds: Histogram
+    overhead_seconds: Histogram
+    stage_seconds: Histogram
+    queue_waiting: Gauge
+    queue_running: Gauge
+    queue_seconds: Histogram
+    limited: Counter
+    key_reloads: Counter
+
+    turns: Counter
+    prompt_tokens: Counter
+    completion_tokens: Counter
+    freed_tokens: Counter
+    receipts_missing: Counter
+    lineages: Counter
+    directives: Counter
+    prefill_avoided_tokens: Counter
+    prefill_avoided_seconds: Counter
+    cache_busts: Counter
+    cache_bust_tokens: Counter
+    cache_discrepancy_tokens: Counter
+
+    edits: Counter
+    schedule_decisions: Counter
+    policy_messages: Counter
+    policy_faults: Counter
+    policy_reloads: Counter
+    policy_completions: Counter
+    policy_notes: Counter
+
+    upstream_up: Gauge
+    engine_splices: Gauge
+    engine_info: Gauge
+    upstream_circuit: Gauge
+    upstream_running: Gauge
+    upstream_turns: Counter
+    upstream_prompt_tokens: Counter
+    upstream_ttft_seconds: Histogram
+    failovers: Counter
+    erasures: Counter
+    erasures_owed: Gauge
+
+    sessions: Gauge
+    session_store_up: Gauge
+    live_viewers: Gauge
+    build_info: Gauge
+    label_overflow: Counter
+    audit_failures: Counter
+    audit_stream_failures: Counter
+
+    claim_state: Gauge
+    claim_resident_tokens: Gauge
+    claim_hits: Gauge
+    claim_age_seconds: Gauge
+    claim_pressure: Gauge
+    claims: Gauge
+    claims_required_tokens: Gauge
+    claims_resident_tokens: Gauge
+    claim_events: Counter
+    claim_events_missed: Counter
+    claim_refusals: Counter
+
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
-        self._define_requests()
-        self._define_admission()
-        self._define_turns()
-        self._define_state()
-        self._define_claims()
-
-    def _define_requests(self) -> None:
-        self.requests = Counter(
-            "leyline_requests",
-            "Requests by HTTP status, or 'disconnected'.",
-            ("tenant", "model", "route", "status"),
-            registry=self.registry,
-        )
-        self.request_seconds = Histogram(
-            "leyline_request_seconds",
-            "Time from a request's arrival to the end of its response.",
-            ("tenant", "model", "route"),
-            buckets=_LATENCY_BUCKETS,
-            registry=self.registry,
-        )
-        self.ttft_seconds = Histogram(
-            "leyline_ttft_seconds",
-            "Time from a chat request's arrival to its first token; whole answers when not "
-            "streamed.",
-            ("tenant", "model", "outcome"),
-            buckets=_LATENCY_BUCKETS,
-            registry=self.registry,
-        )
-        self.stage_seconds = Histogram(
-            "leyline_stage_seconds",
-            "Time that the proxy itself spends on a chat turn, by stage.",
-            ("stage",),
-            buckets=_STAGE_BUCKETS,
-            registry=self.registry,
-        )
-
-    def _define_admission(self) -> None:
-        self.queue_waiting = Gauge(
-            "leyline_queue_waiting",
-            "Requests that wait for a place.",
-            ("tenant",),
-            registry=self.registry,
-        )
-        self.queue_running = Gauge(
-            "leyline_queue_running",
-            "Requests that have a place: those under way.",
-            ("tenant",),
-            registry=self.registry,
-        )
-        self.queue_seconds = Histogram(
-            "leyline_queue_seconds",
-            "Time that requests waited for a place before they were forwarded.",
-            ("tenant",),
-            buckets=_LATENCY_BUCKETS,
-            registry=self.registry,
-        )
-        self.limited = Counter(
-            "leyline_limited_requests",
-            "Requests that were refused because of a limit of their tenant, by its name.",
-            ("tenant", "limit"),
-            registry=self.registry,
-        )
-        self.key_reloads = Counter(
-            "leyline_key_reloads",
-            "Changes of the key file, by whether it was loaded or refused.",
-            ("result",),
-            registry=self.registry,
-        )
-
-    def _define_turns(self) -> None:
-        self.turns = Counter(
-            "leyline_turns",
-            "Chat turns by what became of their edits.",
-            ("tenant", "model", "outcome", "reason"),
-            registry=self.registry,
-        )
-        self.prompt_tokens = Counter(
-            "leyline_prompt_tokens",
-            "Prompt tokens by where their KV came from.",
-            ("tenant", "model", "source", "turn"),
-            registry=self.registry,
-        )
-        self.freed_tokens = Counter(
-            "leyline_freed_tokens",
-            "KV slots given back to the pool by edits.",
-            ("tenant", "model"),
-            registry=self.registry,
-        )
-        self.edits = Counter(
-            "leyline_edits",
-            "Edits by cause, mode and the reason in the receipt.",
-            ("tenant", "cause", "mode", "outcome"),
-            registry=self.registry,
-        )
-        self.policy_messages = Counter(
-            "leyline_policy_messages",
-            "Messages that went out edited or were left out, on each turn, by policy.",
-            ("policy", "mode"),
-            registry=self.registry,
-        )
-        self.policy_faults = Counter(
-            "leyline_policy_faults",
-            "Policies that were skipped for one turn.",
-            ("policy", "fault"),
-            registry=self.registry,
-        )
-        self.policy_reloads = Counter(
-            "leyline_policy_reloads",
-            "Changes of the policy file, by whether it was loaded or refused.",
-            ("result",),
-            registry=self.registry,
-        )
-        self.policy_completions = Counter(
-            "leyline_policy_completions",
-            "Texts that policies had a model write, by whether it did.",
-            ("result",),
-            registry=self.registry,
-        )
-        self.policy_notes = Counter(
-            "leyline_policy_notes",
-            "What policies reported without editing: warnings, dry runs.",
-            ("policy", "kind"),
-            registry=self.registry,
-        )
-        self.receipts_missing = Counter(
-            "leyline_receipts_missing",
-            "Turns whose engine gave no receipt.",
-            ("model",),
-            registry=self.registry,
-        )
-
-    def _define_state(self) -> None:
-        self.sessions = Gauge("leyline_sessions", "Sessions in the store.", registry=self.registry)
-        self.session_store_up = Gauge(
-            "leyline_session_store_up",
-            "1 when sessions can be read and written, 0 when their store is out of reach.",
-            registry=self.registry,
-        )
-        self.engine_splices = Gauge(
-            "leyline_engine_splices",
-            "1 when turns of this model are spliced, 0 when they can't be.",
-            ("upstream", "model", "engine"),
-            registry=self.registry,
-        )
-        self.upstream_up = Gauge(
-            "leyline_upstream_up",
-            "1 when the engine answers.",
-            ("upstream",),
-            registry=self.registry,
-        )
-        self.upstream_circuit = Gauge(
-            "leyline_upstream_circuit_open",
-            "1 while an engine that fails requests is given none, or one as a trial.",
-            ("upstream",),
-            registry=self.registry,
-        )
-        self.upstream_running = Gauge(
-            "leyline_upstream_running",
-            "Requests under way at an engine.",
-            ("upstream",),
-            registry=self.registry,
-        )
-        self.failovers = Counter(
-            "leyline_failovers",
-            "Requests that went on to another engine before their first byte, by the engine that "
-            "failed them.",
-            ("upstream",),
-            registry=self.registry,
-        )
-        self.erasures = Counter(
-            "leyline_erasures",
-            "Forgets that were carried to engines which held a session before, by what came of it.",
-            ("result",),
-            registry=self.registry,
-        )
-        self.build_info = Gauge(
-            "leyline_build_info", "Always 1.", ("version",), registry=self.registry
-        )
-
-    def _define_claims(self) -> None:
-        """Those by claim have a caller's id in a label; ``telemetry/claims.py`` bounds them."""
-        self.claim_state = Gauge(
-            "leyline_claim_state",
-            "1 for the state that a live claim is in.",
-            ("tenant", "claim", "kind", "state"),
-            registry=self.registry,
-        )
-        of_claim = ("tenant", "claim")
-        self.claim_resident_tokens = Gauge(
-            "leyline_claim_resident_tokens",
-            "Tokens of a live claim that are in the KV cache.",
-            of_claim,
-            registry=self.registry,
-        )
-        self.claim_hits = Gauge(
-            "leyline_claim_hits",
-            "Requests so far that matched all that a live claim holds.",
-            of_claim,
-            registry=self.registry,
-        )
-        self.claim_age_seconds = Gauge(
-            "leyline_claim_age_seconds",
-            "Time since a live claim was accepted.",
-            of_claim,
-            registry=self.registry,
-        )
-        self.claim_pressure = Gauge(
-            "leyline_claim_pressure",
-            "Requests so far that were refused with a live claim in their way, and evictions that "
-            "passed it over.",
-            of_claim,
-            registry=self.registry,
-        )
-        self._define_all_claims()
-
-    def _define_all_claims(self) -> None:
-        by_kind = ("tenant", "kind")
-        self.claims = Gauge("leyline_claims", "Live claims.", by_kind, registry=self.registry)
-        self.claims_required_tokens = Gauge(
-            "leyline_claims_required_tokens",
-            "Tokens that live claims require to be resident.",
-            by_kind,
-            registry=self.registry,
-        )
-        self.claims_resident_tokens = Gauge(
-            "leyline_claims_resident_tokens",
-            "Tokens of live claims that are in the KV cache; shared ones count for each.",
-            by_kind,
-            registry=self.registry,
-        )
-        self.claim_events = Counter(
-            "leyline_claim_events",
-            "Events of the engine's claims, by their kind.",
-            ("event",),
-            registry=self.registry,
-        )
-        self.claim_events_missed = Counter(
-            "leyline_claim_events_missed",
-            "Events that the engine had dropped before they were fetched.",
-            registry=self.registry,
-        )
-        self.claim_refusals = Counter(
-            "leyline_claim_refusals",
-            "Requests that were refused because they didn't fit beside hard claims.",
-            ("tenant",),
-            registry=self.registry,
-        )
-        self.audit_failures = Counter(
-            "leyline_audit_failures",
-            "Records that could not be written to the audit log.",
-            registry=self.registry,
-        )
-        self.audit_stream_failures = Counter(
-            "leyline_audit_stream_failures",
-            "Records of the audit log that could not be added to its Redis stream.",
-            registry=self.registry,
-        )
+        self.shared = is_shared()
+        """Whether other processes count into the same series, which then never end."""
+        self._watched: list[tuple[Gauge, Callable[[], float]]] = []
+        bounds = LabelBounds(lambda label: self.label_overflow.labels(label).inc())
+        for entry in ENTRIES:
+            setattr(self, entry.attribute, _metric(entry, self.registry, bounds, self.shared))
+        self._met: set[tuple[str, str]] = set()
+        self._starting: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
+        for entry in ENTRIES:
+            if entry.starts:
+                self._starting[entry.met_by].append(entry)
+        self._start()
 
     def watch_replica(
         self, name: str, *, running: Callable[[], int], circuit_open: Callable[[], bool]
     ) -> None:
         """Read the gauges of an engine when they are asked for."""
-        self.upstream_running.labels(name).set_function(running)
-        self.upstream_circuit.labels(name).set_function(circuit_open)
+        self._start(upstream=name)
+        self._watched.append((self.upstream_running.labels(name), running))
+        self._watched.append((self.upstream_circuit.labels(name), circuit_open))
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Measure one stage of a chat turn."""
-        started = perf_counter()
-        try:
-            yield
-        finally:
-            self.stage_seconds.labels(stage=name).observe(perf_counter() - started)
+    def observe(self) -> None:
+        """Take in what is read only when it is asked for.
 
-    def count_tokens(self, tenant: str, model: str, tokens: TokenCounts, turn: int) -> None:
+        ``Gauge.set_function`` would do that by itself, but not where other processes expose it.
+        """
+        for gauge, value in self._watched:
+            gauge.set(value())
+
+    def meet(self, tenant: str, model: str) -> None:
+        """Let the series of a tenant and a model stand at 0 that may count something later."""
+        if (tenant, model) in self._met or len(self._met) >= _MOST_MET:
+            return
+        self._met.add((tenant, model))
+        self._start(tenant=tenant)
+        self._start(model=model)
+        self._start(tenant=tenant, model=model)
+
+    def _start(self, **met: str) -> None:
+        for entry in self._starting.get(tuple(met), ()):
+            for values in entry.starts:
+                getattr(self, entry.attribute).labels(*met.values(), *values)
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """Measure one stage of a chat turn; where that is traced, it is a span, too."""
+        return _Stage(self.stage_seconds.labels(name), stage_span(name))
+
+    def count_tokens(
+        self, tenant: str, model: str, upstream: str, tokens: TokenCounts, turn: int
+    ) -> None:
         """Add one turn's prompt tokens and freed slots."""
         bucket = turn_bucket(turn)
         for source, count in (
@@ -310,5 +166,54 @@ class Metrics:
             ("prefilled", tokens.prefilled),
         ):
             self.prompt_tokens.labels(tenant, model, source, bucket).inc(count)
+            self.upstream_prompt_tokens.labels(upstream, source).inc(count)
         if tokens.freed:
             self.freed_tokens.labels(tenant, model).inc(tokens.freed)
+
+    def count_busts(self, tenant: str, model: str, busts: Mapping[str, int]) -> None:
+        """Add what the cache lost on one turn: tokens by cause."""
+        for cause, count in busts.items():
+            self.cache_busts.labels(tenant, model, cause).inc()
+            self.cache_bust_tokens.labels(tenant, model, cause).inc(count)
+
+
+class _Stage(AbstractContextManager[None]):
+    """Measures what is done inside."""
+
+    __slots__ = ("_seconds", "_span", "_started")
+
+    def __init__(self, seconds: Histogram, span: AbstractContextManager[None]) -> None:
+        self._seconds = seconds
+        self._span = span
+
+    def __enter__(self) -> None:
+        self._started = perf_counter()
+        self._span.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._span.__exit__(kind, error, traceback)
+        self._seconds.observe(perf_counter() - self._started)
+
+
+def _metric(
+    entry: Entry, registry: CollectorRegistry, bounds: LabelBounds, shared: bool
+) -> Counter | Gauge | Histogram:
+    spec = entry.spec
+    made: BoundedCounter | BoundedGauge | BoundedHistogram
+    if spec.kind == "counter":
+        made = BoundedCounter(spec.name, spec.help, spec.labels, registry=registry)
+    elif spec.kind == "gauge":
+        made = BoundedGauge(
+            spec.name, spec.help, spec.labels, registry=registry, multiprocess_mode=entry.merge
+        )
+    else:
+        made = BoundedHistogram(
+            spec.name, spec.help, spec.labels, registry=registry, buckets=spec.buckets
+        )
+    bound(made, bounds, removes=not shared)
+    return made

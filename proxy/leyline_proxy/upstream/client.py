@@ -33,6 +33,7 @@ from ..errors import (
     UpstreamUnreachableError,
 )
 from .headers import RawHeaders, upstream_headers
+from .link import Link
 
 T = TypeVar("T")
 
@@ -70,27 +71,27 @@ class UpstreamClient:
     """One engine. All methods raise the errors of :mod:`leyline_proxy.errors` only.
 
     Args:
-        client: its read timeout is the time to the first byte.
+        link: its read timeout is the time to the first byte.
         side: for small documents, which callers' requests then can't keep from a connection; None
-            takes ``client`` for them, too.
+            takes ``link`` for them, too.
         reserved: names of headers, in lower case, that callers' requests don't bring up.
         small_timeout_s: for small documents, apart from completions.
-        idle_timeout_s: between two chunks of an answer; None leaves that to ``client``.
+        idle_timeout_s: between two chunks of an answer; None leaves that to ``link``.
     """
 
     def __init__(
         self,
-        client: httpx.AsyncClient,
+        link: Link,
         *,
         api_key: str | None,
-        side: httpx.AsyncClient | None = None,
+        side: Link | None = None,
         reserved: frozenset[bytes] = frozenset(),
         hints_secret: str | None = None,
         small_timeout_s: float = 10.0,
         idle_timeout_s: float | None = None,
     ) -> None:
-        self._client = client
-        self._side = side or client
+        self._link = link
+        self._side = side or link
         self._reserved = reserved
         self._api_key = api_key
         self._hints_secret = hints_secret
@@ -110,7 +111,7 @@ class UpstreamClient:
     @property
     def address(self) -> str:
         """Where the engine is, without credentials."""
-        return str(self._client.base_url.copy_with(userinfo=b"")).rstrip("/")
+        return self._link.address
 
     @asynccontextmanager
     async def open(
@@ -128,7 +129,7 @@ class UpstreamClient:
 
         Args:
             headers: the caller's, of which not all go upstream.
-            timeout_s: replaces all of the client's own timeouts; for small documents.
+            timeout_s: replaces all of the link's own timeouts; for small documents.
             own: the proxy's, which all do, in place of the caller's of the same names.
             credentials: whether the caller's own go up in place of the proxy's.
 
@@ -136,11 +137,11 @@ class UpstreamClient:
             UpstreamUnreachableError: no connection, or it broke.
             UpstreamTimeoutError: the engine was too slow.
         """
-        client = self._client if timeout_s is None else self._side
+        link = self._link if timeout_s is None else self._side
         ours = self._reserved.union(name.lower() for name, _ in own)
         theirs = [item for item in headers if item[0].lower() not in ours]
         with _faults():
-            request = client.build_request(
+            response = await link.send(
                 method,
                 path,
                 headers=[
@@ -148,10 +149,9 @@ class UpstreamClient:
                     *own,
                 ],
                 content=content,
-                timeout=client.timeout if timeout_s is None else timeout_s,
+                timeout_s=timeout_s,
                 extensions=self._extensions,
             )
-            response = await client.send(request, stream=True)
         try:
             yield response
         finally:
@@ -283,7 +283,7 @@ class UpstreamClient:
 
     async def aclose(self) -> None:
         """Close all connections."""
-        await self._client.aclose()
+        await self._link.aclose()
         await self._side.aclose()
 
 
@@ -299,7 +299,7 @@ async def chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
     with _faults():
         received = response.aiter_raw()
         try:
-            # The first wait is the client's: for the first token.
+            # The first wait is the link's: for the first token.
             yield await anext(received)
             while True:
                 # Around the wait alone: how long the caller takes for a chunk isn't the engine's.
@@ -338,7 +338,7 @@ class _faults:  # noqa: N801 - a context manager used like a function
         if isinstance(error, httpx.TransportError):
             reason = type(error).__name__
             raise UpstreamUnreachableError(f"The engine can't be reached ({reason}).") from error
-        if isinstance(error, httpx.StreamError):
+        if isinstance(error, httpx.StreamError | httpx.DecodingError):
             raise UpstreamUnreachableError("The engine broke off its answer.") from error
 
 

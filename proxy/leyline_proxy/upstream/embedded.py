@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
+import httpx
 from starlette.applications import Starlette
 
-from ..errors import closest
+from ..errors import ProxyError, closest
+from .client import read
+from .pool import ReplicaPool
 
 ENGINE_GROUP = "leyline.engines"
 EMBEDDED_BASE_URL = "http://engine.embedded"
@@ -41,3 +44,23 @@ def create_embedded_engine(name: str, options: Mapping[str, Any]) -> Starlette:
     except Exception as error:  # an engine's own errors can't be imported here
         kind = type(error).__name__
         raise EngineUnavailable(f"The engine {name!r} can't start ({kind}): {error}") from error
+
+
+async def embedded_metrics(pool: ReplicaPool, accept: str) -> bytes:
+    """What the embedded engine's ``/metrics`` answers; empty without one, or when it fails.
+
+    Args:
+        accept: the header that asks for a format.
+    """
+    client = pool.first.client
+    if client.address != EMBEDDED_BASE_URL:
+        return b""
+    own = [(b"accept", accept.encode("latin-1"))]
+    try:
+        async with client.open(
+            "GET", "/metrics", headers=(), own=own, timeout_s=client.small_timeout_s
+        ) as response:
+            text = await read(response)
+    except ProxyError:
+        return b""
+    return text if response.status_code == httpx.codes.OK else b""

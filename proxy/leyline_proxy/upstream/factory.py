@@ -15,6 +15,7 @@ from .breaker import Breaker, BreakerState
 from .client import UpstreamClient
 from .embedded import EMBEDDED_BASE_URL
 from .handshake import Handshake
+from .link import Link
 from .pool import ReplicaPool
 from .replica import Replica
 
@@ -56,9 +57,9 @@ def _replica(
     metrics: Metrics,
 ) -> Replica:
     client = UpstreamClient(
-        _http_client(own.url, settings, engine_app),
+        _link(own.url, settings, engine_app),
         api_key=secret_of(own.api_key or settings.upstream_api_key),
-        side=_side_client(own.url) if engine_app is None else None,
+        side=_side_link(own.url) if engine_app is None else None,
         reserved=frozenset((settings.affinity_header or "").lower().encode("latin-1").split()),
         hints_secret=secret_of(settings.hints_secret),
         idle_timeout_s=settings.idle_timeout_s,
@@ -87,22 +88,16 @@ def _circuit_open(replica: Replica) -> bool:
     return replica.breaker.state is not BreakerState.CLOSED
 
 
-def _http_client(url: str, settings: Settings, engine_app: ASGIApp | None) -> httpx.AsyncClient:
+def _link(url: str, settings: Settings, engine_app: ASGIApp | None) -> Link:
     timeout = httpx.Timeout(
         settings.first_token_timeout_s,
         connect=settings.connect_timeout_s,
         pool=settings.connect_timeout_s,
     )
     if engine_app is not None:
-        return httpx.AsyncClient(
-            base_url=url, transport=ASGIStreamTransport(engine_app), timeout=timeout
-        )
-    transport = AiohttpTransport(max_connections=settings.max_upstream_connections)
-    return httpx.AsyncClient(
-        base_url=url, transport=transport, timeout=timeout, follow_redirects=False
-    )
+        return Link(url, ASGIStreamTransport(engine_app), timeout)
+    return Link(url, AiohttpTransport(max_connections=settings.max_upstream_connections), timeout)
 
 
-def _side_client(url: str) -> httpx.AsyncClient:
-    transport = AiohttpTransport(max_connections=_SIDE_CONNECTIONS)
-    return httpx.AsyncClient(base_url=url, transport=transport, follow_redirects=False)
+def _side_link(url: str) -> Link:
+    return Link(url, AiohttpTransport(max_connections=_SIDE_CONNECTIONS))

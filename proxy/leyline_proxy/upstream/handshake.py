@@ -124,8 +124,10 @@ class Handshake:
         self._asking = asyncio.Lock()
         self._splice = splice
         self._asked_at = float("-inf")
-        self._shown: set[tuple[str, str]] = set()
+        self._shown: dict[tuple[str, str], None] = {}
         """Model and engine of the series that stand."""
+        self._facts: tuple[str, ...] = ()
+        """Labels of the series that says what the engine is."""
         self.status = UpstreamStatus(splicing_allowed=splice)
 
     async def refresh(self) -> UpstreamStatus:
@@ -200,12 +202,14 @@ class Handshake:
     def _publish(self, before: UpstreamStatus) -> None:
         status = self.status
         self._metrics.upstream_up.labels(self._name).set(status.up)
-        shown = {(model, status.engine) for model in status.models or (UNKNOWN_MODEL,)}
-        for model, engine in self._shown - shown:
+        models = status.models or (UNKNOWN_MODEL,)
+        shown = dict.fromkeys((model, status.engine) for model in models)
+        for model, engine in self._shown.keys() - shown.keys():
             self._metrics.engine_splices.remove(self._name, model, engine)
         for model, engine in shown:
             self._metrics.engine_splices.labels(self._name, model, engine).set(status.splices)
         self._shown = shown
+        self._publish_facts(status.capability if status.up else None)
         told = (status.up, status.engine, status.obstacle, status.rendering.source)
         if told != (before.up, before.engine, before.obstacle, before.rendering.source):
             emit = log.info if status.up else log.warning
@@ -221,3 +225,23 @@ class Handshake:
             )
         if before.retains_as and status.retains_as not in ("", before.retains_as):
             log.warning("engine_restarted", upstream=self._name, engine=status.engine)
+
+    def _publish_facts(self, capability: Capability | None) -> None:
+        facts: tuple[str, ...] = ()
+        if capability is not None:
+            kv, rotary = capability.kv, capability.rotary
+            facts = (
+                self._name,
+                capability.engine,
+                capability.engine_version,
+                capability.model,
+                kv.pool_class if kv is not None else "",
+                kv.dtype if kv is not None else "",
+                rotary.rope_type if rotary is not None else "",
+                capability.protocol_version,
+            )
+        if self._facts and self._facts != facts:
+            self._metrics.engine_info.remove(*self._facts)
+        if facts:
+            self._metrics.engine_info.labels(*facts).set(1)
+        self._facts = facts

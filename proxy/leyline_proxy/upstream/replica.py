@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import httpx
 
 from ..errors import UpstreamBusyError, UpstreamTimeoutError, UpstreamUnreachableError
+from ..telemetry.tracing import current_trace
 from .breaker import Breaker
 from .client import GATEWAY_FAILURES, UpstreamClient
 from .handshake import Handshake, UpstreamStatus
@@ -34,6 +35,7 @@ class Replica:
     ) -> None:
         self.name = name
         self.client = client
+        self._address = client.address
         self.handshake = handshake
         self.breaker = breaker
         self.weight = weight
@@ -72,7 +74,7 @@ class Replica:
         self.breaker.begin()
         told = False
         try:
-            async with self.client.open(
+            async with self._opened(
                 method, path, headers=headers, content=content, own=own, credentials=credentials
             ) as response:
                 if response.status_code in GATEWAY_FAILURES:
@@ -96,3 +98,27 @@ class Replica:
             self.running -= 1
             if not told:
                 self.breaker.given_up()
+
+    @asynccontextmanager
+    async def _opened(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: RawHeaders,
+        content: bytes,
+        own: RawHeaders,
+        credentials: bool,
+    ) -> AsyncIterator[httpx.Response]:
+        """A response, and a span of the way to it and through it."""
+        with current_trace().upstream(self.name, self._address) as hop:
+            async with self.client.open(
+                method,
+                path,
+                headers=hop.theirs(headers),
+                content=content,
+                own=[*own, *hop.headers],
+                credentials=credentials,
+            ) as response:
+                hop.answered(response.status_code)
+                yield response

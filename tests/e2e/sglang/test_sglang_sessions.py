@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 from collections.abc import Iterator
+from contextlib import aclosing
 from typing import Any, cast
 
 import httpx
@@ -16,7 +17,9 @@ from support.sglang_stack import API_KEY, MODEL, SglangServer, StartProxy
 
 from leyline_proxy.demo.recall import QUESTIONS, READS, SYSTEM_PROMPT, TOOLS
 from leyline_proxy.render import RenderError
+from leyline_proxy.upstream.aiohttp_transport import AiohttpTransport
 from leyline_proxy.upstream.client import UpstreamClient
+from leyline_proxy.upstream.link import Link
 from leyline_proxy.upstream.proof import PROBES, examine_rendering
 
 SHORTEN = "truncate_older_than:n=5,max_chars=60 | drop_failed_calls"
@@ -212,8 +215,10 @@ def test_random_conversations_render_as_in_sglang(engine: SglangServer) -> None:
     """Whatever is rendered here has SGLang's own tokens, and what SGLang refuses isn't rendered."""
 
     async def compare() -> tuple[int, int]:
-        async with httpx.AsyncClient(base_url=engine.base_url) as http:
-            client = UpstreamClient(http, api_key=API_KEY)
+        client = UpstreamClient(
+            Link(engine.base_url, AiohttpTransport(max_connections=4)), api_key=API_KEY
+        )
+        async with aclosing(client):
             renderer = (await examine_rendering(client, MODEL)).renderer
             assert renderer is not None
             rendered = refused = 0

@@ -16,7 +16,15 @@ from leyline_proxy.core.declared import DeclaredEdit
 from leyline_proxy.core.messages import Message, text_of
 from leyline_proxy.core.prepare import prepare
 from leyline_proxy.core.prepared import Prepared
-from leyline_proxy.core.schedule import Balance, Timing, balance, pays, pending, schedule
+from leyline_proxy.core.schedule import (
+    Balance,
+    Decision,
+    Timing,
+    balance,
+    pays,
+    pending,
+    schedule,
+)
 
 PLAIN = EditCost(splices=False, prefill_us=10.0)
 SPLICING = EditCost(splices=True, prefill_us=10.0, splice_us=0.1)
@@ -50,7 +58,9 @@ def turns(
     for index, messages in enumerate(lists):
         now = prepare(messages, policies, (), index)
         if sent:
-            now = schedule(sent[-1], now, PLAIN, timing, tokens=chars, turns=index, window=window)
+            now, _ = schedule(
+                sent[-1], now, PLAIN, timing, tokens=chars, turns=index, window=window
+            )
         sent.append(now)
     return sent
 
@@ -82,7 +92,8 @@ def test_what_is_to_be_forgotten_never_waits() -> None:
     before = prepare(first, CUT, (), 0)
     secret = [*first, {"role": "user", "content": "my password is hunter2"}]
     now = prepare(secret, (*CUT, *REDACT), (), 1)
-    held = schedule(before, now, PLAIN, Timing(0, 0), tokens=chars, turns=1, window=None)
+    held, decision = schedule(before, now, PLAIN, Timing(0, 0), tokens=chars, turns=1, window=None)
+    assert decision is Decision.NOTHING
     assert "hunter2" not in str(held.messages)
     old = prepare(secret, CUT, (), 1)
     later = prepare([*secret, {"role": "user", "content": "go on"}], (*CUT, *REDACT), (), 2)

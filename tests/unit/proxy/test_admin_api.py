@@ -181,7 +181,7 @@ def test_serve_runs_both_ports_and_stops_both() -> None:
                 assert line, told
                 told += line
             admin = re.search(r"admin\s+(http://\S+)", told)
-            origin = re.search(r"status page\s+(http://\S+)/", told)
+            origin = re.search(r"live page\s+(http://\S+)/", told)
             assert admin is not None
             assert origin is not None
             listed = httpx.get(f"{admin[1]}/tenants", headers=AUTH)

@@ -13,6 +13,7 @@ from leyline_engine.contract import Capability
 from leyline_proxy.telemetry.metrics import Metrics
 from leyline_proxy.upstream.client import UpstreamClient
 from leyline_proxy.upstream.handshake import Handshake
+from leyline_proxy.upstream.link import Link
 
 CAPABILITY = Capability(
     engine="fake",
@@ -59,8 +60,7 @@ def engine() -> Engine:
 def handshake(engine: Engine) -> Handshake:
     """A handshake with ``engine``; the test closes nothing, as no socket is opened."""
     transport: Any = httpx.MockTransport(engine)
-    client = httpx.AsyncClient(transport=transport, base_url="http://engine")
-    upstream = UpstreamClient(client, api_key=None)
+    upstream = UpstreamClient(Link("http://engine", transport), api_key=None)
     return Handshake(upstream, Metrics(), splice=True, interval_s=60, retry_s=60)
 
 

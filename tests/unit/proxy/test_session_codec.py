@@ -80,12 +80,14 @@ def test_a_session_goes_on_alike_after_decoding(session: Session) -> None:
 @given(st.data())
 @settings(max_examples=200)
 def test_damaged_bytes_are_a_miss(data: st.DataObject) -> None:
-    """Bytes that were cut, changed or made up are no session, and nothing is raised."""
+    """Bytes that were cut, changed or made up are no session, and nothing is raised; a bit that
+    the compression has no use for changes nothing."""
     good = encode_session(long_session(2))
     place = data.draw(st.integers(0, len(good) - 1))
     flipped = bytearray(good)
     flipped[place] ^= data.draw(st.integers(1, 255))
-    assert decode_session(bytes(flipped)) is None
+    found = decode_session(bytes(flipped))
+    assert found is None or encode_session(found) == good
     assert decode_session(good[:place]) is None
     assert decode_session(good[:HEAD] + data.draw(st.binary(max_size=60))) is None
     assert decode_session(data.draw(st.binary(max_size=60))) is None
@@ -106,7 +108,7 @@ def test_a_new_field_asks_for_a_new_format() -> None:
     }
     assert {field.name for field in fields(RetainedTurn)} == {
         *("turn", "index", "prepared", "rendered", "output_ids", "lineage", "receipt", "digest"),
-        *("model_fingerprint", "weight", "names"),
+        *("model_fingerprint", "weight", "names", "replica", "model"),
     }
     assert {field.name for field in fields(Prepared)} == {
         *("client", "sent", "dropped", "faults", "forget_marks", "notes", "states", "wanted"),

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-import httpx
 import msgspec
 import pytest
 from support.fake_engine import CAPABILITY, Answer, FakeEngine, chat_json, forgotten
@@ -24,6 +23,7 @@ from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.breaker import Breaker
 from leyline_proxy.upstream.client import UpstreamClient
 from leyline_proxy.upstream.handshake import Handshake
+from leyline_proxy.upstream.link import Link
 from leyline_proxy.upstream.pool import ReplicaPool
 from leyline_proxy.upstream.replica import Replica
 
@@ -68,8 +68,8 @@ async def world() -> AsyncIterator[World]:
         engine = FakeEngine(capability=msgspec.structs.replace(CAPABILITY, instance=f"{name}1"))
         engine.receipt = forgotten
         engines[name] = engine
-        http = httpx.AsyncClient(transport=ASGIStreamTransport(engine), base_url=f"http://{name}")
-        client = UpstreamClient(http, api_key=None)
+        link = Link(f"http://{name}", ASGIStreamTransport(engine))
+        client = UpstreamClient(link, api_key=None)
         shake = Handshake(client, metrics, name=name, splice=True, interval_s=60, retry_s=60)
         replicas.append(Replica(name, client, shake, Breaker()))
     pool = ReplicaPool(replicas)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from support.fake_engine import MODEL, FakeEngine, httpx
+from support.fake_engine import MODEL, FakeEngine
 
 from leyline_proxy.errors import NotFoundError
 from leyline_proxy.telemetry.metrics import Metrics
@@ -14,6 +14,7 @@ from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.breaker import Breaker
 from leyline_proxy.upstream.client import UpstreamClient
 from leyline_proxy.upstream.handshake import Handshake
+from leyline_proxy.upstream.link import Link
 from leyline_proxy.upstream.pool import ReplicaPool
 from leyline_proxy.upstream.rendezvous import ranked
 from leyline_proxy.upstream.replica import Replica
@@ -40,8 +41,8 @@ class Engines:
                 raise ConnectionError("scripted")
             await engine(scope, receive, send)  # type: ignore[arg-type]
 
-        http = httpx.AsyncClient(transport=ASGIStreamTransport(app), base_url=f"http://{name}")  # type: ignore[arg-type]
-        client = UpstreamClient(http, api_key=None)
+        link = Link(f"http://{name}", ASGIStreamTransport(app))  # type: ignore[arg-type]
+        client = UpstreamClient(link, api_key=None)
         shake = Handshake(client, Metrics(), name=name, splice=True, interval_s=60, retry_s=60)
         return Replica(name, client, shake, Breaker())
 

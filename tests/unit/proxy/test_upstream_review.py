@@ -25,6 +25,7 @@ from leyline_proxy.upstream.breaker import Breaker, BreakerState
 from leyline_proxy.upstream.client import UpstreamClient, chunks
 from leyline_proxy.upstream.factory import build_pool
 from leyline_proxy.upstream.handshake import Handshake
+from leyline_proxy.upstream.link import Link
 from leyline_proxy.upstream.replica import Replica
 
 CHAT = "/v1/chat/completions"
@@ -44,8 +45,7 @@ class Clock:
 
 @asynccontextmanager
 async def replica_of(engine: FakeEngine, clock: Clock) -> AsyncIterator[Replica]:
-    http = httpx.AsyncClient(transport=ASGIStreamTransport(engine), base_url="http://e")
-    client = UpstreamClient(http, api_key=None)
+    client = UpstreamClient(Link("http://e", ASGIStreamTransport(engine)), api_key=None)
     shake = Handshake(client, Metrics(), name="e", splice=True, interval_s=60, retry_s=60)
     try:
         yield Replica("e", client, shake, Breaker(clock=clock))
@@ -145,7 +145,7 @@ async def test_a_list_of_models_doesnt_wait_for_an_engine_that_hangs() -> None:
         await pool.refresh()
         first = pool.get("a")
         assert first is not None
-        first.client._client._transport = ASGIStreamTransport(hangs)  # type: ignore[arg-type]
+        first.client._link = Link(down, ASGIStreamTransport(hangs))  # type: ignore[arg-type]
         async with asyncio.timeout(5):
             answer = await model_list(pool, None, ())
         assert MODEL.encode() in bytes(answer.body)

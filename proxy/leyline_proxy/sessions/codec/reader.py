@@ -89,6 +89,8 @@ class SessionReader:
                 tuple(map(self._names.__getitem__, client_names)),
                 tuple(map(labels.__getitem__, sent_names)),
             ),
+            replica=stored.replica,
+            model=stored.model,
         )
         return _Turn(turn, (tokens, client, sent, client_names, sent_names))
 

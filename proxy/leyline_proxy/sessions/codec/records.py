@@ -71,6 +71,8 @@ class StoredTurn(msgspec.Struct, array_like=True, frozen=True):
     scope: str | None
     pins: int
     used: tuple[str, ...]
+    replica: str
+    model: str
 
 
 class StoredSent(msgspec.Struct, array_like=True, frozen=True):

@@ -101,6 +101,8 @@ class SessionWriter:
             scope=prepared.scope,
             pins=self._value(prepared.pins),
             used=tuple(sorted(prepared.used)),
+            replica=turn.replica,
+            model=turn.model,
         )
 
     def _lists(self, turn: RetainedTurn) -> _Lists:

@@ -1,0 +1,67 @@
+"""Pictures of the live page in Debian's Chromium, during a replay of the shipped session."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from playwright.sync_api import Browser, sync_playwright
+
+from leyline_proxy.demo import DEFAULT_POLICY
+from leyline_proxy.demo.run import served, shipped_trace
+from leyline_proxy.replay.driver import ChatDriver
+from leyline_proxy.replay.traces import TraceRequest
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+SHORTER = (("review-auth", 9), ("triage-flaky", 14), ("stockroom", 41))
+"""Sessions and how many turns each has, the last one at last."""
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
+WIDTH, HEIGHT = 1280, 960
+
+
+def main() -> None:
+    """Write ``docs/live.png`` and ``docs/live-dark.png``."""
+    program = shutil.which("chromium")
+    if program is None:
+        sys.exit("no chromium: run deploy/tools.sh")
+    (recorded,) = shipped_trace().sessions
+    with (
+        served(["--policy", DEFAULT_POLICY]) as base_url,
+        closing(ChatDriver(base_url)) as driver,
+        sync_playwright() as playwright,
+    ):
+        for name, turns in SHORTER:
+            for number, request in enumerate(recorded.requests[:turns]):
+                driver.send(_apart(request, name), session=name, place=(0, number))
+        browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        for scheme, path in (("light", DOCS / "live.png"), ("dark", DOCS / "live-dark.png")):
+            _picture(browser, base_url.removesuffix("/v1"), scheme == "dark", path)
+        browser.close()
+
+
+def _apart(request: TraceRequest, name: str) -> TraceRequest:
+    """The request, with an opening that no other session shares: each prefills its own."""
+    opening = {"role": "system", "content": f"You work on {name}."}
+    return replace(request, messages=(opening, *request.messages[1:]))
+
+
+def _picture(browser: Browser, origin: str, dark: bool, path: Path) -> None:
+    page = browser.new_page(
+        viewport={"width": WIDTH, "height": HEIGHT},
+        color_scheme="dark" if dark else "light",
+        reduced_motion="reduce",
+    )
+    page.goto(f"{origin}/")
+    page.locator(".turn").last.wait_for()
+    page.locator(".turn:has(.mark)").last.click()
+    page.locator(".turn-view table").wait_for()
+    page.screenshot(path=path)
+    page.close()
+    print(path.relative_to(DOCS.parent))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""``leyline doctor``: what a proxy with these settings would meet, and how to mend it.
+
+Each check gathers facts and gives a verdict on them. The verdicts are pure.
+"""
+
+from __future__ import annotations
+
+from .checks import Situation, checks_for
+from .configured import config_findings
+from .findings import Finding, Status, document, healthy
+from .running import Check, examine
+
+__all__ = [
+    "Check",
+    "Finding",
+    "Situation",
+    "Status",
+    "checks_for",
+    "config_findings",
+    "document",
+    "examine",
+    "healthy",
+]

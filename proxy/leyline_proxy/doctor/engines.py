@@ -1,0 +1,354 @@
+"""Engines: whether they are there, splice, believe this proxy, and render as it does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+import msgspec
+
+from leyline_engine.contract import (
+    ACTION_VERSION,
+    CLAIMS_PATH,
+    EDIT_ACTION,
+    PROTOCOL_VERSION,
+    SIGNATURE_HEADER,
+    Capability,
+    ListClaims,
+    sign_bytes,
+)
+
+from ..errors import ProxyError
+from ..upstream.client import GATEWAY_FAILURES, NoCapability, UpstreamClient, read
+from ..upstream.handshake import CLAIMS
+from ..upstream.proof import Rendering, examine_rendering
+from .findings import Finding, fail, ok, skip, warn
+from .reaching import why_unreachable
+from .stores import clock_verdict
+
+_SLOW_S = 0.25
+_BYTES_A_TOKEN = 4
+"""Of a request's JSON, roughly."""
+_BAD_SIGNATURE = "invalid_signature"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNeeds:
+    """What the settings ask of one engine."""
+
+    name: str
+    client: UpstreamClient
+    secret: str | None
+    splice: bool
+    keeps_tenants_apart: bool
+    """Whether any tenant has ``cache_scope: tenant``."""
+    max_body_bytes: int
+    secret_setting: str = "LEYLINE_HINTS_SECRET of the engine"  # noqa: S105
+    """Where the engine has its secret."""
+
+    @property
+    def of(self) -> str:
+        """What its findings begin with."""
+        return f"upstream.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The answer to a question for the models."""
+
+    status: int
+    models: tuple[str, ...] | None
+    taken_s: float
+    skew_s: float | None
+    """By how much the engine's clock is ahead; None where it doesn't tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecretFacts:
+    """What the engine said to a harmless command, signed and bare."""
+
+    bare_refused: bool
+    """It asks for a signature."""
+    signed_refused: bool | None
+    """It refuses this proxy's; None where the proxy has no secret."""
+
+
+async def examine_engine(needs: EngineNeeds) -> list[Finding]:
+    """All findings about one engine."""
+    place = needs.client.address
+    try:
+        listed = await _list(needs.client)
+    except ProxyError as error:
+        return [unreachable(needs, place, error)]
+    found = reached(needs, place, listed)
+    if listed.status != httpx.codes.OK:
+        return found
+    answer = await needs.client.capability()
+    found += [plugin_verdict(needs, answer)]
+    if isinstance(answer, NoCapability):
+        why = "without a capability document there is nothing to compare"
+        return [*found, skip(f"{needs.of}.secret", why), skip(f"{needs.of}.tokenizer", why)]
+    try:
+        facts = await _secret_facts(needs)
+        rendering = await examine_rendering(needs.client, answer.model)
+    except ProxyError as error:
+        return [*found, unreachable(needs, place, error)]
+    return [
+        *found,
+        secret_verdict(needs, facts),
+        rendering_verdict(needs, rendering),
+        *capability_verdicts(needs, answer),
+    ]
+
+
+def unreachable(needs: EngineNeeds, place: str, error: ProxyError) -> Finding:
+    """Why there was no answer."""
+    problem, fix = why_unreachable(error, "the engine")
+    return fail(f"{needs.of}.reachable", f"{place}: {problem}", fix)
+
+
+def reached(needs: EngineNeeds, place: str, listed: Listed) -> list[Finding]:
+    """What the answer to the first question says."""
+    name = f"{needs.of}.reachable"
+    if listed.status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        return [
+            ok(name, f"{place} answers"),
+            fail(
+                f"{needs.of}.key",
+                f"the engine refuses the proxy's key (status {listed.status})",
+                "Set LEYLINE_UPSTREAM_API_KEY, or api_key of the upstream, to what the engine was "
+                "started with (SGLang: --api-key).",
+            ),
+        ]
+    if listed.status in GATEWAY_FAILURES:
+        return [
+            fail(
+                name,
+                f"{place} answers with status {listed.status}: a gateway without an engine "
+                "behind it",
+                "Start the engine, or wait until it has loaded its model.",
+            )
+        ]
+    if listed.status != httpx.codes.OK:
+        return [
+            fail(
+                name,
+                f"{place}/v1/models gives status {listed.status}: this is no OpenAI-compatible "
+                "server",
+                "Correct the URL; leave out what comes behind host and port but a path prefix.",
+            )
+        ]
+    return [
+        _speed(name, place, listed.taken_s),
+        ok(f"{needs.of}.key", "accepted, or none is asked for"),
+        _models(needs, listed.models),
+        *_clock(needs, listed.skew_s),
+    ]
+
+
+def _speed(name: str, place: str, taken_s: float) -> Finding:
+    told = f"{place} answers in {taken_s * 1000:.0f} ms"
+    if taken_s <= _SLOW_S:
+        return ok(name, told)
+    return warn(name, told, "Put the proxy near the engine; each turn asks it two questions more.")
+
+
+def _models(needs: EngineNeeds, models: Sequence[str] | None) -> Finding:
+    if models:
+        return ok(f"{needs.of}.models", ", ".join(models[:8]))
+    return fail(
+        f"{needs.of}.models",
+        "the engine lists no model",
+        "See what /v1/models of the engine says: requests are routed by it.",
+    )
+
+
+def _clock(needs: EngineNeeds, skew_s: float | None) -> list[Finding]:
+    if skew_s is None:
+        return []
+    return [clock_verdict(f"{needs.of}.clock", skew_s, "the engine's clock")]
+
+
+def plugin_verdict(needs: EngineNeeds, answer: Capability | NoCapability) -> Finding:
+    """Whether edits can be spliced there."""
+    name = f"{needs.of}.plugin"
+    if isinstance(answer, NoCapability):
+        told = f"{answer.why}: edits become ordinary prefills"
+        fix = (
+            "Start SGLang with the plugin: pip install 'leyline-kv[sglang]' beside it, and "
+            "--radix-cache-backend leyline (docs/sglang.md)."
+        )
+        if not answer.settled:
+            fix = "Ask again when the engine has loaded its model."
+        if not needs.splice:
+            return warn(name, told, fix)
+        return fail(name, told, fix)
+    if answer.protocol_version != PROTOCOL_VERSION:
+        return fail(
+            name,
+            f"the engine speaks version {answer.protocol_version} of the contract, this proxy "
+            f"{PROTOCOL_VERSION}",
+            "Install one release of leyline-kv on both sides.",
+        )
+    if not answer.splices:
+        reason = answer.unsupported_reason or "it doesn't say why"
+        return fail(
+            name,
+            f"{answer.engine} {answer.engine_version} can't splice: {reason}",
+            "Start the engine with what the reason asks for (docs/sglang.md lists what can be "
+            "spliced), or set splice: false.",
+        )
+    if f"{EDIT_ACTION}@{ACTION_VERSION}" not in answer.actions:
+        return fail(
+            name,
+            f"the engine takes no {EDIT_ACTION}@{ACTION_VERSION}",
+            "Install one release of leyline-kv on both sides.",
+        )
+    claims = "takes claims" if CLAIMS in answer.actions else "takes no claims"
+    off = "" if needs.splice else "; splicing is switched off here (splice: false)"
+    return ok(name, f"{answer.engine} {answer.engine_version} splices and {claims}{off}")
+
+
+def secret_verdict(needs: EngineNeeds, facts: SecretFacts | None) -> Finding:
+    """Whether proxy and engine sign and seal with the same secret."""
+    name, there = f"{needs.of}.secret", needs.secret_setting
+    if facts is None:
+        return skip(name, "the engine takes no commands, by which it could be told")
+    ours = facts.signed_refused is not None
+    if not ours and not facts.bare_refused:
+        return ok(name, "none on either side: the engine takes edits from whoever reaches it")
+    if not ours:
+        return fail(
+            name,
+            "the engine has a hints_secret and this proxy none: every edit is refused as "
+            "invalid_edit",
+            f"Set LEYLINE_HINTS_SECRET here to the {there}.",
+        )
+    if not facts.bare_refused:
+        return fail(
+            name,
+            "this proxy has a hints_secret and the engine none: every edit ends as token_mismatch",
+            f"Set the {there} to this proxy's, or take it out here.",
+        )
+    if facts.signed_refused:
+        return fail(
+            name,
+            "proxy and engine have different hints_secrets: every edit is refused as invalid_edit",
+            f"Set LEYLINE_HINTS_SECRET here and the {there} to one value.",
+        )
+    return ok(name, "proxy and engine have the same hints_secret")
+
+
+def rendering_verdict(needs: EngineNeeds, rendering: Rendering) -> Finding:
+    """Whether prompts come out token by token as in the engine."""
+    name = f"{needs.of}.tokenizer"
+    if rendering.proven:
+        return ok(name, "probe conversations come out token by token as in the engine")
+    fix = (
+        "Start every replica behind this URL with one chat template and one tokenizer, those of "
+        "the model that it serves (SGLang: --chat-template, --tokenizer-path), and one release."
+    )
+    if rendering.renderer is None:
+        return fail(name, f"{rendering.problem}: nothing is spliced", fix)
+    return fail(name, f"{rendering.problem}: each turn asks it for its tokens, and waits", fix)
+
+
+def capability_verdicts(needs: EngineNeeds, capability: Capability) -> list[Finding]:
+    """What the engine's facts mean for the settings."""
+    found = [_window(needs, capability)]
+    if needs.keeps_tenants_apart and not capability.isolates:
+        found.append(
+            fail(
+                f"{needs.of}.isolation",
+                "cache_scope: tenant is set, and this engine can't keep tenants' KV apart: it "
+                "refuses their requests",
+                "Use an engine that knows cache_salt, or cache_scope: shared.",
+            )
+        )
+    return found
+
+
+def _window(needs: EngineNeeds, capability: Capability) -> Finding:
+    name, window, kv = f"{needs.of}.window", capability.max_context, capability.kv
+    told = f"{window:,} tokens"
+    if kv is not None and kv.capacity_tokens < window:
+        return warn(
+            name,
+            f"the model takes {told}, and the KV pool holds {kv.capacity_tokens:,}",
+            "Give the engine more memory for KV (SGLang: --mem-fraction-static), or a shorter "
+            "--context-length, so that clients are told in time.",
+        )
+    if needs.max_body_bytes < window * _BYTES_A_TOKEN:
+        return warn(
+            name,
+            f"the model takes {told}, about {window * _BYTES_A_TOKEN:,} bytes, and max_body_bytes "
+            f"is {needs.max_body_bytes:,}",
+            f"Set max_body_bytes to {window * _BYTES_A_TOKEN:,} or more.",
+        )
+    return ok(name, told)
+
+
+async def _list(client: UpstreamClient) -> Listed:
+    begun = time.perf_counter()
+    response = await client.get("/v1/models")
+    taken = time.perf_counter() - begun
+    return Listed(
+        response.status_code,
+        _ids(response),
+        taken,
+        _skew(response.headers.get("date"), time.time()),
+    )
+
+
+def _ids(response: httpx.Response) -> tuple[str, ...] | None:
+    try:
+        return tuple(str(item["id"]) for item in response.json()["data"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _skew(date: str | None, now: float) -> float | None:
+    try:
+        return parsedate_to_datetime(date).timestamp() - now if date else None
+    except ValueError:
+        return None
+
+
+async def _secret_facts(needs: EngineNeeds) -> SecretFacts | None:
+    """Two commands that change nothing; None where the engine takes none."""
+    body = msgspec.json.encode(ListClaims(limit=1))
+    bare = await _refused(needs.client, body, None)
+    if bare is None:
+        return None
+    secret = needs.secret
+    signed = None if secret is None else await _refused(needs.client, body, secret)
+    return SecretFacts(bare, signed)
+
+
+async def _refused(client: UpstreamClient, body: bytes, secret: str | None) -> bool | None:
+    own = [(b"content-type", b"application/json")]
+    if secret is not None:
+        own.append((SIGNATURE_HEADER.encode(), sign_bytes(body, secret).encode()))
+    async with client.open(
+        "POST",
+        CLAIMS_PATH,
+        headers=(),
+        own=own,
+        content=body,
+        timeout_s=client.small_timeout_s,
+    ) as response:
+        await read(response)
+    if response.status_code in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
+        return None
+    return response.status_code == httpx.codes.FORBIDDEN and _code(response) == _BAD_SIGNATURE
+
+
+def _code(response: httpx.Response) -> Any:
+    try:
+        return response.json()["error"]["code"]
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,70 @@
+"""What a check found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+_MOST = 600
+"""Characters of a detail, part of which a server may have written."""
+
+
+class Status(StrEnum):
+    """How it stands."""
+
+    OK = "ok"
+    WARN = "warn"
+    """It works, and will one day hurt."""
+    FAIL = "fail"
+    SKIP = "skip"
+    """Nothing to check, or no way to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report. Holds no secret."""
+
+    name: str
+    """``redis.eviction``: what was looked at."""
+    status: Status
+    detail: str
+    fix: str = ""
+    """What to do; empty where there is nothing."""
+
+
+def ok(name: str, detail: str) -> Finding:
+    """All is well."""
+    return Finding(name, Status.OK, _short(detail))
+
+
+def warn(name: str, detail: str, fix: str) -> Finding:
+    """It works, but."""
+    return Finding(name, Status.WARN, _short(detail), _short(fix))
+
+
+def fail(name: str, detail: str, fix: str) -> Finding:
+    """It can't work so."""
+    return Finding(name, Status.FAIL, _short(detail), _short(fix))
+
+
+def skip(name: str, detail: str) -> Finding:
+    """There was nothing to look at."""
+    return Finding(name, Status.SKIP, _short(detail))
+
+
+def _short(text: str) -> str:
+    # Names of files may hold bytes that are no text, which JSON can't hold.
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
+
+
+def healthy(findings: Sequence[Finding]) -> bool:
+    """Whether nothing failed."""
+    return not any(finding.status is Status.FAIL for finding in findings)
+
+
+def document(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The report as ``--json`` prints it."""
+    return {"ok": healthy(findings), "checks": [asdict(finding) for finding in findings]}

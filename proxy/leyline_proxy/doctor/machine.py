@@ -1,0 +1,298 @@
+"""This machine: ports, open files, memory, the audit log's disk, installed packages."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import platform
+import resource
+import shutil
+import socket
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import httpx
+from packaging.requirements import InvalidRequirement, Requirement
+
+from ..audit.build import build_auditor
+from ..audit.files import AuditError, beside, survey
+from ..audit.settings import PLACE
+from ..settings import Settings
+from ..telemetry.metrics import Metrics
+from .findings import Finding, fail, ok, skip, warn
+from .reaching import document
+
+PACKAGE = "leyline-kv"
+
+_MIB = 1024 * 1024
+_SPARE_FILES = 128
+"""Libraries, logs, libraries' own sockets."""
+_FULL = 0.8
+_LITTLE_DISK = 64 * _MIB
+_ANSWER_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class PortFacts:
+    """What came of trying to listen."""
+
+    flag: str
+    host: str
+    port: int
+    problem: str = ""
+    """Empty where it is free."""
+    taken: bool = False
+    """Whether somebody else listens there."""
+    leyline: bool = False
+    """That is a proxy of ours."""
+
+
+async def examine_ports(settings: Settings) -> list[Finding]:
+    """Whether the proxy can listen where it should."""
+    wanted = [("--port", settings.host, settings.port)]
+    if settings.admin_port is not None:
+        wanted.append(("--admin-port", settings.admin_host, settings.admin_port))
+    found = []
+    for flag, host, port in wanted:
+        facts = try_port(flag, host, port)
+        if facts.taken:
+            alive = await _is_leyline(host, port)
+            facts = PortFacts(flag, host, port, facts.problem, taken=True, leyline=alive)
+        found.append(port_verdict(facts))
+    return found
+
+
+def port_verdict(facts: PortFacts) -> Finding:
+    """What the attempt means."""
+    name = facts.flag.removeprefix("--")
+    where = f"{facts.host}:{facts.port}"
+    if not facts.problem:
+        return ok(name, f"{where} is free" if facts.port else f"{facts.host}, a free port")
+    if facts.leyline:
+        return warn(
+            name,
+            f"a Leyline proxy listens on {where} already",
+            f"Fine if it is the one you ask about; a second one needs another {facts.flag}.",
+        )
+    if facts.taken:
+        return fail(
+            name,
+            f"another program listens on {where}",
+            f"Stop it (ss -ltnp 'sport = :{facts.port}' names it), or choose another "
+            f"{facts.flag}; 0 takes a free one.",
+        )
+    return fail(
+        name,
+        f"{where} can't be listened on ({facts.problem})",
+        f"Choose an address of this machine and a port above 1023 for {facts.flag}.",
+    )
+
+
+def try_port(flag: str, host: str, port: int) -> PortFacts:
+    """Listen there for a moment."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        # As the proxy does: connections that are closing don't count.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+            sock.listen(1)
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            problem = error.strerror or type(error).__name__
+            return PortFacts(flag, host, port, problem, taken=taken)
+    return PortFacts(flag, host, port)
+
+
+async def _is_leyline(host: str, port: int) -> bool:
+    there = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    there = f"[{there}]" if ":" in there else there
+    async with httpx.AsyncClient(timeout=_ANSWER_S, trust_env=False) as client:
+        for path, member in (("/readyz", "upstreams"), ("/healthz", "status")):
+            try:
+                answer = await document(client, f"http://{there}:{port}{path}")
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+                continue
+            if isinstance(answer, dict) and member in answer:
+                return True
+    return False
+
+
+def examine_files(settings: Settings) -> list[Finding]:
+    """Whether the process may open as many files as connections need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return [files_verdict(soft, hard, settings)]
+
+
+def files_verdict(soft: int, hard: int, settings: Settings) -> Finding:
+    """What the limit of open files means; ``RLIM_INFINITY`` is no limit."""
+    name, told = "open-files", f"{soft:,} open files allowed"
+    upstreams = settings.max_upstream_connections * max(1, len(settings.engines()))
+    most = settings.max_connections + upstreams + settings.redis_max_connections + _SPARE_FILES
+    busy = settings.max_concurrent
+    least = min(busy, settings.max_connections) + min(busy, upstreams) + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return ok(name, told if soft != resource.RLIM_INFINITY else "no limit of open files")
+    fix = (
+        f"ulimit -n {most} (systemd: LimitNOFILE={most}; the hard limit here is {hard:,}), or "
+        "lower max_connections and max_upstream_connections."
+    )
+    if soft < least:
+        return fail(
+            name, f"{told}; max_concurrent of {settings.max_concurrent} needs {least:,}", fix
+        )
+    return warn(name, f"{told}; all connections that the settings allow need {most:,}", fix)
+
+
+def examine_memory(settings: Settings) -> list[Finding]:
+    """Whether what the proxy may remember fits into this machine."""
+    return [memory_verdict(settings, memory_limit())]
+
+
+def memory_verdict(settings: Settings, limit: int | None) -> Finding:
+    """What the bounds come to, in bytes, against what there is."""
+    name = "memory"
+    if limit is None:
+        return skip(name, "this system doesn't say how much it has")
+    bounds = {
+        "text_memory_bytes": settings.text_memory_bytes,
+        "max_session_bytes": settings.max_session_bytes,
+        "max_stored_response_bytes": settings.max_stored_response_bytes,
+    }
+    total = sum(bounds.values())
+    told = f"bounds of {total / _MIB:,.0f} MiB, {limit / _MIB:,.0f} MiB there"
+    fix = f"Lower {max(bounds, key=lambda each: bounds[each])}, or give the process more memory."
+    if total > limit:
+        return fail(name, f"{told}: the process would be killed before they are reached", fix)
+    if total > _FULL * limit:
+        return warn(name, f"{told}: little is left for requests under way", fix)
+    return ok(name, told)
+
+
+def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that this process may use: the container's limit, or the machine's memory."""
+    found = []
+    for file in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
+        try:
+            text = file.read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            found.append(int(text))
+    with suppress(ValueError, OSError):
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(found) if found else None
+
+
+def examine_audit(settings: Settings) -> list[Finding]:
+    """Whether the audit log can be written, and for how long."""
+    name, path = "audit", settings.audit_file
+    if path is None:
+        return [skip(name, "no audit log is kept (audit_file)")]
+    try:
+        build_auditor(settings, Metrics())
+    except ValueError as error:
+        return [fail(name, str(error), "Correct the setting or the file that it names.")]
+    instance = settings.audit_instance or socket.gethostname()[:64]
+    path = path.with_name(path.name.replace(PLACE, instance))
+    problem = _audit_problem(path)
+    if problem is not None:
+        return [problem]
+    free = shutil.disk_usage(path.parent).free
+    return [disk_verdict(path, free, settings.audit_max_bytes)]
+
+
+def _audit_problem(path: Path) -> Finding | None:
+    """Why the log can't be written there; None where it can."""
+    name, folder = "audit", path.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        return fail(
+            name,
+            f"no file can be made in {folder}",
+            f"mkdir -p {folder}, and let the proxy's user write there.",
+        )
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        return fail(name, f"{path} can't be written to", f"chown {path} to the proxy's user.")
+    if _locked(beside(path, ".lock")):
+        return warn(
+            name,
+            f"a proxy writes to {path} already",
+            "Fine if it is the one you ask about; a second one needs a file of its own "
+            "({instance} in its name).",
+        )
+    try:
+        survey(path)
+    except (AuditError, OSError) as error:
+        return fail(name, str(error), "Name another file as audit_file, or move this one away.")
+    return None
+
+
+def disk_verdict(path: Path, free: int, file_bytes: int) -> Finding:
+    """Whether the disk takes two more files of the log."""
+    told = f"{path}: {free / _MIB:,.0f} MiB free"
+    fix = "Make room, or bound the log with audit_max_bytes and audit_keep."
+    if free < min(_LITTLE_DISK, file_bytes):
+        return fail("audit", told, fix)
+    if free < 2 * file_bytes:
+        return warn("audit", told, fix)
+    return ok("audit", told)
+
+
+def _locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def examine_packages(settings: Settings) -> list[Finding]:
+    """Whether what is installed is what this release was made for."""
+    extras = ["proxy"] if settings.engines() else ["proxy", "engine"]
+    try:
+        needed = requires(PACKAGE) or []
+    except PackageNotFoundError:
+        return [skip("packages", "run from a source tree without its metadata")]
+    problems = package_problems(needed, extras)
+    told = f"Leyline {version(PACKAGE)}, Python {platform.python_version()}"
+    if problems:
+        wanted = ",".join(extras)
+        return [
+            fail(
+                "packages",
+                f"{told}; {'; '.join(problems[:6])}",
+                f"pip install --upgrade 'leyline-kv[{wanted}]'",
+            )
+        ]
+    return [ok("packages", told)]
+
+
+def package_problems(needed: Iterable[str], extras: Sequence[str]) -> list[str]:
+    """Requirements of these extras that what is installed doesn't meet."""
+    problems = []
+    for text in needed:
+        try:
+            wanted = Requirement(text)
+        except InvalidRequirement:
+            continue
+        marker = wanted.marker
+        if marker and not any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            continue
+        try:
+            found = version(wanted.name)
+        except PackageNotFoundError:
+            problems.append(f"{wanted.name} is missing")
+            continue
+        if not wanted.specifier.contains(found, prereleases=True):
+            problems.append(f"{wanted.name} {found} isn't {wanted.specifier}")
+    return problems

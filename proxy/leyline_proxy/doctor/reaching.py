@@ -1,0 +1,79 @@
+"""Why a server can't be reached, from the error that a client raised."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+_CERTIFICATE = "certificate"
+_MOST_BYTES = 16 * 1024 * 1024
+
+
+def why_unreachable(error: BaseException, what: str) -> tuple[str, str]:
+    """What is wrong and how to mend it.
+
+    Args:
+        error: as raised; what caused it tells more.
+        what: ``Redis``, ``the engine``.
+    """
+    chain = list(_chain(error))
+    if any(isinstance(each, socket.gaierror) for each in chain):
+        return "its host name isn't known", "Correct the host in the URL, or the DNS entry."
+    if any(
+        isinstance(each, ssl.SSLCertVerificationError) or _CERTIFICATE in str(each).lower()
+        for each in chain
+    ):
+        return (
+            "its TLS certificate isn't trusted",
+            f"Give {what} a certificate for this host name from an authority that this machine "
+            "trusts (SSL_CERT_FILE adds one).",
+        )
+    if any(isinstance(each, ssl.SSLError) for each in chain):
+        return (
+            "it speaks no TLS there, or another version",
+            "Use the scheme and the port that it listens on: http:// or redis:// without TLS.",
+        )
+    if any(isinstance(each, ConnectionRefusedError) or "refused" in str(each) for each in chain):
+        return (
+            "nobody listens there",
+            f"Start {what}, or correct host and port in the URL.",
+        )
+    if any("timeout" in type(each).__name__.lower() for each in chain):
+        return (
+            "it doesn't answer in time",
+            f"See whether {what} is overloaded, or a firewall drops packets on the way.",
+        )
+    kind = type(chain[-1]).__name__
+    return f"it can't be reached ({kind})", f"See whether {what} runs there, and what its log says."
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+async def document(client: httpx.AsyncClient, path: str, **query: str) -> Any:
+    """The JSON at ``path``.
+
+    Raises:
+        httpx.HTTPError, httpx.InvalidURL: there is no answer.
+        ValueError: it is no JSON, or more than any server says that is asked here.
+    """
+    async with client.stream("GET", path, params=query) as response:
+        found = bytearray()
+        async for chunk in response.aiter_bytes():
+            found += chunk
+            if len(found) > _MOST_BYTES:
+                raise ValueError("too long")
+    try:
+        return json.loads(found)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error

@@ -1,0 +1,80 @@
+"""Checks side by side, each with a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from .findings import Finding, fail
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A question, and how long it may take; one that takes longer has failed."""
+
+    ask: Callable[[], Awaitable[Sequence[Finding]]]
+    limit_s: float
+
+
+async def examine(
+    checks: Mapping[str, Check], *, ended: Callable[[str], None] = lambda _: None
+) -> list[Finding]:
+    """What the checks found, in their order.
+
+    Args:
+        ended: is told the name of each check that has ended.
+    """
+
+    async def one(name: str, check: Check) -> Sequence[Finding]:
+        try:
+            async with asyncio.timeout(check.limit_s):
+                return await check.ask()
+        except TimeoutError:
+            return [
+                fail(
+                    name,
+                    f"gave no answer within {check.limit_s:g} s",
+                    "See whether it is overloaded, or a firewall drops packets on the way; "
+                    "--timeout waits longer.",
+                )
+            ]
+        except Exception as error:  # the other checks have something to say, too
+            kind = type(error).__name__
+            return [fail(name, f"could not be checked ({kind})", "Report this to Leyline.")]
+        finally:
+            ended(name)
+
+    results = await asyncio.gather(*(one(name, check) for name, check in checks.items()))
+    return [finding for result in results for finding in result]
+
+
+async def in_thread(ask: Callable[[], T]) -> T:
+    """What ``ask`` returns or raises, from a thread that keeps nobody from leaving.
+
+    A thread of the loop's own would be waited for at the end: on a disk or a pipe that never
+    answers, for ever.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def settle(setter: Callable[[], None]) -> None:
+        if not answer.done():
+            setter()
+
+    def run() -> None:
+        try:
+            setter = partial(answer.set_result, ask())
+        except Exception as error:
+            setter = partial(answer.set_exception, error)
+        with suppress(RuntimeError):  # the loop is gone, and whoever asked, too
+            loop.call_soon_threadsafe(settle, setter)
+
+    threading.Thread(target=run, name="leyline-doctor", daemon=True).start()
+    return await answer

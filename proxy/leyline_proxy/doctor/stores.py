@@ -1,0 +1,368 @@
+"""Redis: whether it is there, keeps what it is given, and answers in time."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    NoPermissionError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
+
+from ..sessions.redis.link import CLUSTER, RedisOptions
+from .findings import Finding, fail, ok, warn
+from .reaching import why_unreachable
+
+KEEPS_ALL = "noeviction"
+OLDEST = 5
+"""Major version: scripts that ask the time and then write need it."""
+
+_MIB = 1024 * 1024
+_FULL = 0.9
+_SLOW = 0.25
+"""Share of the time limit beyond which a server is slow."""
+_SKEW_S = 5.0
+_PROBE_MS = 10_000
+_PINGS = 5
+_PROBES: Sequence[tuple[str | int, ...]] = (
+    ("SET", "", "PX", _PROBE_MS),
+    ("GET",),
+    ("DEL",),
+    ("ZADD", 1, "a", 2, "b", 3, "c"),
+    ("PEXPIRE", _PROBE_MS),
+    ("ZCARD",),
+    ("ZCOUNT", "-inf", "+inf"),
+    ("ZRANGE", 0, 0),
+    ("ZREVRANGE", 0, 0),
+    ("ZREVRANGEBYSCORE", "+inf", "-inf"),
+    ("ZREM", "a"),
+    ("ZREMRANGEBYRANK", 5, 5),
+    ("ZREMRANGEBYSCORE", 9, 9),
+    ("ZPOPMIN", 5),
+    ("DEL",),
+    ("HGET", "a"),
+    ("HMGET", "a"),
+    ("HGETALL",),
+    ("HDEL", "a"),
+)
+"""What the proxy's stores ask of one key, without the key: a user may be allowed some of it."""
+_SCRIPT = """
+redis.call('TIME')
+redis.call('HSET', KEYS[1], 'a', ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('HSETNX', KEYS[1], 'b', 1)
+redis.call('HINCRBY', KEYS[1], 'b', 1)
+redis.call('HDEL', KEYS[1], 'b')
+redis.call('HGETALL', KEYS[1])
+return redis.call('HLEN', KEYS[1]) == 1 and redis.call('HGET', KEYS[1], 'a')
+"""
+FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError, ValueError, TypeError)
+"""The last two are the URL's: a port that is no number, an option that there isn't."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What one server says of itself."""
+
+    version: str
+    policy: str
+    maxmemory: int
+    """Bytes; 0 for no limit."""
+    used: int
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> ServerFacts:
+        """From the answer to ``INFO``."""
+        return cls(
+            str(info.get("redis_version", "")),
+            str(info.get("maxmemory_policy", "")),
+            int(info.get("maxmemory", 0)),
+            int(info.get("used_memory", 0)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """What was found."""
+
+    place: str
+    """Host and port."""
+    servers: Sequence[ServerFacts]
+    latency_s: float
+    skew_s: float
+    """By how much its clock is ahead."""
+    refusal: str = ""
+    """Error by which a write was refused; empty where it was taken and read again."""
+    command: str = ""
+    """That was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreNeeds:
+    """What the proxy asks of it."""
+
+    options: RedisOptions = field(repr=False)
+    name: str
+    """Of the findings: ``redis``."""
+    prefix: str
+    setting: str
+    """That holds the URL."""
+    ca_setting: str = ""
+    """Variable that names the certificates to trust, where there is one."""
+
+
+async def examine_store(needs: StoreNeeds, limit_s: float) -> list[Finding]:
+    """All findings about one Redis."""
+    try:
+        facts = await _facts(needs, limit_s)
+    except FAILURES as error:
+        return [unreachable(needs, error)]
+    return verdicts(facts, needs)
+
+
+def verdicts(facts: StoreFacts, needs: StoreNeeds) -> list[Finding]:
+    """What the facts mean for a proxy."""
+    name = needs.name
+    return [
+        ok(f"{name}.reachable", f"Redis at {facts.place} answers"),
+        _version(name, facts),
+        _eviction(name, facts),
+        _memory(name, facts),
+        _writing(name, facts, needs),
+        _latency(name, facts, needs.options.timeout_s),
+        _clock(name, facts),
+    ]
+
+
+def unreachable(needs: StoreNeeds, error: BaseException) -> Finding:
+    """Why Redis didn't answer."""
+    variable = f"LEYLINE_{needs.setting.upper()}"
+    found, place = f"{needs.name}.reachable", place_of(needs.options.url)
+    secure = needs.options.url.startswith("rediss")
+    if isinstance(error, NoPermissionError):
+        return fail(
+            found,
+            f"Redis at {place} lets this user do too little",
+            "Grant it INFO, TIME, EVAL, EVALSHA and the commands of hashes, sorted sets and "
+            "strings on the keys of redis_prefix (ACL SETUSER).",
+        )
+    if isinstance(error, (AuthenticationError, AuthorizationError)) or "NOAUTH" in str(error):
+        return fail(
+            found,
+            f"Redis at {place} refuses the password, or wants one",
+            f"Put user and password into the URL of {variable}: redis://USER:PASSWORD@HOST:PORT.",
+        )
+    if isinstance(error, RedisClusterException) or "cluster support disabled" in str(error):
+        return fail(
+            found,
+            f"Redis at {place} can't be asked as a cluster",
+            "Use redis:// or rediss:// where it is a single server; else see that it runs.",
+        )
+    if isinstance(error, (ValueError, TypeError)):
+        return fail(
+            found,
+            f"{variable} is no URL that Redis's client can use",
+            "Write it as redis://USER:PASSWORD@HOST:PORT/DB, with what isn't a letter or a digit "
+            "in the password as %XX, and rediss:// where redis_ca_file is set.",
+        )
+    problem, fix = why_unreachable(error, "Redis")
+    if "isn't trusted" in problem and needs.ca_setting:
+        fix = f"Name the certificate of the authority that signed Redis's as {needs.ca_setting}."
+    fix += f" Host and port are in {variable}."
+    # Each waits for what the other doesn't say, or hangs up.
+    if secure and "in time" in problem:
+        fix += " A port without TLS is silent, too: it needs redis:// in place of rediss://."
+    if not secure and ("closed" in str(error) or "Reset" in problem):
+        problem = "it closed the connection"
+        fix = f"Use rediss:// in {variable} if that port speaks TLS; else see Redis's log."
+    return fail(found, f"Redis at {place}: {problem}", fix)
+
+
+def place_of(url: str) -> str:
+    """Host and port of a URL, without its password."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == "unix":
+            return parts.path
+        return f"{parts.hostname or '?'}:{parts.port or 6379}"
+    except ValueError:
+        return "?"
+
+
+def _version(name: str, facts: StoreFacts) -> Finding:
+    versions = sorted({server.version for server in facts.servers})
+    told = f"version {', '.join(versions)}"
+    old = [version for version in versions if _major(version) < OLDEST]
+    if old:
+        return fail(f"{name}.version", f"{told} is too old", "Run Redis 7, or 5 at least.")
+    return ok(f"{name}.version", told)
+
+
+def _major(version: str) -> int:
+    head = version.partition(".")[0]
+    return int(head) if head.isdigit() else OLDEST
+
+
+def _eviction(name: str, facts: StoreFacts) -> Finding:
+    evicting = [server for server in facts.servers if server.policy not in ("", KEEPS_ALL)]
+    if not evicting:
+        return ok(f"{name}.eviction", "maxmemory-policy is noeviction")
+    policy = evicting[0].policy
+    fix = "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf."
+    if any(server.maxmemory for server in evicting):
+        return fail(
+            f"{name}.eviction",
+            f"maxmemory-policy is {policy}: a full Redis drops sessions on its own, and forgets "
+            "lose their accounts",
+            fix,
+        )
+    return warn(
+        f"{name}.eviction",
+        f"maxmemory-policy is {policy}, which would drop sessions once a maxmemory is set",
+        fix,
+    )
+
+
+def _memory(name: str, facts: StoreFacts) -> Finding:
+    limited = [server for server in facts.servers if server.maxmemory]
+    used = sum(server.used for server in facts.servers)
+    if not limited:
+        return ok(f"{name}.memory", f"{used / _MIB:.0f} MiB used, no maxmemory")
+    worst = max(limited, key=lambda server: server.used / server.maxmemory)
+    told = f"{worst.used / _MIB:.0f} of {worst.maxmemory / _MIB:.0f} MiB used"
+    if worst.used > _FULL * worst.maxmemory:
+        return warn(
+            f"{name}.memory",
+            f"{told}: when it is full, it counts as gone",
+            "Raise maxmemory, or lower session_ttl_s or redis_max_sessions.",
+        )
+    return ok(f"{name}.memory", told)
+
+
+def _writing(name: str, facts: StoreFacts, needs: StoreNeeds) -> Finding:
+    found, refusal = f"{name}.write", facts.refusal
+    if not refusal:
+        return ok(found, f"a key below {needs.prefix}: was written, read and deleted")
+    told = f"{facts.command}: {refusal}" if facts.command else refusal
+    if refusal == ReadOnlyError.__name__:
+        fix = "Give the URL of the primary: this is a replica."
+    elif refusal == NoPermissionError.__name__:
+        fix = (
+            f"Let the user write keys of {needs.prefix}:*: strings, hashes and sorted sets, by "
+            "scripts, too (ACL SETUSER)."
+        )
+    else:
+        fix = "See Redis's log: is it full, or its disk?"
+    return fail(found, f"a key below {needs.prefix}: could not be written ({told})", fix)
+
+
+def _latency(name: str, facts: StoreFacts, timeout_s: float) -> Finding:
+    told = f"a round trip takes {facts.latency_s * 1000:.1f} ms"
+    limit = f"of {timeout_s * 1000:.0f} ms (redis_timeout_s)"
+    fix = "Put proxies and Redis into one network zone, or raise redis_timeout_s."
+    if facts.latency_s > timeout_s:
+        return fail(f"{name}.latency", f"{told}, more than the limit {limit}", fix)
+    if facts.latency_s > _SLOW * timeout_s:
+        return warn(f"{name}.latency", f"{told} {limit}; a turn makes five", fix)
+    return ok(f"{name}.latency", f"{told} {limit}")
+
+
+def _clock(name: str, facts: StoreFacts) -> Finding:
+    return clock_verdict(f"{name}.clock", facts.skew_s, "Redis's clock")
+
+
+def clock_verdict(name: str, skew_s: float, whose: str) -> Finding:
+    """Whether two clocks agree well enough for expiries and for reading logs side by side."""
+    if abs(skew_s) <= _SKEW_S:
+        return ok(name, f"{whose} agrees with this machine's")
+    where = "ahead of" if skew_s > 0 else "behind"
+    return warn(
+        name,
+        f"{whose} is {abs(skew_s):.0f} s {where} this machine's: keys expire, and logs are dated, "
+        "by different times",
+        "Run NTP (chrony, systemd-timesyncd) on both machines.",
+    )
+
+
+async def _facts(needs: StoreNeeds, limit_s: float) -> StoreFacts:
+    clustered = urlsplit(needs.options.url).scheme.endswith(CLUSTER)
+    async with connected(needs.options, limit_s) as client:
+        servers = await _servers(client, clustered)
+        taken = []
+        for _ in range(_PINGS):
+            begun = time.perf_counter()
+            await client.ping()
+            taken.append(time.perf_counter() - begun)
+        seconds, micros = _any(await client.time())
+        return StoreFacts(
+            place_of(needs.options.url),
+            [ServerFacts.of(info) for info in servers],
+            sorted(taken)[_PINGS // 2],
+            int(seconds) + int(micros) / 1e6 - time.time(),
+            *await _write(client, needs.prefix),
+        )
+
+
+async def _servers(client: Any, clustered: bool) -> list[Mapping[str, Any]]:
+    if not clustered:
+        return [await client.info()]
+    answer = await client.info(target_nodes=RedisCluster.PRIMARIES)
+    return [answer] if "redis_version" in answer else list(answer.values())
+
+
+def _any(answer: Any) -> Any:
+    """Of the answers of a cluster's servers, one."""
+    return next(iter(answer.values())) if isinstance(answer, dict) else answer
+
+
+async def _write(client: Any, prefix: str) -> tuple[str, str]:
+    """The error by which a write was refused, and the command; what was written is gone afterwards,
+    after some seconds at the latest."""
+    key, value = f"{prefix}:doctor:{secrets.token_hex(8)}", secrets.token_hex(8)
+    for command, *arguments in (
+        *((name, key, *rest) for name, *rest in _PROBES),
+        ("EVAL", _SCRIPT, 1, key, value, _PROBE_MS),
+        ("DEL", key),
+    ):
+        try:
+            answer = await client.execute_command(command, *arguments)
+        except ResponseError as error:
+            with suppress(ResponseError):
+                await client.delete(key)
+            return type(error).__name__, str(command)
+        if command == "EVAL" and answer != value.encode():
+            return "another value was read", str(command)
+    return "", ""
+
+
+@asynccontextmanager
+async def connected(options: RedisOptions, limit_s: float) -> AsyncIterator[Any]:
+    """A client that waits longer than the proxy would: it shall be told how long it takes."""
+    clustered = urlsplit(options.url).scheme.endswith(CLUSTER)
+    common: dict[str, Any] = {
+        "socket_connect_timeout": limit_s / 2,
+        "socket_timeout": limit_s / 2,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if options.ca_file is not None:
+        common["ssl_ca_certs"] = options.ca_file
+    url = options.url.replace(f"{CLUSTER}://", "://", 1)
+    client: Any = (RedisCluster if clustered else Redis).from_url(url, **common)
+    try:
+        yield client
+    finally:
+        await client.aclose()

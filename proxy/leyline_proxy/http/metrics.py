@@ -1,0 +1,46 @@
+"""``/metrics``, and what is looked at only for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from starlette.responses import Response
+
+from ..services import Services
+from ..telemetry.exposition import exposition, leave
+from ..upstream.embedded import embedded_metrics
+
+_PAUSE_S = 5.0
+"""Between looks where another process may answer the next scrape."""
+
+
+async def metrics_response(services: Services, headers: Mapping[str, str]) -> Response:
+    """Prometheus metrics, in the form that a request's headers ask for."""
+    await _observe(services)
+    asked = exposition(headers)
+    text = asked.text(services.metrics.registry)
+    # In a folder that processes share, an embedded engine's are among them already.
+    if not services.metrics.shared:
+        text = asked.joined([text, await embedded_metrics(services.pool, asked.accept)])
+    body, answer_headers = await asyncio.to_thread(asked.answer, text)
+    return Response(body, headers=answer_headers)
+
+
+async def keep_observing(services: Services) -> None:
+    """Where several processes share their metrics, show this one's state whoever is scraped; until
+    cancelled."""
+    try:
+        while services.metrics.shared:
+            await _observe(services)
+            await asyncio.sleep(_PAUSE_S)
+    finally:
+        leave()
+
+
+async def _observe(services: Services) -> None:
+    metrics = services.metrics
+    metrics.observe()
+    metrics.erasures_owed.set(services.erasures.waiting)
+    metrics.sessions.set(await services.store.count())
+    metrics.session_store_up.set(services.store.problem is None)

@@ -1,0 +1,236 @@
+"""Events by tenant, for as many viewers as there may be.
+
+A tenant's events lie in one ring, and each viewer has a place in it: nothing is buffered for a
+viewer. One that is slower than the ring has missed something, is told so and begins anew. Where
+nobody looks there is no ring, and an event costs the sum of a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Any
+
+from prometheus_client import Gauge
+
+from ..core.session import Session
+from ..errors import TryLaterError
+from ..sessions.summary import overview, session_overview, turn_document
+from .trend import Step, Trends
+
+_RETRY_AFTER_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class FeedLimits:
+    """How much looking may cost."""
+
+    ring: int = 512
+    """Events of a tenant that a viewer may be behind."""
+    viewers_of_tenant: int = 16
+    viewers: int = 256
+    lingers_s: float = 60.0
+    """How long a ring is kept for a viewer that comes back."""
+
+
+class TooManyViewersError(TryLaterError):
+    """As many look as may."""
+
+    code = "too_many_viewers"
+
+
+class NoPlaceForViewersError(TooManyViewersError):
+    """The same for all tenants together."""
+
+    status = 503
+    kind = "server_error"
+
+
+def encoded(document: Any) -> bytes:
+    """JSON in one line. Whatever callers and engines name or count can be written so: a viewer is
+    no reason for a turn to fail."""
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event under its number."""
+
+    number: int
+    kind: str
+    data: bytes
+    session: str
+    updated: float
+    """The session's, when it was made; 0 where the event changes no session."""
+
+
+class _Channel:
+    """One tenant's ring."""
+
+    def __init__(self, size: int) -> None:
+        self.epoch = token_hex(4)
+        self.ring: deque[Event] = deque(maxlen=size)
+        self.last = 0
+        self.viewers = 0
+        self.left_at = 0.0
+        self.changed = asyncio.Event()
+
+    def publish(self, kind: str, document: Any, session: str, updated: float) -> None:
+        self.last += 1
+        self.ring.append(Event(self.last, kind, encoded(document), session, updated))
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class Viewer:
+    """A place in a tenant's ring."""
+
+    def __init__(self, channel: _Channel, place: int | None) -> None:
+        self._channel = channel
+        self._place = place
+        """Number of the last event that it has; None where it has nothing to go on from."""
+
+    @property
+    def behind(self) -> bool:
+        """Whether it has missed events, or has begun with none: a snapshot is due."""
+        ring = self._channel.ring
+        oldest = ring[0].number if ring else self._channel.last + 1
+        return self._place is None or self._place < oldest - 1
+
+    def begin_anew(self) -> str:
+        """Go on behind the newest event; gives its id. Call it before the snapshot is made, so
+        that what happens meanwhile is told twice rather than never."""
+        self._place = self._channel.last
+        return self.id_of(self._place)
+
+    def take(self) -> Sequence[Event]:
+        """The events behind its place, which moves on; not for one that is behind."""
+        place = self._place or 0
+        found = [event for event in self._channel.ring if event.number > place]
+        if found:
+            self._place = found[-1].number
+        return found
+
+    def id_of(self, number: int) -> str:
+        """An event's id for clients."""
+        return f"{self._channel.epoch}-{number}"
+
+    async def wait(self, seconds: float) -> None:
+        """Until there is an event, or so long."""
+        if self._channel.last > (self._place or 0):
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._channel.changed.wait()
+        except TimeoutError:
+            return
+
+
+class LiveFeed:
+    """What the turns of this proxy tell its viewers.
+
+    Args:
+        gauge: shows how many look.
+        now: seconds since the epoch.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        gauge: Gauge,
+        limits: FeedLimits = FeedLimits(),
+        *,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._gauge = gauge
+        self._limits = limits
+        self._now = now
+        self._clock = clock
+        self._channels: dict[str, _Channel] = {}
+        self._viewers = 0
+        self._trends = Trends()
+
+    def settled(self, session: Session) -> None:
+        """The session's newest turn was answered in full."""
+        turn = session.history[-1]
+        if turn.receipt is not None:
+            self._trends.add(session.tenant, self._now(), turn.receipt.tokens)
+        channel = self._open(session.tenant)
+        if channel is not None:
+            line = session_overview(overview(session))
+            document = {"session": line, "turn": turn_document(turn)}
+            channel.publish("turn", document, session.id, session.updated)
+
+    def lost(self, tenant: str, session_id: str, how: str) -> None:
+        """A turn was refused or given up; it isn't part of its session."""
+        channel = self._open(tenant)
+        if channel is not None:
+            document = {"session": session_id, "how": how, "at": self._now()}
+            channel.publish("lost", document, session_id, 0.0)
+
+    def trend(self, tenant: str) -> list[Step]:
+        """The last hour; see :class:`~.trend.Trends`."""
+        return self._trends.of(tenant, self._now())
+
+    @contextmanager
+    def viewing(self, tenant: str, last_event: str = "") -> Iterator[Viewer]:
+        """A viewer of the tenant's events.
+
+        Args:
+            last_event: id of the last event that the client has.
+
+        Raises:
+            TooManyViewersError: as many look as may.
+        """
+        self._sweep()
+        channel = self._channels.get(tenant)
+        if channel is not None and channel.viewers >= self._limits.viewers_of_tenant:
+            raise TooManyViewersError(
+                f"{channel.viewers} viewers look on for this tenant, which is the limit.",
+                _RETRY_AFTER_S,
+            )
+        if self._viewers >= self._limits.viewers:
+            raise NoPlaceForViewersError("As many look on as this proxy allows.", _RETRY_AFTER_S)
+        if channel is None:
+            channel = self._channels[tenant] = _Channel(self._limits.ring)
+        self._count(channel, 1)
+        try:
+            yield Viewer(channel, _place(channel, last_event))
+        finally:
+            self._count(channel, -1)
+            channel.left_at = self._clock()
+
+    def _count(self, channel: _Channel, change: int) -> None:
+        channel.viewers += change
+        self._viewers += change
+        self._gauge.set(self._viewers)
+
+    def _open(self, tenant: str) -> _Channel | None:
+        channel = self._channels.get(tenant)
+        if channel is not None and self._idle(channel):
+            del self._channels[tenant]
+            return None
+        return channel
+
+    def _sweep(self) -> None:
+        for tenant in [name for name, each in self._channels.items() if self._idle(each)]:
+            del self._channels[tenant]
+
+    def _idle(self, channel: _Channel) -> bool:
+        gone_s = self._clock() - channel.left_at
+        return not channel.viewers and gone_s > self._limits.lingers_s
+
+
+def _place(channel: _Channel, last_event: str) -> int | None:
+    epoch, _, number = last_event.partition("-")
+    if epoch != channel.epoch or not (number.isascii() and number.isdigit()) or len(number) > 15:
+        return None
+    place = int(number)
+    return place if place <= channel.last else None

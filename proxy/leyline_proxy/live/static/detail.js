@@ -1,0 +1,116 @@
+// One session: its sums, its turns as a timeline or as a table, and one of them at large.
+
+import { h, setText } from "./dom.js";
+import { ago, count, percent, plural } from "./format.js";
+import { Timeline } from "./timeline.js";
+import { turnTable, turnView } from "./turn.js";
+
+const LEGEND = [
+  ["kept", "kept"], ["spliced", "spliced"], ["prefilled", "prefilled"], ["freed", "freed"],
+];
+const MARKS = [["amortize", "amortize"], ["forget", "forget"], ["exact", "exact"]];
+
+export class Detail {
+  #root;
+  #select;
+  #timeline;
+  #title = h("code", { class: "id" });
+  #sums = h("p", { class: "dim" });
+  #when = h("span", { class: "dim right" });
+  #choice = h("button", { type: "button", class: "quiet", "aria-pressed": "false" }, "Table");
+  #place = h("div", {});
+  #turn = h("div", { class: "one" });
+  #legend = legend();
+  #asTable = false;
+  #drawn = "";
+
+  // `select` is told the name of a turn that was chosen.
+  constructor(root, select, redraw) {
+    this.#root = root;
+    this.#select = select;
+    this.#timeline = new Timeline(select);
+    this.#choice.addEventListener("click", () => {
+      this.#asTable = !this.#asTable;
+      this.#choice.setAttribute("aria-pressed", String(this.#asTable));
+      this.#drawn = "";
+      redraw();
+    });
+  }
+
+  render(state, session, turns, selected) {
+    if (!session) return this.#empty(state);
+    if (!this.#root.contains(this.#title)) {
+      this.#root.replaceChildren(
+        h("div", { class: "head" }, h("h2", {}, "Session ", this.#title), this.#choice, this.#when),
+        this.#sums, this.#legend, this.#place, this.#turn);
+    }
+    setText(this.#title, session.id);
+    setText(this.#when, ago(Math.max(0, state.now - session.updated)));
+    setText(this.#sums, `${plural(session.turns, "turn")}, ` +
+      `${plural(session.prompt_tokens, "prompt token")}, ${percent(session.hit_ratio)} reused, ` +
+      `${count(session.spliced_tokens)} spliced`);
+    if (turns === null) {
+      this.#place.replaceChildren(h("p", { class: "empty" }, "Loading the turns…"));
+      this.#turn.replaceChildren();
+      this.#drawn = "";
+      return;
+    }
+    this.#draw(state, session, turns, selected);
+  }
+
+  #draw(state, session, turns, selected) {
+    const drawn = [session.id, turns.length, turns.at(-1)?.turn, selected, this.#asTable].join(" ");
+    if (drawn === this.#drawn) return this.#tick(state);
+    this.#drawn = drawn;
+    if (this.#asTable) {
+      const focused = this.#place.contains(document.activeElement);
+      const table = turnTable(turns, selected, this.#select);
+      this.#place.replaceChildren(table);
+      const row = table.querySelector("[aria-current]");
+      table.scrollTop = row ? row.offsetTop - table.clientHeight / 2 : 0;
+      if (focused) this.#place.querySelector("[aria-current] button")?.focus();
+    } else {
+      if (this.#place.firstChild !== this.#timeline.element) {
+        this.#place.replaceChildren(this.#timeline.element);
+      }
+      this.#timeline.render(session.id, turns, selected);
+    }
+    const chosen = turns.find((turn) => turn.turn === selected);
+    this.#turn.replaceChildren(...(chosen ? [turnView(chosen, session.turns, state)] : []));
+  }
+
+  #tick(state) {
+    for (const each of this.#turn.querySelectorAll("[data-since]")) {
+      setText(each, ago(Math.max(0, state.now - Number(each.dataset.since))));
+    }
+  }
+
+  #empty(state) {
+    this.#drawn = "";
+    if (!state.known || state.sessions.size) {
+      this.#root.replaceChildren(h("p", { class: "empty" }, state.known
+        ? "Choose a session." : "Waiting for the proxy."));
+      return;
+    }
+    if (this.#root.querySelector(".start")) return;
+    const base = new URL("v1", document.baseURI).href;
+    this.#root.replaceChildren(h("div", { class: "start" },
+      h("h2", {}, "No sessions yet"),
+      h("p", {}, "Point an OpenAI client at this proxy, and each of its turns appears here:"),
+      h("pre", { tabindex: "0" }, [
+        "from openai import OpenAI", "",
+        `client = OpenAI(base_url="${base}", api_key="${state.keyed ? "YOUR KEY" : "any"}")`,
+      ].join("\n")),
+      h("p", {}, "Or replay the recorded session that ships with Leyline:"),
+      h("pre", { tabindex: "0" }, `leyline demo --url ${base}`),
+      state.store.problem ? h("p", { class: "bad" }, `Session store: ${state.store.problem}`) : null));
+  }
+}
+
+function legend() {
+  return h("ul", { class: "legend", "aria-label": "Legend" },
+    ...LEGEND.map(([kind, label]) => h("li", {}, h("i", { class: `swatch ${kind}` }), label)),
+    h("li", { class: "gap" }, "Edits:"),
+    ...MARKS.map(([mode, label]) => h("li", {}, h("i", { class: `mark ${mode} done` }), label)),
+    h("li", { class: "dim" }, "hollow: not spliced"));
+}

@@ -1,0 +1,82 @@
+// Engines and claims.
+
+import { h } from "./dom.js";
+import { count, plural, span, words } from "./format.js";
+
+// Only what changed is built anew: facts that somebody has opened stay open.
+export class Redrawn {
+  #before = "";
+
+  changed(document) {
+    const now = JSON.stringify(document);
+    const different = now !== this.#before;
+    this.#before = now;
+    return different;
+  }
+}
+
+export function renderEngines(root, state) {
+  if (state.engines === null) {
+    root.replaceChildren(h("p", { class: "empty" }, "Waiting for the proxy."));
+    return;
+  }
+  if (!state.engines.length) {
+    root.replaceChildren(h("p", { class: "empty" }, "No engine is open to this tenant."));
+    return;
+  }
+  const open = new Set([...root.querySelectorAll("details[open]")].map((each) => each.dataset.name));
+  const single = state.engines.length === 1;
+  root.replaceChildren(...state.engines.map((each) => engine(each, single || open.has(each.name))));
+}
+
+function engine(each, open) {
+  const facts = [
+    ["Address", each.upstream],
+    ["Requests under way", count(each.running)],
+    ["Circuit", words(each.circuit)],
+    ["Rendering", each.rendering_problem || each.rendering],
+    ...each.facts.map((fact) => [fact.name, fact.value]),
+  ];
+  return h("details", { class: "engine", "data-name": each.name, open },
+    h("summary", {},
+      h("span", { class: `dot ${each.up ? "up" : "down"}`, "aria-hidden": "true" }),
+      h("strong", {}, each.name), " ",
+      h("span", {}, each.up ? "up" : `down: ${each.problem}`), " ",
+      h("span", { class: `badge ${each.splices ? "spliced" : "reprefilled"}` },
+        each.splices ? "splices" : "does not splice"),
+      each.draining ? h("span", { class: "badge" }, "draining") : null),
+    each.up && !each.splices ? h("p", { class: "bad" }, `Edits are not spliced: ${each.obstacle}.`) : null,
+    h("dl", { class: "facts" }, ...facts.flatMap(([name, value]) => [
+      h("dt", {}, name), h("dd", {}, value || "–")])));
+}
+
+export function renderClaims(root, state) {
+  if (!state.claims.length) {
+    root.replaceChildren(h("p", { class: "empty" }, "No live claims."));
+    return;
+  }
+  const rows = state.claims.map((claim) => h("tr", {},
+    h("th", { scope: "row" }, h("code", {}, claim.id)),
+    h("td", {}, h("code", {}, claim.session)),
+    h("td", {}, `${claim.kind}, priority ${claim.priority}`),
+    h("td", {}, words(claim.state)),
+    h("td", {}, residence(claim)),
+    h("td", { class: "n" }, count(claim.hits)),
+    h("td", { class: "n" }, count(claim.pressure)),
+    h("td", { class: "n" }, claim.expires_in_s === null ? "never" : span(claim.expires_in_s)),
+    h("td", {}, claim.upstream)));
+  const names = ["Claim", "Session", "Kind", "State", "Resident", "Hits", "Pressure", "Expires in", "Engine"];
+  root.replaceChildren(h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Claims" },
+    h("table", {},
+      h("thead", {}, h("tr", {}, ...names.map((name, index) =>
+        h("th", { scope: "col", class: index >= 5 && index <= 7 ? "n" : "" }, name)))),
+      h("tbody", {}, ...rows))));
+}
+
+function residence(claim) {
+  const whole = Math.max(1, claim.required_tokens);
+  const share = Math.min(100, (100 * claim.resident_tokens) / whole);
+  return h("span", { class: "residence" },
+    h("span", { class: "meter", "aria-hidden": "true" }, h("i", { style: { width: `${share}%` } })),
+    ` ${count(claim.resident_tokens)} of ${plural(claim.required_tokens, "token")}`);
+}

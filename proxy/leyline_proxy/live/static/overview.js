@@ -1,0 +1,77 @@
+// The last hour: sums, and the hit ratio over time.
+
+import { h, svg } from "./dom.js";
+import { count, large, percent, plural, span } from "./format.js";
+
+const HEIGHT = 150;
+const PAD = { left: 44, right: 8, top: 10, bottom: 22 };
+const LEAST_SPAN_S = 300;
+
+export function renderOverview(tiles, chart, state) {
+  const steps = state.trend();
+  const sum = { turns: 0, prompt: 0, cached: 0, spliced: 0, freed: 0 };
+  for (const step of steps) for (const name of Object.keys(sum)) sum[name] += step[name];
+  const ratio = sum.prompt ? (sum.cached + sum.spliced) / sum.prompt : null;
+  tiles.replaceChildren(
+    tile("Hit ratio", percent(ratio), `of ${plural(sum.prompt, "prompt token")}`, "main"),
+    tile("Kept", large(sum.cached), "tokens found in the cache", "kept"),
+    tile("Spliced", large(sum.spliced), "tokens moved behind an edit", "spliced"),
+    tile("Prefilled", large(sum.prompt - sum.cached - sum.spliced), "tokens computed", "prefilled"),
+    tile("Turns", count(sum.turns), "in the last hour"),
+    tile("Now", count(state.running), `running, ${count(state.waiting)} waiting`),
+  );
+  chart.replaceChildren(trendChart(steps, state, Math.max(240, chart.clientWidth)));
+}
+
+function tile(name, value, note, kind = "") {
+  return h("div", { class: `tile ${kind}` },
+    h("dt", {}, name), h("dd", { class: "value" }, value), h("dd", { class: "dim" }, note));
+}
+
+function trendChart(steps, state, wide) {
+  const points = steps.filter((step) => step.prompt);
+  if (!points.length) {
+    return h("p", { class: "empty" }, "The hit ratio over time appears with the first turns.");
+  }
+  const end = state.now;
+  const start = Math.min(points[0].start, end - LEAST_SPAN_S);
+  const x = (time) =>
+    PAD.left + ((time - start) / (end - start)) * (wide - PAD.left - PAD.right);
+  const y = (share) => PAD.top + (1 - share) * (HEIGHT - PAD.top - PAD.bottom);
+  const ratios = points.map((step) => (step.cached + step.spliced) / step.prompt);
+  const most = Math.max(...points.map((step) => step.prompt));
+  const width = Math.max((x(start + state.stepSeconds) - PAD.left) * 0.7, 1);
+  // The step that isn't over stands before the edge.
+  const at = (step) =>
+    Math.min(x(step.start + state.stepSeconds / 2), wide - PAD.right - width / 2);
+  const picture = svg("svg", {
+    width: wide, height: HEIGHT, role: "img",
+    "aria-label": `Hit ratio over the last ${span(end - start)}: now ${percent(ratios.at(-1))}, ` +
+      `lowest ${percent(Math.min(...ratios))}, highest ${percent(Math.max(...ratios))}.`,
+  });
+  for (const share of [0, 0.5, 1]) {
+    picture.append(
+      svg("line", { class: "grid", x1: PAD.left, x2: wide - PAD.right, y1: y(share), y2: y(share) }),
+      svg("text", { class: "tick", x: PAD.left - 8, y: y(share) + 4, "text-anchor": "end" },
+        `${share * 100} %`),
+    );
+  }
+  for (const step of points) {
+    const height = (step.prompt / most) * 0.3 * (HEIGHT - PAD.top - PAD.bottom);
+    picture.append(svg("rect", {
+      class: "volume", x: at(step) - width / 2, y: y(0) - height, width, height,
+    }, svg("title", {}, `${count(step.prompt)} prompt tokens`)));
+  }
+  const line = points.map((step, index) => `${at(step).toFixed(1)},${y(ratios[index]).toFixed(1)}`);
+  picture.append(svg("polyline", { class: "ratio", points: line.join(" ") }));
+  if (points.length < 50) points.forEach((step, index) => {
+    picture.append(svg("circle", { class: "ratio-dot", cx: at(step), cy: y(ratios[index]), r: 3 },
+      svg("title", {}, `${percent(ratios[index])} of ${count(step.prompt)} prompt tokens`)));
+  });
+  picture.append(
+    svg("text", { class: "tick", x: PAD.left, y: HEIGHT - 6 }, `${span(end - start)} ago`),
+    svg("text", { class: "tick", x: wide - PAD.right, y: HEIGHT - 6, "text-anchor": "end" }, "now"),
+  );
+  return h("figure", {},
+    h("figcaption", { class: "dim" }, "Hit ratio over time; below it, prompt tokens"), picture);
+}

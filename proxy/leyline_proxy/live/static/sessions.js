@@ -1,0 +1,82 @@
+// The list of sessions, latest first.
+
+import { arrange, h, moveByKeys, setText } from "./dom.js";
+import { ago, count, percent, plural } from "./format.js";
+
+export class SessionList {
+  #list;
+  #select;
+  #rows = new Map();
+  #order = [];
+
+  // `select` is told the id of a session that was chosen.
+  constructor(list, select) {
+    this.#list = list;
+    this.#select = select;
+    list.addEventListener("keydown", (event) => {
+      const next = moveByKeys(event, [...list.children], event.target.closest("[role=option]"), "y");
+      if (next) {
+        next.focus();
+        select(next.dataset.id);
+      }
+    });
+  }
+
+  render(state, selected) {
+    this.#sort(state);
+    for (const id of this.#rows.keys()) if (!state.sessions.has(id)) this.#rows.delete(id);
+    const rows = this.#order.map((id) => this.#row(id));
+    const inOrder = this.#order.includes(selected) ? selected : this.#order[0];
+    for (const row of rows) {
+      const id = row.dataset.id;
+      row.setAttribute("aria-selected", String(id === selected));
+      row.tabIndex = id === inOrder ? 0 : -1;
+      this.#fill(row, state.sessions.get(id), state.now);
+    }
+    arrange(this.#list, rows);
+  }
+
+  focus(id) {
+    this.#rows.get(id)?.focus();
+  }
+
+  // Rows keep their places while somebody points at them; new ones come first.
+  #sort(state) {
+    const latest = [...state.sessions.values()].sort((a, b) => b.updated - a.updated);
+    if (!this.#list.matches(":hover, :focus-within")) {
+      this.#order = latest.map((each) => each.id);
+      return;
+    }
+    const known = new Set(this.#order);
+    const fresh = latest.map((each) => each.id).filter((id) => !known.has(id));
+    this.#order = [...fresh, ...this.#order.filter((id) => state.sessions.has(id))];
+  }
+
+  #row(id) {
+    let row = this.#rows.get(id);
+    if (!row) {
+      row = h("div", { class: "session", role: "option", "data-id": id, onclick: () => this.#select(id) },
+        h("code", { class: "id", title: id }, id), h("span", { class: "hit" }),
+        h("span", { class: "mini", "aria-hidden": "true" },
+          h("i", { class: "kept" }), h("i", { class: "spliced" }), h("i", { class: "prefilled" })),
+        h("span", { class: "dim what" }), h("span", { class: "dim when" }));
+      this.#rows.set(id, row);
+    }
+    return row;
+  }
+
+  #fill(row, session, now) {
+    const [, hit, mini, what, when] = row.children;
+    setText(hit, percent(session.hit_ratio));
+    setText(what, `${plural(session.turns, "turn")}, ${plural(session.prompt_tokens, "token")}`);
+    setText(when, ago(Math.max(0, now - session.updated)));
+    const whole = Math.max(1, session.prompt_tokens);
+    const kept = session.cached_tokens - session.spliced_tokens;
+    const shares = [kept, session.spliced_tokens, session.prompt_tokens - session.cached_tokens];
+    shares.forEach((part, index) => {
+      mini.children[index].style.width = `${(100 * part) / whole}%`;
+    });
+    row.setAttribute("aria-label", `Session ${session.id}, ${plural(session.turns, "turn")}, ` +
+      `${count(session.prompt_tokens)} prompt tokens, hit ratio ${percent(session.hit_ratio)}`);
+  }
+}

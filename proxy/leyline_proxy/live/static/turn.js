@@ -1,0 +1,104 @@
+// One turn at large: its band, its edits, and what the engine said.
+
+import { h } from "./dom.js";
+import { ago, count, percent, plural, words } from "./format.js";
+import { hitRatio, reasonOf, tokensOf } from "./state.js";
+import { mark } from "./timeline.js";
+
+const PARTS = [
+  ["kept", "prefix", "kept", "found in the cache where it was"],
+  ["spliced", "spliced", "spliced", "moved behind an edit, its positions corrected"],
+  ["prefilled", "prefilled", "prefilled", "computed"],
+  ["freed", "freed", "freed", "given back because of the edits; no part of the prompt"],
+];
+
+export function turnView(turn, of, state) {
+  const tokens = tokensOf(turn);
+  const outcome = turn.receipt?.outcome ?? turn.planned;
+  return h("article", { class: "turn-view", "aria-label": `Turn ${turn.index + 1}` },
+    h("div", { class: "head" },
+      h("h3", {}, `Turn ${turn.index + 1} `, h("span", { class: "dim" }, `of ${of}`)),
+      h("span", { class: `badge ${outcome}` }, words(reasonOf(turn))),
+      h("span", { class: "dim" }, `${percent(hitRatio(tokens))} reused`),
+      h("span", { class: "dim right", "data-since": turn.created },
+        ago(Math.max(0, state.now - turn.created)))),
+    wideBand(turn, tokens),
+    figures(tokens),
+    turn.receipt?.detail ? h("p", { class: "dim" }, `Engine: ${turn.receipt.detail}`) : null,
+    turn.edits.length ? editTable(turn) : h("p", { class: "dim" }, "No edits: the history only grew."));
+}
+
+// The prompt from left to right by kind of token, then what was freed, to the same scale. Edits
+// stand where the earlier prompt had them.
+function wideBand(turn, tokens) {
+  const whole = Math.max(1, tokens.prompt + tokens.freed);
+  const share = (number) => `${(100 * number) / whole}%`;
+  const ticks = turn.edits
+    .filter((edit) => edit.span)
+    .map((edit) => {
+      const tick = mark(edit.mode, turn);
+      tick.style.left = share(Math.min(edit.span[0], tokens.prompt));
+      return tick;
+    });
+  return h("div", { class: "wide", "aria-hidden": "true" },
+    h("div", { class: "ticks" }, ...ticks),
+    h("div", { class: "bar" }, ...PARTS.map(([kind, name]) =>
+      h("i", { class: kind, style: { width: share(tokens[name]) } }))));
+}
+
+function figures(tokens) {
+  return h("dl", { class: "figures" }, ...PARTS.map(([kind, name, label, meaning]) =>
+    h("div", { "data-kind": kind, title: meaning },
+      h("dt", {}, h("i", { class: `swatch ${kind}` }), label),
+      h("dd", {}, count(tokens[name])))),
+    h("div", { "data-kind": "prompt" }, h("dt", {}, "prompt"), h("dd", {}, count(tokens.prompt))));
+}
+
+function editTable(turn) {
+  const rows = turn.edits.map((edit) => h("tr", {},
+    h("td", {}, mark(edit.mode, turn), ` ${edit.mode}`),
+    h("td", {}, h("code", {}, edit.cause)),
+    h("td", {}, edit.message === null ? edit.role : `${edit.message} (${edit.role})`),
+    h("td", { class: "n" }, edit.span
+      ? `${count(edit.span[1] - edit.span[0])} → ${count(edit.replacement_tokens)}` : "–"),
+    h("td", { class: "n" }, edit.span ? count(edit.span[0]) : "–"),
+    h("td", {}, words(reasonOf(turn)))));
+  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Edits of the turn" },
+    h("table", {},
+      h("caption", {}, plural(turn.edits.length, "edit")),
+      h("thead", {}, h("tr", {}, ...["Mode", "Cause", "Message", "Tokens", "At", "Outcome"].map(
+        (name, index) => h("th", { scope: "col", class: index === 3 || index === 4 ? "n" : "" }, name)))),
+      h("tbody", {}, ...rows)));
+}
+
+// The same session for those who read rather than look.
+export function turnTable(turns, selected, select) {
+  const names = ["Turn", "Prompt", "Kept", "Spliced", "Prefilled", "Freed", "Hit ratio", "Outcome", "Edits"];
+  const rows = turns.map((turn) => {
+    const tokens = tokensOf(turn);
+    const numbers = [tokens.prompt, tokens.prefix, tokens.spliced, tokens.prefilled, tokens.freed];
+    return h("tr", { "aria-current": turn.turn === selected ? "true" : null },
+      h("th", { scope: "row" }, h("button", {
+        type: "button", class: "link", "aria-label": `Turn ${turn.index + 1}`,
+        onclick: () => select(turn.turn),
+      }, String(turn.index + 1))),
+      ...numbers.map((number) => h("td", { class: "n" }, count(number))),
+      h("td", { class: "n" }, percent(hitRatio(tokens))),
+      h("td", {}, words(reasonOf(turn))),
+      h("td", {}, editsInWords(turn)));
+  });
+  return h("div", { class: "scroll table", tabindex: "0", role: "group", "aria-label": "Turns as a table" },
+    h("table", {},
+      h("thead", {}, h("tr", {}, ...names.map((name, index) =>
+        h("th", { scope: "col", class: index > 0 && index < 7 ? "n" : "" }, name)))),
+      h("tbody", {}, ...rows)));
+}
+
+function editsInWords(turn) {
+  const found = new Map();
+  for (const edit of turn.edits) {
+    const name = `${edit.cause}, ${edit.mode}`;
+    found.set(name, (found.get(name) ?? 0) + 1);
+  }
+  return [...found].map(([name, times]) => (times > 1 ? `${times} × ${name}` : name)).join("; ") || "none";
+}

@@ -1,0 +1,172 @@
+"""One viewer's stream of server-sent events: a snapshot, then what changes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from ..admission import Gate
+from ..errors import UnauthorizedError
+from ..pipeline.claim_watch import ClaimWatch
+from ..sessions import SessionStore
+from ..shutdown import Shutdown
+from ..tenants import Tenant
+from ..upstream.pool import ReplicaPool
+from .documents import claims_of, engine_document, sessions_document, trend_document
+from .feed import Event, LiveFeed, Viewer, encoded
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often a stream looks at what no event tells, in seconds."""
+
+    tick_s: float = 1.0
+    """Longest wait before it notices that the proxy stops, or that an engine changed."""
+    gather_s: float = 0.1
+    """Events that come within it are sent together."""
+    heartbeat_s: float = 10.0
+    """Between comments that say that the stream lives, and looks at the viewer's key."""
+    sessions_s: float = 15.0
+    """Between looks at the stored sessions: others may write them, and they expire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where a stream's content comes from."""
+
+    feed: LiveFeed
+    store: SessionStore
+    pool: ReplicaPool
+    gate: Gate
+    watches: Mapping[str, ClaimWatch]
+    """By name of the engine."""
+    shutdown: Shutdown
+    keyed: bool
+    """Whether callers need a key."""
+
+
+class LiveStream:
+    """What one viewer is sent.
+
+    Args:
+        authenticate: finds the viewer's tenant anew; raises UnauthorizedError.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        viewer: Viewer,
+        authenticate: Callable[[], Tenant],
+        pace: Pace,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sources = sources
+        self._viewer = viewer
+        self._authenticate = authenticate
+        self._pace = pace
+        self._clock = clock
+        self._tenant = authenticate()
+        self._state = b""
+        self._known: dict[str, float] = {}
+        """When the sessions that the viewer knows of were last changed."""
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The stream; it ends when the proxy stops or the viewer's key opens nothing more."""
+        if not self._viewer.behind:
+            # What it knows of sessions is not known here; the next look will tell.
+            yield _event("resumed", {"now": time.time()})
+        beats = looks = self._clock()
+        told = float("-inf")
+        while not self._sources.shutdown.begun:
+            if self._viewer.behind:
+                looks = self._clock()
+                yield await self._snapshot()
+            elif taken := self._viewer.take():
+                yield b"".join(map(self._told, taken))
+            now = self._clock()
+            if now - told >= self._pace.tick_s:
+                told = now
+                yield self._changed_state()
+            if now - looks >= self._pace.sessions_s:
+                looks = now
+                yield await self._changed_sessions()
+            if now - beats >= self._pace.heartbeat_s:
+                beats = now
+                try:
+                    self._tenant = self._authenticate()
+                except UnauthorizedError:
+                    yield _event("bye", {"reason": "key"})
+                    return
+                yield b": still here\n\n"
+            await self._viewer.wait(self._pace.tick_s)
+            await asyncio.sleep(self._pace.gather_s)
+        yield _event("bye", {"reason": "stopping"})
+
+    async def _snapshot(self) -> bytes:
+        place = self._viewer.begin_anew()
+        sources, tenant = self._sources, self._tenant
+        trend = trend_document(sources.feed.trend(tenant.name))
+        found = sessions_document(await sources.store.sessions(tenant.name))
+        self._know(found)
+        document = {
+            "version": version("leyline-kv"),
+            "tenant": tenant.name,
+            "keyed": sources.keyed,
+            "now": time.time(),
+            "heartbeat_s": self._pace.heartbeat_s,
+            "trend": trend,
+            **found,
+        }
+        return _event("snapshot", document, place)
+
+    async def _changed_sessions(self) -> bytes:
+        found = sessions_document(await self._sources.store.sessions(self._tenant.name))
+        before = self._known
+        self._know(found)
+        return _event("sessions", found) if self._known != before else b""
+
+    def _know(self, found: Mapping[str, Any]) -> None:
+        self._known = {line["id"]: line["updated"] for line in found["sessions"]}
+
+    def _told(self, event: Event) -> bytes:
+        if event.updated:
+            self._known[event.session] = event.updated
+        return _framed(event.kind, event.data, self._viewer.id_of(event.number))
+
+    def _changed_state(self) -> bytes:
+        """Engines, claims and the queue, where they aren't as they were last told."""
+        data = encoded(self._state_document())
+        if data == self._state:
+            return b""
+        self._state = data
+        return _framed("state", data)
+
+    def _state_document(self) -> dict[str, Any]:
+        sources, name, allowed = self._sources, self._tenant.name, self._tenant.upstreams
+        replicas = [each for each in sources.pool if allowed is None or each.name in allowed]
+        live = [(each.name, sources.watches[each.name].memory.live()) for each in replicas]
+        return {
+            "running": sources.gate.running(name),
+            "waiting": sources.gate.waiting(name),
+            "store": {"name": sources.store.name, "problem": sources.store.problem},
+            "upstreams": [engine_document(each) for each in replicas],
+            "claims": list(_each(claims_of(name, at, claims) for at, claims in live)),
+        }
+
+
+def _each(lists: Iterable[list[dict[str, Any]]]) -> Iterable[dict[str, Any]]:
+    return (item for items in lists for item in items)
+
+
+def _event(kind: str, document: Any, event_id: str | None = None) -> bytes:
+    return _framed(kind, encoded(document), event_id)
+
+
+def _framed(kind: str, data: bytes, event_id: str | None = None) -> bytes:
+    head = b"" if event_id is None else b"id: " + event_id.encode() + b"\n"
+    return head + b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"

@@ -1,0 +1,57 @@
+"""Where a tenant's prompt tokens came from over the last hour, in steps. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from leyline_engine.contract import TokenCounts
+
+STEP_S = 30
+STEPS = 120
+MAX_TENANTS = 1024
+"""Those that were seen last."""
+
+
+@dataclass(slots=True)
+class Step:
+    """Sums of the turns that ended within ``STEP_S`` seconds."""
+
+    start: int
+    """Seconds since the epoch."""
+    turns: int = 0
+    prompt: int = 0
+    cached: int = 0
+    spliced: int = 0
+    freed: int = 0
+
+
+class Trends:
+    """Steps by tenant; one without turns isn't kept."""
+
+    def __init__(self) -> None:
+        self._steps: OrderedDict[str, deque[Step]] = OrderedDict()
+
+    def add(self, tenant: str, now: float, tokens: TokenCounts) -> None:
+        """Count one turn."""
+        steps = self._steps.get(tenant)
+        if steps is None:
+            steps = self._steps[tenant] = deque(maxlen=STEPS)
+            if len(self._steps) > MAX_TENANTS:
+                self._steps.popitem(last=False)
+        else:
+            self._steps.move_to_end(tenant)
+        start = int(now // STEP_S) * STEP_S
+        if not steps or steps[-1].start != start:
+            steps.append(Step(start))
+        step = steps[-1]
+        step.turns += 1
+        step.prompt += tokens.prompt
+        step.cached += tokens.prefix
+        step.spliced += tokens.spliced
+        step.freed += tokens.freed
+
+    def of(self, tenant: str, now: float) -> list[Step]:
+        """The tenant's steps of the last hour, oldest first."""
+        since = now - STEP_S * STEPS
+        return [step for step in self._steps.get(tenant, ()) if step.start >= since]

@@ -1,0 +1,199 @@
+"""What is wrong with the configuration, told by what its writer wrote: line, variable or flag."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import SettingsError
+
+from .config_file import ConfigError, Located, read_config
+from .errors import closest
+from .settings import Settings, TenantSettings, UpstreamSettings
+
+PREFIX = "LEYLINE_"
+
+_NESTED: Mapping[str, type[BaseModel]] = {"upstreams": UpstreamSettings, "tenants": TenantSettings}
+_FIELD = re.compile(r'field "(\w+)"')
+_SERVICE = re.compile(r"(tcp|udp)://")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong."""
+
+    place: str
+    """Where its writer finds it: ``leyline.yaml:3:7``, ``LEYLINE_PORT``, ``--port``."""
+    problem: str
+    """Begins with the setting's name, where it is about one. Holds no value."""
+    fix: str
+
+    def __str__(self) -> str:
+        what = f"{self.place}: {self.problem}" if self.place else self.problem
+        return f"{what}\n  fix: {self.fix}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where settings come from."""
+
+    config: Path | None = None
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """The flags that were given, by the settings that they stand for."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def variable(self, name: str) -> str | None:
+        """The variable that sets a setting; None where none does, or an empty one."""
+        wanted = (PREFIX + name).upper()
+        return next(
+            (key for key, text in self.environ.items() if text and key.upper() == wanted), None
+        )
+
+
+def faults_of(error: Exception, sources: Sources) -> list[Fault]:
+    """What :func:`~leyline_proxy.settings.load_settings` raised, one fault each."""
+    if isinstance(error, ConfigError):
+        place, _, problem = str(error).partition(": ")
+        fix = "Mend the line." if error.line else "Give a YAML file of settings to --config."
+        return [Fault(place, problem, fix)]
+    if isinstance(error, FileNotFoundError):
+        return [Fault("--config", str(error), "Name a file that is there, or leave the flag out.")]
+    if isinstance(error, SettingsError):
+        return [_unreadable_variable(error, sources)]
+    if isinstance(error, ValidationError):
+        finder = _Places(sources)
+        found = error.errors(include_input=False, include_url=False)
+        return [_fault(item, finder, sources) for item in found]
+    return [Fault("", str(error), "Change the setting that it names.")]
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[Fault]:
+    """Variables that look like settings, and are none: they are passed over."""
+    found = []
+    for variable in sorted(environ):
+        if not variable.upper().startswith(PREFIX) or variable in _OTHERS:
+            continue
+        name = variable[len(PREFIX) :].lower()
+        if name == "config":
+            found.append(Fault(variable, _PASSED_OVER, "Name the file with --config."))
+            continue
+        near = difflib.get_close_matches(name, Settings.model_fields, n=1)
+        if near and name not in Settings.model_fields:
+            fix = f"Did you mean {PREFIX}{near[0].upper()}?"
+            found.append(Fault(variable, _PASSED_OVER, fix))
+    return found
+
+
+_PASSED_OVER = "is no setting, and is passed over"
+_OTHERS = frozenset(
+    f"{PREFIX}{name}"
+    for name in ("CLAIM_LIMITS", "DEMO_API_KEY", "ENERGY", "ENGINE_API_KEY", "ENGINE_CHANNEL")
+)
+"""Variables of other commands, of engines and of deployments."""
+
+
+class _Places:
+    """Finds where a setting was written."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._root: Located | None = None
+        if sources.config is not None:
+            try:
+                self._root = read_config(sources.config)
+            except (ConfigError, OSError):
+                return
+
+    def of(self, loc: Sequence[int | str]) -> str:
+        """Flags win over variables, and those over the file."""
+        name = str(loc[0])
+        if name in self._sources.flags:
+            return self._sources.flags[name]
+        variable = self._sources.variable(name)
+        if variable is None or not _holds(self._sources.environ[variable], loc[1:]):
+            return self._in_file(loc) or variable or ""
+        return variable
+
+    def _in_file(self, loc: Sequence[int | str]) -> str:
+        at, found = None, self._root
+        for part in loc:
+            value = found.value if found is not None else None
+            if isinstance(value, dict) and str(part) in value and found is not None:
+                at, found = found.keys_at[str(part)], value[str(part)]
+            elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+                found = value[part]
+                at = found.at
+            else:
+                break
+        return f"{self._sources.config}:{at[0]}:{at[1]}" if at is not None else ""
+
+
+def _holds(text: str, path: Sequence[int | str]) -> bool:
+    """Whether a variable's JSON has a member there; objects of variables and of the file are put
+    together, so that it may be either's."""
+    if not path:
+        return True
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return True
+    return not isinstance(found, dict) or str(path[0]) in found
+
+
+def _fault(item: Any, places: _Places, sources: Sources) -> Fault:
+    # The key of a dictionary is told apart from its value by a part of its own.
+    loc = [part for part in item["loc"] if part != "[key]"]
+    message = str(item["msg"]).removeprefix("Value error, ")
+    if not loc:
+        named = [places.of((name,)) for name in _named(message)]
+        return Fault(", ".join(filter(None, dict.fromkeys(named))), message, _change(message))
+    name, place = ".".join(map(str, loc)), places.of(loc)
+    if item["type"] == "extra_forbidden":
+        known = _known(loc)
+        fix = closest(str(loc[-1]), known) if known else "Take it out."
+        return Fault(place, f"{name} is no setting", fix)
+    return Fault(place, f"{name}: {message}", _fix(place, loc, sources))
+
+
+def _fix(place: str, loc: Sequence[int | str], sources: Sources) -> str:
+    variable = sources.variable(str(loc[0]))
+    if variable is not None and place == variable and _SERVICE.match(sources.environ[variable]):
+        return (
+            "Kubernetes sets this variable for a Service of the name leyline: set "
+            "enableServiceLinks: false in the pod."
+        )
+    return f"Change the value of {loc[-1] if len(loc) > 1 else place or loc[0]} as it says there."
+
+
+def _change(message: str) -> str:
+    names = list(dict.fromkeys(_named(message)))
+    return f"Change or take out {' or '.join(names)}." if names else "Change it as it says there."
+
+
+def _named(message: str) -> Iterator[str]:
+    return (word for word in re.findall(r"[a-z_]+", message) if word in Settings.model_fields)
+
+
+def _known(loc: Sequence[int | str]) -> set[str]:
+    """Settings that there are beside the one at ``loc``."""
+    if len(loc) == 1:
+        return set(Settings.model_fields)
+    model = _NESTED.get(str(loc[0]))
+    return set(model.model_fields) if model is not None else set()
+
+
+def _unreadable_variable(error: SettingsError, sources: Sources) -> Fault:
+    found = _FIELD.search(str(error))
+    name = found[1] if found else ""
+    place = sources.variable(name) or name
+    return Fault(
+        place,
+        "can't be read as JSON",
+        f"Write it as JSON, or {name} in the file of --config as YAML.",
+    )

@@ -1,0 +1,19 @@
+"""Every metric of the proxy, as data: code, documentation and tests are made from it."""
+
+from __future__ import annotations
+
+from . import cache, claims, edits, requests, state, upstreams
+from .entries import Entry, Group, Merge
+
+GROUPS: tuple[Group, ...] = (
+    *requests.GROUPS,
+    *cache.GROUPS,
+    *edits.GROUPS,
+    *upstreams.GROUPS,
+    *state.GROUPS,
+    *claims.GROUPS,
+)
+
+ENTRIES: tuple[Entry, ...] = tuple(entry for group in GROUPS for entry in group.entries)
+
+__all__ = ["ENTRIES", "GROUPS", "Entry", "Group", "Merge"]

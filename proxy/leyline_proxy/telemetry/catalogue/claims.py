@@ -1,0 +1,98 @@
+"""Claims on KV, singly and in total."""
+
+from __future__ import annotations
+
+from .entries import Entry, Group, counter, gauge
+
+_OF_CLAIM = ("tenant", "claim")
+_BY_KIND = ("tenant", "kind")
+
+_SINGLY: tuple[Entry, ...] = (
+    gauge(
+        "claim_state",
+        "leyline_claim_state",
+        "1 for the state that a live claim is in.",
+        ("tenant", "claim", "kind", "state"),
+        merge="livemostrecent",
+    ),
+    gauge(
+        "claim_resident_tokens",
+        "leyline_claim_resident_tokens",
+        "Tokens of a live claim that are in the KV cache.",
+        _OF_CLAIM,
+        merge="livemostrecent",
+        bad="Below what it requires: a soft claim was evicted, or its KV is still to come.",
+    ),
+    gauge(
+        "claim_hits",
+        "leyline_claim_hits",
+        "Requests so far that matched all that a live claim holds.",
+        _OF_CLAIM,
+        merge="livemostrecent",
+        bad="0 for long: the claim holds memory that nobody uses.",
+    ),
+    gauge(
+        "claim_age_seconds",
+        "leyline_claim_age_seconds",
+        "Time since a live claim was accepted.",
+        _OF_CLAIM,
+        merge="livemostrecent",
+    ),
+    gauge(
+        "claim_pressure",
+        "leyline_claim_pressure",
+        "Requests so far that were refused with a live claim in their way, and evictions that "
+        "passed it over.",
+        _OF_CLAIM,
+        merge="livemostrecent",
+        bad="Grows: the claim crowds others out.",
+    ),
+)
+
+_TOTAL: tuple[Entry, ...] = (
+    gauge("claims", "leyline_claims", "Live claims.", _BY_KIND, merge="livemostrecent"),
+    gauge(
+        "claims_required_tokens",
+        "leyline_claims_required_tokens",
+        "Tokens that live claims require to be resident.",
+        _BY_KIND,
+        merge="livemostrecent",
+        bad="'hard' near the pool's capacity: ordinary requests are refused.",
+    ),
+    gauge(
+        "claims_resident_tokens",
+        "leyline_claims_resident_tokens",
+        "Tokens of live claims that are in the KV cache; shared ones count for each.",
+        _BY_KIND,
+        merge="livemostrecent",
+    ),
+    counter(
+        "claim_events",
+        "leyline_claim_events",
+        "Events of the engine's claims, by their kind.",
+        ("event",),
+    ),
+    counter(
+        "claim_events_missed",
+        "leyline_claim_events_missed",
+        "Events that the engine had dropped before they were fetched.",
+        bad="Above 0: the proxy fetches too seldom; outcomes of claims may be incomplete.",
+    ),
+    counter(
+        "claim_refusals",
+        "leyline_claim_refusals",
+        "Requests that were refused because they didn't fit beside hard claims.",
+        ("tenant",),
+        bad="Above 0: hard claims take too much of the pool.",
+        starts=((),),
+    ),
+)
+
+GROUPS = (
+    Group(
+        "Claims, singly",
+        "The 256 oldest live claims; the series end with them. The label claim is its id.",
+        _SINGLY,
+    ),
+    Group("Claims, in total", "All live claims, and what became of them.", _TOTAL),
+)

@@ -1,0 +1,81 @@
+"""What the catalogue is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from leyline_engine.contract.metrics import MetricSpec
+
+Merge = Literal["livesum", "livemax", "livemin", "livemostrecent"]
+"""How a gauge of several workers becomes one: see prometheus_client's multiprocess modes."""
+
+LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+SHORT = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One metric of the proxy."""
+
+    attribute: str
+    """Of :class:`~leyline_proxy.telemetry.metrics.Metrics`."""
+    spec: MetricSpec
+    merge: Merge = "livemostrecent"
+    """For gauges."""
+    starts: tuple[tuple[str, ...], ...] = ()
+    """Values of the last labels whose series stand at 0 before anything was counted, so that the
+    first event is an increase: at once, or when values of the labels before are first met."""
+
+    @property
+    def met_by(self) -> tuple[str, ...]:
+        """The labels before those of :attr:`starts`."""
+        return self.spec.labels[: len(self.spec.labels) - len(self.starts[0])]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Metrics that are read together."""
+
+    title: str
+    about: str
+    entries: tuple[Entry, ...]
+
+
+def counter(
+    attribute: str,
+    name: str,
+    text: str,
+    labels: tuple[str, ...] = (),
+    *,
+    bad: str = "",
+    starts: tuple[tuple[str, ...], ...] = (),
+) -> Entry:
+    """A counter; ``_total`` is added to its name where it is exposed."""
+    return Entry(attribute, MetricSpec(name, "counter", text, labels, bad=bad), starts=starts)
+
+
+def gauge(
+    attribute: str,
+    name: str,
+    text: str,
+    labels: tuple[str, ...] = (),
+    *,
+    merge: Merge,
+    bad: str = "",
+) -> Entry:
+    """A gauge."""
+    return Entry(attribute, MetricSpec(name, "gauge", text, labels, bad=bad), merge)
+
+
+def histogram(
+    attribute: str,
+    name: str,
+    text: str,
+    labels: tuple[str, ...] = (),
+    *,
+    buckets: tuple[float, ...] = LATENCY,
+    bad: str = "",
+) -> Entry:
+    """A histogram of seconds."""
+    return Entry(attribute, MetricSpec(name, "histogram", text, labels, buckets, bad))

@@ -1,0 +1,90 @@
+"""Requests, their latency, and their way into the proxy."""
+
+from __future__ import annotations
+
+from ...errors import QueueFullError, QueueTimeoutError, RateLimitError
+from .entries import SHORT, Entry, Group, counter, gauge, histogram
+
+_REQUESTS: tuple[Entry, ...] = (
+    counter(
+        "requests",
+        "leyline_requests",
+        "Requests by HTTP status, or 'disconnected'.",
+        ("tenant", "model", "route", "status"),
+        bad="A rising share of 5xx: engines fail or are out of reach. 429: limits of tenants.",
+    ),
+    histogram(
+        "request_seconds",
+        "leyline_request_seconds",
+        "Time from a request's arrival to the end of its response.",
+        ("tenant", "model", "route"),
+    ),
+    histogram(
+        "ttft_seconds",
+        "leyline_ttft_seconds",
+        "Time from a chat request's arrival to its first token; whole answers when not streamed.",
+        ("tenant", "model", "outcome"),
+        bad="Long for 'reprefilled' beside 'spliced': edits cost the cache. Long for all: the "
+        "engine is busy, or requests wait for a place.",
+    ),
+    histogram(
+        "overhead_seconds",
+        "leyline_overhead_seconds",
+        "Time that a chat turn spends in the proxy itself: reading, policies, planning and "
+        "accounting, without its wait for a place or for an engine.",
+        buckets=SHORT,
+        bad="Above some tens of milliseconds: see leyline_stage_seconds for the stage, or the "
+        "proxy's CPU is used up.",
+    ),
+    histogram(
+        "stage_seconds",
+        "leyline_stage_seconds",
+        "Time that the proxy itself spends on a chat turn, by stage.",
+        ("stage",),
+        buckets=SHORT,
+    ),
+)
+
+_ADMISSION: tuple[Entry, ...] = (
+    gauge(
+        "queue_waiting",
+        "leyline_queue_waiting",
+        "Requests that wait for a place.",
+        ("tenant",),
+        merge="livesum",
+        bad="Above 0 for long: more requests come than max_concurrent lets in.",
+    ),
+    gauge(
+        "queue_running",
+        "leyline_queue_running",
+        "Requests that have a place: those under way.",
+        ("tenant",),
+        merge="livesum",
+    ),
+    histogram(
+        "queue_seconds",
+        "leyline_queue_seconds",
+        "Time that requests waited for a place before they were forwarded.",
+        ("tenant",),
+    ),
+    counter(
+        "limited",
+        "leyline_limited_requests",
+        "Requests that were refused because of a limit of their tenant, by its name.",
+        ("tenant", "limit"),
+        starts=((RateLimitError.code,), (QueueFullError.code,), (QueueTimeoutError.code,)),
+    ),
+    counter(
+        "key_reloads",
+        "leyline_key_reloads",
+        "Changes of the key file, by whether it was loaded or refused.",
+        ("result",),
+        bad="'refused': the file is wrong, and the keys of before hold; the log says where.",
+        starts=(("loaded",), ("refused",)),
+    ),
+)
+
+GROUPS = (
+    Group("Requests and latency", "Every request that the proxy answers.", _REQUESTS),
+    Group("Admission", "The fair queue, limits of tenants, their keys.", _ADMISSION),
+)

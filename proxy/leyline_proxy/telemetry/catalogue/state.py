@@ -1,0 +1,59 @@
+"""Sessions, the proxy itself, and the audit log."""
+
+from __future__ import annotations
+
+from ..bounded import CAPS
+from .entries import Entry, Group, counter, gauge
+
+_SESSIONS: tuple[Entry, ...] = (
+    gauge(
+        "sessions",
+        "leyline_sessions",
+        "Sessions in the store.",
+        merge="livemostrecent",
+        bad="Far above the number of agents: sessions aren't recognised, each turn begins a new "
+        "one.",
+    ),
+    gauge(
+        "session_store_up",
+        "leyline_session_store_up",
+        "1 when sessions can be read and written, 0 when their store is out of reach.",
+        merge="livemin",
+        bad="0: turns go unspliced until it is back.",
+    ),
+    gauge(
+        "live_viewers",
+        "leyline_live_viewers",
+        "Browsers that show the live page.",
+        merge="livesum",
+    ),
+)
+
+_PROXY: tuple[Entry, ...] = (
+    gauge("build_info", "leyline_build_info", "Always 1.", ("version",), merge="livemostrecent"),
+    counter(
+        "label_overflow",
+        "leyline_label_overflow",
+        "Label values that were replaced by 'other' because a label had too many.",
+        ("label",),
+        bad="Above 0: an upstream lists hundreds of models, or a policy makes up names.",
+        starts=tuple((label,) for label, cap in CAPS.items() if cap is not None),
+    ),
+    counter(
+        "audit_failures",
+        "leyline_audit_failures",
+        "Records that could not be written to the audit log.",
+        bad="Above 0: the log has gaps, which its check shows.",
+    ),
+    counter(
+        "audit_stream_failures",
+        "leyline_audit_stream_failures",
+        "Records of the audit log that could not be added to its Redis stream.",
+        bad="Above 0: Redis was out of reach; the files hold the records.",
+    ),
+)
+
+GROUPS = (
+    Group("Sessions", "Conversations that the proxy remembers.", _SESSIONS),
+    Group("The proxy itself", "Version, bounds, audit log.", _PROXY),
+)

@@ -1,0 +1,109 @@
+"""Engines: what they are, how they are, what they did."""
+
+from __future__ import annotations
+
+from .entries import Entry, Group, counter, gauge, histogram
+
+_UPSTREAM = ("upstream",)
+
+_ENGINES: tuple[Entry, ...] = (
+    gauge(
+        "upstream_up",
+        "leyline_upstream_up",
+        "1 when the engine answers.",
+        _UPSTREAM,
+        merge="livemin",
+        bad="0: it is down or out of reach; sessions go to other engines, if there are any.",
+    ),
+    gauge(
+        "engine_splices",
+        "leyline_engine_splices",
+        "1 when turns of this model are spliced, 0 when they can't be.",
+        ("upstream", "model", "engine"),
+        merge="livemin",
+        bad="0: the plugin is missing or refuses this model; /readyz says why.",
+    ),
+    gauge(
+        "engine_info",
+        "leyline_engine_info",
+        "Always 1: what an engine is, by its capability document. pool: class of the KV pool; "
+        "dtype: of KV; rotary: kind of rotary embedding; contract: version of the protocol.",
+        (
+            "upstream",
+            "engine",
+            "engine_version",
+            "model",
+            "pool",
+            "dtype",
+            "rotary",
+            "contract",
+        ),
+        merge="livemostrecent",
+        bad="Missing for an upstream: it gives no capability document, so nothing is spliced.",
+    ),
+    gauge(
+        "upstream_circuit",
+        "leyline_upstream_circuit_open",
+        "1 while an engine that fails requests is given none, or one as a trial.",
+        _UPSTREAM,
+        merge="livemax",
+        bad="1: it answers small questions and fails requests.",
+    ),
+    gauge(
+        "upstream_running",
+        "leyline_upstream_running",
+        "Requests under way at an engine.",
+        _UPSTREAM,
+        merge="livesum",
+    ),
+    counter(
+        "upstream_turns",
+        "leyline_upstream_turns",
+        "Chat turns that an engine served, by what became of their edits.",
+        ("upstream", "outcome"),
+        bad="Uneven between engines of equal weight: few sessions, or an engine comes and goes.",
+    ),
+    counter(
+        "upstream_prompt_tokens",
+        "leyline_upstream_prompt_tokens",
+        "Prompt tokens by engine and by where their KV came from: cached, spliced, prefilled.",
+        ("upstream", "source"),
+    ),
+    histogram(
+        "upstream_ttft_seconds",
+        "leyline_upstream_ttft_seconds",
+        "Time from a chat request's arrival to its first token, by the engine that served it.",
+        ("upstream", "outcome"),
+        bad="One engine much slower than its like: busy with others' work, or broken.",
+    ),
+    counter(
+        "failovers",
+        "leyline_failovers",
+        "Requests that went on to another engine before their first byte, by the engine that "
+        "failed them.",
+        _UPSTREAM,
+        bad="Above 0: that engine fails requests; each costs its session the cache.",
+        starts=((),),
+    ),
+    counter(
+        "erasures",
+        "leyline_erasures",
+        "Forgets that were carried to engines which held a session before, by what came of it. "
+        "erased: the engine confirmed it; gone: its run has ended, and the KV with it; pending: "
+        "neither at the first try.",
+        ("result",),
+        bad="'pending' that isn't followed by 'erased' or 'gone': see leyline_erasures_owed.",
+        starts=(("erased",), ("gone",), ("pending",)),
+    ),
+    gauge(
+        "erasures_owed",
+        "leyline_erasures_owed",
+        "Sessions whose forgets this proxy still carries to engines that held them before. After a "
+        "restart it knows of one when the session's next turn comes.",
+        merge="livesum",
+        bad="Above 0 for minutes: text that was to be forgotten may still lie in an engine's "
+        "memory.",
+    ),
+)
+
+GROUPS = (Group("Engines", "The upstreams, by the names that settings give them.", _ENGINES),)

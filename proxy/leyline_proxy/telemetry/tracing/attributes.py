@@ -1,0 +1,156 @@
+"""What spans say of a turn. Pure; prompt text only where :func:`messages_sent` is called.
+
+Names of ``gen_ai.*`` are those of OpenTelemetry's semantic conventions for generative AI.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from leyline_engine.contract import Receipt
+
+from ...pipeline.turn import Turn
+from .current import Attribute
+
+_MAX_INT = 2**63 - 1
+"""What an attribute holds; a larger one is lost, with a traceback in the log."""
+
+_REQUEST_NUMBERS = {
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "max_completion_tokens": "gen_ai.request.max_tokens",
+    "max_tokens": "gen_ai.request.max_tokens",
+    "n": "gen_ai.request.choice.count",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+    "seed": "gen_ai.request.seed",
+    "temperature": "gen_ai.request.temperature",
+    "top_k": "gen_ai.request.top_k",
+    "top_p": "gen_ai.request.top_p",
+}
+
+_PLAIN_CODE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+
+
+def plain_code(code: str) -> str:
+    """An error's code; engines may write anything there."""
+    return code if _PLAIN_CODE.fullmatch(code) else "other"
+
+
+def of_planned(turn: Turn) -> dict[str, Attribute]:
+    """What is known of a turn when it has been planned."""
+    plan, prepared = turn.planned.plan, turn.planned.prepared
+    return {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": turn.request.model,
+        "gen_ai.conversation.id": turn.identity.session_id,
+        "leyline.upstream": turn.replica.name,
+        "leyline.message_id": turn.message_id,
+        "leyline.turn": turn.index,
+        "leyline.planned": plan.planned.value,
+        "leyline.edits": len(plan.edits),
+        "leyline.policy_faults": len(prepared.faults),
+    }
+
+
+def of_request_upstream(turn: Turn) -> dict[str, Attribute]:
+    """What is asked of the engine, but for the messages."""
+    body = turn.request.body
+    found: dict[str, Attribute] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": turn.status.engine,
+        "gen_ai.request.model": turn.request.model,
+        "gen_ai.request.stream": turn.request.stream,
+        "gen_ai.conversation.id": turn.identity.session_id,
+    }
+    for name, attribute in _REQUEST_NUMBERS.items():
+        value = body.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if isinstance(value, float) or abs(value) <= _MAX_INT:
+            found[attribute] = value
+    return found
+
+
+def of_usage(usage: Mapping[str, Any] | None) -> dict[str, Attribute]:
+    """What the engine counted."""
+    if usage is None:
+        return {}
+    found: dict[str, Attribute] = {}
+    for name, attribute in (
+        ("prompt_tokens", "gen_ai.usage.input_tokens"),
+        ("completion_tokens", "gen_ai.usage.output_tokens"),
+    ):
+        value = usage.get(name)
+        if isinstance(value, int) and 0 <= value <= _MAX_INT:
+            found[attribute] = value
+    return found
+
+
+def of_receipt(receipt: Receipt, ttft_s: float | None) -> dict[str, Attribute]:
+    """What became of a turn."""
+    tokens = receipt.tokens
+    found: dict[str, Attribute] = {
+        "leyline.outcome": receipt.outcome.value,
+        "gen_ai.usage.input_tokens": tokens.prompt,
+        "gen_ai.usage.cache_read.input_tokens": tokens.prefix + tokens.spliced,
+        "leyline.tokens.cached": tokens.prefix,
+        "leyline.tokens.spliced": tokens.spliced,
+        "leyline.tokens.prefilled": tokens.prefilled,
+        "leyline.tokens.freed": tokens.freed,
+    }
+    if receipt.reason is not None:
+        found["leyline.reason"] = receipt.reason.value
+    if ttft_s is not None:
+        found["gen_ai.response.time_to_first_chunk"] = ttft_s
+    return found
+
+
+def messages_sent(messages: Sequence[Mapping[str, Any]], limit: int) -> str:
+    """The messages as they go upstream, in the form of the conventions: the latest that fit.
+
+    Args:
+        limit: characters of text in all; the oldest text that still fits in part
+            is cut. Messages without text are left out.
+    """
+    kept: list[dict[str, Any]] = []
+    left = limit
+    for message in reversed(messages):
+        if left <= 0:
+            break
+        parts: list[dict[str, Any]] = []
+        for text in _texts(message):
+            shown = _valid(text[:left])
+            left -= len(shown)
+            parts.append({"type": "text", "content": shown})
+            if left <= 0:
+                break
+        if parts:
+            kept.append({"role": _valid(str(message.get("role", ""))[:32]), "parts": parts})
+    return orjson.dumps(kept[::-1]).decode()
+
+
+def _valid(text: str) -> str:
+    """``text`` without what UTF-8 can't spell."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _texts(message: Mapping[str, Any]) -> Iterator[str]:
+    """The texts of a message that aren't empty, those of its tool calls included."""
+    return (text for text in _members(message) if isinstance(text, str) and text)
+
+
+def _members(message: Mapping[str, Any]) -> Iterator[Any]:
+    content = message.get("content")
+    if isinstance(content, list):
+        yield from (part.get("text") for part in content if isinstance(part, Mapping))
+    else:
+        yield content
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            yield function.get("name")
+            yield function.get("arguments")

@@ -1,0 +1,363 @@
+"""The live page in a real browser, clicked through while a session is replayed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+from support.redis_server import free_port
+from support.stack import serving
+
+from leyline_proxy.demo import DEFAULT_POLICY
+from leyline_proxy.demo.run import shipped_trace
+from leyline_proxy.replay.driver import ChatDriver
+from leyline_proxy.upstream.embedded import create_embedded_engine
+
+TURNS = 8
+START_S = 120.0
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+EXPECT_MS = 20_000
+
+
+class Proxy:
+    """``leyline serve`` before the replay engine, on a port that it keeps over restarts."""
+
+    def __init__(self, engine: str, keys: Path | None = None) -> None:
+        self.port = free_port()
+        self.origin = f"http://127.0.0.1:{self.port}"
+        self._flags = ["--upstream", engine]
+        if keys is not None:
+            self._flags += ["--api-keys-file", str(keys)]
+        self.start()
+
+    def start(self) -> None:
+        """Start it; returns once it is ready."""
+        command = [str(Path(sys.executable).with_name("leyline")), "serve"]
+        self.process = subprocess.Popen(
+            [*command, "--port", str(self.port), "--log-level", "error", *self._flags],
+            stdout=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + START_S
+        while not self._ready():
+            assert time.monotonic() < deadline and self.process.poll() is None
+            time.sleep(0.1)
+
+    def stop(self) -> float:
+        """Tell it to stop; how long it took, in seconds."""
+        begun = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(30) == 0
+        return time.monotonic() - begun
+
+    def replay(self, turns: int, *, key: str = "any", session: str = "demo") -> None:
+        """The first turns of the shipped session."""
+        (recorded,) = shipped_trace().sessions
+        with closing(ChatDriver(f"{self.origin}/v1", api_key=key, policy=DEFAULT_POLICY)) as driver:
+            for turn, request in enumerate(recorded.requests[:turns]):
+                driver.send(request, session=session, place=(0, turn))
+
+    def session(self, name: str, **headers: str) -> dict[str, Any]:
+        """What the API says of a session."""
+        found = httpx.get(f"{self.origin}/v1/leyline/sessions/{name}", headers=headers)
+        document: dict[str, Any] = found.raise_for_status().json()
+        return document
+
+    def _ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.origin}/readyz", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+@dataclass
+class Watched:
+    """A page, and what it said and asked for."""
+
+    page: Page
+    origin: str
+    said: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def listen(self) -> None:
+        """From now on."""
+        self.page.on("console", lambda message: self._note(message.type, message.text))
+        self.page.on("pageerror", lambda error: self.said.append(f"pageerror: {error}"))
+        self.page.on("request", self._ask)
+
+    def check(self) -> None:
+        """Nothing was said, and nothing asked of another origin."""
+        assert self.said == []
+        assert [url for url in self.asked if not url.startswith(f"{self.origin}/")] == []
+
+    def _note(self, kind: str, text: str) -> None:
+        # The browser itself reports refused keys and connections while a proxy is restarted.
+        if "Failed to load resource" not in text:
+            self.said.append(f"{kind}: {text}")
+
+    def _ask(self, request: Request) -> None:
+        self.asked.append(request.url)
+
+
+@contextmanager
+def opened(browser: Browser, origin: str, **options: Any) -> Iterator[Watched]:
+    """The page in a browser context of its own."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(EXPECT_MS)
+    watched = Watched(context.new_page(), origin)
+    watched.listen()
+    watched.page.goto(f"{origin}/")
+    try:
+        yield watched
+    finally:
+        context.close()
+    watched.check()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium, without a window."""
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("no chromium: run deploy/tools.sh")
+    expect.set_options(timeout=EXPECT_MS)
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    """The replay engine on a port of its own, which outlives the proxies."""
+    with serving(create_embedded_engine("replay", {})) as origin:
+        yield origin
+
+
+@pytest.fixture(scope="module")
+def proxy(engine: str) -> Iterator[Proxy]:
+    """A proxy without keys."""
+    running = Proxy(engine)
+    yield running
+    running.stop()
+
+
+def test_a_replay_is_watched_turn_by_turn(browser: Browser, proxy: Proxy) -> None:
+    """The empty page says how to start, then shows each turn with the figures of the API, by
+    pointer and keyboard, as bands and as a table."""
+    with opened(browser, proxy.origin) as watched:
+        page = watched.page
+        expect(page.get_by_role("heading", name="No sessions yet")).to_be_visible()
+        replay = threading.Thread(target=proxy.replay, args=(TURNS,))
+        replay.start()
+        expect(page.get_by_role("option", name=re.compile("^Turn 3:"))).to_be_visible()
+        replay.join(60)
+        history = proxy.session("demo")["history"]
+        expect(page.locator(".turn")).to_have_count(TURNS)
+        page.get_by_role("option", name=re.compile("^Turn 2:")).click()
+        expect(page.get_by_role("heading", name=f"Turn 2 of {TURNS}")).to_be_visible()
+        for number in range(3, TURNS + 1):
+            page.keyboard.press("ArrowRight")
+            expect(page.get_by_role("heading", name=f"Turn {number} of {TURNS}")).to_be_visible()
+            check_figures(page, history[number - 1])
+        assert any(turn["receipt"]["outcome"] == "spliced" for turn in history)
+        assert any(turn["edits"] for turn in history)
+        page.keyboard.press("Home")
+        expect(page.locator(".turn:focus")).to_have_attribute("aria-selected", "true")
+        check_figures(page, history[0])
+        page.get_by_role("button", name="Table").click()
+        check_table(page, history)
+        expect(page.locator("#tiles")).to_contain_text("Hit ratio")
+        expect(page.get_by_role("img", name=re.compile("^Hit ratio over the last"))).to_be_visible()
+
+
+def check_figures(page: Page, turn: dict[str, Any]) -> None:
+    """The turn that is shown has the API's figures, bands to their scale, and its edits."""
+    tokens = turn["receipt"]["tokens"]
+    shown = {
+        kind: int(page.locator(f".figures [data-kind={kind}] dd").inner_text().replace(",", ""))
+        for kind in ("kept", "spliced", "prefilled", "freed", "prompt")
+    }
+    named = {"kept": "prefix", **{kind: kind for kind in shown if kind != "kept"}}
+    assert shown == {kind: tokens[name] for kind, name in named.items()}
+    widths = page.locator(".wide .bar i").evaluate_all(
+        "all => all.map(each => each.getBoundingClientRect().width)"
+    )
+    whole = tokens["prompt"] + tokens["freed"]
+    expected = [tokens[name] / whole for name in ("prefix", "spliced", "prefilled", "freed")]
+    assert [width / sum(widths) for width in widths] == pytest.approx(expected, abs=0.005)
+    assert page.locator(".turn-view tbody tr").count() == len(turn["edits"])
+    for edit in turn["edits"]:
+        row = page.locator(".turn-view tbody tr", has_text=edit["cause"]).first
+        expect(row).to_contain_text(edit["mode"])
+
+
+def check_table(page: Page, history: list[dict[str, Any]]) -> None:
+    """The table has a row for each turn, with the same figures."""
+    rows = page.get_by_role("group", name="Turns as a table").locator("tbody tr")
+    expect(rows).to_have_count(len(history))
+    for row, turn in zip(rows.all(), history, strict=True):
+        cells = [cell.inner_text() for cell in row.locator("td").all()]
+        tokens = turn["receipt"]["tokens"]
+        names = ("prompt", "prefix", "spliced", "prefilled", "freed")
+        assert [int(cell.replace(",", "")) for cell in cells[:5]] == [
+            tokens[name] for name in names
+        ]
+
+
+def test_the_page_can_be_used_by_keyboard_and_heard(browser: Browser, proxy: Proxy) -> None:
+    """Tab reaches every control in order, the focus is seen, and each list says what it is."""
+    proxy.replay(2, session="other")
+    with opened(browser, proxy.origin) as watched:
+        page = watched.page
+        expect(page.locator(".session")).to_have_count(2)
+        reached = []
+        for _ in range(12):
+            page.keyboard.press("Tab")
+            reached.append(
+                page.evaluate(
+                    "[document.activeElement.id || document.activeElement.className,"
+                    " getComputedStyle(document.activeElement).outlineStyle]"
+                )
+            )
+        names = [name for name, _ in reached]
+        order = ["skip", "copy-url", "theme-button", "follow", "session", "turn"]
+        assert [name for name in names if name in order] == order
+        assert {style for name, style in reached if name in order} == {"solid"}
+        page.locator(".session[tabindex='0']").focus()
+        page.keyboard.press("ArrowDown")
+        expect(page.locator(".session:focus")).to_have_attribute("aria-selected", "true")
+        expect(page.get_by_role("button", name="Follow latest")).to_have_attribute(
+            "aria-pressed", "false"
+        )
+        for role, name in (
+            ("listbox", "Sessions"),
+            ("listbox", "Turns"),
+            ("region", "Engines"),
+            ("region", "Claims"),
+            ("region", "Session"),
+            ("list", "Legend"),
+        ):
+            expect(page.get_by_role(role, name=re.compile(f"^{name}")).first).to_be_visible()  # type: ignore[arg-type]
+        assert page.locator("#announcer").get_attribute("aria-live") == "polite"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_to_object_to(browser: Browser, proxy: Proxy, scheme: str) -> None:
+    """Names, roles and contrast hold to axe's rules, as bands and as a table; and axe would see."""
+    with opened(browser, proxy.origin, color_scheme=scheme) as watched:
+        page = watched.page
+        expect(page.locator(".turn-view")).to_be_visible()
+        assert violations(page) == []
+        page.get_by_role("button", name="Table").click()
+        expect(page.get_by_role("group", name="Turns as a table")).to_be_visible()
+        assert violations(page) == []
+        page.locator("#sessions").evaluate("each => each.removeAttribute('role')")
+        page.locator("#status-text").evaluate("each => { each.style.color = 'gray' }")
+        assert {"aria-required-parent", "color-contrast"} & set(violations(page))
+
+
+def violations(page: Page) -> list[str]:
+    """The rules of axe that the page breaks."""
+    found: list[dict[str, Any]] = Axe().run(page).response["violations"]
+    return [each["id"] for each in found]
+
+
+def test_light_dark_and_reduced_motion(browser: Browser, proxy: Proxy) -> None:
+    """The system's theme holds until another is chosen, which outlives a reload; with reduced
+    motion nothing moves."""
+    with opened(browser, proxy.origin, color_scheme="dark", reduced_motion="reduce") as watched:
+        page = watched.page
+
+        def background() -> str:
+            return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+        expect(page.locator(".turn").first).to_be_visible()
+        moves = page.locator(".turn .band i").first.evaluate(
+            "each => getComputedStyle(each).transitionDuration"
+        )
+        assert moves == "0s"
+        dark = background()
+        page.locator("#theme-button").click()
+        light = background()
+        assert dark != light
+        page.reload()
+        assert background() == light
+        page.locator("#theme-button").click()
+        assert background() == dark
+
+
+def test_narrow_windows_scroll_inside_alone(browser: Browser, proxy: Proxy) -> None:
+    """On a phone the page itself never scrolls sideways."""
+    with opened(browser, proxy.origin, viewport={"width": 400, "height": 800}) as watched:
+        expect(watched.page.locator(".turn").first).to_be_visible()
+        assert watched.page.evaluate("document.documentElement.scrollWidth") == 400
+
+
+def test_a_restart_under_the_page_is_survived(browser: Browser, proxy: Proxy) -> None:
+    """An open page doesn't hold the shutdown, says that it reconnects, and goes on by itself."""
+    with opened(browser, proxy.origin) as watched:
+        page = watched.page
+        expect(page.locator("#status-text")).to_have_text("Live")
+        expect(page.locator(".session").first).to_be_visible()
+        assert proxy.stop() < 10
+        expect(page.locator("#status-text")).to_have_text("Reconnecting…")
+        proxy.start()
+        expect(page.locator("#status-text")).to_have_text("Live")
+        expect(page.get_by_role("heading", name="No sessions yet")).to_be_visible()
+        proxy.replay(1, session="after")
+        expect(page.get_by_role("option", name=re.compile("^Session after"))).to_be_visible()
+
+
+def test_keys_are_asked_for_and_tenants_are_apart(
+    browser: Browser, engine: str, tmp_path: Path
+) -> None:
+    """Without a key nothing is shown; one tenant's key shows nothing of another's."""
+    keys = tmp_path / "keys"
+    keys.write_text("red:key-of-red\nblue:key-of-blue\n")
+    proxy = Proxy(engine, keys)
+    try:
+        proxy.replay(2, key="key-of-red", session="private")
+        with opened(browser, proxy.origin) as watched:
+            page = watched.page
+            field = page.get_by_label("Key", exact=True)
+            field.fill("wrong")
+            page.keyboard.press("Enter")
+            expect(page.locator("#key-problem")).to_contain_text("belongs to no tenant")
+            field.fill("key-of-red")
+            page.keyboard.press("Enter")
+            expect(page.get_by_role("option", name=re.compile("^Session private"))).to_be_visible()
+            stored = json.loads(page.evaluate("JSON.stringify({...localStorage})"))
+            assert "key-of-red" not in json.dumps(stored)
+            page.reload()
+            expect(page.get_by_role("option", name=re.compile("^Session private"))).to_be_visible()
+            page.get_by_role("button", name="Change key").click()
+            field.fill("key-of-blue")
+            page.keyboard.press("Enter")
+            expect(page.get_by_role("heading", name="No sessions yet")).to_be_visible()
+            proxy.replay(1, key="key-of-red", session="later")
+            assert "private" not in page.content() and "later" not in page.content()
+    finally:
+        proxy.stop()

@@ -1,0 +1,173 @@
+"""Where every prompt token came from, and who is to blame for what was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leyline_engine.contract import TokenCounts
+from leyline_proxy.core.busts import CAUSES, PAGE, Moved, Reach, Stretch, settle
+
+EDITS = ["policy", "declared", "undeclared", "template", "tools"]
+
+
+@st.composite
+def reaches(draw: st.DrawFn) -> Reach:
+    """Disjoint stretches behind more and more edits, as a comparison gives them."""
+    stretches: list[Stretch] = []
+    at, first, hard = 0, "", ""
+    for _ in range(draw(st.integers(0, 5))):
+        length = draw(st.integers(1, 300))
+        stretches.append(Stretch(at, at + length, first, hard))
+        at += length + draw(st.integers(1, 60))
+        cause = draw(st.sampled_from(EDITS))
+        first = first or cause
+        hard = hard or draw(st.sampled_from(["", cause]))
+    moved: Moved = draw(st.sampled_from(["", "", "failover", "engine"]))
+    return Reach(tuple(stretches), known=True, moved=moved)
+
+
+@st.composite
+def counts(draw: st.DrawFn) -> TokenCounts:
+    """What an engine tells; its numbers may contradict each other."""
+    prompt = draw(st.integers(0, 1500))
+    prefix = draw(st.integers(-5, 1600))
+    spliced = draw(st.integers(-5, 1600))
+    return TokenCounts(prompt, prefix, spliced, draw(st.integers(-5, 1600)), 0)
+
+
+@st.composite
+def copies(draw: st.DrawFn) -> list[tuple[int, int]]:
+    """Disjoint intervals by position."""
+    bounds = sorted(draw(st.sets(st.integers(0, 1500), max_size=8)))
+    return list(zip(bounds[::2], bounds[1::2], strict=False))
+
+
+@given(reaches(), counts(), copies(), st.one_of(st.none(), st.integers(0, 1600)))
+def test_every_token_is_accounted_for(
+    reach: Reach, tokens: TokenCounts, pieces: list[tuple[int, int]], told: int | None
+) -> None:
+    """Cached, spliced, lost and new tokens are the prompt, whatever an engine tells."""
+    found = settle(reach, tokens, copies=pieces, told=told)
+    lost = sum(found.busts.values())
+    assert found.cached + found.spliced + lost + found.fresh == max(0, tokens.prompt)
+    assert min(found.cached, found.spliced, found.fresh, found.missing, found.found) >= 0
+    assert all(count > 0 for count in found.busts.values())
+    assert found.busts.keys() <= set(CAUSES)
+    assert not (found.missing and found.found)
+
+
+def _slow(
+    reach: Reach, prompt: int, cached: int, pieces: Sequence[tuple[int, int]]
+) -> dict[str, int]:
+    """Token by token: who lost what, where the engine made all copies behind its own prefix."""
+    spliced = {p for start, end in pieces for p in range(max(start, cached), end)}
+    lost: dict[str, int] = {}
+    for start, end, first, hard in reach.stretches:
+        for position in range(start, min(end, prompt - 1)):
+            if position < cached or position in spliced:
+                continue
+            if reach.moved:
+                cause = hard or reach.moved
+            else:
+                cause = (hard if spliced else "") or first or "engine"
+            lost[cause] = lost.get(cause, 0) + 1
+    if lost.get("engine", 0) < PAGE:
+        lost.pop("engine", None)
+    return lost
+
+
+@given(reaches(), st.data())
+def test_lost_is_what_was_in_reach_and_prefilled(reach: Reach, data: st.DataObject) -> None:
+    """The sums are those of looking at every single token."""
+    prompt = data.draw(st.integers(2, 1500))
+    cached = data.draw(st.integers(0, prompt))
+    pieces = [(a, min(b, prompt)) for a, b in data.draw(copies()) if a < prompt]
+    spliced = sum(max(0, b - max(a, cached)) for a, b in pieces)
+    tokens = TokenCounts(prompt, cached, spliced, prompt - cached - spliced, 0)
+    assert settle(reach, tokens, copies=pieces).busts == _slow(reach, prompt, cached, pieces)
+
+
+@given(reaches(), st.integers(2, 1500), st.data())
+def test_more_cache_is_never_more_loss(reach: Reach, prompt: int, data: st.DataObject) -> None:
+    """An engine that has a longer prefix loses no more, by any cause."""
+    shorter, longer = sorted(data.draw(st.tuples(*[st.integers(0, prompt)] * 2)))
+    less = settle(reach, TokenCounts(prompt, shorter, 0, prompt - shorter, 0)).busts
+    more = settle(reach, TokenCounts(prompt, longer, 0, prompt - longer, 0)).busts
+    assert all(count <= less.get(cause, 0) for cause, count in more.items())
+
+
+@given(st.integers(0, 2000), st.integers(0, 2000), st.integers(1, 3000))
+def test_without_edits_the_engine_alone_loses(held: int, cached: int, prompt: int) -> None:
+    """What nobody edited and isn't cached was lost by the engine, and is missing in its own count,
+    too: both agree."""
+    reach = Reach((Stretch(0, held, "", ""),) if held else (), known=True)
+    cached = min(cached, prompt)
+    found = settle(reach, TokenCounts(prompt, cached, 0, prompt - cached, 0), told=cached)
+    gone = max(0, min(held, prompt - 1) - cached)
+    assert found.busts == ({"engine": gone} if gone >= PAGE else {})
+    assert found.missing == (gone if gone >= PAGE else 0)
+
+
+def test_a_page_is_no_loss() -> None:
+    """An engine that rounds down to whole pages of its pool has lost nothing."""
+    reach = Reach((Stretch(0, 1000, "", ""),), known=True)
+    for told in (1000 - PAGE + 1, 960, 1000 + PAGE - 1):
+        cached = min(told, 1000)
+        found = settle(reach, TokenCounts(1100, cached, 0, 1100 - cached, 0), told=told)
+        assert not (found.busts or found.missing or found.found), told
+
+
+def test_the_edit_that_cuts_is_to_blame() -> None:
+    """Behind a spliced edit and an exact one, the exact one is; without the splice the first is."""
+    stretches = (Stretch(0, 100, "", ""), Stretch(120, 400, "policy", ""))
+    reach = Reach((*stretches, Stretch(420, 900, "policy", "undeclared")), known=True)
+    spliced = TokenCounts(1000, 100, 280, 620, 0)
+    assert settle(reach, spliced, copies=[(120, 400)]).busts == {"undeclared": 480}
+    plain = TokenCounts(1000, 100, 0, 900, 0)
+    assert settle(reach, plain).busts == {"policy": 280 + 480}
+
+
+def test_another_engine_is_to_blame_for_all_it_could_have_had() -> None:
+    """After a failover nothing is expected to be cached, so that nothing is missing."""
+    reach = Reach(
+        (Stretch(0, 500, "", ""), Stretch(520, 900, "policy", "")), known=True, moved="failover"
+    )
+    found = settle(reach, TokenCounts(1000, 40, 0, 960, 0), told=40)
+    assert found.busts == {"failover": 460 + 380}
+    assert (found.missing, found.found) == (0, 0)
+
+
+def test_more_than_was_expected_is_found() -> None:
+    """Tokens that the account doesn't know of show that others sent the same."""
+    reach = Reach((Stretch(0, 500, "", ""),), known=True)
+    found = settle(reach, TokenCounts(1000, 900, 0, 100, 0), told=900)
+    assert (found.missing, found.found) == (0, 400)
+
+
+def test_a_splice_that_was_refused_is_missing() -> None:
+    """What was planned to be copied and wasn't is expected, lost to the edit, and missing."""
+    reach = Reach((Stretch(0, 100, "", ""), Stretch(120, 900, "policy", "")), known=True)
+    found = settle(reach, TokenCounts(1000, 100, 0, 900, 0), copies=[(120, 900)])
+    assert found.busts == {"policy": 780}
+    assert found.missing == 780
+
+
+def test_a_turn_that_forgets_is_not_reconciled() -> None:
+    """Nobody can expect what has read the forgotten to be cached still."""
+    reach = Reach((Stretch(0, 500, "", ""),), known=True)
+    found = settle(reach, TokenCounts(1000, 0, 0, 1000, 0), reconciled=False)
+    assert (found.missing, found.found) == (0, 0)
+    assert found.busts == {"engine": 500}
+
+
+def test_an_estimate_blames_the_edit_for_what_lies_behind_it() -> None:
+    """Where only messages are known, as much was lost as was kept behind the edit, at most what
+    was prefilled; what was expected can't be said."""
+    reach = Reach((Stretch(0, 300, "undeclared", "undeclared"),), known=True, estimated=True)
+    found = settle(reach, TokenCounts(1000, 500, 0, 500, 0), told=500)
+    assert found.busts == {"undeclared": 300}
+    assert (found.missing, found.found) == (0, 0)
+    assert settle(reach, TokenCounts(1000, 900, 0, 100, 0)).busts == {"undeclared": 100}

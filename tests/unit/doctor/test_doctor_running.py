@@ -1,0 +1,110 @@
+"""Checks side by side, and what the command makes of the settings."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Sequence
+from typing import get_args
+
+import pytest
+from pydantic import ValidationError
+
+from leyline_proxy.cli import serve
+from leyline_proxy.cli.doctor import _print_findings
+from leyline_proxy.doctor import Check, Finding, Situation, Status, checks_for, examine
+from leyline_proxy.doctor.findings import document, fail, ok
+from leyline_proxy.settings import Settings
+from leyline_proxy.settings_faults import Sources, faults_of, unknown_variables
+
+
+async def test_one_check_neither_delays_nor_spoils_the_others() -> None:
+    """They run at once; one that hangs or raises is red, in its place, without its error's text."""
+
+    async def slow() -> Sequence[Finding]:
+        await asyncio.sleep(0.1)
+        return [ok("slow", "")]
+
+    async def hangs() -> Sequence[Finding]:
+        await asyncio.Event().wait()
+        return []
+
+    async def raises() -> Sequence[Finding]:
+        raise LookupError("hunter2")
+
+    ended: list[str] = []
+    asked = {"a": slow, "hangs": hangs, "b": slow, "raises": raises, "c": slow}
+    begun = time.monotonic()
+    checks = {name: Check(ask, 0.3) for name, ask in asked.items()}
+    found = await examine(checks, ended=ended.append)
+    assert time.monotonic() - begun < 2
+    assert [finding.name for finding in found] == ["slow", "hangs", "slow", "raises", "slow"]
+    assert found[1].status is found[3].status is Status.FAIL
+    assert "within 0.3 s" in found[1].detail
+    assert "hunter2" not in str(document(found))
+    assert sorted(ended) == sorted(asked)
+    assert document(found)["ok"] is False
+
+
+def test_what_a_server_says_is_only_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """It moves no cursor, is no markup, and has no more than some lines of the report."""
+    said = "\x1b[2J[red]x[/red]\r" + "y" * 10_000
+    _print_findings([fail("upstream.a.plugin", said, "see the \x07log")])
+    printed = capsys.readouterr().out
+    assert "[red]x[/red]" in printed
+    assert not {"\x1b", "\r", "\x07"} & set(printed)
+    assert len(printed) < 3_000
+
+
+def test_each_upstream_has_a_check_of_its_own() -> None:
+    """Engines are asked side by side, under their names."""
+    engines = {name: {"url": f"http://{name}"} for name in ("a", "b")}
+    checks = checks_for(Situation(Settings(upstreams=engines)))
+    assert {"upstream.a", "upstream.b", "redis", "ports"} <= checks.keys()
+    assert checks_for(Situation(Settings()))["upstream.engine"].limit_s > 60
+
+
+def test_every_flag_of_serve_is_a_setting() -> None:
+    """What serve takes, doctor takes, and both make the same settings of it."""
+    values = {
+        "undeclared": ["tool=exact"],
+        "api_key": ["red:hunter2hunter2"],
+        "upstream": ["http://a", "http://b"],
+        "engine_option": ["x=1"],
+        "log_level": "debug",
+        "log_format": "console",
+        "edit_timing": "now",
+        "audit_turns": "all",
+    }
+    for name, parameter in inspect.signature(serve.serve, eval_str=True).parameters.items():
+        if name == "config":
+            continue
+        flags = dict.fromkeys(inspect.signature(serve.serve).parameters)
+        kind = get_args(get_args(parameter.annotation)[0])[0]
+        flags[name] = values.get(name, kind("1"))
+        faults = []
+        try:
+            serve.read_settings(flags)
+        except ValueError as error:
+            faults = faults_of(error, serve.sources_of(flags))
+        assert not [fault for fault in faults if "no setting" in fault.problem], name
+
+
+def test_variables_that_are_no_settings() -> None:
+    """A misspelt one is told with the nearest name; what is far from all is somebody else's."""
+    environ = {"LEYLINE_POTR": "1", "LEYLINE_HOST": "h", "LEYLINE_XYZZY_QUUX": "1", "PATH": ""}
+    (found,) = unknown_variables(environ)
+    assert found.place == "LEYLINE_POTR"
+    assert "LEYLINE_PORT" in found.fix
+
+
+def test_variables_of_kubernetes() -> None:
+    """A Service named leyline sets LEYLINE_PORT to a URL: the fault says how to stop that."""
+    environ = {"LEYLINE_PORT": "tcp://10.0.0.1:8790"}
+    try:
+        Settings(port=environ["LEYLINE_PORT"])  # type: ignore[arg-type]
+    except ValidationError as error:
+        (fault,) = faults_of(error, Sources(environ=environ))
+    assert fault.place == "LEYLINE_PORT"
+    assert "enableServiceLinks: false" in fault.fix

@@ -1,0 +1,299 @@
+"""What facts mean for a proxy: verdicts without servers."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+from redis.exceptions import (
+    AuthenticationError,
+    NoPermissionError,
+    RedisClusterException,
+)
+from redis.exceptions import ConnectionError as RedisGone
+
+from leyline_engine.contract import Capability, KVFacts
+from leyline_proxy.core.api_keys import parse_key
+from leyline_proxy.doctor import configured, engines, machine, prometheus, stores
+from leyline_proxy.doctor.findings import Finding, Status
+from leyline_proxy.doctor.reaching import why_unreachable
+from leyline_proxy.sessions.redis import RedisOptions
+from leyline_proxy.settings import Settings
+from leyline_proxy.upstream.client import NoCapability, UpstreamClient
+from leyline_proxy.upstream.proof import Rendering
+
+MIB = 1 << 20
+STORE = stores.StoreNeeds(RedisOptions("redis://h"), "redis", "leyline", "session_store")
+SERVER = stores.ServerFacts("7.0.15", "noeviction", 0, MIB)
+CAPABILITY = Capability(
+    engine="e",
+    engine_version="1",
+    model="m",
+    model_fingerprint="f",
+    architecture="a",
+    vocab_size=1,
+    max_context=1000,
+    splices=True,
+    isolates=True,
+    actions=("leyline.edit@1.0",),
+)
+
+
+def store(*servers: stores.ServerFacts, **facts: object) -> dict[str, Finding]:
+    """Findings about a Redis, by name."""
+    given = {"latency_s": 0.001, "skew_s": 0.0, **facts}
+    found = stores.verdicts(stores.StoreFacts("h:1", servers or (SERVER,), **given), STORE)  # type: ignore[arg-type]
+    return {finding.name: finding for finding in found}
+
+
+def needs(**own: object) -> engines.EngineNeeds:
+    """What a proxy with usual settings asks of an engine."""
+    usual: dict[str, object] = {
+        "name": "a",
+        "client": UpstreamClient.__new__(UpstreamClient),
+        "secret": None,
+        "splice": True,
+        "keeps_tenants_apart": False,
+        "max_body_bytes": 32 * MIB,
+    }
+    return engines.EngineNeeds(**{**usual, **own})  # type: ignore[arg-type]
+
+
+def test_a_sound_redis_is_green() -> None:
+    """Every finding is ok."""
+    assert {finding.status for finding in store().values()} == {Status.OK}
+
+
+@pytest.mark.parametrize(
+    ("facts", "name", "status"),
+    [
+        ({"latency_s": 0.2}, "redis.latency", Status.WARN),
+        ({"latency_s": 0.6}, "redis.latency", Status.FAIL),
+        ({"skew_s": -9.0}, "redis.clock", Status.WARN),
+        ({"refusal": "ReadOnlyError"}, "redis.write", Status.FAIL),
+        ({"refusal": "NoPermissionError"}, "redis.write", Status.FAIL),
+        ({"refusal": "OutOfMemoryError"}, "redis.write", Status.FAIL),
+    ],
+)
+def test_a_redis_that_is_slow_or_refuses(
+    facts: dict[str, object], name: str, status: Status
+) -> None:
+    """Only what is wrong is told, with a fix."""
+    found = store(**facts)
+    wrong = {name: each for name, each in found.items() if each.status is not Status.OK}
+    assert wrong.keys() == {name}
+    assert wrong[name].status is status
+    assert wrong[name].fix
+
+
+def test_one_server_of_a_cluster_is_enough() -> None:
+    """The worst of several servers decides."""
+    evicting = stores.ServerFacts("7.0.15", "volatile-lru", 100 * MIB, 95 * MIB)
+    found = store(SERVER, evicting)
+    assert found["redis.eviction"].status is Status.FAIL
+    assert found["redis.memory"].status is Status.WARN
+    assert store(stores.ServerFacts("4.0.1", "", 0, 0))["redis.version"].status is Status.FAIL
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (AuthenticationError("WRONGPASS hunter2"), "password"),
+        (NoPermissionError("NOPERM hunter2"), "ACL SETUSER"),
+        (RedisClusterException("hunter2"), "single server"),
+        (RedisGone("Error 111 connecting: Connection refused. hunter2"), "nobody listens"),
+        (TimeoutError("hunter2"), "in time"),
+    ],
+)
+def test_errors_of_redis_are_told_without_their_text(error: Exception, words: str) -> None:
+    """What the server said may hold anything; the variable that holds the URL is named."""
+    finding = stores.unreachable(STORE, error)
+    told = f"{finding.detail} {finding.fix}"
+    assert words in told
+    assert "hunter2" not in told
+
+
+def test_places_of_urls_hold_no_password() -> None:
+    """Host and port are all that is shown, whatever the URL is."""
+    assert stores.place_of("redis://u:p@host:6380/0") == "host:6380"
+    assert stores.place_of("redis://host") == "host:6379"
+    assert stores.place_of("redis://u:p@host:port/0") == "?"
+
+
+def test_why_a_server_cant_be_reached() -> None:
+    """The first cause that tells something is told, however deep it lies."""
+
+    def wrapped(cause: BaseException) -> BaseException:
+        outer = RuntimeError("outer")
+        outer.__cause__ = cause
+        return outer
+
+    def why(error: BaseException) -> str:
+        return why_unreachable(wrapped(error), "the engine")[0]
+
+    assert "host name" in why(socket.gaierror(-2, "unknown"))
+    assert "isn't trusted" in why(ssl.SSLCertVerificationError("self-signed"))
+    assert "no TLS" in why(ssl.SSLError("wrong version number"))
+    assert "nobody listens" in why(ConnectionRefusedError())
+    assert "in time" in why(TimeoutError())
+    assert "(OSError)" in why(OSError("hunter2"))
+
+
+def test_a_stock_engine_is_red_unless_nothing_shall_be_spliced() -> None:
+    """The same answer is a warning where splicing is switched off."""
+    answer = NoCapability("no document", settled=True)
+    assert engines.plugin_verdict(needs(), answer).status is Status.FAIL
+    assert engines.plugin_verdict(needs(splice=False), answer).status is Status.WARN
+    loading = engines.plugin_verdict(needs(), NoCapability("not yet", settled=False))
+    assert "loaded its model" in loading.fix
+
+
+def test_an_engine_of_another_contract_is_red() -> None:
+    """Another version, no such action, or a reason of the engine's own."""
+    for change, words in (
+        ({"protocol_version": "9"}, "one release"),
+        ({"actions": ()}, "one release"),
+        ({"splices": False, "unsupported_reason": "page size 64"}, "docs/sglang.md"),
+    ):
+        other = Capability(**{**CAPABILITY_FACTS, **change})
+        finding = engines.plugin_verdict(needs(), other)
+        assert finding.status is Status.FAIL
+        assert words in finding.fix
+    assert engines.plugin_verdict(needs(), CAPABILITY).status is Status.OK
+
+
+CAPABILITY_FACTS = {name: getattr(CAPABILITY, name) for name in CAPABILITY.__struct_fields__}
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (engines.SecretFacts(bare_refused=False, signed_refused=None), ""),
+        (engines.SecretFacts(bare_refused=True, signed_refused=None), "this proxy none"),
+        (engines.SecretFacts(bare_refused=False, signed_refused=False), "the engine none"),
+        (engines.SecretFacts(bare_refused=True, signed_refused=True), "different"),
+        (engines.SecretFacts(bare_refused=True, signed_refused=False), ""),
+    ],
+)
+def test_secrets_agree_or_not(facts: engines.SecretFacts, words: str) -> None:
+    """Two answers tell all cases apart."""
+    finding = engines.secret_verdict(needs(), facts)
+    assert (finding.status is Status.FAIL) == bool(words)
+    assert words in finding.detail
+    assert engines.secret_verdict(needs(), None).status is Status.SKIP
+
+
+def test_a_rendering_that_isnt_proven_is_red() -> None:
+    """Nothing is spliced, or each turn waits."""
+    assert engines.rendering_verdict(needs(), Rendering(problem="none")).status is Status.FAIL
+    slow = Rendering(object(), proven=False, problem="probe 1 differs")  # type: ignore[arg-type]
+    assert "waits" in engines.rendering_verdict(needs(), slow).detail
+
+
+def test_windows_and_isolation() -> None:
+    """A pool smaller than the window, a body limit below it, and tenants that can't be kept
+    apart."""
+    kv = KVFacts(pool_class="gqa", dtype="bf16", layers=1, bytes_per_token=1, capacity_tokens=10)
+    small = Capability(**{**CAPABILITY_FACTS, "kv": kv, "isolates": False})
+    asked = needs(max_body_bytes=2000, keeps_tenants_apart=True)
+    window, isolation = engines.capability_verdicts(asked, small)
+    assert (window.status, isolation.status) == (Status.WARN, Status.FAIL)
+    (window,) = engines.capability_verdicts(asked, CAPABILITY)
+    assert "max_body_bytes" in window.fix
+    assert engines.capability_verdicts(needs(), CAPABILITY)[0].status is Status.OK
+
+
+def test_first_answers_of_an_engine() -> None:
+    """A refused key, a gateway alone, another server, no models."""
+
+    def first(status: int, models: tuple[str, ...] | None = ("m",)) -> dict[str, Status]:
+        listed = engines.Listed(status, models, 0.001, 0.0)
+        return {each.name: each.status for each in engines.reached(needs(), "http://h", listed)}
+
+    assert first(401)["upstream.a.key"] is Status.FAIL
+    assert first(502) == {"upstream.a.reachable": Status.FAIL}
+    assert first(404) == {"upstream.a.reachable": Status.FAIL}
+    assert first(200, ())["upstream.a.models"] is Status.FAIL
+    assert set(first(200).values()) == {Status.OK}
+
+
+def test_keys_and_who_gets_in() -> None:
+    """Open to all only on loopback; expired keys are told by id, soon expiring ones by tenant."""
+    day = 86_400.0
+    keys = [parse_key("red:k1 expires=1970-01-03"), parse_key("blue:k2")]
+    assert configured.keys_verdict((), "127.0.0.1", 0).status is Status.OK
+    assert configured.keys_verdict((), "0.0.0.0", 0).status is Status.WARN  # noqa: S104
+    assert "red" in configured.keys_verdict(keys, "::", 0).detail
+    assert keys[0].id in configured.keys_verdict(keys, "::", 3 * day).detail
+    assert configured.keys_verdict(keys[:1], "::", 3 * day).status is Status.FAIL
+    assert configured.keys_verdict(keys[1:], "::", 0).status is Status.OK
+
+
+def test_files_of_keys_are_nobody_elses() -> None:
+    """Plain keys may not be read by all, and no key file be written by others."""
+    path = Path("keys")
+    assert configured.file_verdicts("f", path, 0o100600, plain=True) == []
+    assert configured.file_verdicts("f", path, 0o100644, plain=False) == []
+    assert configured.file_verdicts("f", path, 0o100644, plain=True)[0].status is Status.WARN
+    assert "go-w" in configured.file_verdicts("f", path, 0o100622, plain=False)[0].fix
+
+
+def test_limits_of_the_machine() -> None:
+    """Too few files for the requests under way are red, for all connections a warning."""
+    settings = Settings()
+
+    def files(soft: int) -> Status:
+        return machine.files_verdict(soft, soft, settings).status
+
+    assert (files(100), files(1024), files(100_000), files(-1)) == (
+        Status.FAIL,
+        Status.WARN,
+        Status.OK,
+        Status.OK,
+    )
+    limits = (1024 * MIB, 2500 * MIB, 1 << 40)
+    found = [machine.memory_verdict(settings, limit).status for limit in limits]
+    assert found == [Status.FAIL, Status.WARN, Status.OK]
+    assert machine.memory_verdict(settings, None).status is Status.SKIP
+    disks = [machine.disk_verdict(Path("a"), free * MIB, 64 * MIB).status for free in (1, 100, 200)]
+    assert disks == [Status.FAIL, Status.WARN, Status.OK]
+
+
+def test_a_container_has_less_memory_than_its_machine(tmp_path: Path) -> None:
+    """The smaller of the two limits counts; ``max`` is none."""
+    file = tmp_path / "memory.max"
+    file.write_text("1048576\n")
+    assert machine.memory_limit(tmp_path) == MIB
+    file.write_text("max\n")
+    assert (machine.memory_limit(tmp_path) or 0) > MIB
+
+
+def test_packages_are_those_that_are_required() -> None:
+    """Missing and wrong ones are named; extras that nobody asked for don't count."""
+    needed = [
+        "pytest>=1",
+        "pytest>=9000",
+        "no-such-thing; extra == 'proxy'",
+        "nope; extra == 'x'",
+    ]
+    problems = machine.package_problems(needed, ["proxy"])
+    assert len(problems) == 2
+    assert problems[0].endswith("isn't >=9000")
+    assert problems[1] == "no-such-thing is missing"
+
+
+def test_what_prometheus_says() -> None:
+    """Not ready, no series, targets that are down, rules that are broken or missing."""
+
+    def verdicts(**facts: object) -> dict[str, Status]:
+        given = prometheus.PrometheusFacts("u", **{"ready": 200, "proxies": 1, **facts})  # type: ignore[arg-type]
+        return {each.name: each.status for each in prometheus.verdicts(given)}
+
+    assert verdicts(ready=503) == {"prometheus.reachable": Status.FAIL}
+    assert verdicts(proxies=0)["prometheus.scrapes"] is Status.FAIL
+    assert verdicts(down=["http://h/metrics"])["prometheus.scrapes"] is Status.FAIL
+    assert verdicts()["prometheus.rules"] is Status.WARN
+    assert verdicts(rules=2, broken_rules=["R"])["prometheus.rules"] is Status.FAIL
+    assert set(verdicts(rules=2).values()) == {Status.OK}

@@ -1,0 +1,124 @@
+"""Broken configurations are told by line, variable or flag, with the fix, without a value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from leyline_proxy.config_file import ConfigError, read_config
+from leyline_proxy.settings import load_settings
+from leyline_proxy.settings_faults import Fault, Sources, faults_of
+
+SECRET = "hunter2-hunter2-hunter2"
+
+
+def faults(config: Path | None = None, flags: dict[str, str] | None = None, **environ: str) -> str:
+    """All faults of these sources, as an operator reads them; flags by setting."""
+    given = flags or {}
+    sources = Sources(config, {name: f"--{name.replace('_', '-')}" for name in given}, environ)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        try:
+            load_settings(config, **given)
+        except (OSError, ValueError) as error:
+            return "\n".join(map(str, faults_of(error, sources)))
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "host: h\nprot: 1\n",
+            ["leyline.yaml:2:1: prot is no setting", "fix: Did you mean 'port'"],
+        ),
+        ("host: h\nport: x\n", ["leyline.yaml:2:1: port: ", "valid integer"]),
+        (
+            "upstreams:\n  a:\n    url: gpu\n",
+            ["leyline.yaml:3:5: upstreams.a.url: must start with"],
+        ),
+        ("upstreams: {a: gpu}\n", ["leyline.yaml:1:13: upstreams.a.url: must start with"]),
+        ("tenants:\n  red: {wieght: 2}\n", ["leyline.yaml:2:9: tenants.red.wieght", "'weight'"]),
+        ("tenants:\n  red: {api_keys: [k, {}]}\n", ["leyline.yaml:2:23: tenants.red.api_keys.1"]),
+        ("a: [1\n", ["leyline.yaml:2:1: no YAML", "fix: Mend the line"]),
+        ("port: 1\nport: 2\n", ["leyline.yaml:2:1: 'port' is set twice; first in line 1"]),
+        ("- port\n", ["leyline.yaml:1:1: settings are written as NAME: VALUE"]),
+        (
+            "metrics_on_admin: true\n",
+            ["leyline.yaml:1:1: metrics_on_admin needs an admin_port", "fix: Change or take out"],
+        ),
+        (f"session_store: redis://:{SECRET}@h/0\n", ["leyline.yaml:1:1: session_store in Redis"]),
+        (f"api_keys: ['red:sha256:{SECRET}']\n", ["leyline.yaml:1:1: api_keys: sha256: must"]),
+        (f"tenants:\n  a: {{api_keys: '{SECRET} x'}}\n", ["leyline.yaml:2:7: tenants.a.api_keys"]),
+        (
+            f"tenants:\n  a: {{api_keys: ['{SECRET} x']}}\n",
+            ["yaml:1:1: tenants.a.api_keys"],
+        ),
+        (f"admin_key: {{a: {SECRET}}}\n", ["leyline.yaml:1:1: admin_key: ", "string"]),
+        (f"policy: {SECRET}\nedit_timing: never\n", ["leyline.yaml:2:1: edit_timing: ", "'wait'"]),
+    ],
+)
+def test_a_fault_in_the_file_has_its_line(text: str, expected: list[str], tmp_path: Path) -> None:
+    """File, line, column, what is wrong and a fix; nothing of the values."""
+    config = tmp_path / "leyline.yaml"
+    config.write_text(text)
+    told = faults(config)
+    assert not [words for words in expected if words not in told], told
+    assert "fix: " in told
+    assert SECRET not in told
+
+
+def test_a_fault_is_the_writers_who_wins(tmp_path: Path) -> None:
+    """Flags win over variables, and those over the file: the one that counts is named."""
+    config = tmp_path / "leyline.yaml"
+    config.write_text("port: x\n")
+    assert f"{config}:1:1" in faults(config)
+    assert faults(config, LEYLINE_PORT="y").startswith("LEYLINE_PORT: port: ")
+    assert faults(config, {"port": "z"}, LEYLINE_PORT="y").startswith("--port: port: ")
+    assert "LEYLINE_TENANTS: can't be read as JSON" in faults(LEYLINE_TENANTS=f"{{{SECRET}")
+    assert SECRET not in faults(LEYLINE_TENANTS=f"{{{SECRET}")
+
+
+def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
+    """Nobody mends one, starts again, and meets the next."""
+    config = tmp_path / "leyline.yaml"
+    config.write_text("port: x\nlog_level: loud\nmodle: m\n")
+    assert faults(config).count("fix: ") == 3
+
+
+def test_files_that_are_no_settings(tmp_path: Path) -> None:
+    """A folder, other bytes than UTF-8, too many of them, and aliases that multiply."""
+    config = tmp_path / "leyline.yaml"
+    assert "no configuration file" in faults(config)
+    assert "Is a directory" in faults(tmp_path)
+    bombs = "a: &a [x, x]\n" + "".join(
+        f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+        for before, name in zip("abcdefg", "bcdefgh", strict=True)
+    )
+    for content, words in (
+        (b"port: 1\n\xff: 2\n", "leyline.yaml:2:1: is no UTF-8"),
+        (b"#" * 2_000_000, "larger than"),
+        (bombs.encode(), "values, aliases written out"),
+    ):
+        config.write_bytes(content)
+        assert words in faults(config)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n\n", "---\n", "\ufeffport: 8791\n"])
+def test_files_that_say_little(text: str, tmp_path: Path) -> None:
+    """Nothing, comments, and a byte order mark before the first setting are no fault."""
+    config = tmp_path / "leyline.yaml"
+    config.write_text(text)
+    assert faults(config) == ""
+    assert load_settings(config).port == (8791 if "port" in text else 8790)
+    with pytest.raises(ConfigError):
+        read_config(tmp_path)
+
+
+def test_an_error_of_another_kind_is_told_as_it_is() -> None:
+    """Nothing is swallowed."""
+    assert faults_of(ValueError("why"), Sources()) == [
+        Fault("", "why", "Change the setting that it names.")
+    ]
