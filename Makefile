@@ -11,7 +11,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 export PYTEST_ARGS
 
-.PHONY: help setup sglang-setup tools clients-setup serve sglang demo test nightly clients lint fmt boards docs metrics-docs screenshots clean
+.PHONY: help setup sglang-setup tools clients-setup serve sglang demo test nightly clients lint fmt boards docs metrics-docs chart-schema screenshots clean
 
 help: ## show this list
 	@echo "Leyline: an OpenAI-compatible proxy that keeps the KV cache when agents edit their history."
@@ -48,7 +48,8 @@ sglang: sglang-setup ## SGLang with a small model on the CPU, and the proxy in f
 demo: setup ## replay a recorded agent session and compare the cache with and without splicing
 	@exec $(BIN)/leyline demo --plot out/demo.png $(ARGS)
 
-test: tools sglang-setup lint ## what CI runs: lint, types, import contracts, tests
+test: setup ## what CI runs: lint, types, import contracts, tests
+	@$(MAKE) -j3 --output-sync=recurse tools sglang-setup lint
 	@deploy/test.sh "not nightly and not gpu"
 
 nightly: tools sglang-setup clients-setup ## the tests that are too slow for every commit
@@ -64,6 +65,7 @@ lint: setup ## ruff, mypy and import-linter, without the tests
 	@echo "── mypy"
 	@$(BIN)/mypy
 	@$(BIN)/mypy grafana/build_dashboards.py grafana/draw_board.py
+	@$(BIN)/mypy deploy/helm/values_schema.py
 	@$(BIN)/mypy deploy/docs/build.py deploy/docs/metrics_page.py deploy/docs/reference.py
 	@echo "── import contracts"
 	@$(BIN)/lint-imports
@@ -83,6 +85,9 @@ docs: setup ## write docs/api anew from the code, and the documentation as a sit
 
 metrics-docs: setup ## write docs/metrics.md anew from the catalogues of metrics
 	@$(BIN)/python deploy/docs/metrics_page.py
+
+chart-schema: setup ## write Leyline's settings into the Helm chart's values.schema.json anew
+	@$(BIN)/python deploy/helm/values_schema.py
 
 screenshots: tools ## write docs/live.png and docs/live-dark.png anew from a replayed session
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/live_page.py

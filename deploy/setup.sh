@@ -73,7 +73,7 @@ torch=$(grep '^torch==' deploy/constraints.txt)
 mapfile -t options < <(torch_options)
 say "setup 2/3: $torch (200 MB for the CPU build; a few minutes on a slow line)"
 "${pip[@]}" "${options[@]}" "$torch"
-say "setup 3/3: leyline and the development tools (110 packages)"
+say "setup 3/3: leyline and the development tools (some $(grep -c == deploy/constraints.txt) packages)"
 "${pip[@]}" --editable '.[dev]'
 printf '%s\n' "$wanted" >$STAMP
 say "setup done in $((SECONDS - started)) s; the command line is $VENV/bin/leyline"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Put the servers that tests run into .venv/bin: Prometheus (server and promtool) and Redis (server
-# and redis-cli); and have Chromium, which tests open the live page in. Where the system has none, Debian's packages are unpacked below .venv: that takes
-# no root, and no service is installed or started. Where that can't be done, the tests that need
-# them are skipped.
+# and redis-cli). Where the system has none, Debian's packages are unpacked below .venv: that takes
+# no root, and no service is installed or started. Chromium, which tests open the live page in, is
+# installed, which takes root. Where that can't be done, the tests that need them are skipped.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=deploy/lib.sh
@@ -19,7 +19,7 @@ give_up() {
     exit 0
 }
 
-# It needs too many libraries, settings and fonts to be unpacked beside the system's: it is installed.
+# It needs too many libraries, settings and fonts to be unpacked beside the system's.
 require_chromium() {
     have chromium && return
     if command -v apt-get >/dev/null; then

@@ -19,6 +19,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIG = Path(__file__).parent / "mkdocs.yml"
+SHIM = Path(__file__).parent / "iframe-worker.js"
 
 CARD = "engine_patch/leyline_engine/replay/models/trained/plain"
 ELSEWHERE = {
@@ -58,6 +59,8 @@ def stage(folder: Path) -> None:
             target.write_text(_relinked(text, source, place), encoding="utf-8")
         else:
             shutil.copyfile(REPOSITORY / source, target)
+    (folder / "docs" / "assets").mkdir()
+    shutil.copyfile(SHIM, folder / "docs" / "assets" / SHIM.name)
     shutil.copyfile(CONFIG, folder / CONFIG.name)
 
 

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from leyline_engine.energy import ENERGY_VARIABLE
 from leyline_proxy.settings import Settings
 
 SCHEMA = Path(__file__).resolve().parent / "leyline" / "values.schema.json"
@@ -33,7 +34,9 @@ def updated(schema: dict[str, Any]) -> dict[str, Any]:
     }
     del own["tenants"]["additionalProperties"]["properties"]["api_keys"]  # secrets
     settings = proxy["settings"] | {"additionalProperties": False, "properties": own}
+    # The embedded engine asks for one, too.
     names = ["LEYLINE_" + name.upper() for name in sorted(document["properties"])]
+    names.append(ENERGY_VARIABLE)
     other = {"not": {"pattern": "^LEYLINE_"}}
     variable = {"type": "string", "anyOf": [other, {"enum": names}]}
     variables = {

@@ -1,8 +1,9 @@
 """Energy by request: what the GPUs used meanwhile, shared by the tokens computed. An estimate.
 
-All that a window of about a second used is shared among the requests that computed in it, by their
-tokens. So a prompt's token counts as much as a generated one, and idle power within the window is
-shared, too; a window in which nothing was computed is nobody's.
+A window opens with the first token computed in it, and ends when levels are read, about a second
+later. What was used meanwhile is shared among the requests that computed in it, by their tokens. So
+a prompt's token counts as much as a generated one, and idle power within the window is shared, too;
+what is used between two windows is nobody's.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class EnergyAccount:
     """Shares of requests. Driven by the engine's thread.
 
     Args:
-        meter: read once at each :meth:`settle`.
+        meter: read when a window opens, and at each :meth:`settle`.
         metrics: told what was used.
     """
 
@@ -97,8 +98,13 @@ class EnergyAccount:
         self._ended: list[str] = []
 
     def computed(self, request: str, tokens: int) -> None:
-        """A request computed so many tokens."""
-        self._computed[request] = self._computed.get(request, 0) + tokens
+        """A request computes so many tokens. Called before they are."""
+        if tokens <= 0:
+            return
+        if not self._computed:
+            self._advance()  # nobody's: the engine may have been idle for hours
+        if self._meter is not None:
+            self._computed[request] = self._computed.get(request, 0) + tokens
 
     def ended(self, request: str) -> None:
         """A request computes nothing more."""
@@ -106,18 +112,8 @@ class EnergyAccount:
             self._ended.append(request)
 
     def settle(self) -> None:
-        """Share what was used since the last time."""
-        if self._meter is None:
-            return
-        try:
-            read = self._meter.joules()
-        except EnergyUnavailableError as error:
-            log.warning("energy isn't counted any more: %s", error)
-            self._meter = None
-            return
-        # A driver that was loaded anew counts from 0.
-        used, self._read = max(0.0, read - self._read), read
-        self._metrics.energy(used)
+        """Share what was used since the window opened."""
+        used = self._advance()
         total = sum(self._computed.values())
         for request, tokens in self._computed.items():
             self._shares[request] = self._shares.get(request, 0.0) + used * tokens / total
@@ -129,6 +125,25 @@ class EnergyAccount:
         self._ended.clear()
         while len(self._shares) > _MOST_REQUESTS:
             del self._shares[next(iter(self._shares))]
+
+    def _advance(self) -> float:
+        """Count what was used since the last reading, and say it."""
+        if self._meter is None:
+            return 0.0
+        try:
+            read = self._meter.joules()
+        except Exception as error:
+            log.warning("energy isn't counted any more: %s", error)
+            self._meter = None
+            # Part of a share is no share.
+            self._computed.clear()
+            self._shares.clear()
+            self._ended.clear()
+            return 0.0
+        # A driver that was loaded anew counts from 0.
+        used, self._read = max(0.0, read - self._read), read
+        self._metrics.energy(used)
+        return used
 
 
 def open_account(
@@ -158,7 +173,7 @@ def open_account(
         if not uuids:
             raise EnergyUnavailableError("the engine runs on no NVIDIA GPU")
         return EnergyAccount(NvmlMeter((library or _pynvml)(), uuids), metrics)
-    except EnergyUnavailableError as error:
+    except Exception as error:
         if wish == "on":
             raise
         log.info("energy isn't counted: %s", error)

@@ -5,17 +5,24 @@ Labels take values of closed vocabularies only.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, Protocol
 
 from leyline_engine.contract import ForgetCounts, Receipt
 from leyline_engine.contract.metrics import ENGINE_METRICS
 from leyline_engine.occupancy import PoolLevels, RegistryLevels
 
+log = logging.getLogger(__name__)
+
+_Counted = ParamSpec("_Counted")
+
 _TOKEN_KINDS = ("prefix", "spliced", "prefilled", "freed")
 
 
 class EngineMetrics(Protocol):
-    """What an engine counts. Called on the thread that drives the engine."""
+    """What an engine counts. Called on the thread that drives the engine; raises nothing."""
 
     @property
     def collects(self) -> bool:
@@ -91,6 +98,19 @@ class NoMetrics:
         """Nothing."""
 
 
+def _harmless(count: Callable[_Counted, None]) -> Callable[_Counted, None]:
+    """What can't be counted is logged: no request fails for it, and no rank alone."""
+
+    @wraps(count)
+    def counted(*args: _Counted.args, **kwargs: _Counted.kwargs) -> None:
+        try:
+            count(*args, **kwargs)
+        except Exception:
+            log.exception("%s could not be counted; requests go on", count.__name__)
+
+    return counted
+
+
 class PrometheusMetrics:
     """The series of one engine.
 
@@ -106,6 +126,7 @@ class PrometheusMetrics:
         """Always True."""
         return True
 
+    @_harmless
     def request(self, receipt: Receipt) -> None:
         """See :class:`EngineMetrics`."""
         reason = receipt.reason.value if receipt.reason is not None else "none"
@@ -115,6 +136,7 @@ class PrometheusMetrics:
         if receipt.tokens.spliced:
             self._of("splice_seconds").observe(receipt.splice_us / 1e6)
 
+    @_harmless
     def forgot(self, before: ForgetCounts, now: ForgetCounts) -> None:
         """See :class:`EngineMetrics`."""
         for state in ("overwritten", "shared_retained", "pending"):
@@ -122,22 +144,27 @@ class PrometheusMetrics:
             grown = max(0, getattr(now, state) - getattr(before, state))
             self._of("forgotten_slots").labels(state).inc(grown)
 
+    @_harmless
     def refused(self) -> None:
         """See :class:`EngineMetrics`."""
         self._of("refusals").inc()
 
+    @_harmless
     def copied(self, size: int) -> None:
         """See :class:`EngineMetrics`."""
         self._of("splice_bytes").inc(size)
 
+    @_harmless
     def evicted(self, tokens: int) -> None:
         """See :class:`EngineMetrics`."""
         self._of("evicted_tokens").inc(tokens)
 
+    @_harmless
     def receipt_dropped(self) -> None:
         """See :class:`EngineMetrics`."""
         self._of("receipts_dropped").inc()
 
+    @_harmless
     def pool(self, levels: PoolLevels) -> None:
         """See :class:`EngineMetrics`."""
         for owner, tokens in levels.by_owner().items():
@@ -145,6 +172,7 @@ class PrometheusMetrics:
         self._of("pool_capacity_tokens").set(levels.capacity)
         self._of("pool_peak_tokens").set(levels.peak)
 
+    @_harmless
     def registries(self, levels: RegistryLevels) -> None:
         """See :class:`EngineMetrics`."""
         self._of("retained_turns").set(levels.turns)
@@ -152,10 +180,12 @@ class PrometheusMetrics:
         self._of("ledger_spans").set(levels.spans)
         self._of("lineages").set(levels.lineages)
 
+    @_harmless
     def energy(self, joules: float) -> None:
         """See :class:`EngineMetrics`."""
         self._of("energy_joules").inc(joules)
 
+    @_harmless
     def request_energy(self, joules: float) -> None:
         """See :class:`EngineMetrics`."""
         self._of("request_energy_joules").observe(joules)

@@ -320,6 +320,8 @@ def secret_of(key: SecretStr | None) -> str | None:
 def _engine_url(value: str) -> str:
     if not value.startswith(("http://", "https://")):
         raise ValueError("must start with http:// or https://")
+    if not {"?", "#"}.isdisjoint(value):
+        raise ValueError("must end with its path: requests have queries of their own")
     # Clients of OpenAI write the version into the base URL; the proxy adds it itself.
     return value.rstrip("/").removesuffix("/v1")
 

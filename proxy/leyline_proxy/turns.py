@@ -195,6 +195,7 @@ class TurnService:
             unnamed=losses_of_account(planned.prepared, identity.session),
             applied=self._planner.applied(given, planned.prepared),
             own_s=own_s + perf_counter() - chosen - planned.asked_s,
+            ahead_s=perf_counter() - request.arrived,
         )
 
     async def _identify(self, request: ChatRequest, again: Turn | None) -> Identity:
@@ -258,7 +259,8 @@ class TurnService:
             settled = Settled(turn, receipt, record, usage, ttft_s, avoided_s)
             count_turn(self._metrics, settled, label)
             note_settled(turn, receipt, ttft_s)
-            self._planner.learn(label, receipt, ttft_s if turn.request.stream else None)
+            streamed = turn.request.stream and ttft_s is not None
+            self._planner.learn(label, receipt, (ttft_s or 0) - turn.ahead_s if streamed else None)
         if turn.planned.prepared.wanted:
             self._writing.start(turn)
         account = self._account(turn, receipt, session)

@@ -189,7 +189,8 @@ def test_a_replay_is_watched_turn_by_turn(browser: Browser, proxy: Proxy) -> Non
         check_figures(page, history[0])
         page.get_by_role("button", name="Table").click()
         check_table(page, history)
-        expect(page.locator("#tiles")).to_contain_text("Hit ratio")
+        whole = sum(turn["receipt"]["tokens"]["prompt"] for turn in history)
+        expect(page.locator("#tiles")).to_contain_text(f"of {whole:,} prompt tokens")
         expect(page.get_by_role("img", name=re.compile("^Hit ratio over the last"))).to_be_visible()
 
 
@@ -262,6 +263,37 @@ def test_the_page_can_be_used_by_keyboard_and_heard(browser: Browser, proxy: Pro
         ):
             expect(page.get_by_role(role, name=re.compile(f"^{name}")).first).to_be_visible()  # type: ignore[arg-type]
         assert page.locator("#announcer").get_attribute("aria-live") == "polite"
+
+
+def test_what_somebody_reads_stays_where_it_is(browser: Browser, proxy: Proxy) -> None:
+    """A mangled link breaks nothing; a new turn moves neither the focus nor what is scrolled."""
+    with opened(browser, proxy.origin) as watched:
+        page = watched.page
+        page.evaluate("location.hash = 'session=%E0%A4%A'")
+        page.reload()
+        page.get_by_role("option", name=re.compile("^Session demo")).click()
+        page.get_by_role("option", name=re.compile("^Turn 7:")).click()
+        page.get_by_role("group", name="Edits of the turn").focus()
+        proxy.replay(1, session="demo")
+        expect(page.get_by_role("heading", name=f"Turn 7 of {TURNS + 1}")).to_be_visible()
+        expect(page.get_by_role("group", name="Edits of the turn")).to_be_focused()
+        page.get_by_role("button", name="Table").click()
+        page.get_by_role("button", name="Turn 3", exact=True).focus()
+        proxy.replay(1, session="demo")
+        expect(page.locator(".table tbody tr")).to_have_count(TURNS + 2)
+        expect(page.get_by_role("button", name="Turn 3", exact=True)).to_be_focused()
+
+
+def test_a_tab_behind_others_gives_its_place_up(browser: Browser, proxy: Proxy) -> None:
+    """A browser has few connections to a proxy: a tab that nobody has looked at holds none."""
+    with closing(browser.new_context()) as context:
+        context.add_init_script("Object.defineProperty(document, 'hidden', {get: () => true})")
+        page = context.new_page()
+        page.clock.install()
+        page.goto(f"{proxy.origin}/")
+        expect(page.locator("#status-text")).to_have_text("Live", timeout=EXPECT_MS)
+        page.clock.fast_forward(61_000)
+        expect(page.locator("#status-text")).to_have_text("Paused", timeout=EXPECT_MS)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -343,6 +375,9 @@ def test_keys_are_asked_for_and_tenants_are_apart(
         with opened(browser, proxy.origin) as watched:
             page = watched.page
             field = page.get_by_label("Key", exact=True)
+            field.fill("ключ")
+            page.keyboard.press("Enter")
+            expect(page.locator("#key-problem")).to_contain_text("can't be a key")
             field.fill("wrong")
             page.keyboard.press("Enter")
             expect(page.locator("#key-problem")).to_contain_text("belongs to no tenant")

@@ -97,15 +97,23 @@ def examples(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> E
         "/etc/leyline": str(tmp_path / "etc"),
         "/var/log/leyline": str(tmp_path / "log"),
     }
-    return Examples(tmp_path, places, stack.proxy, monkeypatch, stack.served, VALUES)
+    return Examples(tmp_path, places, stack.proxy, monkeypatch, stack.served, VALUES, stack.engine)
 
 
 def _by_cost() -> list[str | ParameterSet]:
     """Pages; those whose libraries take seconds to import are left to the night."""
-    slow = {f"docs/clients/{name}.md" for name in ("langchain", "openai-agents", "pydantic-ai")}
+    libraries = ("anthropic", "langchain", "openai-agents", "pydantic-ai")
+    slow = {f"docs/clients/{name}.md" for name in libraries}
     return [
         pytest.param(page, marks=pytest.mark.nightly) if page in slow else page for page in _pages()
     ]
+
+
+def _loading() -> list[str]:
+    """Pages with a server that loads its engine itself, which takes seconds."""
+    serve = re.compile(r"^\s*leyline serve (?!.*--upstream)", re.MULTILINE)
+    blocks = [(page, text) for page, kind, text in _blocks() if kind in ("sh", "bash")]
+    return sorted({page for page, text in blocks if serve.search(text.replace("\\\n", " "))})
 
 
 @pytest.mark.parametrize("page", _by_cost())
@@ -113,6 +121,15 @@ def test_examples_run(page: str, examples: Examples) -> None:
     """Each block of a page does what it shows, one after the other."""
     examples.run(REPOSITORY / page)
     assert {(page, reason) for reason in examples.skipped} <= SKIPPED
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("page", _loading())
+def test_examples_run_as_they_are_written(page: str, examples: Examples) -> None:
+    """Servers that a page starts without an engine come up with their own."""
+    examples.engine = None
+    examples.served.clear()
+    examples.run(REPOSITORY / page)
 
 
 def test_every_block_has_a_language() -> None:

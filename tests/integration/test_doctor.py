@@ -154,8 +154,8 @@ def test_all_is_well(world: World) -> None:
         assert client.keys("*doctor*") == []
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
     names = {each["name"].replace("upstream.engine", "upstream.NAME") for each in report.checks}
-    # Where an engine tells nothing of it, there is no finding.
-    assert not [name for name in names if f"`{name}`" not in page and "." in name]
+    names -= {each["name"] for each in report.checks if each["status"] == "skip"}
+    assert not [name for name in names if f"`{name}`" not in page]
 
 
 Plant = Callable[[World], Any]
@@ -383,7 +383,7 @@ def test_a_user_that_lacks_one_command_of_the_stores(world: World) -> None:
         rights = f"on >{PASSWORD} ~leyline:* resetchannels -@all {used}"
         client.execute_command("ACL", "SETUSER", "partial", "reset", *rights.split())
         assert world.ask().code == 0
-        for lacking, named in (("zpopmin", "ZPOPMIN"), ("hincrby", "EVAL"), ("hget", "HGET")):
+        for lacking, named in (("zpopmin", "ZPOPMIN"), ("hincrby", "EVAL"), ("evalsha", "EVALSHA")):
             client.execute_command("ACL", "SETUSER", "partial", f"-{lacking}")
             failed = world.ask().named("fail")
             client.execute_command("ACL", "SETUSER", "partial", f"+{lacking}")

@@ -113,6 +113,12 @@ def test_misspelled_fields_are_found(
             "minReplicas is more than maxReplicas",
         ),
         ({"proxy": {"replicsa": 2}}, "additional properties 'replicsa' not allowed"),
+        ({"proxy": {"settings": {"polcy": "x"}}}, "additional properties 'polcy' not allowed"),
+        ({"proxy": {"settings": {"max_concurrent": 0}}}, "/proxy/settings/max_concurrent"),
+        ({"proxy": {"settings": {"tenants": {"red": {"wieght": 2}}}}}, "'wieght' not allowed"),
+        ({"proxy": {"env": [{"name": "LEYLINE_POLCY", "value": "x"}]}}, "/proxy/env/0/name"),
+        ({"proxy": {"settings": {"policy": "x"}, "policies": {"policies": []}}}, "not both"),
+        ({"proxy": {"tracing": {"endpoint": "collector:4318"}}}, "/proxy/tracing/endpoint"),
         ({"proxy": {"settings": {"session_secret": "x"}}}, "session_secret"),
         ({"proxy": {"settings": {"tenants": {"red": {"api_keys": ["x"]}}}}}, "api_keys"),
         ({"upstreams": {"gpu1": {"url": "gpu1:30000"}}}, "does not match pattern"),
@@ -145,7 +151,7 @@ def test_proxy_takes_its_settings(
     path = tmp_path / "leyline.yaml"
     for name in ("LEYLINE_SESSION_SECRET", "LEYLINE_ADMIN_KEY", "LEYLINE_HINTS_SECRET"):
         monkeypatch.setenv(name, "0123456789abcdef")
-    monkeypatch.setenv("LEYLINE_SESSION_STORE", "redis://redis:6379/0")
+    monkeypatch.setenv("LEYLINE_SESSION_STORE", "rediss://redis:6379/0")
     read = {}
     for name, manifests in rendered.items():
         path.write_text(settings_of(manifests))
@@ -170,6 +176,8 @@ def test_engines_are_known_by_name(rendered: dict[str, list[Manifest]]) -> None:
     assert not rest
     service = of_kind(manifests, "Service")[pool["spec"]["serviceName"]]
     assert service["spec"]["clusterIP"] == "None"
+    # A model loads for minutes; the proxies then find it by themselves.
+    assert service["spec"]["publishNotReadyAddresses"] is True
     assert selects(
         {"matchLabels": service["spec"]["selector"]}, pool["spec"]["template"]["metadata"]["labels"]
     )
@@ -203,7 +211,7 @@ def test_pods_are_confined(rendered: dict[str, list[Manifest]]) -> None:
 
 def test_secrets_stay_secrets(rendered: dict[str, list[Manifest]]) -> None:
     """No set renders a Secret, and each variable that holds one refers to it."""
-    named = re.compile(r"SECRET|TOKEN|KEY|SESSION_STORE")
+    named = re.compile(r"SECRET|TOKEN|KEY|SESSION_STORE|HEADERS")
     found = set()
     for manifests in rendered.values():
         assert not of_kind(manifests, "Secret")
@@ -212,7 +220,7 @@ def test_secrets_stay_secrets(rendered: dict[str, list[Manifest]]) -> None:
                 if named.search(variable["name"]):
                     assert set(variable) == {"name", "valueFrom"}
                     found.add(variable["valueFrom"]["secretKeyRef"]["name"])
-    assert found == {"redis", "admin", "hub", "upstream", "hints"}
+    assert found == {"redis", "admin", "hub", "upstream", "hints", "traces"}
 
 
 def test_stopping_has_its_time(rendered: dict[str, list[Manifest]]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 from support.fake_engine import CAPABILITY, FakeEngine
 from support.stack import serving
 from typer.testing import CliRunner
@@ -57,7 +58,12 @@ def test_help_teaches_by_example() -> None:
         (("--port", "99999"), "port"),
         (("--upstream", "gpu1:30000"), "http://"),
         (("--engine", "replai"), "replay"),
-        (("--engine-option", "no"), "NAME=VALUE"),
+        (("--engine-option", "hunter2"), "NAME=VALUE"),
+        (("--engine-option", "x=[hunter2"), "x is no YAML"),
+        (
+            ("--upstream", "http://u:hunter2@h", "--upstream", "http://hunter2@h"),
+            "h is given twice",
+        ),
         (("--api-key", "hunter2"), "tenant:key"),
         (("--config", "/nowhere.yaml"), "nowhere"),
     ],
@@ -69,6 +75,18 @@ def test_wrong_settings_exit_with_2(arguments: tuple[str, ...], words: str) -> N
     assert words in output
     assert "hunter2" not in output
     assert "Traceback" not in output
+
+
+def test_a_misspelt_variable_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is passed over, which would go unnoticed where it was to keep callers out."""
+    monkeypatch.setenv("LEYLINE_API_KEY", "red:hunter2")
+    with capture_logs() as logged:
+        code, output = run("serve", "--upstream", "http://127.0.0.1:9", "--policy", "no-such")
+    assert code == 2
+    (found,) = [each for each in logged if each["event"] == "unknown_variable"]
+    assert found["variable"] == "LEYLINE_API_KEY"
+    assert "LEYLINE_API_KEYS" in found["fix"]
+    assert "hunter2" not in f"{found} {output}"
 
 
 def test_doctor_tells_who_splices() -> None:

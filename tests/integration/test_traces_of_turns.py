@@ -84,6 +84,7 @@ def test_stages_lie_in_their_request_one_after_the_other(
     stages = recorder.stages()
     assert {span.name for span in stages} == STAGES
     assert root.name == f"POST {CHAT}"
+    assert ("gen_ai.response.time_to_first_chunk" in root.attributes) == stream
     for span in stages:
         assert span.parent is not None
         assert span.parent.span_id == root.context.span_id

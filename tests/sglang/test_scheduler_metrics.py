@@ -28,6 +28,7 @@ from leyline_engine.energy import (
     open_account,
 )
 from leyline_engine.metrics import NoMetrics, PrometheusMetrics
+from leyline_engine.sglang import plugin
 from leyline_engine.sglang.metrics import Readings, open_metrics
 
 
@@ -187,6 +188,52 @@ def test_energy_is_shared_by_what_each_batch_computes() -> None:
     readings.released(answer)
     readings.read()
     assert shares == pytest.approx([16.0, 4.0])
+    # One that was retracted ends where it waits.
+    retracted = SimpleNamespace(rid="r", finished=lambda: False)
+    readings.stepped(SimpleNamespace(reqs=[retracted], extend_lens=[9], forward_mode=extend))
+    readings.released(retracted)
+    joules[0] = 25.0
+    readings.read()
+    assert len(shares) == 2
+    engine.readings = readings
+    engine.dropped("r")
+    readings.read()
+    assert shares == pytest.approx([16.0, 4.0, 5.0])
+
+
+def test_a_step_that_cannot_be_counted_stops_no_scheduler(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whether the pool, the batch or the levels can't be read: it is logged."""
+    scheduler = Scheduler(100)
+    engine = scheduler.engine
+
+    class Lost:
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError("lost")
+
+    readings = Readings(
+        Seen(),
+        engine.registry,
+        engine.ledger,
+        engine.claims.keeper,
+        census=Lost(),  # type: ignore[arg-type]
+        energy=EnergyAccount(SimpleNamespace(joules=lambda: 0.0), Seen()),
+    )
+    readings.stepped(SimpleNamespace(reqs=[]))
+    assert [record.getMessage() for record in caplog.records] == [
+        "Leyline failed while counting a step",
+        "Leyline failed while reading levels",
+    ]
+
+
+@pytest.mark.parametrize(("ranks", "gpus"), [(1, [4]), (2, [4, 6]), (4, [4, 6, 8, 10])])
+def test_a_scheduler_counts_the_energy_of_its_own_ranks(ranks: int, gpus: list[int]) -> None:
+    """With data-parallel attention others count beside it: no GPU twice."""
+    context = SimpleNamespace(
+        tp_worker=SimpleNamespace(gpu_id=4), server_args=SimpleNamespace(gpu_id_step=2), tp_size=8
+    )
+    assert list(plugin._gpus(context, ranks)) == gpus
 
 
 def test_the_real_nvml_says_that_there_is_no_gpu() -> None:

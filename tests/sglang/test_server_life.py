@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -21,6 +22,7 @@ from sglang_models import SglangModel
 from sglang_server import SglangServer
 
 from leyline_engine.contract import (
+    CAPABILITY_PATH,
     Directive,
     EditPayload,
     Outcome,
@@ -262,3 +264,29 @@ def test_unsigned_envelopes_are_refused(
         answer, record = client.turn(prompt, payload)
         assert record.receipt.reason is Reason.INVALID_EDIT
         assert answer == client.plain(prompt)
+
+
+@pytest.mark.nightly
+def test_a_server_that_is_told_to_end_takes_no_more_requests(
+    model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    """What has begun is answered to its end; what comes then is sent elsewhere, and it stops."""
+    body = request_body(text("ends", 100), None, decode=LONG) | {"stream": True}
+    with (
+        SglangServer(model_folder(SglangModel.MLA), tmp_path / "server.log") as server,
+        httpx.Client(base_url=server.base_url, timeout=120) as client,
+        client.stream("POST", "/generate", json=body) as answer,
+    ):
+        lines = (line for line in answer.iter_lines() if line)
+        next(lines)
+        server.terminate()
+        for path in ("/v1/chat/completions", "/generate"):
+            refused = httpx.post(f"{server.base_url}{path}", json={}, timeout=60)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (
+                503,
+                "engine_stopping",
+            )
+        assert httpx.get(f"{server.base_url}/v1/models", timeout=60).status_code == 503
+        assert httpx.get(f"{server.base_url}{CAPABILITY_PATH}", timeout=60).status_code == 200
+        assert list(lines)[-1] == "data: [DONE]"
+        assert server.ended(within_s=60)

@@ -10,11 +10,20 @@ OFF = {"enabled": False}
 EVERYTHING: dict[str, Any] = {
     "images": {"registry": "registry.example.com/team", "pullSecrets": [{"name": "registry"}]},
     "proxy": {
-        "settings": {"policy_timeout_s": 2, "tenants": {"red": {"weight": 2}}},
+        "settings": {
+            "policy_timeout_s": 2,
+            "undeclared": "tool=amortize",
+            "tenants": {"red": {"weight": 2}},
+        },
         "policies": {"policies": []},
         "apiKeys": {"existingSecret": "keys"},
         "admin": {"existingSecret": "admin", "metricsOnly": True},
         "shutdown": {"delaySeconds": 20, "graceSeconds": 300},
+        "tracing": {
+            "endpoint": "http://collector.observability:4318",
+            "sampleRatio": 0.05,
+            "headers": {"existingSecret": "traces"},
+        },
         "autoscaling": ON,
         "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
         "env": [{"name": "TZ", "value": "UTC"}],
@@ -45,7 +54,8 @@ EVERYTHING: dict[str, Any] = {
         "admins": [{"podSelector": {"matchLabels": {"role": "admin"}}}],
         "redis": [{"podSelector": {"matchLabels": {"app": "redis"}}}],
         "upstreams": [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
-        "extraProxyEgress": [{"ports": [{"port": 4318}]}],
+        "collector": [{"podSelector": {"matchLabels": {"app": "collector"}}}],
+        "extraProxyEgress": [{"ports": [{"port": 6380}]}],
     },
     "metrics": {
         "serviceMonitor": ON | {"labels": {"release": "prometheus"}},

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -79,6 +80,8 @@ class Collector:
     endpoint: str
     bodies: list[bytes] = field(default_factory=list)
     requests: list[ExportTraceServiceRequest] = field(default_factory=list)
+    status: int = 200
+    """What it answers; it keeps nothing with any other."""
 
     def spans(self) -> Sequence[ProtoSpan]:
         """All spans, in the order of their arrival."""
@@ -103,10 +106,11 @@ def collector() -> Iterator[Collector]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             assert self.path == "/v1/traces", self.path
-            got.requests.append(ExportTraceServiceRequest.FromString(body))
-            got.bodies.append(body)
+            if got.status == HTTPStatus.OK:
+                got.requests.append(ExportTraceServiceRequest.FromString(body))
+                got.bodies.append(body)
             answer = ExportTraceServiceResponse().SerializeToString()
-            self.send_response(200)
+            self.send_response(got.status)
             self.send_header("content-type", "application/x-protobuf")
             self.send_header("content-length", str(len(answer)))
             self.end_headers()

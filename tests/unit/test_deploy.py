@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -138,30 +137,50 @@ def test_secrets_come_from_outside(compose: dict[str, Any]) -> None:
                 assert name in known, name
 
 
+def test_compose_services_find_each_other(compose: dict[str, Any]) -> None:
+    """The proxy asks SGLang where it listens, both have the same secret, keys are read from the
+    file that is mounted, and models go into a volume where the images keep them."""
+    services = compose["services"]
+    proxy, sglang = services["proxy"]["environment"], services["sglang"]
+    assert proxy["LEYLINE_UPSTREAM"] == f"http://sglang:{sglang['ports'][0].rpartition(':')[2]}"
+    assert proxy["LEYLINE_HINTS_SECRET"] == sglang["environment"]["LEYLINE_HINTS_SECRET"]
+    for name in ("leyline", "proxy"):
+        (secret,) = services[name]["secrets"]
+        keys = services[name]["environment"]["LEYLINE_API_KEYS_FILE"]
+        assert keys == f"${{API_KEYS_FILE:+/run/secrets/{secret}}}"
+        assert secret in compose["secrets"]
+    for name in ("leyline", "sglang"):
+        final = stages_of(REPOSITORY / services[name]["build"]["dockerfile"])[-1]
+        assert [item.value for item in final.of("VOLUME")] == list(_mounts(services[name]))
+
+
 @pytest.mark.parametrize("profile", ["cpu", "gpu"])
 def test_prometheus_scrapes_what_runs(compose: dict[str, Any], profile: str) -> None:
-    """Each target that Prometheus has is a service of some profile, at the port where it listens;
-    the proxy is there in all."""
+    """Prometheus scrapes what a profile starts, at the port where it listens, and nothing that the
+    profile leaves out: such a name is looked up, and without an answer there is no target."""
     listening: dict[str, int] = {}
     for name, service in _active(compose, profile).items():
         networks = service.get("networks", {"default": {}})
         for alias in (name, *networks["default"].get("aliases", ())):
             listening[alias] = int(service["ports"][0].rpartition(":")[2])
     config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
-    targets = set(_targets(config))
-    assert "leyline:8790" in targets
-    found = {target for target in targets if listening.get(target.partition(":")[0])}
-    assert all(listening[item.partition(":")[0]] == int(item.partition(":")[2]) for item in found)
-    missing = {"cpu": {"sglang:30000"}, "gpu": set[str]()}
-    assert targets - found == missing[profile]
+    fixed, looked_up = _targets(config)
+    assert fixed == {("leyline", listening["leyline"])}
+    assert looked_up == {("sglang", 30000)}
+    running = {"cpu": set[tuple[str, int]](), "gpu": looked_up}
+    assert looked_up & set(listening.items()) == running[profile]
 
 
-def _targets(config: dict[str, Any]) -> Iterator[str]:
+def _targets(config: dict[str, Any]) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
+    """Names and ports that are always scraped, and those that are when the name is known."""
+    fixed, looked_up = set(), set()
     for job in config["scrape_configs"]:
         for item in job.get("static_configs", ()):
-            yield from item["targets"]
+            split = (target.split(":") for target in item["targets"])
+            fixed |= {(name, int(port)) for name, port in split}
         for item in job.get("dns_sd_configs", ()):
-            yield from (f"{name}:{item['port']}" for name in item["names"])
+            looked_up |= {(name, item["port"]) for name in item["names"]}
+    return fixed, looked_up
 
 
 def test_grafana_is_provisioned(compose: dict[str, Any]) -> None:

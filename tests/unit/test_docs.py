@@ -117,6 +117,9 @@ def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert len(made) >= len([*DOCS.rglob("*.md")])
     policies = (tmp_path / "site" / "api" / "python.html").read_text(encoding="utf-8")
     assert 'id="leyline_policies.Policy.transform"' in policies
+    for name in ("search.js", "assets/iframe-worker.js"):  # without them, no search from a folder
+        assert (tmp_path / "site" / name).stat().st_size > 0
+    assert "../assets/iframe-worker.js" in policies
     for page in made:
         text = page.read_text(encoding="utf-8")
         loaded = re.findall(r'<(?:script|img|iframe)[^>]* src="(?:https?:)?//[^"]*"', text)

@@ -62,9 +62,9 @@ class Census:
     def freeing(self, slots: list[torch.Tensor]) -> None:
         """The tree is about to free slots."""
         self.note_peak()
-        if self._any:
-            for some in slots:
-                self._marks[some] = 0
+        if self._any and slots:
+            # One write: an eviction frees leaf by leaf.
+            self._marks[torch.cat(slots)] = 0
 
     def cleared(self) -> None:
         """The tree is empty."""

@@ -206,6 +206,7 @@ class SchedulerEngine:
 
     def dropped(self, rid: str) -> None:
         """A request will not run, or not go on; one that holds KV is released next."""
+        self.readings.dropped(rid)
         turn = self._turns.get(rid)
         if turn is None or turn.req.kv.holds_kv:
             return

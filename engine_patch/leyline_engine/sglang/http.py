@@ -43,6 +43,7 @@ from leyline_engine.sglang.claim_clock import (
     SchedulerSilentError,
 )
 from leyline_engine.sglang.hints import CarriesHints, hints_secret, pack_hints
+from leyline_engine.sglang.leaving import LeavingEngine
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ class EngineHttp:
             secret=hints_secret(),
         )
         app.router.routes.extend(endpoints.routes())
+        app.add_middleware(LeavingEngine, leaving=lambda: tokenizer_manager.gracefully_exit)
 
     def before_tokenizing(self, _: Any, request: CarriesHints, *__: Any, **___: Any) -> None:
         """Bound the request's envelope."""

@@ -71,10 +71,10 @@ class Readings:
         """The scheduler chose its next batch, if any, and took the slots that it needs."""
         if not self._metrics.collects:
             return
-        if self._census is not None:
-            self._census.note_peak()
-        if batch is not None and self._energy is not None:
-            with contained("counting tokens for their energy"):
+        with contained("counting a step"):
+            if self._census is not None:
+                self._census.note_peak()
+            if batch is not None and self._energy is not None:
                 self._share(batch, self._energy)
         self._idle = 0 if batch is not None else self._idle + 1
         now = self._now_s()
@@ -92,6 +92,11 @@ class Readings:
         """A request gave its slots back."""
         if self._energy is not None and not isinstance(req, StageRow) and req.finished():
             self._energy.ended(req.rid)
+
+    def dropped(self, rid: str) -> None:
+        """A request that holds no slots will not run, or not go on."""
+        if self._energy is not None:
+            self._energy.ended(rid)
 
     def read(self) -> None:
         """Show how things are now."""

@@ -81,7 +81,9 @@ def create_cache(context: Any) -> Any:
         min_copy=int(os.environ.get(MIN_COPY_VARIABLE) or _MIN_COPY),
         agree=_agreement(context.params.attn_tp_cache_group or context.params.tp_cache_group),
         limits=limits_from(),
-        energy=open_account(metrics, lambda: cuda_uuids(_gpus(context))),
+        energy=open_account(
+            metrics, lambda: cuda_uuids(_gpus(context, int(parallel.attn_tp_size)))
+        ),
     )
     if facts.capability.splices:
         log.info("Leyline splices the KV cache of this scheduler")
@@ -90,10 +92,13 @@ def create_cache(context: Any) -> Any:
     return cache
 
 
-def _gpus(context: Any) -> range:
-    """The GPUs of this scheduler's ranks on this machine, by torch's numbers."""
+def _gpus(context: Any, ranks: int) -> range:
+    """The GPUs of this scheduler's attention-TP ranks on this machine, by torch's numbers.
+
+    With data-parallel attention those are fewer than the TP ranks, and each counts with its own.
+    """
     first, step = int(context.tp_worker.gpu_id), int(context.server_args.gpu_id_step)
-    return range(first, first + int(context.tp_size) * step, step)
+    return range(first, first + ranks * step, step)
 
 
 def _agreement(group: Any) -> Callable[[bool], bool]:

@@ -235,7 +235,6 @@ def _application(settings: Settings) -> FastAPI:
     from leyline_policies import PolicyError
 
     from ..core.options import OptionError
-    from ..http.app import create_app
     from ..settings_faults import unknown_variables
     from ..telemetry.logging import configure_logging
     from ..tenants import build_directory
@@ -246,6 +245,9 @@ def _application(settings: Settings) -> FastAPI:
             "unknown_variable", variable=fault.place, fix=fault.fix
         )
     try:
+        # FastAPI loads OpenTelemetry's propagators, and fails where OTEL_PROPAGATORS names another.
+        from ..http.app import create_app
+
         build_directory(settings)  # before the engine, which may take long to load
         app = create_app(settings, engine_app=_engine(settings))
         app.state.services.audit.claim()  # a file of another proxy's is told here

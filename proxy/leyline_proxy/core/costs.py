@@ -16,9 +16,10 @@ _FEWEST_TOKENS = 64
 class CostBook:
     """Medians over the last turns of one model.
 
-    A turn's time to the first token is nearly all prefill where there was much to prefill; what
-    else is in it (queueing, the network) makes the estimate too high, never too low, and a median
-    passes over single slow turns.
+    The time that an engine takes to the first token is mostly prefill where there was much to
+    prefill. What else is in it (its own queue, the network, the first token itself) makes the
+    estimate too high, the more so the less there was to prefill; a median passes over single slow
+    turns. Engines that serve the same model at different speeds are one here.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,8 @@ class CostBook:
         """Take in a turn.
 
         Args:
-            ttft_s: seconds to the first token of a streamed answer; None where unknown.
+            ttft_s: seconds from sending it to the first token of a streamed answer; None where
+                unknown.
         """
         tokens = receipt.tokens
         if ttft_s is not None and tokens.prefilled >= _FEWEST_TOKENS:

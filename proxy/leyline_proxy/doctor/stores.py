@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from redis.exceptions import (
 )
 
 from ..sessions.redis.link import CLUSTER, RedisOptions
+from ..sessions.redis.scripts import Script
 from .findings import Finding, fail, ok, warn
 from .reaching import why_unreachable
 
@@ -38,7 +40,7 @@ _SLOW = 0.25
 _SKEW_S = 5.0
 _PROBE_MS = 10_000
 _PINGS = 5
-_PROBES: Sequence[tuple[str | int, ...]] = (
+PROBES: Sequence[tuple[str | int, ...]] = (
     ("SET", "", "PX", _PROBE_MS),
     ("GET",),
     ("DEL",),
@@ -60,7 +62,7 @@ _PROBES: Sequence[tuple[str | int, ...]] = (
     ("HDEL", "a"),
 )
 """What the proxy's stores ask of one key, without the key: a user may be allowed some of it."""
-_SCRIPT = """
+SCRIPT = Script("""
 redis.call('TIME')
 redis.call('HSET', KEYS[1], 'a', ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -69,7 +71,7 @@ redis.call('HINCRBY', KEYS[1], 'b', 1)
 redis.call('HDEL', KEYS[1], 'b')
 redis.call('HGETALL', KEYS[1])
 return redis.call('HLEN', KEYS[1]) == 1 and redis.call('HGET', KEYS[1], 'a')
-"""
+""")
 FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError, ValueError, TypeError)
 """The last two are the URL's: a port that is no number, an option that there isn't."""
 
@@ -172,7 +174,8 @@ def unreachable(needs: StoreNeeds, error: BaseException) -> Finding:
             f"Redis at {place} can't be asked as a cluster",
             "Use redis:// or rediss:// where it is a single server; else see that it runs.",
         )
-    if isinstance(error, (ValueError, TypeError)):
+    # Errors of certificates are both.
+    if isinstance(error, (ValueError, TypeError)) and not isinstance(error, OSError):
         return fail(
             found,
             f"{variable} is no URL that Redis's client can use",
@@ -329,13 +332,20 @@ def _any(answer: Any) -> Any:
     return next(iter(answer.values())) if isinstance(answer, dict) else answer
 
 
+def _kind(error: ResponseError) -> str:
+    # What a script may not do is an error without a kind.
+    refused = type(error) is ResponseError and re.search(r"permission|can't run", str(error))
+    return (NoPermissionError if refused else type(error)).__name__
+
+
 async def _write(client: Any, prefix: str) -> tuple[str, str]:
     """The error by which a write was refused, and the command; what was written is gone afterwards,
     after some seconds at the latest."""
     key, value = f"{prefix}:doctor:{secrets.token_hex(8)}", secrets.token_hex(8)
     for command, *arguments in (
-        *((name, key, *rest) for name, *rest in _PROBES),
-        ("EVAL", _SCRIPT, 1, key, value, _PROBE_MS),
+        *((name, key, *rest) for name, *rest in PROBES),
+        ("EVAL", SCRIPT.text, 1, key, value, _PROBE_MS),
+        ("EVALSHA", SCRIPT.sha, 1, key, value, _PROBE_MS),
         ("DEL", key),
     ):
         try:
@@ -343,8 +353,8 @@ async def _write(client: Any, prefix: str) -> tuple[str, str]:
         except ResponseError as error:
             with suppress(ResponseError):
                 await client.delete(key)
-            return type(error).__name__, str(command)
-        if command == "EVAL" and answer != value.encode():
+            return _kind(error), str(command)
+        if command in ("EVAL", "EVALSHA") and answer != value.encode():
             return "another value was read", str(command)
     return "", ""
 

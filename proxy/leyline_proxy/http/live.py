@@ -68,7 +68,6 @@ def install_live(app: FastAPI, services: Services, pace: Pace = Pace()) -> None:
         """What happens now, as server-sent events."""
         if services.shutdown.begun:
             raise StoppingError("This proxy is about to stop.", 1)
-        services.tenants.authenticate(request.headers)
         return LiveResponse(services, sources, request, pace)
 
 

@@ -38,6 +38,9 @@ PATTERN = "/v1/{path:path}"
 _SAFE = "/:@!$&'()*+,;=-._~"
 """What needs no encoding in a path."""
 
+_LONGEST_TARGET = 60_000
+"""Of what an HTTP client takes for a URL, less room for the engine's address."""
+
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
 STORED = frozenset(
@@ -129,6 +132,8 @@ class PassThroughExchange(Exchange):
         query = self.request.url.query
         # Decoded by now: written again, what was part of the path stays part of it.
         target = f"/v1/{quote(path, safe=_SAFE)}" + (f"?{query}" if query else "")
+        if len(target) > _LONGEST_TARGET:
+            raise BadRequestError("The path and its query are too long.", code="path_too_long")
         async with replica.forward(
             self.request.method,
             target,

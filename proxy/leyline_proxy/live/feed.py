@@ -33,6 +33,8 @@ class FeedLimits:
 
     ring: int = 512
     """Events of a tenant that a viewer may be behind."""
+    ring_bytes: int = 4 << 20
+    """Of those, together; the newest stays whatever its size."""
     viewers_of_tenant: int = 16
     viewers: int = 256
     lingers_s: float = 60.0
@@ -73,17 +75,25 @@ class Event:
 class _Channel:
     """One tenant's ring."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, limits: FeedLimits) -> None:
         self.epoch = token_hex(4)
-        self.ring: deque[Event] = deque(maxlen=size)
+        self.ring: deque[Event] = deque()
         self.last = 0
+        self._limits = limits
+        self._bytes = 0
         self.viewers = 0
         self.left_at = 0.0
         self.changed = asyncio.Event()
 
     def publish(self, kind: str, document: Any, session: str, updated: float) -> None:
         self.last += 1
-        self.ring.append(Event(self.last, kind, encoded(document), session, updated))
+        data, limits = encoded(document), self._limits
+        self.ring.append(Event(self.last, kind, data, session, updated))
+        self._bytes += len(data)
+        while len(self.ring) > limits.ring or (
+            self._bytes > limits.ring_bytes and len(self.ring) > 1
+        ):
+            self._bytes -= len(self.ring.popleft().data)
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -199,7 +209,7 @@ class LiveFeed:
         if self._viewers >= self._limits.viewers:
             raise NoPlaceForViewersError("As many look on as this proxy allows.", _RETRY_AFTER_S)
         if channel is None:
-            channel = self._channels[tenant] = _Channel(self._limits.ring)
+            channel = self._channels[tenant] = _Channel(self._limits)
         self._count(channel, 1)
         try:
             yield Viewer(channel, _place(channel, last_event))

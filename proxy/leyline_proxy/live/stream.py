@@ -97,15 +97,25 @@ class LiveStream:
                 yield await self._changed_sessions()
             if now - beats >= self._pace.heartbeat_s:
                 beats = now
-                try:
-                    self._tenant = self._authenticate()
-                except UnauthorizedError:
+                if not self._opens():
                     yield _event("bye", {"reason": "key"})
                     return
                 yield b": still here\n\n"
             await self._viewer.wait(self._pace.tick_s)
             await asyncio.sleep(self._pace.gather_s)
         yield _event("bye", {"reason": "stopping"})
+
+    def _opens(self) -> bool:
+        """Whether the viewer's key still opens the tenant whose events it is sent; a key may have
+        become another's."""
+        try:
+            tenant = self._authenticate()
+        except UnauthorizedError:
+            return False
+        if tenant.name != self._tenant.name:
+            return False
+        self._tenant = tenant
+        return True
 
     async def _snapshot(self) -> bytes:
         place = self._viewer.begin_anew()
@@ -125,7 +135,10 @@ class LiveStream:
         return _event("snapshot", document, place)
 
     async def _changed_sessions(self) -> bytes:
-        found = sessions_document(await self._sources.store.sessions(self._tenant.name))
+        store = self._sources.store
+        found = sessions_document(await store.sessions(self._tenant.name))
+        if store.problem is not None:
+            return b""  # it knows none now, which doesn't mean that there are none
         before = self._known
         self._know(found)
         return _event("sessions", found) if self._known != before else b""

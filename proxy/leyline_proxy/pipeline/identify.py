@@ -28,7 +28,7 @@ SHARED_KEYS = frozenset({"prompt_cache_key", "user"})
 NAMED = "named"
 """Store key of sessions that are found by their id alone."""
 
-_PLAIN_ID = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
+_PLAIN_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._:@-]{1,128}")
 
 _BESIDE = 6
 """Conversations beside the one that took a harness's name that are found by the name, too."""

@@ -143,7 +143,7 @@ class Planner:
 
         Args:
             model: as a label, of which there are few.
-            ttft_s: seconds to the first token of a streamed answer.
+            ttft_s: seconds from sending it to the first token of a streamed answer.
         """
         self._costs[model].learn(receipt, ttft_s)
 

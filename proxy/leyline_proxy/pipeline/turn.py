@@ -38,3 +38,6 @@ class Turn:
     """What the edits of ``context_management`` did."""
     own_s: float = 0.0
     """Seconds that the proxy itself has spent on it so far, other attempts included."""
+    ahead_s: float = 0.0
+    """Seconds from the request's arrival until this engine's turn came: its wait for a place,
+    engines that failed it, and the proxy's own time."""

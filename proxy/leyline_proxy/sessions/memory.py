@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ..core.identity import HistoryMatch
 from ..core.session import Session
@@ -28,7 +29,7 @@ _MESSAGE_BYTES = 120
 _Identity = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: its line is computed once
 class _Entry:
     """A session as it is, or packed."""
 
@@ -43,6 +44,14 @@ class _Entry:
     packed: bytes = b""
     seen: SessionOverview | None = None
     """Of a packed session."""
+
+    @cached_property
+    def line(self) -> SessionOverview:
+        """Its line in the list of sessions, which is looked at again and again."""
+        if self.session is not None:
+            return overview(self.session)
+        assert self.seen is not None  # noqa: S101 - set where it is packed
+        return self.seen
 
     @property
     def weight(self) -> int:
@@ -168,9 +177,7 @@ class MemorySessionStore:
     async def sessions(self, tenant: str) -> tuple[SessionOverview, ...]:
         self._expire()
         return tuple(
-            _overview(entry)
-            for (owner, _), entry in reversed(self._entries.items())
-            if owner == tenant
+            entry.line for (owner, _), entry in reversed(self._entries.items()) if owner == tenant
         )
 
     async def count(self) -> int:
@@ -206,8 +213,7 @@ class MemorySessionStore:
             except UNENCODABLE:
                 continue
             if self._entries.get(identity) is entry:
-                seen = overview(entry.session)
-                self._put(entry, replace(entry, session=None, packed=packed, seen=seen))
+                self._put(entry, replace(entry, session=None, packed=packed, seen=entry.line))
                 packed_any = True
         if packed_any:
             del entry
@@ -254,10 +260,3 @@ class MemorySessionStore:
         self._unpacked.pop(identity, None)
         self._bytes -= entry.weight
         self._index.remove(*identity, entry.key, entry.chain)
-
-
-def _overview(entry: _Entry) -> SessionOverview:
-    if entry.session is not None:
-        return overview(entry.session)
-    assert entry.seen is not None  # noqa: S101 - set where it is packed
-    return entry.seen

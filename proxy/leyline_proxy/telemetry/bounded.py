@@ -106,7 +106,6 @@ class _Bounded(MetricWrapperBase):
         self.known.pop(shown, None)
         super().remove(*shown)
 
-
     def _child_samples(self) -> Iterable[Sample]:
         # When a series began would be a series of its own.
         return [sample for sample in super()._child_samples() if sample.name != "_created"]

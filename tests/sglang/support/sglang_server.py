@@ -119,12 +119,27 @@ class SglangServer:
         """Whether it was started, and not stopped since."""
         return self._process is not None
 
+    def terminate(self) -> None:
+        """Ask the server to end when it has answered what it has begun."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+
+    def ended(self, within_s: float) -> bool:
+        """Whether the server ends by itself in this time."""
+        assert self._process is not None
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def stop(self) -> None:
         """Stop the server and all its processes."""
         process, self._process = self._process, None
         if process is None:
             return
-        process.send_signal(signal.SIGINT)
+        with _gone_is_fine():
+            process.send_signal(signal.SIGINT)
         try:
             process.wait(STOP_S)
         except subprocess.TimeoutExpired:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Literal, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import TokenCounts
-from leyline_proxy.core.busts import CAUSES, PAGE, Moved, Reach, Stretch, settle
+from leyline_proxy.core.busts import CAUSES, PAGE, Moved, Reach, Stretch, reach_of, settle
+from leyline_proxy.core.candidates import Candidate, Edit
+from leyline_proxy.core.causes import Cause
+from leyline_proxy.core.session import RetainedTurn
+from leyline_proxy.core.token_diff import Hunk, Kept, TokenDiff
 
 EDITS = ["policy", "declared", "undeclared", "template", "tools"]
 
@@ -171,3 +177,23 @@ def test_an_estimate_blames_the_edit_for_what_lies_behind_it() -> None:
     assert found.busts == {"undeclared": 300}
     assert (found.missing, found.found) == (0, 0)
     assert settle(reach, TokenCounts(1000, 900, 0, 100, 0)).busts == {"undeclared": 100}
+
+
+def test_the_first_edit_before_a_token_is_its_cause() -> None:
+    """Of two edits the first one names what lies behind both, the first that is no amortized one
+    what a splice can't carry; the token that was generated last has no KV."""
+
+    def edit(at: int, cause: str, mode: Literal["amortize", "exact"]) -> Edit:
+        causes = (Cause(cause, mode, "tool", None),)
+        return Edit(Hunk(at, at + 10, at, at + 10), causes, mode, behind=True)
+
+    kept = (Kept(0, 100, 0), Kept(110, 200, 110), Kept(210, 300, 210))
+    edits = (edit(100, "policy:cut", "amortize"), edit(200, "undeclared", "exact"))
+    diff = TokenDiff(kept, tuple(each.hunk for each in edits), 300)
+    source = SimpleNamespace(tokens=tuple(range(300)), output_ids=(1,))
+    found = reach_of(Candidate(cast("RetainedTurn", source), diff, edits, kept))
+    assert found.stretches == (
+        Stretch(0, 100, "", ""),
+        Stretch(110, 200, "policy", ""),
+        Stretch(210, 299, "policy", "undeclared"),
+    )

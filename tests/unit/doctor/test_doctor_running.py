@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import get_args
 
+import httpx
+import msgspec
 import pytest
 from pydantic import ValidationError
 
 from leyline_proxy.cli import serve
 from leyline_proxy.cli.doctor import _print_findings
 from leyline_proxy.doctor import Check, Finding, Situation, Status, checks_for, examine
+from leyline_proxy.doctor import checks as checking
 from leyline_proxy.doctor.findings import document, fail, ok
+from leyline_proxy.doctor.reaching import document as server_document
+from leyline_proxy.doctor.running import in_thread
 from leyline_proxy.settings import Settings
 from leyline_proxy.settings_faults import Sources, faults_of, unknown_variables
 
@@ -47,6 +55,51 @@ async def test_one_check_neither_delays_nor_spoils_the_others() -> None:
     assert document(found)["ok"] is False
 
 
+async def test_what_hangs_in_a_thread_keeps_nobody() -> None:
+    """Its check fails in time; results and errors of others come through."""
+    forever = threading.Event()
+
+    def raises() -> Sequence[Finding]:
+        raise LookupError
+
+    asked = {"hangs": forever.wait, "well": lambda: [ok("well", "")], "raises": raises}
+    checks = {name: Check(partial(in_thread, ask), 0.2) for name, ask in asked.items()}  # type: ignore[arg-type]
+    hangs, well, raised = await examine(checks)
+    threads = [each for each in threading.enumerate() if each.name == "leyline-doctor"]
+    assert [each.daemon for each in threads] == [True]
+    forever.set()
+    threads[0].join(5)
+    assert "within 0.2 s" in hangs.detail
+    assert well.status is Status.OK
+    assert "LookupError" in raised.detail
+
+
+def test_a_report_is_text() -> None:
+    """Also where a path isn't: JSON and terminals take it."""
+    assert json.dumps(document([fail("a", "\udcff", "mend \udcff")])).isascii()
+    assert msgspec.json.encode(document([fail("a", "\udcff", "mend \udcff")]))
+
+
+async def test_a_server_that_never_ends_its_answer() -> None:
+    """Neither fills the memory nor takes the time; nor does one that nests without end."""
+
+    async def endless(_: httpx.Request) -> httpx.Response:
+        async def body() -> AsyncIterator[bytes]:
+            while True:
+                yield b" " * 1_000_000
+
+        return httpx.Response(200, content=body())
+
+    async def deep(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=b"[" * 200_000)
+
+    for handler in (endless, deep):
+        transport = httpx.MockTransport(handler)
+        async with httpx.AsyncClient(transport=transport, base_url="http://h") as client:
+            with pytest.raises(ValueError, match="too"):
+                await server_document(client, "/")
+
+
 def test_what_a_server_says_is_only_text(capsys: pytest.CaptureFixture[str]) -> None:
     """It moves no cursor, is no markup, and has no more than some lines of the report."""
     said = "\x1b[2J[red]x[/red]\r" + "y" * 10_000
@@ -57,11 +110,25 @@ def test_what_a_server_says_is_only_text(capsys: pytest.CaptureFixture[str]) -> 
     assert len(printed) < 3_000
 
 
-def test_each_upstream_has_a_check_of_its_own() -> None:
+async def test_each_upstream_has_a_check_of_its_own() -> None:
     """Engines are asked side by side, under their names."""
     engines = {name: {"url": f"http://{name}"} for name in ("a", "b")}
     checks = checks_for(Situation(Settings(upstreams=engines)))
     assert {"upstream.a", "upstream.b", "redis", "ports"} <= checks.keys()
+    many = {f"e{number}": {"url": "http://127.0.0.1:1"} for number in range(100)}
+    settings = Settings(upstreams=many)
+    made: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        build = checking.build_pool
+        patch.setattr(
+            checking,
+            "build_pool",
+            lambda own, *rest: made.extend(own.engines()) or build(own, *rest),
+        )
+        checks = checks_for(Situation(settings))
+        found = await examine({name: checks[name] for name in checks if "upstream" in name})
+    assert sorted(made) == sorted(many), "each client is made once"
+    assert {each.name for each in found} == {f"upstream.{name}.reachable" for name in many}
     assert checks_for(Situation(Settings()))["upstream.engine"].limit_s > 60
 
 
@@ -97,6 +164,17 @@ def test_variables_that_are_no_settings() -> None:
     (found,) = unknown_variables(environ)
     assert found.place == "LEYLINE_POTR"
     assert "LEYLINE_PORT" in found.fix
+    (found,) = unknown_variables({"LEYLINE_CONFIG": "f", "LEYLINE_ENGINE_API_KEY": "k"})
+    assert "--config" in found.fix
+
+
+def test_which_setting_an_upstream_is() -> None:
+    """One URL and several are two settings; a fault names the flag for the one that it stands
+    for."""
+    flags: dict[str, object] = dict.fromkeys(inspect.signature(serve.serve).parameters)
+    assert serve.sources_of({**flags, "upstream": ["http://a"]}).flags == {"upstream": "--upstream"}
+    named = serve.sources_of({**flags, "upstream": ["a=http://a", "http://u:p@b"]})
+    assert named.flags == {"upstreams": "--upstream"}
 
 
 def test_variables_of_kubernetes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 from pathlib import Path
@@ -19,6 +20,7 @@ from leyline_proxy.core.api_keys import parse_key
 from leyline_proxy.doctor import configured, engines, machine, prometheus, stores
 from leyline_proxy.doctor.findings import Finding, Status
 from leyline_proxy.doctor.reaching import why_unreachable
+from leyline_proxy.sessions import redis as redis_stores
 from leyline_proxy.sessions.redis import RedisOptions
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.client import NoCapability, UpstreamClient
@@ -105,6 +107,7 @@ def test_one_server_of_a_cluster_is_enough() -> None:
         (RedisClusterException("hunter2"), "single server"),
         (RedisGone("Error 111 connecting: Connection refused. hunter2"), "nobody listens"),
         (TimeoutError("hunter2"), "in time"),
+        (ValueError("Port could not be cast to integer value as 'hunter2'"), "as %XX"),
     ],
 )
 def test_errors_of_redis_are_told_without_their_text(error: Exception, words: str) -> None:
@@ -115,11 +118,33 @@ def test_errors_of_redis_are_told_without_their_text(error: Exception, words: st
     assert "hunter2" not in told
 
 
+def test_every_command_of_the_stores_is_probed() -> None:
+    """A user that may do what the doctor tries may do what the proxy does."""
+    code = "".join(file.read_text() for file in Path(redis_stores.__file__).parent.glob("*.py"))
+    own = {"pipeline", "execute", "execute_command", "initialize", "aclose", "get_primaries"}
+    sent = set(re.findall(r"\b(?:pipe|client)\.(\w+)\(", code)) - own
+    scripted = set(re.findall(r"redis\.call\('(\w+)'", code))
+    tried = {"EVAL", "EVALSHA", *(command for command, *_ in stores.PROBES)}
+    assert {"set", "zadd", "hget"} <= sent
+    assert "DEL" in tried
+    assert {name.upper() for name in sent - {"delete"}} <= tried
+    assert scripted == set(re.findall(r"redis\.call\('(\w+)'", stores.SCRIPT.text))
+
+
+def test_certificates_to_trust_are_a_setting() -> None:
+    """Where there is one for that Redis; else the process's are."""
+    error = ssl.SSLCertVerificationError("self-signed")
+    own = stores.StoreNeeds(STORE.options, "redis", "leyline", "session_store", "LEYLINE_CA")
+    assert "LEYLINE_CA" in stores.unreachable(own, error).fix
+    assert "SSL_CERT_FILE" in stores.unreachable(STORE, error).fix
+
+
 def test_places_of_urls_hold_no_password() -> None:
     """Host and port are all that is shown, whatever the URL is."""
     assert stores.place_of("redis://u:p@host:6380/0") == "host:6380"
     assert stores.place_of("redis://host") == "host:6379"
     assert stores.place_of("redis://u:p@host:port/0") == "?"
+    assert stores.place_of("unix:///run/redis.sock") == "/run/redis.sock"
 
 
 def test_why_a_server_cant_be_reached() -> None:
@@ -206,10 +231,12 @@ def test_windows_and_isolation() -> None:
 
 
 def test_first_answers_of_an_engine() -> None:
-    """A refused key, a gateway alone, another server, no models."""
+    """A refused key, a gateway alone, another server, no models, a slow one."""
 
-    def first(status: int, models: tuple[str, ...] | None = ("m",)) -> dict[str, Status]:
-        listed = engines.Listed(status, models, 0.001, 0.0)
+    def first(
+        status: int, models: tuple[str, ...] | None = ("m",), taken_s: float = 0.001
+    ) -> dict[str, Status]:
+        listed = engines.Listed(status, models, taken_s, 0.0)
         return {each.name: each.status for each in engines.reached(needs(), "http://h", listed)}
 
     assert first(401)["upstream.a.key"] is Status.FAIL
@@ -217,6 +244,7 @@ def test_first_answers_of_an_engine() -> None:
     assert first(404) == {"upstream.a.reachable": Status.FAIL}
     assert first(200, ())["upstream.a.models"] is Status.FAIL
     assert set(first(200).values()) == {Status.OK}
+    assert first(200, taken_s=0.3)["upstream.a.reachable"] is Status.WARN
 
 
 def test_keys_and_who_gets_in() -> None:
@@ -291,7 +319,11 @@ def test_what_prometheus_says() -> None:
         given = prometheus.PrometheusFacts("u", **{"ready": 200, "proxies": 1, **facts})  # type: ignore[arg-type]
         return {each.name: each.status for each in prometheus.verdicts(given)}
 
-    assert verdicts(ready=503) == {"prometheus.reachable": Status.FAIL}
+    for status, words in ((503, "isn't ready"), (401, "wants a login"), (404, "not as Prometheus")):
+        facts = prometheus.PrometheusFacts("u", ready=status, proxies=1)
+        (found,) = prometheus.verdicts(facts)
+        assert (found.name, found.status) == ("prometheus.reachable", Status.FAIL)
+        assert words in found.detail
     assert verdicts(proxies=0)["prometheus.scrapes"] is Status.FAIL
     assert verdicts(down=["http://h/metrics"])["prometheus.scrapes"] is Status.FAIL
     assert verdicts()["prometheus.rules"] is Status.WARN

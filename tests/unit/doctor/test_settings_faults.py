@@ -57,6 +57,22 @@ def faults(config: Path | None = None, flags: dict[str, str] | None = None, **en
             ["yaml:1:1: tenants.a.api_keys"],
         ),
         (f"admin_key: {{a: {SECRET}}}\n", ["leyline.yaml:1:1: admin_key: ", "string"]),
+        (
+            f"session_store: redis://:a/{SECRET}@h/0\nhints_secret: {SECRET}\n",
+            ["leyline.yaml:1:1: session_store is no URL", "%XX"],
+        ),
+        (
+            f"session_store: redis://h\nhints_secret: {SECRET}\nredis_ca_file: f\n",
+            ["leyline.yaml:3:1, ", "leyline.yaml:1:1: redis_ca_file needs", "rediss://"],
+        ),
+        (
+            f"admin_key: {SECRET}\nadmin_port: 8790\n",
+            ["leyline.yaml:2:1: admin_port must be another than port"],
+        ),
+        (
+            f"admin_key: {SECRET}\nadmin_port: 80\nport: 80\nhost: 0.0.0.0\n",
+            ["leyline.yaml:2:1, ", "leyline.yaml:3:1: admin_port must be another than port"],
+        ),
         (f"policy: {SECRET}\nedit_timing: never\n", ["leyline.yaml:2:1: edit_timing: ", "'wait'"]),
     ],
 )
@@ -77,8 +93,24 @@ def test_a_fault_is_the_writers_who_wins(tmp_path: Path) -> None:
     assert f"{config}:1:1" in faults(config)
     assert faults(config, LEYLINE_PORT="y").startswith("LEYLINE_PORT: port: ")
     assert faults(config, {"port": "z"}, LEYLINE_PORT="y").startswith("--port: port: ")
+    assert f"{config}:1:1" in faults(config, LEYLINE_PORT="")
     assert "LEYLINE_TENANTS: can't be read as JSON" in faults(LEYLINE_TENANTS=f"{{{SECRET}")
     assert SECRET not in faults(LEYLINE_TENANTS=f"{{{SECRET}")
+
+
+def test_objects_of_variables_and_of_the_file_are_put_together(tmp_path: Path) -> None:
+    """A fault is told of the one that its member is from."""
+    config = tmp_path / "leyline.yaml"
+    config.write_text("tenants: {red: {wieght: 2}}\n")
+    assert f"{config}:1:17: tenants.red.wieght" in faults(config, LEYLINE_TENANTS='{"blue": {}}')
+    told = faults(config, LEYLINE_TENANTS='{"red": {"wieght": 3}}')
+    assert told.startswith("LEYLINE_TENANTS: tenants.red.wieght")
+
+
+def test_two_ports_of_two_addresses_may_be_equal() -> None:
+    """Only what would be one place is refused, and a port that the system chooses never is."""
+    load_settings(host="10.0.0.1", port=80, admin_port=80, admin_key=SECRET)
+    load_settings(port=0, admin_port=0, admin_key=SECRET)
 
 
 def test_every_fault_is_told_at_once(tmp_path: Path) -> None:

@@ -109,6 +109,31 @@ def test_idle_power_is_nobodys(nvml: FakeNvml, tally: Tally, account: EnergyAcco
     assert (tally.used, tally.requests) == (7.0, [])
 
 
+def test_a_request_pays_for_no_idle_hours_before_it(
+    nvml: FakeNvml, tally: Tally, account: EnergyAccount
+) -> None:
+    """An idle engine reads nothing: what it used meanwhile counts in total, and is nobody's."""
+    for name in ("a", "b"):
+        nvml.use(250_000.0)
+        account.computed(name, 10)
+        nvml.use(5.0)
+        account.ended(name)
+        account.settle()
+    assert tally.used == 500_010.0
+    assert tally.requests == pytest.approx([5.0, 5.0])
+
+
+def test_a_forward_without_tokens_has_no_share(
+    nvml: FakeNvml, tally: Tally, account: EnergyAccount
+) -> None:
+    """A window in which only such forwards ran is nobody's."""
+    account.computed("a", 0)
+    nvml.use(3.0)
+    account.ended("a")
+    account.settle()
+    assert (tally.used, tally.requests) == (3.0, [])
+
+
 def test_a_counter_that_began_anew_takes_nothing_back(
     nvml: FakeNvml, tally: Tally, account: EnergyAccount
 ) -> None:
@@ -133,6 +158,31 @@ def test_a_gpu_that_stops_answering_ends_the_count(
     account.computed("a", 1)
     account.settle()
     assert tally.used == 0
+
+
+@pytest.mark.parametrize("error", [FakeNvml.NVMLError("GPU is lost"), OSError("no library")])
+@pytest.mark.parametrize("window", ["open", "closed"])
+def test_after_a_gpu_was_lost_nothing_is_kept_of_requests(
+    nvml: FakeNvml,
+    account: EnergyAccount,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    window: str,
+) -> None:
+    """However it is lost, and whenever: no call fails, and memory doesn't grow."""
+    account.computed("a", 1)
+    if window == "closed":
+        account.settle()
+
+    def lost(handle: str) -> int:
+        raise error
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetTotalEnergyConsumption", lost)
+    for number in range(100):
+        account.computed(f"b{number}", 1)
+        account.ended(f"b{number}")
+        account.settle()
+    assert not (account._computed or account._shares or account._ended)
 
 
 def test_what_is_followed_is_bounded(
@@ -169,6 +219,18 @@ def test_where_it_cannot_be_read_only_the_insistent_fail(
     assert opened("auto", nvml, gpus) is None
     with pytest.raises(EnergyUnavailableError, match="NVML: Not"):
         opened("on", nvml, gpus)
+
+
+def test_what_goes_wrong_otherwise_stops_only_the_insistent(nvml: FakeNvml) -> None:
+    """As a torch that can't name its GPUs."""
+
+    def nameless() -> list[str]:
+        raise AttributeError("uuid")
+
+    metrics = PrometheusMetrics(CollectorRegistry())
+    assert open_account(metrics, nameless, environment={}, library=lambda: nvml) is None
+    with pytest.raises(AttributeError):
+        open_account(metrics, nameless, environment={ENERGY_VARIABLE: "on"}, library=lambda: nvml)
 
 
 def test_without_a_gpu_there_is_nothing_to_read(nvml: FakeNvml) -> None:

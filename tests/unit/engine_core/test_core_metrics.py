@@ -116,6 +116,41 @@ def test_levels_and_events(registry: CollectorRegistry) -> None:
         assert value(registry, name) == level, name
 
 
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("request", (SPLICED,)),
+        ("forgot", (ForgetCounts(), ForgetCounts(overwritten=1))),
+        ("refused", ()),
+        ("copied", (-1,)),
+        ("evicted", (-1,)),
+        ("receipt_dropped", ()),
+        ("pool", (LEVELS,)),
+        ("registries", (RegistryLevels(),)),
+        ("energy", (-1.0,)),
+        ("request_energy", (1.0,)),
+    ],
+)
+def test_what_cannot_be_counted_fails_nothing(
+    registry: CollectorRegistry,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    told: tuple[object, ...],
+) -> None:
+    """As with a full disk behind SGLang's series: it is logged, and no caller learns of it."""
+    metrics = PrometheusMetrics(registry)
+
+    def full(name: str) -> object:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(metrics, "_of", full)
+    getattr(metrics, method)(*told)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{method} could not be counted; requests go on"
+    ]
+
+
 def _run(source: str, start: int, length: int) -> Run:
     return Run(source, start, start + length)
 

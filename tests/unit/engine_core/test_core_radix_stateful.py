@@ -148,6 +148,7 @@ class RadixMachine(RuleBasedStateMachine):
         assert set(in_tree) | set(in_doomed) | self.returned == set(range(self.next_slot))
         assert len(in_tree) + len(in_doomed) + len(self.returned) == self.next_slot
         assert self.tree.root.locks == len(self.held)
+        self.tree.check_counts()
 
     @invariant()
     def every_key_has_its_owners(self) -> None:

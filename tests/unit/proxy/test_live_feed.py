@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import orjson
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from leyline_engine.contract import Outcome, Receipt, TokenCounts
 from leyline_proxy.core.session import EditRecord, Session, TurnSummary
+from leyline_proxy.live.documents import MAX_SESSIONS, sessions_document
 from leyline_proxy.live.feed import (
     FeedLimits,
     LiveFeed,
@@ -18,6 +21,7 @@ from leyline_proxy.live.feed import (
     Viewer,
 )
 from leyline_proxy.live.trend import MAX_TENANTS, STEP_S, STEPS, Trends
+from leyline_proxy.sessions.summary import overview
 
 TOKENS = TokenCounts(prompt=100, prefix=60, spliced=30, prefilled=10, freed=5)
 
@@ -146,6 +150,39 @@ def test_a_viewer_that_comes_back_goes_on_where_it_was() -> None:
     live.settled(session(2))
     with live.viewing("red", last) as viewer:
         assert viewer.behind
+
+
+def test_a_ring_of_huge_turns_is_bounded_in_bytes() -> None:
+    """Turns of many edits push older events out; the newest is always told."""
+    live, _, _ = feed(ring=8, ring_bytes=20_000)
+    huge = session(0)
+    edits = huge.history[0].edits * 100
+    huge = replace(huge, history=(replace(huge.history[0], edits=edits),))
+    with live.viewing("red") as quick, live.viewing("red") as slow:
+        for viewer in (quick, slow):
+            viewer.begin_anew()
+        for _ in range(3):
+            live.settled(huge)
+            assert not quick.behind
+            (event,) = quick.take()
+            assert 10_000 < len(event.data) < 20_000
+        assert slow.behind
+        for index in range(4):
+            live.settled(session(index))
+        assert not quick.behind
+        assert numbers(quick) == [0, 1, 2, 3]
+        turn = replace(huge.history[0], edits=edits * 2)
+        live.settled(replace(huge, history=(turn,)))
+        assert not quick.behind
+        assert len(quick.take()) == 1
+
+
+def test_a_list_of_sessions_has_an_end() -> None:
+    """The latest are shown, and it is said how many there are."""
+    found = [overview(session(name=f"s{number}")) for number in range(MAX_SESSIONS + 5)]
+    shown = sessions_document(found)
+    assert [each["id"] for each in shown["sessions"]] == [f"s{n}" for n in range(MAX_SESSIONS)]
+    assert shown["total"] == MAX_SESSIONS + 5
 
 
 @pytest.mark.parametrize(

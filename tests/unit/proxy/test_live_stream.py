@@ -8,20 +8,23 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import Any
 
 import httpx
 import orjson
 from support.claims_engine import ClaimsEngine
 from support.fake_engine import MODEL, FakeEngine
+from support.page_links import Links
 
+from leyline_proxy.core.api_keys import parse_keys
 from leyline_proxy.http.app import create_app
 from leyline_proxy.http.live import LIVE_PATH
 from leyline_proxy.live.assets import SECURITY_HEADERS, read_assets
 from leyline_proxy.live.feed import FeedLimits, Viewer
 from leyline_proxy.live.stream import LiveStream, Pace, Sources
 from leyline_proxy.services import Services
+from leyline_proxy.sessions.memory import MemorySessionStore
+from leyline_proxy.sessions.summary import SessionOverview
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.lifespan import lifespan_of
@@ -205,24 +208,6 @@ async def test_claims_are_shown_to_their_tenant() -> None:
     assert other["claims"] == []
 
 
-class Links(HTMLParser):
-    """Collects what a document loads, and what it has inline."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.loaded: list[str] = []
-        self.inline: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """One element."""
-        given = dict(attrs)
-        if tag in ("script", "link", "img"):
-            self.loaded.append(given.get("src") or given.get("href") or "")
-        self.inline += [name for name in given if name.startswith("on") or name == "style"]
-        if tag == "style" or (tag == "script" and "src" not in given):
-            self.inline.append(tag)
-
-
 async def test_the_page_holds_no_data_and_loads_nothing_from_elsewhere() -> None:
     """Page and files come without a key, under a strict policy, and need nothing else."""
     async with stack(**KEYS) as proxy:
@@ -275,6 +260,59 @@ async def test_a_key_that_is_taken_away_ends_its_stream() -> None:
                         tenants._fixed = ()
                         tenants.replace(())
     assert told.endswith(b'event: bye\ndata: {"reason":"key"}\n\n')
+    assert told.count(b"event: state") == 1  # nothing has changed
+
+
+async def test_a_key_that_becomes_anothers_ends_its_stream() -> None:
+    """A key that is given to another tenant shows no more of the one before."""
+    async with stack(**KEYS) as proxy:
+        tenants = proxy.services.tenants
+        with proxy.services.feed.viewing("red") as viewer:
+            stream = stream_of(proxy.services, viewer, heartbeat_s=0.1)
+            told = b""
+            async with asyncio.timeout(5), aclosing(stream.events()) as events:
+                async for part in events:
+                    told += part
+                    if b": still here" in told:
+                        tenants._fixed = ()
+                        tenants.replace(parse_keys("blue:r\n"))
+    assert told.endswith(b'event: bye\ndata: {"reason":"key"}\n\n')
+
+
+class OutOfReach(MemorySessionStore):
+    """A store that can be out of reach: it knows no sessions then."""
+
+    out = False
+
+    @property
+    def problem(self) -> str | None:
+        """Why."""
+        return "out of reach" if self.out else None
+
+    async def sessions(self, tenant: str) -> tuple[SessionOverview, ...]:
+        return () if self.out else await super().sessions(tenant)
+
+
+async def test_sessions_stay_while_their_store_is_out_of_reach() -> None:
+    """A store that knows nothing for a while takes no session from the page."""
+    async with stack(**KEYS) as proxy:
+        await proxy.turn("kept", **RED)
+        store = OutOfReach(max_sessions=9, ttl_s=9)
+        session = await proxy.services.store.get("red", "kept")
+        await store.update("red", "kept", lambda _: session)  # type: ignore[arg-type,return-value]
+        services, told = replace(proxy.services, store=store), b""
+        with services.feed.viewing("red") as viewer:
+            stream = stream_of(services, viewer, sessions_s=0.05, heartbeat_s=0.3)
+            async with asyncio.timeout(5), aclosing(stream.events()) as events:
+                async for part in events:
+                    told += part
+                    store.out = told.count(b": still here") == 0
+                    if not store.out:
+                        await store.delete("red", "kept")
+                    if b"event: sessions" in told:
+                        break
+    assert told.index(b'"problem":"out of reach"') < told.index(b": still here")
+    assert told.index(b": still here") < told.index(b"event: sessions")
 
 
 async def test_sessions_that_others_store_are_shown_too() -> None:
@@ -296,6 +334,25 @@ async def test_sessions_that_others_store_are_shown_too() -> None:
                         break
     last = orjson.loads(told.rpartition(b"data: ")[2])
     assert ([each["id"] for each in last["sessions"]], last["total"]) == (["own"], 1)
+
+
+async def test_a_turn_that_ends_during_a_snapshot_is_told() -> None:
+    """What happens while stored sessions are read is told behind the snapshot."""
+    async with stack(**KEYS) as proxy:
+        await proxy.turn("s", **RED)
+        feed, session = proxy.services.feed, await proxy.services.store.get("red", "s")
+        assert session is not None
+
+        class Slow(MemorySessionStore):
+            async def sessions(self, tenant: str) -> tuple[SessionOverview, ...]:
+                feed.settled(session)
+                return ()
+
+        services = replace(proxy.services, store=Slow(max_sessions=9, ttl_s=9))
+        with feed.viewing("red") as viewer:
+            async with asyncio.timeout(5), aclosing(stream_of(services, viewer).events()) as events:
+                told = [await anext(events) for _ in range(3)]
+    assert sum(b"event: turn" in part for part in told) == 1
 
 
 async def test_a_viewer_that_reads_too_slowly_begins_anew() -> None:

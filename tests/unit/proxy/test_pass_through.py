@@ -117,6 +117,16 @@ async def test_what_is_stored_upstream_for_all_is_refused(method: str, path: str
         assert (await client.request(method, path)).status_code == 200
 
 
+async def test_a_path_beyond_what_can_be_forwarded_is_the_callers_mistake() -> None:
+    """Written anew it may be three times as long as it came, and longer than clients take."""
+    engine = Upstream()
+    async with before(engine) as client:
+        answer = await client.get("/v1/a" + "%22" * 21_000)
+        assert (await client.get("/v1/a" + "%22" * 10_000)).status_code == 200
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "path_too_long")
+    assert len(engine.taken) == 1
+
+
 @pytest.mark.parametrize("path", ["/v1/leyline/unknown", "/v1/a/%2e%2e/%2e%2e/flush_cache"])
 async def test_the_proxys_own_paths_and_ways_out_of_v1_dont_pass(path: str) -> None:
     """An unknown page of the proxy is not found, and nothing above /v1 is reached."""

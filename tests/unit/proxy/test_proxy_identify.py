@@ -125,6 +125,13 @@ def test_public_ids_are_plain() -> None:
     assert public_id("run-7", "key") == "run-7"
 
 
+@pytest.mark.parametrize("name", [".", ".."])
+def test_no_session_is_named_like_a_folder(name: str) -> None:
+    """Clients take such a name out of a URL before they send it."""
+    assert public_id(name).startswith("h-")
+    assert public_id(f"{name}a") == f"{name}a"
+
+
 NAME = {HARNESS_HEADERS[0]: "run"}
 
 

@@ -92,5 +92,7 @@ def test_secrets_are_not_shown() -> None:
 def test_the_upstream_is_a_base_url() -> None:
     """A trailing slash and the version that clients add are taken off; other schemes refused."""
     assert load_settings(upstream="http://gpu1:30000/v1/").upstream == "http://gpu1:30000"
+    with pytest.raises(ValidationError, match="end with its path"):
+        load_settings(upstream="http://gpu1:30000/?api-version=1")
     with pytest.raises(ValidationError, match="http://"):
         load_settings(upstream="gpu1:30000")

@@ -61,6 +61,16 @@ async def test_engine_is_told_of_the_span_upstream(recorder: Recorder) -> None:
     assert sent["baggage"] == "a=b"
 
 
+async def test_baggage_goes_on_as_it_came(recorder: Recorder) -> None:
+    """The proxy has no part in it: properties, repeated headers and what isn't well formed stay."""
+    engine = FakeEngine()
+    sent = [("baggage", "a=b;secret;ttl=1"), ("baggage", "c=d"), ("baggage", "none of it")]
+    async with proxy_before(engine, tracing=recorder.tracing) as http:
+        (await http.post(CHAT, json=ASKED, headers=sent)).raise_for_status()
+    got = [value.decode() for name, value in engine.raw_headers[-1] if name == b"baggage"]
+    assert got == [value for _, value in sent]
+
+
 @pytest.mark.parametrize(
     "parents",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -36,6 +37,12 @@ async def away(_: Request) -> Response:
     return Response(status_code=307, headers={"location": "/v1/echo"})
 
 
+async def slow(_: Request) -> Response:
+    """An answer that takes a while."""
+    await asyncio.sleep(0.5)
+    return Response()
+
+
 @pytest.fixture(scope="module")
 def origin() -> Iterator[str]:
     """A server that tells what it was sent."""
@@ -43,6 +50,7 @@ def origin() -> Iterator[str]:
         Route("/v1/echo", echo, methods=["GET", "POST"]),
         Route("/below/v1/echo", echo, methods=["GET", "POST"]),
         Route("/away", away),
+        Route("/slow", slow),
     ]
     with serving(Starlette(routes=routes)) as found:
         yield found
@@ -80,13 +88,27 @@ async def test_no_cookie_of_one_answer_goes_along_with_the_next_request(origin: 
     assert "cookie" not in {name for name, _ in again["headers"]}
 
 
-async def test_credentials_in_an_address_go_along_and_are_not_shown(origin: str) -> None:
-    """They take the place of a key, and the address that people see has none."""
+@pytest.mark.parametrize("other", [b"plain", "\u00e9".encode()])
+async def test_credentials_in_an_address_go_along_and_are_not_shown(
+    origin: str, other: bytes
+) -> None:
+    """They take the place of a key, whichever client sends the request, and the address that people
+    see has none."""
     async with aclosing(link_to(origin.replace("://", "://us%40er:pass@"))) as link:
         assert link.address == origin
-        found = await told(link, "/v1/echo", [(b"Authorization", b"Bearer key")])
+        given = [(b"Authorization", b"Bearer key"), (b"x-a", other)]
+        found = await told(link, "/v1/echo", given)
     logins = [value for name, value in found["headers"] if name == "authorization"]
     assert [base64.b64decode(login.removeprefix("Basic ")) for login in logins] == [b"us@er:pass"]
+
+
+async def test_a_request_may_have_less_time_than_others(origin: str) -> None:
+    """Its own limit takes the place of the link's."""
+    async with aclosing(link_to(origin)) as link:
+        with pytest.raises(httpx.ReadTimeout):
+            await link.send("GET", "/slow", headers=(), content=b"", timeout_s=0.05)
+        response = await link.send("GET", "/slow", headers=(), content=b"")
+        await response.aclose()
 
 
 async def test_an_address_may_have_a_path(origin: str) -> None:

@@ -215,3 +215,14 @@ def test_a_policys_question_isnt_put_behind_a_forget(places: dict[str, Place]) -
     with pytest.raises(SessionMovedError):
         _asking(session, "r1")
     assert _asking(session, "").unnamed == 1, "an engine that retains nothing may be asked"
+
+
+async def test_an_answer_that_cannot_be_decoded_is_the_engines_failure() -> None:
+    """A body that isn't in the encoding that its header names ends in a 502, as one that breaks
+    off."""
+    engine = FakeEngine()
+    engine.answers.append(Answer([b"no gzip"], headers={"content-encoding": "gzip"}))
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}
+    async with proxy_before(engine) as http:
+        answer = await http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 502

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from leyline_proxy.core.busts import CAUSES
 from leyline_proxy.telemetry.bounded import (
     CAPS,
     LONGEST_VALUE,
@@ -62,6 +63,18 @@ def test_a_label_is_bounded_over_all_metrics() -> None:
     metrics.freed_tokens.labels("t", "m1").inc()
     metrics.freed_tokens.labels("t", f"m{most + 1}").inc()
     assert series(metrics, "leyline_freed_tokens_total") == {"t m1": 1, f"t {OTHER}": 1}
+
+
+def test_tenants_and_models_without_end_start_few_series() -> None:
+    """Only so many stand at 0 before they count; meeting one again costs nothing."""
+    metrics = Metrics()
+    for _ in range(2):
+        for number in range(2000):
+            metrics.meet(f"t{number}", "m")
+    found = series(metrics, "leyline_cache_busts_total")
+    assert len(found) == 1024 * len(CAUSES)
+    assert series(metrics, "leyline_receipts_missing_total") == {"m": 0}
+    assert not any(series(metrics, "leyline_label_overflow_total").values())
 
 
 def test_a_value_without_end_is_other() -> None:

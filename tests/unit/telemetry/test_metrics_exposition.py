@@ -84,6 +84,16 @@ async def test_anything_else_is_plain_text_or_valid(accept: str) -> None:
     assert "leyline_erasures" in {family.name for family in parse(text)}
 
 
+@pytest.mark.parametrize("accept", ["", OPEN])
+def test_no_series_says_when_another_began(accept: str) -> None:
+    """Counters and histograms, with labels and without, are exposed once."""
+    metrics = Metrics()
+    metrics.ttft_seconds.labels("t", "m", "spliced").observe(0.2)
+    text = exposition({"accept": accept}).text(metrics.registry).decode()
+    assert "leyline_ttft_seconds_count" in text and "leyline_audit_failures_total" in text
+    assert "_created" not in text
+
+
 async def test_answers_are_compressed_where_that_is_asked_for() -> None:
     """The same text, as gzip, with headers that caches understand."""
     metrics = Metrics()

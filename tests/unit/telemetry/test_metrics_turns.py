@@ -19,7 +19,9 @@ from support.fake_engine import (
 )
 from support.stack import serving
 
+from leyline_engine.contract import Outcome, Reason, Receipt, TokenCounts
 from leyline_engine.contract.capability import KVFacts, RotaryFacts
+from leyline_proxy.core.busts import CAUSES
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
@@ -42,6 +44,16 @@ async def values(client: httpx.AsyncClient, name: str) -> dict[tuple[str, ...], 
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if sample.name == name
+    }
+
+
+async def series_at_zero(client: httpx.AsyncClient) -> set[tuple[str, tuple[str, ...]]]:
+    """Names of samples that are 0, with the values of their labels by the labels' names."""
+    return {
+        (sample.name, tuple(value for _, value in sorted(sample.labels.items())))
+        for family in text_string_to_metric_families((await client.get("/metrics")).text)
+        for sample in family.samples
+        if sample.value == 0
     }
 
 
@@ -106,6 +118,51 @@ async def test_an_engine_that_failed_is_no_overhead_either() -> None:
             (own,) = (await values(client, "leyline_overhead_seconds_sum")).values()
     assert served == {("unedited", second): 1.0}
     assert 0 < own < PAUSE_S
+
+
+async def test_avoided_time_is_no_queue_time() -> None:
+    """What a splice spared is told by how long the engine takes, however long requests waited."""
+    engine = FakeEngine(capability=CAPABILITY)
+    tokens = TokenCounts(prompt=2000, spliced=1000, prefilled=1000)
+    engine.receipt = lambda message_id: Receipt(
+        message_id=message_id, outcome=Outcome.SPLICED, reason=Reason.SPLICED, tokens=tokens
+    )
+    engine.answers = [chat_stream("Hel", "lo.", pause_s=PAUSE_S) for _ in range(4)]
+    async with proxy_before(engine, max_concurrent=1) as client:
+        assert set((await values(client, "leyline_prefill_avoided_seconds_total")).values()) <= {0}
+        await asyncio.gather(*(client.post(CHAT, json=body(1, stream=True)) for _ in range(3)))
+        (before,) = (await values(client, "leyline_prefill_avoided_seconds_total")).values()
+        await client.post(CHAT, json=body(1, stream=True))
+        (after,) = (await values(client, "leyline_prefill_avoided_seconds_total")).values()
+        (count,) = (await values(client, "leyline_prefill_avoided_tokens_total")).values()
+    assert count == 4000
+    assert PAUSE_S / 2 < after - before < 4 * PAUSE_S
+
+
+async def test_series_stand_before_their_first_event() -> None:
+    """What a rate must not miss stands at 0 after the first turn of a tenant on a model; so does
+    what has no tenant, from the start."""
+    engine = FakeEngine(capability=CAPABILITY)
+    async with proxy_before(engine) as client:
+        at_once = await series_at_zero(client)
+        await client.post(CHAT, json=body(1))
+        after = await series_at_zero(client)
+    assert {
+        ("leyline_erasures_total", ("pending",)),
+        ("leyline_erasures_owed", ()),
+        ("leyline_failovers_total", ("engine",)),
+        ("leyline_key_reloads_total", ("refused",)),
+        ("leyline_policy_reloads_total", ("refused",)),
+    } <= at_once
+    own = {
+        ("leyline_claim_refusals_total", ("default",)),
+        ("leyline_limited_requests_total", ("queue_full", "default")),
+        ("leyline_prefill_avoided_tokens_total", (MODEL, "default")),
+        ("leyline_receipts_missing_total", (MODEL,)),
+        *(("leyline_cache_busts_total", (cause, MODEL, "default")) for cause in CAUSES),
+        *(("leyline_cache_bust_tokens_total", (cause, MODEL, "default")) for cause in CAUSES),
+    }
+    assert own <= after and not own & at_once
 
 
 async def test_the_scheduler_tells_what_it_decided() -> None:

@@ -382,7 +382,6 @@ class CacheManager:
         self._check_locks(held)
 
     def _check_nodes(self) -> None:
-        self.tree.check_counts()
         for node in (self.tree.root, *self.tree.nodes()):
             if node.detached:
                 raise IntegrityError("a detached radix node is still in the tree")

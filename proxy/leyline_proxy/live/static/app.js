@@ -4,7 +4,7 @@ import { Detail } from "./detail.js";
 import { byId, setText } from "./dom.js";
 import { count, percent } from "./format.js";
 import { Key, problemOf } from "./key.js";
-import { Redrawn, renderClaims, renderEngines } from "./operations.js";
+import { Redrawn, renderClaims, renderEngines, tellRunning, withoutRunning } from "./operations.js";
 import { renderOverview } from "./overview.js";
 import { SessionList } from "./sessions.js";
 import { State, hitRatio, tokensOf } from "./state.js";
@@ -27,6 +27,7 @@ class Page {
   #stale = new Set(); // histories from before an interruption
   #drawing = false;
   #said = 0;
+  #refusal = ""; // why the proxy doesn't take this viewer
   #enginesDrawn = new Redrawn();
   #claimsDrawn = new Redrawn();
 
@@ -38,7 +39,7 @@ class Page {
       status: (name, message) => this.#status(name, message),
       locked: (message) => this.#lock(message),
     });
-    const wanted = decodeURIComponent(location.hash.match(/^#session=(.+)$/)?.[1] ?? "");
+    const wanted = wantedSession();
     if (wanted) {
       this.session = wanted;
       this.follows = false;
@@ -86,14 +87,19 @@ class Page {
     const session = state.sessions.get(this.session);
     const turns = session ? state.turnsOf(this.session) : null;
     if (this.#atEnd) this.turn = turns?.at(-1)?.turn ?? null;
+    else if (turns?.length && !turns.some((each) => each.turn === this.turn)) {
+      this.turn = turns[0].turn; // the one before is too old to be kept
+    }
     this.detail.render(state, session, turns, this.turn);
     const wanting = () => turns === null || this.#stale.has(session.id) || state.lacksTurns(session.id);
     if (session && wanting()) this.#load(session.id);
-    if (this.#enginesDrawn.changed(state.engines)) renderEngines(byId("engines"), state);
+    if (this.#enginesDrawn.changed(withoutRunning(state.engines))) renderEngines(byId("engines"), state);
+    else tellRunning(byId("engines"), state.engines ?? []);
     if (this.#claimsDrawn.changed(state.claims)) renderClaims(byId("claims"), state);
     setText(byId("claims-count"), state.claims.length ? count(state.claims.length) : "");
     setText(byId("version"), state.version);
     byId("key-button").hidden = !state.keyed;
+    this.#notice();
   }
 
   #settleSelection() {
@@ -112,19 +118,22 @@ class Page {
   async #load(id) {
     if (this.#loading.has(id)) return;
     this.#loading.add(id);
+    const { state } = this;
     try {
       const response = await fetch(new URL(`sessions/${encodeURIComponent(id)}`, API), {
         headers: this.key.headers, cache: "no-store",
       });
-      if (response.ok) {
-        this.state.setHistory(await response.json());
+      const answer = response.ok ? await response.json() : null;
+      if (state !== this.state) return; // the key was changed meanwhile
+      if (answer) {
+        state.setHistory(answer);
         this.#stale.delete(id);
-        const { histories } = this.state;
+        const { histories } = state;
         for (const old of histories.keys()) {
           if (histories.size > KEPT_HISTORIES && old !== this.session) histories.delete(old);
         }
       } else if (response.status === 404) {
-        this.state.sessions.delete(id);
+        state.sessions.delete(id);
       } else if (response.status === 401) {
         this.#lock(await problemOf(response));
       }
@@ -171,9 +180,15 @@ class Page {
     if (pill.dataset.status !== name) this.#say(name === "live" ? "Live." : message);
     pill.dataset.status = name;
     setText(byId("status-text"), message);
-    const told = name === "reconnecting" && message !== "Reconnecting…";
+    this.#refusal = name === "reconnecting" && message !== "Reconnecting…" ? message : "";
+    this.#notice();
+  }
+
+  #notice() {
+    const { problem } = this.state.store;
+    const told = this.#refusal || (problem ? `Session store: ${problem}` : "");
     byId("notice").hidden = !told;
-    setText(byId("notice"), told ? message : "");
+    setText(byId("notice"), told);
   }
 
   #lock(message) {
@@ -207,10 +222,18 @@ class Page {
       this.draw();
     });
     this.#follow(this.follows);
-    byId("key-button").addEventListener("click", () => byId("key-dialog").showModal());
+    byId("key-button").addEventListener("click", () => {
+      setText(byId("key-problem"), "");
+      byId("key-dialog").showModal();
+    });
     byId("key-form").addEventListener("submit", (event) => {
       event.preventDefault();
-      this.key.set(byId("key-input").value.trim());
+      const key = byId("key-input").value.trim();
+      if (/[^\x20-\xff]/.test(key)) {
+        setText(byId("key-problem"), "This can't be a key: it has characters that no header takes.");
+        return;
+      }
+      this.key.set(key);
       byId("key-input").value = "";
       byId("key-dialog").close();
       // Another key may be another tenant's: nothing of the one before stays.
@@ -221,6 +244,15 @@ class Page {
       this.stream.start({ anew: true });
       this.draw();
     });
+  }
+}
+
+// The session that the address names; links get cut and mangled.
+function wantedSession() {
+  try {
+    return decodeURIComponent(location.hash.match(/^#session=(.+)$/)?.[1] ?? "");
+  } catch {
+    return "";
   }
 }
 

@@ -23,6 +23,7 @@ export class Detail {
   #legend = legend();
   #asTable = false;
   #drawn = "";
+  #chosen = null; // the turn that is shown at large
 
   // `select` is told the name of a turn that was chosen.
   constructor(root, select, redraw) {
@@ -52,6 +53,7 @@ export class Detail {
     if (turns === null) {
       this.#place.replaceChildren(h("p", { class: "empty" }, "Loading the turns…"));
       this.#turn.replaceChildren();
+      this.#chosen = null;
       this.#drawn = "";
       return;
     }
@@ -62,21 +64,35 @@ export class Detail {
     const drawn = [session.id, turns.length, turns.at(-1)?.turn, selected, this.#asTable].join(" ");
     if (drawn === this.#drawn) return this.#tick(state);
     this.#drawn = drawn;
-    if (this.#asTable) {
-      const focused = this.#place.contains(document.activeElement);
-      const table = turnTable(turns, selected, this.#select);
-      this.#place.replaceChildren(table);
-      const row = table.querySelector("[aria-current]");
-      table.scrollTop = row ? row.offsetTop - table.clientHeight / 2 : 0;
-      if (focused) this.#place.querySelector("[aria-current] button")?.focus();
-    } else {
+    if (this.#asTable) this.#drawTable(turns, selected);
+    else {
       if (this.#place.firstChild !== this.#timeline.element) {
         this.#place.replaceChildren(this.#timeline.element);
       }
       this.#timeline.render(session.id, turns, selected);
     }
-    const chosen = turns.find((turn) => turn.turn === selected);
+    const chosen = turns.find((turn) => turn.turn === selected) ?? null;
+    if (chosen && chosen === this.#chosen) {
+      // Not built anew: somebody may be in its table.
+      setText(this.#turn.querySelector("[data-of]"), `of ${session.turns}`);
+      return this.#tick(state);
+    }
+    this.#chosen = chosen;
     this.#turn.replaceChildren(...(chosen ? [turnView(chosen, session.turns, state)] : []));
+  }
+
+  // Focus and scrolling stay where they were, unless another turn was chosen.
+  #drawTable(turns, selected) {
+    const before = this.#place.querySelector(".table");
+    const from = before?.dataset.selected === selected ? before.scrollTop : null;
+    const focused = before?.contains(document.activeElement) ? document.activeElement : null;
+    const table = turnTable(turns, selected, this.#select);
+    this.#place.replaceChildren(table);
+    const row = table.querySelector("[aria-current]");
+    table.scrollTop = from ?? (row ? row.offsetTop - table.clientHeight / 2 : 0);
+    const button = [...table.querySelectorAll("button")].find(
+      (each) => each.dataset.turn === focused?.dataset.turn);
+    if (focused) (button ?? table).focus({ preventScroll: true });
   }
 
   #tick(state) {

@@ -1,6 +1,6 @@
 // Engines and claims.
 
-import { h } from "./dom.js";
+import { h, setText } from "./dom.js";
 import { count, plural, span, words } from "./format.js";
 
 // Only what changed is built anew: facts that somebody has opened stay open.
@@ -25,9 +25,23 @@ export function renderEngines(root, state) {
     return;
   }
   const open = new Set([...root.querySelectorAll("details[open]")].map((each) => each.dataset.name));
+  const focused = root.contains(document.activeElement)
+    ? document.activeElement.closest("details")?.dataset.name : undefined;
   const single = state.engines.length === 1;
   root.replaceChildren(...state.engines.map((each) => engine(each, single || open.has(each.name))));
+  const again = [...root.children].find((each) => focused && each.dataset.name === focused);
+  again?.querySelector("summary").focus({ preventScroll: true });
 }
+
+// What changes with every request is told in its place.
+export function tellRunning(root, engines) {
+  engines.forEach((each, index) => {
+    const place = root.children[index]?.querySelector("[data-running]");
+    if (place) setText(place, count(each.running));
+  });
+}
+
+export const withoutRunning = (engines) => engines?.map((each) => ({ ...each, running: 0 })) ?? null;
 
 function engine(each, open) {
   const facts = [
@@ -47,7 +61,8 @@ function engine(each, open) {
       each.draining ? h("span", { class: "badge" }, "draining") : null),
     each.up && !each.splices ? h("p", { class: "bad" }, `Edits are not spliced: ${each.obstacle}.`) : null,
     h("dl", { class: "facts" }, ...facts.flatMap(([name, value]) => [
-      h("dt", {}, name), h("dd", {}, value || "–")])));
+      h("dt", {}, name),
+      h("dd", { "data-running": name === "Requests under way" }, value || "–")])));
 }
 
 export function renderClaims(root, state) {
@@ -66,11 +81,15 @@ export function renderClaims(root, state) {
     h("td", { class: "n" }, claim.expires_in_s === null ? "never" : span(claim.expires_in_s)),
     h("td", {}, claim.upstream)));
   const names = ["Claim", "Session", "Kind", "State", "Resident", "Hits", "Pressure", "Expires in", "Engine"];
+  const before = root.querySelector(".scroll");
+  const [left, focused] = [before?.scrollLeft ?? 0, before && before === document.activeElement];
   root.replaceChildren(h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Claims" },
     h("table", {},
       h("thead", {}, h("tr", {}, ...names.map((name, index) =>
         h("th", { scope: "col", class: index >= 5 && index <= 7 ? "n" : "" }, name)))),
       h("tbody", {}, ...rows))));
+  root.firstChild.scrollLeft = left;
+  if (focused) root.firstChild.focus({ preventScroll: true });
 }
 
 function residence(claim) {

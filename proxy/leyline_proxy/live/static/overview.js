@@ -1,6 +1,6 @@
 // The last hour: sums, and the hit ratio over time.
 
-import { h, svg } from "./dom.js";
+import { h, setText, svg } from "./dom.js";
 import { count, large, percent, plural, span } from "./format.js";
 
 const HEIGHT = 150;
@@ -12,15 +12,25 @@ export function renderOverview(tiles, chart, state) {
   const sum = { turns: 0, prompt: 0, cached: 0, spliced: 0, freed: 0 };
   for (const step of steps) for (const name of Object.keys(sum)) sum[name] += step[name];
   const ratio = sum.prompt ? (sum.cached + sum.spliced) / sum.prompt : null;
-  tiles.replaceChildren(
-    tile("Hit ratio", percent(ratio), `of ${plural(sum.prompt, "prompt token")}`, "main"),
-    tile("Kept", large(sum.cached), "tokens found in the cache", "kept"),
-    tile("Spliced", large(sum.spliced), "tokens moved behind an edit", "spliced"),
-    tile("Prefilled", large(sum.prompt - sum.cached - sum.spliced), "tokens computed", "prefilled"),
-    tile("Turns", count(sum.turns), "in the last hour"),
-    tile("Now", count(state.running), `running, ${count(state.waiting)} waiting`),
-  );
+  fillTiles(tiles, [
+    ["Hit ratio", percent(ratio), `of ${plural(sum.prompt, "prompt token")}`, "main"],
+    ["Kept", large(sum.cached), "tokens found in the cache", "kept"],
+    ["Spliced", large(sum.spliced), "tokens moved behind an edit", "spliced"],
+    ["Prefilled", large(sum.prompt - sum.cached - sum.spliced), "tokens computed", "prefilled"],
+    ["Turns", count(sum.turns), "in the last hour"],
+    ["Now", count(state.running), `running, ${count(state.waiting)} waiting`],
+  ]);
   chart.replaceChildren(trendChart(steps, state, Math.max(240, chart.clientWidth)));
+}
+
+// Filled in their places: whoever reads or marks a figure isn't disturbed.
+function fillTiles(tiles, wanted) {
+  if (!tiles.children.length) tiles.append(...wanted.map((each) => tile(...each)));
+  wanted.forEach(([, value, note], index) => {
+    const [, figure, below] = tiles.children[index].children;
+    setText(figure, value);
+    setText(below, note);
+  });
 }
 
 function tile(name, value, note, kind = "") {

@@ -15,6 +15,7 @@ export class State {
   waiting = 0;
   store = { name: "memory", problem: null };
   known = false; // whether there was a snapshot
+  tenant = "";
   version = "";
   keyed = false;
   #clockAhead = 0;
@@ -31,9 +32,15 @@ export class State {
 
   snapshot(document) {
     this.setClock(document.now);
-    this.known = true;
     this.version = document.version;
     this.keyed = document.keyed;
+    if (this.known && document.tenant !== this.tenant) {
+      // The key has become another tenant's: nothing of the one before stays.
+      this.histories.clear();
+      this.steps.clear();
+    }
+    this.tenant = document.tenant;
+    this.known = true;
     this.setSessions(document);
     this.stepSeconds = document.trend.step_s;
     for (const step of document.trend.steps) {

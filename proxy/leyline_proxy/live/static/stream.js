@@ -26,6 +26,7 @@ export class Stream {
     this.#told = told;
     addEventListener("online", () => this.#hurry());
     document.addEventListener("visibilitychange", () => this.#visibility());
+    this.#visibility(); // a tab may be opened behind others
   }
 
   // Begin, or begin anew after the key was changed.

@@ -71,6 +71,8 @@ export class Timeline {
     this.element.style.setProperty("--lane", `${LANE}px`);
     this.element.style.setProperty("--under", `${under}px`);
     arrange(this.#columns, turns.map((turn) => this.#column(turn, scale, turn.turn === selected)));
+    const there = new Set(turns.map((turn) => turn.turn));
+    for (const name of this.#byName.keys()) if (!there.has(name)) this.#byName.delete(name);
     this.#drawAxis(most, scale, freed);
     this.#place();
     const current = this.#byName.get(selected);

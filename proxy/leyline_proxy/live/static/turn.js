@@ -17,7 +17,7 @@ export function turnView(turn, of, state) {
   const outcome = turn.receipt?.outcome ?? turn.planned;
   return h("article", { class: "turn-view", "aria-label": `Turn ${turn.index + 1}` },
     h("div", { class: "head" },
-      h("h3", {}, `Turn ${turn.index + 1} `, h("span", { class: "dim" }, `of ${of}`)),
+      h("h3", {}, `Turn ${turn.index + 1} `, h("span", { class: "dim", "data-of": true }, `of ${of}`)),
       h("span", { class: `badge ${outcome}` }, words(reasonOf(turn))),
       h("span", { class: "dim" }, `${percent(hitRatio(tokens))} reused`),
       h("span", { class: "dim right", "data-since": turn.created },
@@ -79,7 +79,7 @@ export function turnTable(turns, selected, select) {
     const numbers = [tokens.prompt, tokens.prefix, tokens.spliced, tokens.prefilled, tokens.freed];
     return h("tr", { "aria-current": turn.turn === selected ? "true" : null },
       h("th", { scope: "row" }, h("button", {
-        type: "button", class: "link", "aria-label": `Turn ${turn.index + 1}`,
+        type: "button", class: "link", "aria-label": `Turn ${turn.index + 1}`, "data-turn": turn.turn,
         onclick: () => select(turn.turn),
       }, String(turn.index + 1))),
       ...numbers.map((number) => h("td", { class: "n" }, count(number))),
@@ -87,7 +87,10 @@ export function turnTable(turns, selected, select) {
       h("td", {}, words(reasonOf(turn))),
       h("td", {}, editsInWords(turn)));
   });
-  return h("div", { class: "scroll table", tabindex: "0", role: "group", "aria-label": "Turns as a table" },
+  return h("div", {
+    class: "scroll table", tabindex: "0", role: "group", "aria-label": "Turns as a table",
+    "data-selected": selected,
+  },
     h("table", {},
       h("thead", {}, h("tr", {}, ...names.map((name, index) =>
         h("th", { scope: "col", class: index > 0 && index < 7 ? "n" : "" }, name)))),

@@ -87,8 +87,9 @@ _SAVED: tuple[Entry, ...] = (
     counter(
         "prefill_avoided_seconds",
         "leyline_prefill_avoided_seconds",
-        "The same in seconds, less what the splices took. An estimate: tokens times the median "
-        "time to prefill one, as the model's last streamed turns told; 0 until one did.",
+        "The same in seconds, less what the splices took. An estimate, rather too high: tokens "
+        "times the median of an engine's time to its first token by tokens prefilled, as the "
+        "model's last streamed turns told; 0 until one did.",
         _TENANT_MODEL,
         starts=_AT_FIRST_TURN,
     ),

@@ -14,6 +14,7 @@ import structlog
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, SpanExportResult
+from opentelemetry.util.re import parse_env_headers
 
 log = structlog.get_logger("leyline.tracing")
 
@@ -21,13 +22,14 @@ _PROTOCOL = "http/protobuf"
 _DEFAULT_PLACE = "localhost:4318"
 _EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 _QUEUE_LOGGER = "opentelemetry.sdk._shared_internal"
-_CALLERS_LOGGERS = (
+_QUOTING_LOGGERS = (
     "opentelemetry.attributes",
     "opentelemetry.baggage.propagation",
     "opentelemetry.trace.propagation.tracecontext",
     "opentelemetry.trace.span",
+    "opentelemetry.util.re",
 )
-"""They complain of what callers send, once a request."""
+"""They quote what callers send, once a request, and the collector's credentials."""
 
 _STATUS = re.compile(r"code: (\d{3})")
 
@@ -38,20 +40,35 @@ def otlp_exporter() -> SpanExporter:
     Raises:
         ValueError: they ask for another protocol, or make no sense.
     """
+    _quiet()
     for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
         if (asked := environ.get(name, _PROTOCOL)) != _PROTOCOL:
             raise ValueError(
                 f"{name} is {asked[:40]!r}, but spans are exported by {_PROTOCOL} only; "
                 "collectors take it at port 4318"
             )
-    return ReportingExporter(OTLPSpanExporter(), collector_place())
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS"):
+        parts = [part for part in environ.get(name, "").split(",") if part.strip()]
+        if not all(parse_env_headers(part, liberal=True) for part in parts):
+            raise ValueError(
+                f"{name} must be name=value, with commas between and values percent-encoded"
+            )
+    place = collector_place()
+    return ReportingExporter(OTLPSpanExporter(), place)
 
 
 def console_exporter() -> SpanExporter:
     """Prints one JSON line a span on stdout."""
-    return ConsoleSpanExporter(
+    _quiet()
+    exporter = ConsoleSpanExporter(
         out=sys.stdout, formatter=lambda span: span.to_json(indent=None) + linesep
     )
+    return ReportingExporter(exporter, "stdout")
+
+
+def _quiet() -> None:
+    for name in _QUOTING_LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def collector_place() -> str:
@@ -64,7 +81,10 @@ def collector_place() -> str:
         if url := environ.get(name):
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"{name} must start with http:// or https://")
-            return urlsplit(url).netloc.rpartition("@")[2]
+            try:
+                return urlsplit(url).netloc.rpartition("@")[2]
+            except ValueError as error:
+                raise ValueError(f"{name} is no URL: {error}") from error
     return _DEFAULT_PLACE
 
 
@@ -81,13 +101,15 @@ class ReportingExporter(SpanExporter):
         self._lost = 0
         self._why = _Heard()
         logging.getLogger(_EXPORTER_LOGGER).addFilter(self._why)
-        logging.getLogger(_QUEUE_LOGGER).addFilter(_not_of_full_queues)
-        for name in _CALLERS_LOGGERS:
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+        logging.getLogger(_QUEUE_LOGGER).addFilter(self._overflow)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Export a batch; runs in the processor's own thread."""
-        result = self._exporter.export(spans)
+        self._why.status = "unreachable"
+        try:
+            result = self._exporter.export(spans)
+        except OSError:  # whoever read stdout has gone
+            result = SpanExportResult.FAILURE
         if result is SpanExportResult.SUCCESS:
             if self._lost:
                 log.info("traces_exported_again", collector=self._place, lost_spans=self._lost)
@@ -102,6 +124,16 @@ class ReportingExporter(SpanExporter):
         """Give up what is under way."""
         self._exporter.shutdown()
         logging.getLogger(_EXPORTER_LOGGER).removeFilter(self._why)
+        logging.getLogger(_QUEUE_LOGGER).removeFilter(self._overflow)
+
+    def _overflow(self, record: logging.LogRecord) -> bool:
+        """Takes the queue's lines, which come every 20 s while it drops spans; one that drops them
+        for want of a collector has been told of."""
+        if not record.getMessage().startswith("Queue full"):
+            return True
+        if not self._lost:
+            log.warning("traces_dropped", why="queue full (OTEL_BSP_MAX_QUEUE_SIZE)")
+        return False
 
 
 class _Heard(logging.Filter):
@@ -111,10 +143,11 @@ class _Heard(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Never."""
-        found = _STATUS.search(record.getMessage())
-        self.status = f"status {found[1]}" if found is not None else "unreachable"
+        said = record.getMessage()
+        if (found := _STATUS.search(said)) is not None:
+            self.status = f"status {found[1]}"
+        elif said.startswith("Transient error") and isinstance(record.args, tuple):
+            # A phrase is that of a response, without its number.
+            answered = isinstance(record.args[0], str)
+            self.status = "status 429 or 5xx" if answered else "unreachable"
         return False
-
-
-def _not_of_full_queues(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("Queue full")

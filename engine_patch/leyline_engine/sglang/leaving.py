@@ -1,0 +1,42 @@
+"""An engine that is about to end takes no more requests.
+
+After SIGTERM SGLang answers what it has begun, and ends when nothing is left; but it goes on
+taking requests, so under load it is never empty, and is killed in the middle of its streams at
+last. Proxies take a 503 for "ask another engine".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+TURNED_AWAY = ("/v1/", "/generate")
+"""Beginnings of paths. Receipts and health are answered to the end."""
+
+
+class LeavingEngine:
+    """ASGI middleware: 503 to new requests, once the engine is leaving.
+
+    Args:
+        leaving: asked for each request.
+    """
+
+    def __init__(self, app: ASGIApp, leaving: Callable[[], bool]) -> None:
+        self._app = app
+        self._leaving = leaving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        asks = scope["type"] == "http" and scope["path"].startswith(TURNED_AWAY)
+        if not (asks and self._leaving()):
+            await self._app(scope, receive, send)
+            return
+        error = {
+            "message": "This engine is about to stop and takes no more requests.",
+            "type": "server_error",
+            "code": "engine_stopping",
+        }
+        answer = JSONResponse({"error": error}, 503, headers={"retry-after": "1"})
+        await answer(scope, receive, send)

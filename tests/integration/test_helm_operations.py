@@ -1,0 +1,124 @@
+"""The chart while it is changed, drained and observed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.helm_chart import (
+    CHART,
+    Manifest,
+    allowed,
+    of_kind,
+    pods,
+    render,
+    settings_of,
+)
+from support.helm_values import EVERYTHING, OFF, ON, SETS
+from support.redis_server import free_port
+
+from leyline_proxy.settings import load_settings
+
+
+def _variables(manifests: list[Manifest]) -> dict[str, Any]:
+    (container,) = dict(pods(manifests))["proxy"]["spec"]["containers"]
+    return {item["name"]: item.get("value") for item in container["env"]}
+
+
+def _open_ports(manifests: list[Manifest]) -> dict[int | str, Any]:
+    """Where the proxy may go: by port the peers, None for all."""
+    policy = of_kind(manifests, "NetworkPolicy")["agents-leyline-proxy"]["spec"]
+    return {port["port"]: rule.get("to") for rule in policy["egress"] for port in rule["ports"]}
+
+
+def test_new_chart_version_restarts_nothing(tmp_path: Path) -> None:
+    """A release of the chart that changes no image leaves the pods, and so the engines' KV."""
+    newer = tmp_path / "leyline"
+    shutil.copytree(CHART, newer)
+    facts = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    (newer / "Chart.yaml").write_text(yaml.safe_dump(facts | {"version": "9.9.9"}))
+    values = {"images": {"engine": {"repository": "x", "tag": "1"}}}
+    before, after = (dict(pods(render(values, chart=chart))) for chart in (CHART, newer))
+    assert before.keys() == {"proxy", "engine", "test"}
+    assert before["engine"] == after["engine"]
+    assert before["proxy"] == after["proxy"]
+
+
+@pytest.mark.parametrize("name", ["defaults", "several proxies", "everything"])
+def test_nodes_can_be_drained(name: str) -> None:
+    """A budget lets one pod go at a time, and pods that aren't ready always: while no engine is up
+    no proxy is."""
+    budgets = of_kind(render(SETS[name]), "PodDisruptionBudget")
+    assert len(budgets) == 2
+    for budget in budgets.values():
+        assert budget["spec"]["maxUnavailable"] == 1
+        assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+def test_rollout_waits_for_a_model() -> None:
+    """Proxies, ready only with an engine, aren't called stuck while a model may still load."""
+    for seconds in (60, 7200):
+        manifests = render({"engine": {"startupSeconds": seconds}})
+        proxy = of_kind(manifests, "Deployment")["agents-leyline-proxy"]["spec"]
+        (engine,) = dict(pods(manifests))["engine"]["spec"]["containers"]
+        probe = engine["startupProbe"]
+        assert probe["periodSeconds"] * probe["failureThreshold"] == seconds
+        assert proxy["progressDeadlineSeconds"] > seconds
+
+
+def test_admin_service_has_proxies_that_are_not_ready() -> None:
+    """An operator reaches the admin API also while engines are down."""
+    manifests = render(EVERYTHING)
+    services = of_kind(manifests, "Service")
+    assert services["agents-leyline-admin"]["spec"]["publishNotReadyAddresses"] is True
+    assert "publishNotReadyAddresses" not in services["agents-leyline"]["spec"]
+
+
+def test_traces_go_to_the_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a collector is named, traces are on, go there, say which pod they are from, and are let
+    through; without one, nothing of it is there."""
+    values = {"proxy": {"tracing": EVERYTHING["proxy"]["tracing"]}}
+    manifests = render(values)
+    path = tmp_path / "leyline.yaml"
+    path.write_text(settings_of(manifests))
+    assert load_settings(path).trace == "otlp"
+    variables = _variables(manifests)
+    assert variables["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector.observability:4318"
+    assert variables["OTEL_TRACES_SAMPLER_ARG"] == "0.05"
+    names = list(variables)
+    assert names.index("K8S_POD_NAME") < names.index("OTEL_RESOURCE_ATTRIBUTES")
+    peers = [{"podSelector": {"matchLabels": {"app": "collector"}}}]
+    assert _open_ports(manifests)[4318] is None
+    assert _open_ports(render(values | {"networkPolicy": {"collector": peers}}))[4318] == peers
+    plain = render({})
+    assert 4318 not in _open_ports(plain)
+    assert "trace" not in yaml.safe_load(settings_of(plain))
+
+
+@pytest.mark.parametrize(
+    ("model", "fetched"), [("org/model", True), ("/models/mine", False), ("leyline-recall", False)]
+)
+def test_embedded_engine_may_fetch_its_model(model: str, fetched: bool) -> None:
+    """The way to a hub is open where the embedded engine's model comes from there."""
+    values = {"embedded": ON | {"model": model}, "engine": OFF}
+    assert (443 in _open_ports(render(values))) is fetched
+    closed = render(values | {"networkPolicy": {"modelDownload": False}})
+    assert 443 not in _open_ports(closed)
+    assert allowed(closed, "test", "proxy")
+
+
+def test_chart_test_says_that_no_proxy_is_ready() -> None:
+    """A Service without ready proxies refuses connections; the test pod says so in a line."""
+    (asking,) = dict(pods(render({})))["test"]["spec"]["containers"]
+    question = [*asking["command"][1:-1], f"http://127.0.0.1:{free_port()}/readyz"]
+    answer = subprocess.run(
+        [sys.executable, *question], capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("no proxy is ready")
+    assert len(answer.stderr.splitlines()) == 1
