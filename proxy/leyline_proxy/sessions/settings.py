@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
@@ -68,6 +68,11 @@ class SessionSettings(BaseModel):
             raise ValueError(
                 "session_store is no URL: in its password, write what isn't a letter or a digit "
                 "as %XX"
+            )
+        if set(parse_qs(urlsplit(where).query, keep_blank_values=True)) - {"db"}:
+            raise ValueError(
+                "session_store takes no option behind its ? but db: what Redis needs beside its "
+                "address has settings of its own, whose names begin with redis_"
             )
         if self.redis_ca_file is not None and not where.startswith("rediss"):
             raise ValueError(

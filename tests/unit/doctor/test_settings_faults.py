@@ -62,6 +62,10 @@ def faults(config: Path | None = None, flags: dict[str, str] | None = None, **en
             ["leyline.yaml:1:1: session_store is no URL", "%XX"],
         ),
         (
+            f"session_store: redis://h/0?db=1&password={SECRET}\nhints_secret: {SECRET}\n",
+            ["leyline.yaml:1:1: session_store takes no option behind its ? but db"],
+        ),
+        (
             f"session_store: redis://h\nhints_secret: {SECRET}\nredis_ca_file: f\n",
             ["leyline.yaml:3:1, ", "leyline.yaml:1:1: redis_ca_file needs", "rediss://"],
         ),
