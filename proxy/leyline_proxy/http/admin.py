@@ -22,9 +22,9 @@ from ..services import Services
 from ..sessions.summary import session_document, session_overview
 from ..tenants import Tenant
 from ..tenants.directory import offered_key
+from ..upstream.summary import replica_document
 from .errors import install_error_handlers
 from .metrics import metrics_response
-from .replicas import replica_document
 
 log = structlog.get_logger("leyline.admin")
 

@@ -14,6 +14,7 @@ from leyline_engine.contract import CAPABILITY_PATH
 from ..errors import NotFoundError
 from ..services import Services
 from ..sessions.summary import session_document, session_overview
+from ..upstream.summary import replica_document
 from .chat import CHAT_PATH, ChatExchange
 from .claims import install_claims
 from .completions import COMPLETIONS_PATH, CompletionExchange
@@ -31,7 +32,6 @@ from .messages import (
 from .metrics import metrics_response
 from .models import model_list
 from .pass_through import METHODS, PATTERN, PassThroughExchange
-from .replicas import replica_document
 from .response_chain import install_stored_responses
 from .responses import (
     INPUT_TOKENS_PATH,

@@ -9,10 +9,10 @@ from typing import Any
 from leyline_engine.contract import ClaimStatus
 
 from ..core.claims import claim_document
-from ..http.replicas import replica_document
 from ..sessions.summary import SessionOverview, session_overview
 from ..upstream.handshake import UpstreamStatus
 from ..upstream.replica import Replica
+from ..upstream.summary import replica_document
 from .trend import STEP_S, Step
 
 MAX_SESSIONS = 200

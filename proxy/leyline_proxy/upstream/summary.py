@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..upstream.replica import Replica
+from .replica import Replica
 
 
 def replica_document(replica: Replica) -> dict[str, Any]:
