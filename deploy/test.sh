@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run all tests on two lanes at once, which take about as long as each other:
 #   here        .venv: everything but the other lane's
-#   beside it   .venv-sglang: tests/sglang, and then .venv: tests/e2e and tests/clients
+#   beside it   .venv-sglang: tests/sglang, and then .venv: tests/oracle, tests/e2e and tests/clients
 #   $1            pytest marker expression
 #   PYTEST_ARGS   what else to give pytest; a selection may match nothing in one of them
 set -euo pipefail
@@ -12,6 +12,7 @@ source deploy/lib.sh
 # Tiny models run fastest on one thread, and the two lanes don't fight over cores.
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 NOTHING_SELECTED=5
+BESIDE=(tests/oracle tests/e2e tests/clients)
 
 args=(-m "$1")
 eval "args+=(${PYTEST_ARGS-})" # words and quotes as on a command line
@@ -28,7 +29,7 @@ run() { # a title, and a command
 beside() {
     local failed=0
     run "pytest with SGLang" .venv-sglang/bin/pytest tests/sglang "${args[@]}" || failed=1
-    run "pytest, whole stack" .venv/bin/pytest tests/e2e tests/clients "${args[@]}" || failed=1
+    run "pytest, ${BESIDE[*]}" .venv/bin/pytest "${BESIDE[@]}" "${args[@]}" || failed=1
     return $failed
 }
 
@@ -40,7 +41,7 @@ set +m
 trap 'kill -- -"$lane" 2>/dev/null || true; rm -f "$output"' EXIT
 
 failed=0
-run "pytest" .venv/bin/pytest tests --ignore=tests/e2e --ignore=tests/clients "${args[@]}" || failed=1
+run "pytest" .venv/bin/pytest tests "${BESIDE[@]/#/--ignore=}" "${args[@]}" || failed=1
 wait "$lane" || failed=1
 cat "$output"
 exit $failed

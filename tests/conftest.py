@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -120,6 +121,21 @@ def pytest_configure(config: pytest.Config) -> None:
 def network_guard(request: pytest.FixtureRequest) -> NetworkGuard:
     """The guard itself, for the tests of the guard."""
     return request.config.stash[_GUARD]
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    # A command that runs in this process sets its logging up, and the next test looks at its own.
+    level, handlers = logging.getLogger().level, [*logging.getLogger().handlers]
+    yield
+    structlog = sys.modules.get("structlog")  # not where SGLang's tests run
+    if structlog is not None and structlog.is_configured():
+        structlog.reset_defaults()
+        root = logging.getLogger()
+        root.setLevel(level)
+        for handler in [item for item in root.handlers if item not in handlers]:
+            if type(handler).__module__.startswith("leyline_proxy"):
+                root.removeHandler(handler)
 
 
 @pytest.fixture(autouse=True)

@@ -260,7 +260,8 @@ def test_redis_is_killed_under_load(engine: tuple[Starlette, str], server: Redis
             for name in names
             for count in range(1, rounds)
         }
-    with proxy(origin, server, policy="keep_all", redis_timeout_s=0.3) as client:
+    # A busy machine is no outage: a server that was killed refuses at once.
+    with proxy(origin, server, policy="keep_all", redis_timeout_s=10) as client:
         at = threading.Barrier(len(names) + 1, timeout=60)
         took: list[float] = []
 
