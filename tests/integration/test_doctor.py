@@ -306,7 +306,11 @@ FAULTS: dict[str, tuple[Plant, str, str]] = {
     "traces by another protocol": (_other_protocol, "trace", "OTEL_EXPORTER_OTLP_PROTOCOL"),
     "two servers at one port": (_one_port, "config", "--admin-port, --port: .* another than port"),
     "a password with a slash": (_unescaped_password, "config", "--session-store: .*as %XX"),
-    "an option that Redis has none of": (_unknown_option, "redis.reachable", "client can use"),
+    "an option that Redis has none of": (
+        _unknown_option,
+        "config",
+        r"--session-store: .*behind its \? but db",
+    ),
     "certificates without TLS": (_certificates_for_nothing, "config", "CA_FILE.*rediss://"),
     "a path that is no text": (_name_that_is_no_text, "audit", r"\\udcff.*mkdir -p"),
 }
