@@ -72,9 +72,11 @@ class LimitedProtocol(HttpToolsProtocol):
         """Parse, and watch what isn't complete."""
         if self._turned_away or self.transport.is_closing():
             return
-        was_in_headers = self._in_headers
+        was_in_headers, cycle = self._in_headers, self.cycle
+        # Unless what was read may begin with the rest of a body that was answered before its end.
+        begins = cycle is None or (cycle.response_complete and not cycle.more_body)
         super().data_received(data)
-        if self._in_headers and was_in_headers:
+        if self._in_headers and (was_in_headers or (begins and self.cycle is cycle)):
             self._unfinished_bytes += len(data)
             if self._unfinished_bytes > self.limits.max_header_bytes:
                 self._answer_and_close(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)

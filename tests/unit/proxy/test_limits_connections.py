@@ -138,6 +138,14 @@ async def test_headers_that_never_end_are_cut_off() -> None:
             assert status(await client.rest()) in (431, 0)
 
 
+async def test_a_header_that_is_too_long_is_cut_off_when_it_comes_at_once() -> None:
+    """Nothing more need come before it is answered."""
+    with proxy(FakeEngine(), max_header_bytes=2048) as address:
+        async with raw(address) as client:
+            await client.send(b"GET / HTTP/1.1\r\nx: " + b"a" * 25_600)
+            assert status(await client.rest()) in (431, 0)
+
+
 async def test_slow_headers_are_given_up() -> None:
     """A client that drips headers, blank lines or nothing is closed in time; one that has been
     answered may take its time for the next request."""
