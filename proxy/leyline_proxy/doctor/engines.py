@@ -13,17 +13,14 @@ import msgspec
 
 from leyline_engine.contract import (
     ACTION_VERSION,
-    CLAIMS_PATH,
     EDIT_ACTION,
     PROTOCOL_VERSION,
-    SIGNATURE_HEADER,
     Capability,
     ListClaims,
-    sign_bytes,
 )
 
 from ..errors import ProxyError
-from ..upstream.client import GATEWAY_FAILURES, NoCapability, UpstreamClient, read
+from ..upstream.client import GATEWAY_FAILURES, NoCapability, UpstreamClient
 from ..upstream.handshake import CLAIMS
 from ..upstream.proof import Rendering, examine_rendering
 from .findings import Finding, fail, ok, skip, warn
@@ -330,18 +327,7 @@ async def _secret_facts(needs: EngineNeeds) -> SecretFacts | None:
 
 
 async def _refused(client: UpstreamClient, body: bytes, secret: str | None) -> bool | None:
-    own = [(b"content-type", b"application/json")]
-    if secret is not None:
-        own.append((SIGNATURE_HEADER.encode(), sign_bytes(body, secret).encode()))
-    async with client.open(
-        "POST",
-        CLAIMS_PATH,
-        headers=(),
-        own=own,
-        content=body,
-        timeout_s=client.small_timeout_s,
-    ) as response:
-        await read(response)
+    response = await client.answer_to_claims(body, secret)
     if response.status_code in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
         return None
     return response.status_code == httpx.codes.FORBIDDEN and _code(response) == _BAD_SIGNATURE

@@ -255,20 +255,7 @@ class UpstreamClient:
         Raises:
             UnsupportedError: the engine takes no claims.
         """
-        body = msgspec.json.encode(command)
-        own = [(b"content-type", b"application/json")]
-        if self._hints_secret is not None:
-            signature = sign_bytes(body, self._hints_secret)
-            own.append((SIGNATURE_HEADER.encode(), signature.encode()))
-        async with self.open(
-            "POST",
-            CLAIMS_PATH,
-            headers=(),
-            own=own,
-            content=body,
-            timeout_s=self._small_timeout_s,
-        ) as response:
-            await read(response)
+        response = await self.answer_to_claims(msgspec.json.encode(command), self._hints_secret)
         if response.status_code in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
             raise no_claims()
         reply = _document(response, ClaimReply)
@@ -280,6 +267,26 @@ class UpstreamClient:
                 code="upstream_error",
             )
         return reply
+
+    async def answer_to_claims(self, body: bytes, secret: str | None) -> httpx.Response:
+        """What the engine answers an encoded command about claims with. Raises as :meth:`open`.
+
+        Args:
+            secret: signs the command; None leaves it unsigned.
+        """
+        own = [(b"content-type", b"application/json")]
+        if secret is not None:
+            own.append((SIGNATURE_HEADER.encode(), sign_bytes(body, secret).encode()))
+        async with self.open(
+            "POST",
+            CLAIMS_PATH,
+            headers=(),
+            own=own,
+            content=body,
+            timeout_s=self._small_timeout_s,
+        ) as response:
+            await read(response)
+            return response
 
     async def aclose(self) -> None:
         """Close all connections."""

@@ -38,7 +38,7 @@ class Link:
         self.address = str(plain).rstrip("/")
         """Without credentials."""
         self._transport = transport
-        self._timeout = _document(timeout or httpx.Timeout(5.0))
+        self._timeout = (timeout or httpx.Timeout(5.0)).as_dict()
         login = f"{url.username}:{url.password}".encode()
         self._login = b"Basic " + b64encode(login) if url.userinfo else None
         # Most requests are to the same few paths.
@@ -66,7 +66,7 @@ class Link:
         if self._login is not None:
             kept = [item for item in headers if item[0].lower() != b"authorization"]
             headers = [*kept, (b"authorization", self._login)]
-        timeout = self._timeout if timeout_s is None else _document(httpx.Timeout(timeout_s))
+        timeout = self._timeout if timeout_s is None else httpx.Timeout(timeout_s).as_dict()
         request = httpx.Request(
             method,
             self._url(path),
@@ -86,7 +86,3 @@ class Link:
         if not path.startswith("/"):
             raise httpx.UnsupportedProtocol("a path begins with a slash")
         return httpx.URL(self.address + path)
-
-
-def _document(timeout: httpx.Timeout) -> dict[str, float | None]:
-    return timeout.as_dict()

@@ -16,7 +16,7 @@ from support.claims_engine import ClaimsEngine
 from support.fake_engine import MODEL, FakeEngine
 from support.page_links import Links
 
-from leyline_proxy.core.api_keys import parse_keys
+from leyline_proxy.core.api_keys import ApiKey, parse_keys
 from leyline_proxy.http.app import create_app
 from leyline_proxy.http.live import LIVE_PATH
 from leyline_proxy.live.assets import SECURITY_HEADERS, read_assets
@@ -246,8 +246,8 @@ def stream_of(services: Services, viewer: Viewer, **pace: float) -> LiveStream:
     return LiveStream(sources, viewer, lambda: services.tenants.authenticate(RED), chosen)
 
 
-async def test_a_key_that_is_taken_away_ends_its_stream() -> None:
-    """A stream looks at its key again and again, and ends with the key."""
+async def told_until_its_end(keys: tuple[ApiKey, ...]) -> bytes:
+    """All that a stream of red's says, when these keys take the place of all others."""
     async with stack(**KEYS) as proxy:
         tenants = proxy.services.tenants
         with proxy.services.feed.viewing("red") as viewer:
@@ -258,24 +258,20 @@ async def test_a_key_that_is_taken_away_ends_its_stream() -> None:
                     told += part
                     if b": still here" in told:
                         tenants._fixed = ()
-                        tenants.replace(())
+                        tenants.replace(keys)
+    return told
+
+
+async def test_a_key_that_is_taken_away_ends_its_stream() -> None:
+    """A stream looks at its key again and again, and ends with the key."""
+    told = await told_until_its_end(())
     assert told.endswith(b'event: bye\ndata: {"reason":"key"}\n\n')
     assert told.count(b"event: state") == 1  # nothing has changed
 
 
 async def test_a_key_that_becomes_anothers_ends_its_stream() -> None:
     """A key that is given to another tenant shows no more of the one before."""
-    async with stack(**KEYS) as proxy:
-        tenants = proxy.services.tenants
-        with proxy.services.feed.viewing("red") as viewer:
-            stream = stream_of(proxy.services, viewer, heartbeat_s=0.1)
-            told = b""
-            async with asyncio.timeout(5), aclosing(stream.events()) as events:
-                async for part in events:
-                    told += part
-                    if b": still here" in told:
-                        tenants._fixed = ()
-                        tenants.replace(parse_keys("blue:r\n"))
+    told = await told_until_its_end(parse_keys("blue:r\n"))
     assert told.endswith(b'event: bye\ndata: {"reason":"key"}\n\n')
 
 
