@@ -150,6 +150,21 @@ class QueueTimeoutError(TryLaterError):
         )
 
 
+class ForgetsOwedError(TryLaterError):
+    """More forgets of the tenant wait for engines than it may owe; another one would be lost."""
+
+    status = 503
+    kind = "server_error"
+    code = "forgets_owed"
+
+    def __init__(self, limit: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"{limit} sessions wait already for engines to confirm a forget (max_owed_forgets), "
+            "so this request, which demands another, was not sent.",
+            retry_after_s,
+        )
+
+
 class RequestTimeoutError(ProxyError):
     """The request didn't arrive in time."""
 

@@ -110,6 +110,7 @@ def build_services(
         audit,
         hints_secret=hints_secret,
         retry_s=settings.handshake_interval_s,
+        max_owed=settings.max_owed_forgets,
     )
     feed = LiveFeed(metrics.live_viewers)
     turns = TurnService(

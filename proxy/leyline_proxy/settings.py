@@ -103,6 +103,10 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     """Model of the embedded engine: one that ships, a folder or a hub id. None: ``leyline-recall``,
     where the engine is ``replay``."""
 
+    max_owed_forgets: Annotated[int, Field(ge=1)] = 4096
+    """Sessions of one tenant whose forgets may wait for engines to confirm them; beyond it, a
+    request that demands another forget is refused (503), because it could not be remembered."""
+
     policy: str | None = None
     """Policies for everyone, such as ``truncate_older_than:n=2,max_chars=200``."""
     policies_file: Path | None = None

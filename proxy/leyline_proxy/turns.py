@@ -20,11 +20,11 @@ from leyline_policies import Policy
 
 from .audit.auditor import Auditor
 from .core.context_management import FIELD as CONTEXT_FIELD
-from .core.forgetting import losses_of_account
+from .core.forgetting import is_orphan, losses_of_account
 from .core.identity import history_key
 from .core.options import UndeclaredRules
 from .core.places import owed
-from .core.session import RetainedTurn, Session
+from .core.session import RetainedTurn, Session, turn_name
 from .errors import RefusedByClaimError
 from .live.feed import LiveFeed
 from .pipeline.accounting import account_headers, caller_account, final_receipt
@@ -38,11 +38,12 @@ from .pipeline.planner import Planner
 from .pipeline.planning import PlanInput, sink_of
 from .pipeline.records import REFUSAL_WAITS_S, record_of, run_of
 from .pipeline.request import OPTIONS_FIELD, ChatRequest
-from .pipeline.retaining import session_after, session_without, settled_turn
+from .pipeline.retaining import session_after, session_owing, session_without, settled_turn
 from .pipeline.rules import Chooser, PolicyCatalog, effective_rules
 from .pipeline.turn import Turn
 from .pipeline.writing import Writing
 from .sessions import SessionStore
+from .sessions.store import SessionChange
 from .telemetry.metrics import Metrics
 from .telemetry.tracing.notes import note_refused, note_settled, receipt_span
 from .telemetry.turn_counts import Settled, count_overhead, count_refused, count_turn
@@ -149,11 +150,21 @@ class TurnService:
         chosen, status = perf_counter(), replica.status
         check_scope(request.tenant, status)
         index = identity.session.next_index if identity.session is not None else 0
-        name, message_id = f"t{index}-{uuid4().hex[:12]}", f"m-{uuid4().hex}"
+        name, message_id = turn_name(index, uuid4().hex[:12]), f"m-{uuid4().hex}"
+        named = identity.named
         given = PlanInput(
-            name, request, *effective, identity.session, status, index, replica=replica.name
+            name,
+            request,
+            *effective,
+            identity.session,
+            status,
+            index,
+            replica=replica.name,
+            named=named,
         )
         planned = await self._planner.plan(given, identity.session_id, replica)
+        if planned.plan.forgets:
+            self._erasures.check(request.tenant.name)
         envelope = None
         if status.capability is not None:
             sink = sink_of(status)
@@ -192,7 +203,9 @@ class TurnService:
             status=status,
             body=outgoing_body(request.raw, planned.prepared, envelope, request.tenant.cache_salt),
             enveloped=envelope is not None,
-            unnamed=losses_of_account(planned.prepared, identity.session),
+            unnamed=losses_of_account(identity.session, named=named),
+            demands=identity.session.demands if identity.session is not None else 0,
+            orphan=is_orphan(planned.prepared, identity.session, named=named),
             applied=self._planner.applied(given, planned.prepared),
             own_s=own_s + perf_counter() - chosen - planned.asked_s,
             ahead_s=perf_counter() - request.arrived,
@@ -328,10 +341,8 @@ class TurnService:
 
     def _account(self, turn: Turn, receipt: Receipt, session: Session | None) -> Account:
         pins = self._pinning.refusals(turn) if self._pinning is not None else ()
-        account = caller_account(turn, receipt, pins)
         waiting = len(owed(session.places)) if session is not None else 0
-        if waiting:
-            account["forgets_owed"] = waiting
+        account = caller_account(turn, receipt, pins, waiting)
         members = {OPTIONS_FIELD: account}
         if turn.request.requested:
             members[CONTEXT_FIELD] = {"applied_edits": turn.applied}
@@ -349,17 +360,32 @@ class TurnService:
         def change(session: Session | None) -> Session:
             return session_without(session, turn, self._placing, now=now)
 
+        await self._unsettled(turn, change)
+
+    async def release(self, turn: Turn) -> None:
+        """Take back that an engine may hold something of a turn: it ended, and no engine does.
+
+        What it demanded to be forgotten is owed all the same."""
+        self._openings.leave(turn.request.tenant.name, turn.identity)
+        if turn.name not in self._open:
+            return
+        if turn.planned.plan.forgets:
+            now = time.time()
+
+            def change(session: Session | None) -> Session:
+                return session_owing(session, turn, self._placing, now=now)
+
+            await self._unsettled(turn, change)
+            return
+        self._open.discard(turn.name)
+        place = turn.request.tenant.name, turn.identity.session_id
+        await self._store.close_turn(*place, turn.name)
+
+    async def _unsettled(self, turn: Turn, change: SessionChange) -> None:
+        """Leave a turn without an answer in its session, and carry what that owes."""
         # A session that is known keeps the history that it was answered for.
         chain = turn.identity.chain if turn.identity.session is None else None
         place = turn.request.tenant.name, turn.identity.session_id
         session = await self._store.update(*place, change, chain, ends=turn.name)
         self._open.discard(turn.name)
         self._erasures.start(session)
-
-    async def release(self, turn: Turn) -> None:
-        """Take back that an engine may hold something of a turn: it ended, and no engine does."""
-        self._openings.leave(turn.request.tenant.name, turn.identity)
-        if turn.name in self._open:
-            self._open.discard(turn.name)
-            place = turn.request.tenant.name, turn.identity.session_id
-            await self._store.close_turn(*place, turn.name)

@@ -208,4 +208,9 @@ def sessions(draw: st.DrawFn, specs: Sequence[str]) -> Session:
         if draw(st.booleans()):
             place = draw(st.integers(1, len(messages) - 1))
             messages[place] = {**messages[place], "content": draw(_texts())}
-    return replace(session, completions=draw(st.dictionaries(_texts(), _texts(), max_size=2)))
+    return replace(
+        session,
+        completions=draw(st.dictionaries(_texts(), _texts(), max_size=2)),
+        orphan=draw(st.booleans()),
+        demands=draw(st.integers(0, 9)),
+    )

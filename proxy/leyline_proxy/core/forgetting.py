@@ -1,4 +1,4 @@
-"""What this turn demands to be forgotten that an earlier turn may have read, and from where on.
+"""Demands of this turn to forget what an earlier turn may have read, and from where on.
 
 Told from the caller's own messages and their names, not from what was sent: policies in between may
 shorten, drop or move the message, and none of that may hide a demand. Where it isn't certain which
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from leyline_engine.contract import MAX_FORGOTTEN, output_span
 
+from .identity import CONTINUES
 from .prepared import Prepared
-from .session import RetainedTurn, Session
-from .spans import ANYTHING, SpanNames, outer_extents
+from .session import FIRST_TURN, RetainedTurn, Session
+from .spans import ANYTHING, SpanName, SpanNames, outer_extents
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +65,14 @@ def new_demands(source: RetainedTurn, prepared: Prepared, names: SpanNames) -> t
 
 
 def spans_to_forget(
-    turn: str, prepared: Prepared, names: SpanNames, session: Session | None
+    turn: str, prepared: Prepared, names: SpanNames, session: Session | None, *, named: bool
 ) -> tuple[str, ...]:
     """Names of which no reader may survive, wherever the session held them.
 
     Args:
         turn: this turn's name.
         session: None where the proxy knows none by its id.
+        named: whether the caller gave the session its id.
 
     Returns:
         :data:`~.spans.ANYTHING` alone where the engine may hold what has no name here; nothing
@@ -78,10 +80,11 @@ def spans_to_forget(
     """
     if not prepared.forget_marks:
         return ()
-    if losses_of_account(prepared, session) or (session is not None and session.in_flight):
+    if losses_of_account(session, named=named):
         return (ANYTHING,)
     turns = session.turns if session is not None else ()
     found: dict[str, None] = {}
+    fresh = False
     for place in prepared.forget_marks:
         wanted = dict.fromkeys(
             name for name in names.client[place].all if not name.startswith(f"{turn}.")
@@ -89,21 +92,60 @@ def spans_to_forget(
         known = [source for source in turns if not wanted.keys().isdisjoint(source.names.index)]
         unmet = any(_unmet(source, prepared, place, wanted.keys()) for source in known)
         written = any(output_span(source.turn) in wanted for source in turns)
+        fresh = fresh or unmet or written or not known
         if unmet or written or not known:
             found.update(wanted)
+    if fresh and session is not None and session.in_flight:
+        return (ANYTHING,)  # another request may have brought the message, under a name of its own
     exceeds = ANYTHING in found or len(found) > MAX_FORGOTTEN
     return (ANYTHING,) if exceeds else tuple(found)
 
 
-def losses_of_account(prepared: Prepared, session: Session | None) -> int:
+def losses_of_account(session: Session | None, *, named: bool) -> int:
     """How often the engine may have been given something of this session that has no name here.
 
-    A conversation with an answer in it that comes to a proxy which doesn't know it was held by
-    another, or by this one before it was restarted.
+    A caller's own name may have been in use before this proxy learned of it: under another proxy,
+    before a restart, or before the session was pushed out of memory. An id of the proxy's own is
+    never given twice, so nothing lies under a new one.
     """
+    return int(named) if session is None else session.unnamed
+
+
+def is_orphan(prepared: Prepared, session: Session | None, *, named: bool) -> bool:
+    """Whether a conversation was under way before it came here, under an id that nobody knows."""
     if session is not None:
-        return session.unnamed
-    return int(any(message.get("role") == "assistant" for message in prepared.client))
+        return session.orphan
+    return not named and any(message.get("role") in CONTINUES for message in prepared.client)
+
+
+def is_unreachable(
+    prepared: Prepared, names: SpanNames | None, session: Session | None, *, named: bool
+) -> bool:
+    """Whether this turn demands to forget what may lie in a cache where no forget finds it.
+
+    Args:
+        names: of this turn's messages; None where they could not be told.
+    """
+    if not prepared.forget_marks or not is_orphan(prepared, session, named=named):
+        return False
+    if session is None or names is None:
+        return True
+    return any(
+        _came_along(names.client[place]) and _is_new(prepared, place, names.client[place], session)
+        for place in prepared.forget_marks
+    )
+
+
+def _came_along(name: SpanName) -> bool:
+    """Whether a message may have been in its session's first request."""
+    return any(each == ANYTHING or FIRST_TURN.match(each) for each in name.all)
+
+
+def _is_new(prepared: Prepared, place: int, name: SpanName, session: Session) -> bool:
+    """Whether no retained turn has met this demand."""
+    wanted = set(name.all)
+    known = [turn for turn in session.turns if not wanted.isdisjoint(turn.names.index)]
+    return not known or any(_unmet(turn, prepared, place, wanted) for turn in known)
 
 
 def _unmet(source: RetainedTurn, prepared: Prepared, place: int, wanted: Iterable[str]) -> set[str]:

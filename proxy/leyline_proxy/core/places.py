@@ -18,17 +18,25 @@ Places = Mapping[str, Place]
 
 
 def after_turn(
-    places: Places, run: str, replica: str, *, demanded: bool, alive: Collection[str] = ()
+    places: Places,
+    run: str,
+    replica: str,
+    *,
+    demanded: bool,
+    owes: bool = False,
+    alive: Collection[str] = (),
 ) -> Places:
     """Places of a session whose turn was given to a run of a replica.
 
     Args:
         run: empty for an engine that retains nothing, which is no place.
         demanded: whether the turn demanded a forget, which then is owed everywhere else.
+        owes: whether this run itself still has to forget: it confirmed nothing, or what it
+            confirmed came too early.
         alive: runs that are known to go on, under whatever name.
     """
     found: dict[str, Place] = {}
-    own = Place(replica)
+    own = Place(replica, owed=owes)
     for other, place in places.items():
         ended = place.replica == replica and other not in alive
         if run and (other == run or ended):
@@ -52,6 +60,13 @@ def _bounded(places: Places) -> Places:
     idle = [run for run, place in list(places.items())[:-1] if not place.owed][:excess]
     kept = {run: place for run, place in places.items() if run not in idle}
     return dict(list(kept.items())[-MAX_PLACES:])
+
+
+def all_owed(places: Places) -> Places:
+    """Places of a session with a demand that reached no engine at all."""
+    return {
+        run: replace(place, owed=True, changes=place.changes + 1) for run, place in places.items()
+    }
 
 
 def erased(places: Places, run: str, seen: Place) -> Places:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,8 +19,21 @@ MAX_HISTORY = 512
 MAX_DEPARTED = 4096
 """Names of turns past that a session remembers."""
 
+FIRST_TURN = re.compile(r"t0\b")
+"""Beginning of the name of a session's first turn, and of the messages that it brought."""
+
 _NAME_BYTES = 160
 """A name and the fingerprint that it is found by."""
+
+def turn_name(index: int, unique: str) -> str:
+    """The name under which an engine retains a turn.
+
+    Args:
+        index: the turn's number in its session, from 0.
+        unique: what no other turn of that number has.
+    """
+    return f"t{index}-{unique}"
+
 
 EditMode = Literal["amortize", "forget", "exact"]
 """How an edit reaches the cache; ``exact`` is an ordinary re-prefill behind it."""
@@ -168,9 +182,15 @@ class Session:
     places: Mapping[str, Place] = field(default_factory=dict)
     """Runs of engines (see ``UpstreamStatus.retains_as``) that were given turns of this session
     and may hold its KV."""
+    demands: int = 0
+    """Turns that demanded to forget something. A turn that was under way meanwhile may have left in
+    the cache what it read."""
     in_flight: frozenset[str] = frozenset()
     """Turns that an engine was given and that aren't settled: other requests of now, or those of a
-    proxy that was killed. Kept by stores that outlive a proxy; see ``SessionStore.open_turn``."""
+    proxy that was killed. The store adds them to what it returns; see ``SessionStore.open_turn``."""
+    orphan: bool = False
+    """The conversation was under way when it came here without a name. What its first request
+    holds may lie in an engine's cache under an id that nobody knows any more."""
 
     @property
     def answered(self) -> bool:

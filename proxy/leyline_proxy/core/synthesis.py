@@ -49,6 +49,8 @@ class TurnPlan:
     spans: tuple[SpanLabel, ...] = ()
     forget: tuple[str, ...] = ()
     """Names of the engine's ledger."""
+    unreachable: bool = False
+    """Whether what is to be forgotten may lie where no forget finds it."""
     edits: tuple[EditRecord, ...] = ()
     planned: Outcome = Outcome.UNEDITED
     reason: Reason | None = None

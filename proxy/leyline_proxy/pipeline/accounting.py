@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -27,6 +27,12 @@ _TOKEN_BYTES = 16
 
 _TEXT_BYTES = 3
 """Decoded messages, as the client sent them and as they went out, per byte of the body."""
+
+ForgetResult = Literal["erased", "pending", "owed", "unreachable"]
+"""``erased``: all that it reaches is overwritten. ``pending``: running requests still hold some.
+``owed``: an engine has not confirmed it, and is asked until it does. ``unreachable``: text may lie
+in a cache where no forget finds it, because the conversation had no name or the engine takes no
+forgets."""
 
 NO_RECEIPT = "the engine gave no receipt for this request"
 
@@ -87,14 +93,24 @@ def final_receipt(
 
 
 def caller_account(
-    turn: Turn, receipt: Receipt, refused_pins: Sequence[Mapping[str, Any]] = ()
+    turn: Turn,
+    receipt: Receipt,
+    refused_pins: Sequence[Mapping[str, Any]] = (),
+    forgets_owed: int = 0,
 ) -> dict[str, Any]:
     """The member ``leyline`` of the response: receipt, edits and policy faults, no text.
 
     Args:
         refused_pins: messages that are pinned in vain on an engine that takes claims.
+        forgets_owed: runs of engines that still have to forget something of the session.
     """
-    return receipt_account(receipt) | {
+    account = receipt_account(receipt)
+    result = forget_result(turn, receipt, forgets_owed)
+    if result is not None:
+        account["forgot"] = {"result": result, **(account["forgot"] or {})}
+    if forgets_owed:
+        account["forgets_owed"] = forgets_owed
+    return account | {
         "session": turn.identity.session_id,
         "turn": turn.name,
         "turn_index": turn.index,
@@ -109,6 +125,22 @@ def caller_account(
             for note in turn.planned.prepared.notes
         ],
     }
+
+
+def forget_result(turn: Turn, receipt: Receipt, forgets_owed: int) -> ForgetResult | None:
+    """What came of the turn's demands to forget; None where it demanded nothing.
+
+    Args:
+        forgets_owed: runs of engines that still have to forget something of the session.
+    """
+    plan, counts = turn.planned.plan, receipt.forgot
+    if plan.unreachable or (plan.forgets and not turn.enveloped):
+        return "unreachable"
+    if counts is None and not plan.forgets:
+        return None
+    if counts is None or forgets_owed:
+        return "owed"
+    return "pending" if counts.pending else "erased"
 
 
 def _refused_verbs(turn: Turn) -> list[dict[str, Any]]:

@@ -1,15 +1,15 @@
-"""Forgets that reach engines which held a session before it moved.
+"""Forgets that no engine has confirmed yet, and their way to it.
 
-A forget travels with the turn that demands it, to the engine that serves the turn. To each other
-run that was given turns of the session (:mod:`..core.places`) it is carried by a request of its
-own: the smallest there is, under the session's name. Until an engine confirms it, the session says
-that it is owed, and it is tried again.
+A forget travels with the turn that demands it, to the engine that serves the turn. It is owed by
+that engine until a receipt confirms it, and by each other run that was given turns of the session
+(:mod:`..core.places`) in any case. What is owed is carried by a request of its own: the smallest
+there is, under the session's name, again and again until it is confirmed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -24,7 +24,7 @@ from ..audit.auditor import Auditor
 from ..core.places import erased, owed
 from ..core.session import Place, Session
 from ..core.spans import ANYTHING
-from ..errors import ProxyError
+from ..errors import ForgetsOwedError, ProxyError
 from ..sessions import SessionStore
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
@@ -32,9 +32,6 @@ from ..upstream.pool import ReplicaPool
 from ..upstream.replica import Replica
 
 log = structlog.get_logger("leyline.forget")
-
-_MAX_OWED = 4096
-"""Sessions whose forgets are tried again; a session's next turn tries, too."""
 
 _AT_ONCE = 8
 
@@ -47,6 +44,17 @@ _Owner = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
+class _Debt:
+    """What a session's engines owe, as it was last known; outlives the session."""
+
+    runs: Mapping[str, str]
+    """Replicas by run."""
+    created: float
+    """When the session began, in seconds since the epoch."""
+    tries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _Done:
     """What became of one forget."""
 
@@ -54,11 +62,17 @@ class _Done:
     seen: Place
     """As it was when this began."""
     result: str
-    """``erased``, ``gone`` (the run has ended) or ``pending``."""
+    """``erased``, ``gone`` (the run has ended), ``pending``, or ``lost``: the session has expired,
+    and nobody knows the engine any more."""
 
 
 class Erasures:
-    """Carries forgets, of a few sessions at a time."""
+    """Carries forgets, of a few sessions at a time.
+
+    Args:
+        max_owed: sessions of one tenant whose forgets may wait; further demands are refused.
+        retry_s: pause before what was not confirmed is asked for again.
+    """
 
     def __init__(
         self,
@@ -69,6 +83,7 @@ class Erasures:
         *,
         hints_secret: str | None,
         retry_s: float,
+        max_owed: int,
     ) -> None:
         self._pool = pool
         self._store = store
@@ -76,9 +91,9 @@ class Erasures:
         self._audit = audit
         self._hints_secret = hints_secret
         self._retry_s = retry_s
-        self._owed: OrderedDict[_Owner, int] = OrderedDict()
-        """How often they were tried."""
-        self._under_way: set[_Owner] = set()
+        self._max_owed = max_owed
+        self._owed: dict[_Owner, _Debt] = {}
+        self._under_way: dict[_Owner, _Debt] = {}
         self._silent: dict[str, float] = {}
         """Until when replicas aren't asked that didn't answer."""
         self._wake = asyncio.Event()
@@ -86,20 +101,31 @@ class Erasures:
     @property
     def waiting(self) -> int:
         """Sessions whose forgets aren't carried yet, as far as is known here."""
-        return len(self._owed.keys() | self._under_way)
+        return len(self._owed.keys() | self._under_way.keys())
+
+    def check(self, tenant: str) -> None:
+        """See that one more demand of a tenant could be remembered.
+
+        Raises:
+            ForgetsOwedError: it could not, so that it must not be made.
+        """
+        if self.waiting < self._max_owed:
+            return
+        owners = self._owed.keys() | self._under_way.keys()
+        if sum(owner == tenant for owner, _ in owners) >= self._max_owed:
+            raise ForgetsOwedError(self._max_owed, self._retry_s)
 
     def start(self, session: Session) -> None:
         """Begin to carry what the session says is owed; nothing is awaited."""
-        if not owed(session.places):
-            return
-        self._keep((session.tenant, session.id), 0)
-        self._wake.set()
+        if runs := owed(session.places):
+            self._keep((session.tenant, session.id), _Debt(runs, session.created))
+            self._wake.set()
 
-    def _keep(self, owner: _Owner, tries: int) -> None:
-        self._owed.setdefault(owner, tries)
-        self._owed.move_to_end(owner)
-        while len(self._owed) > _MAX_OWED:
-            self._owed.popitem(last=False)
+    def _keep(self, owner: _Owner, debt: _Debt) -> None:
+        known = self._owed.get(owner)
+        if known is not None:
+            debt = replace(debt, runs={**known.runs, **debt.runs}, tries=known.tries)
+        self._owed[owner] = debt
 
     async def run(self) -> None:
         """Carry until cancelled: at once what is new, again what an engine didn't confirm."""
@@ -109,9 +135,8 @@ class Erasures:
                 self._wake.clear()
                 for owner in [each for each in self._owed if each not in self._under_way]:
                     # What is demanded from here on is looked at once more.
-                    tries = self._owed.pop(owner)
-                    self._under_way.add(owner)
-                    group.create_task(self._carry_in_turn(free, owner, tries))
+                    self._under_way[owner] = self._owed.pop(owner)
+                    group.create_task(self._carry_in_turn(free, owner))
                 try:
                     waiting = self._owed or self._under_way
                     async with asyncio.timeout(self._retry_s if waiting else None):
@@ -119,44 +144,51 @@ class Erasures:
                 except TimeoutError:
                     continue
 
-    async def _carry_in_turn(self, free: asyncio.Semaphore, owner: _Owner, tries: int) -> None:
+    async def _carry_in_turn(self, free: asyncio.Semaphore, owner: _Owner) -> None:
+        debt = self._under_way[owner]
+        rest = debt.runs
         async with free:
             try:
-                done = await self._carry(owner, tries)
-            except SessionGoneError:
-                done = True
+                rest = await self._carry(owner, debt)
             except Exception as error:  # nobody waits for it; the next look tries again
-                done = False
                 log.error("erasure_failed", error=type(error).__name__, frames=frames_of(error))
-        self._under_way.discard(owner)
-        if not done:
-            self._keep(owner, tries + 1)
+        del self._under_way[owner]
+        if rest:
+            self._keep(owner, replace(debt, runs=rest, tries=debt.tries + 1))
 
-    async def _carry(self, owner: _Owner, tries: int) -> bool:
-        """Whether nothing is left to do."""
+    async def _carry(self, owner: _Owner, debt: _Debt) -> Mapping[str, str]:
+        """What is still owed afterwards, replicas by run."""
         session = await self._store.get(*owner)
-        wanted = owed(session.places) if session is not None else {}
+        if self._store.problem is not None:
+            return debt.runs  # it knows of no debts, and notes no payment
+        places = session.places if session is not None else {}
+        wanted: Mapping[str, str] = owed(places)
+        if session is None or session.created != debt.created:
+            wanted = {**debt.runs, **wanted}  # the session that owed it has expired
         done: list[_Done] = []
         for run, name in wanted.items():
-            result = await self._erase(owner, run, name)
-            if session is not None:
-                done.append(_Done(run, session.places[run], result))
-            if result != "pending" or not tries:
+            result = await self._erase(owner, run, name, expired=session is None)
+            done.append(_Done(run, places.get(run, Place(name, owed=True)), result))
+            if result != "pending" or not debt.tries:
                 self._metrics.erasures.labels(result).inc()
                 self._audit.carried(*owner, run, result)
         finished = [each for each in done if each.result != "pending"]
-        if finished:
-            found = await self._store.update(*owner, lambda found: _without(found, finished))
-            wanted = owed(found.places)
-        # A store that is out of reach knows of no debts, and notes no payment.
-        return not wanted and self._store.problem is None
+        if session is not None and finished:
+            try:
+                found = await self._store.update(*owner, lambda now: _without(now, finished))
+                wanted = {**wanted, **owed(found.places)}
+                finished = [each for each in finished if each.run not in owed(found.places)]
+            except SessionGoneError:
+                pass  # it has expired meanwhile, and what it owes stays owed
+        paid = {each.run for each in finished}
+        return {run: name for run, name in wanted.items() if run not in paid}
 
-    async def _erase(self, owner: _Owner, run: str, name: str) -> str:
+    async def _erase(self, owner: _Owner, run: str, name: str, *, expired: bool) -> str:
         # By its run first: it may have been given another name.
         replica = self._pool.holding(run) or self._pool.get(name)
         if replica is None:
-            log.info("erasure_impossible", tenant=owner[0], upstream=name)
-            return "pending"  # another proxy may know it
+            log.warning("erasure_impossible", tenant=owner[0], upstream=name, given_up=expired)
+            return "lost" if expired else "pending"  # another proxy may know it
         status = replica.status
         if not status.up or monotonic() < self._silent.get(replica.name, 0):
             return "pending"
@@ -203,7 +235,7 @@ class Erasures:
 
 
 class SessionGoneError(Exception):
-    """The session has expired meanwhile; nobody knows any more what it held."""
+    """The session has expired meanwhile."""
 
 
 def _without(session: Session | None, done: list[_Done]) -> Session:

@@ -45,6 +45,9 @@ class Identity:
     session: Session | None
     opens: tuple[int, ...] = ()
     """The history for which it holds its id in the :class:`Openings` until its turn is over."""
+    named: bool = True
+    """Whether its id was made of a name that the caller gave it, and may have been in use before;
+    else it is one that the proxy made up."""
 
 
 @dataclass(slots=True)
@@ -123,7 +126,7 @@ async def identify(
         if found is not None:
             return found
     session_id = session.id if session else f"s-{uuid4().hex[:20]}"
-    return Identity(session_id, shared, chain, session)
+    return Identity(session_id, shared, chain, session, named=False)
 
 
 async def _by_name(

@@ -24,14 +24,23 @@ class Placing:
             return session
         return self._given(session, session.places, run, replica, demanded=False)
 
-    def after(self, session: Session, turn: Turn, run: str) -> Session:
-        """The session with the run that was given a turn."""
+    def after(self, session: Session, turn: Turn, run: str, *, obeyed: bool) -> Session:
+        """The session with the run that was given a turn.
+
+        Args:
+            obeyed: whether the run has confirmed what the turn demanded.
+        """
         demanded = bool(turn.planned.plan.forgets)
         places = session.places
         if demanded and turn.unnamed:
             # Of what has no name here nobody knows which engine it was read by.
             places = {**self.anywhere(), **places}
-        return self._given(session, places, run, turn.replica.name, demanded=demanded)
+        # What was demanded while this turn ran came too early for what it left in the cache.
+        owes = (demanded and not obeyed) or session.demands > turn.demands
+        after = self._given(
+            session, places, run, turn.replica.name, demanded=demanded, owes=owes
+        )
+        return replace(after, demands=session.demands + demanded)
 
     def anywhere(self) -> Mapping[str, Place]:
         """All runs, and engines whose run isn't known because they are out of reach."""
@@ -50,7 +59,8 @@ class Placing:
         replica: str,
         *,
         demanded: bool,
+        owes: bool = False,
     ) -> Session:
         alive = {each.status.retains_as for each in self._pool}
-        after = after_turn(places, run, replica, demanded=demanded, alive=alive)
+        after = after_turn(places, run, replica, demanded=demanded, owes=owes, alive=alive)
         return replace(session, places=after)

@@ -14,7 +14,7 @@ from leyline_policies import Policy
 from leyline_policies.context import TOKENS
 
 from ..core.diff import diff_messages
-from ..core.forgetting import spans_to_forget
+from ..core.forgetting import is_unreachable, spans_to_forget
 from ..core.naming import name_spans
 from ..core.options import UndeclaredRules
 from ..core.prepare import PolicySession, prepare, unedited
@@ -56,6 +56,8 @@ class PlanInput:
     """How edits wait; None where none does."""
     replica: str = ""
     """Name of the upstream that it is for."""
+    named: bool = True
+    """Whether the caller gave the session its id."""
 
     @property
     def last(self) -> RetainedTurn | None:
@@ -162,7 +164,10 @@ def plan_turn(
     except Exception as error:  # a fault in here costs the splice, never the request
         log.error("synthesis_failed", error=type(error).__name__, frames=frames_of(error))
         names, plan = None, _failed(given, prepared)
-    return Planned(prepared, rendered, names, decide(plan, given.status), draft.decision)
+    plan = decide(plan, given.status)
+    if is_unreachable(prepared, names, given.session, named=given.named):
+        plan = replace(plan, unreachable=True)
+    return Planned(prepared, rendered, names, plan, draft.decision)
 
 
 def decide(plan: TurnPlan, status: UpstreamStatus) -> TurnPlan:
@@ -261,7 +266,8 @@ def _named(
     """Which messages are those of earlier turns, and the names of what is to be forgotten."""
     departed = given.session.departed if given.session is not None else Departed()
     names = name_spans(given.turn, prepared, given.retained, departed, rendered)
-    return names, spans_to_forget(given.turn, prepared, names, given.session)
+    forget = spans_to_forget(given.turn, prepared, names, given.session, named=given.named)
+    return names, forget
 
 
 def _synthesize(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from leyline_engine.contract import Reason, Receipt, TurnRecord
 
+from ..core.places import all_owed
 from ..core.prepared import Prepared
 from ..core.session import RetainedTurn, Session, TurnSummary
 from ..core.spans import ANYTHING
@@ -63,7 +64,7 @@ def session_after(
         current = current.without({ref.turn for ref in plan.sources})
     if turn.enveloped and source is None:
         current = current.lose_turn()
-    current = placing.after(current, turn, settled.run)
+    current = placing.after(current, turn, settled.run, obeyed=settled.obeyed)
     index = current.next_index
     kept = replace(source, index=index) if source is not None else None
     current = _with_policies(current, turn.planned.prepared)
@@ -89,7 +90,18 @@ def session_without(
         now: seconds since the epoch.
     """
     lost = (session or _new_session(turn, placing, now)).lose_turn()
-    return placing.after(lost, turn, turn.status.retains_as)
+    return placing.after(lost, turn, turn.status.retains_as, obeyed=False)
+
+
+def session_owing(session: Session | None, turn: Turn, placing: Placing, *, now: float) -> Session:
+    """The session with a demand that no engine was given, or that one turned away unread.
+
+    Args:
+        session: as it is now; None where it begins with this turn.
+        now: seconds since the epoch.
+    """
+    current = session or _new_session(turn, placing, now)
+    return replace(current, places=all_owed(current.places), demands=current.demands + 1)
 
 
 def _new_session(turn: Turn, placing: Placing, now: float) -> Session:
@@ -103,6 +115,7 @@ def _new_session(turn: Turn, placing: Placing, now: float) -> Session:
         updated=now,
         created=now,
         unnamed=turn.unnamed,
+        orphan=turn.orphan,
         # Where a conversation comes from that isn't known here, any engine may hold some of it.
         places=placing.anywhere() if turn.unnamed else {},
     )

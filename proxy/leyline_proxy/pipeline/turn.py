@@ -34,6 +34,10 @@ class Turn:
     """Whether the body carries an envelope, so that there is a receipt to ask for."""
     unnamed: int
     """The session's losses of account when the plan was made; see ``Session.unnamed``."""
+    demands: int
+    """What had been demanded in the session by then; see ``Session.demands``."""
+    orphan: bool
+    """See ``Session.orphan``."""
     applied: list[dict[str, Any]]
     """What the edits of ``context_management`` did."""
     own_s: float = 0.0

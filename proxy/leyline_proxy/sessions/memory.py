@@ -1,6 +1,8 @@
-"""Sessions in this process: bounded in number, bytes and age, least recently used out first.
+"""Sessions in this process: bounded in number, bytes and age.
 
-A session that nobody asks for is packed: an agent that waits for its user costs kilobytes.
+Where there are too many, the tenant that has the most loses what it used longest ago: nobody pushes
+out another's. A session that nobody asks for is packed: an agent that waits for its user costs
+kilobytes.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ..core.identity import HistoryMatch
@@ -60,6 +62,15 @@ class _Entry:
         return held + _MESSAGE_BYTES * len(self.chain)
 
 
+@dataclass(slots=True)
+class _Share:
+    """What one tenant has."""
+
+    order: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    """Its sessions, in order of their last update."""
+    bytes: int = 0
+
+
 class MemorySessionStore:
     """A :class:`~leyline_proxy.sessions.store.SessionStore` for one process.
 
@@ -82,6 +93,9 @@ class MemorySessionStore:
         self._idle_pack_s = idle_pack_s
         self._clock = clock
         self._entries: OrderedDict[_Identity, _Entry] = OrderedDict()
+        """In order of their last update."""
+        self._shares: dict[str, _Share] = {}
+        self._in_flight: dict[_Identity, frozenset[str]] = {}
         self._unpacked: OrderedDict[_Identity, None] = OrderedDict()
         """In order of use."""
         self._index = HistoryIndex()
@@ -103,7 +117,11 @@ class MemorySessionStore:
 
     async def get(self, tenant: str, session_id: str) -> Session | None:
         self._expire()
-        return self._open((tenant, session_id))
+        session = self._open((tenant, session_id))
+        in_flight = self._in_flight.get((tenant, session_id))
+        if session is None or in_flight is None:
+            return session
+        return replace(session, in_flight=in_flight)
 
     async def matches(
         self, tenant: str, key: str, chain: Sequence[int], shortest_partial: int
@@ -145,11 +163,14 @@ class MemorySessionStore:
         )
         self._reindex(old, new)
         self._put(old, new)
-        # The session just inserted stays, whatever its weight: the turn is being served.
-        while len(self._entries) > self._max_sessions or (
-            self._bytes > self._max_bytes and len(self._entries) > 1
-        ):
-            self._drop_oldest()
+        self._shares[tenant].order.move_to_end(session_id)
+        if ends is not None:
+            self._close(identity, ends)
+        while len(self._entries) > self._max_sessions:
+            self._drop_of(max(self._shares, key=lambda name: len(self._shares[name].order)))
+        # A session alone stays, whatever its weight.
+        while self._bytes > self._max_bytes and len(self._entries) > 1:
+            self._drop_of(max(self._shares, key=lambda name: self._shares[name].bytes))
         return session
 
     async def open_turn(
@@ -162,10 +183,18 @@ class MemorySessionStore:
         run: str = "",
         replica: str = "",
     ) -> None:
-        """Nothing: a proxy that is killed takes its sessions with it."""
+        identity = (tenant, session_id)
+        self._in_flight[identity] = self._in_flight.get(identity, frozenset()) | {turn}
 
     async def close_turn(self, tenant: str, session_id: str, turn: str) -> None:
-        """Nothing."""
+        self._close((tenant, session_id), turn)
+
+    def _close(self, identity: _Identity, turn: str) -> None:
+        rest = self._in_flight.get(identity, frozenset()) - {turn}
+        if rest:
+            self._in_flight[identity] = rest
+        else:
+            self._in_flight.pop(identity, None)
 
     async def delete(self, tenant: str, session_id: str) -> bool:
         self._expire()
@@ -176,9 +205,9 @@ class MemorySessionStore:
 
     async def sessions(self, tenant: str) -> tuple[SessionOverview, ...]:
         self._expire()
-        return tuple(
-            entry.line for (owner, _), entry in reversed(self._entries.items()) if owner == tenant
-        )
+        share = self._shares.get(tenant)
+        names = reversed(share.order) if share is not None else ()
+        return tuple(self._entries[tenant, name].line for name in names)
 
     async def count(self) -> int:
         self._expire()
@@ -233,7 +262,12 @@ class MemorySessionStore:
         return session
 
     def _put(self, old: _Entry | None, new: _Entry) -> None:
-        self._bytes += new.weight - (old.weight if old else 0)
+        tenant, session_id = new.identity
+        share = self._shares.setdefault(tenant, _Share())
+        more = new.weight - (old.weight if old else 0)
+        self._bytes += more
+        share.bytes += more
+        share.order.setdefault(session_id)
         self._entries[new.identity] = new
         if new.session is not None:
             self._unpacked[new.identity] = None
@@ -248,15 +282,19 @@ class MemorySessionStore:
 
     def _expire(self) -> None:
         horizon = self._clock() - self._ttl_s
-        # The dictionary is in order of the last update, so the oldest are in front.
         while self._entries and next(iter(self._entries.values())).touched < horizon:
-            self._drop_oldest()
+            self._drop(next(iter(self._entries)))
 
-    def _drop_oldest(self) -> None:
-        self._drop(next(iter(self._entries)))
+    def _drop_of(self, tenant: str) -> None:
+        self._drop((tenant, next(iter(self._shares[tenant].order))))
 
     def _drop(self, identity: _Identity) -> None:
         entry = self._entries.pop(identity)
         self._unpacked.pop(identity, None)
         self._bytes -= entry.weight
+        share = self._shares[identity[0]]
+        share.bytes -= entry.weight
+        del share.order[identity[1]]
+        if not share.order:
+            del self._shares[identity[0]]
         self._index.remove(*identity, entry.key, entry.chain)

@@ -43,7 +43,8 @@ class SessionSettings(BaseModel):
     redis_max_connections: Annotated[int, Field(ge=1)] = 64
     """Of one proxy, to each server."""
     redis_max_sessions: Annotated[int, Field(ge=1)] | None = None
-    """Beyond it those go that were updated longest ago; None leaves it to ``session_ttl_s``."""
+    """Of all tenants; beyond it, whoever has the most loses those that were updated longest ago.
+    None leaves it to ``session_ttl_s``."""
     redis_max_session_bytes: Annotated[int, Field(ge=1024)] = 4 * MIB
     """Of one stored session; of a longer one only the account is stored."""
 

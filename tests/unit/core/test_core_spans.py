@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from leyline_engine.contract import Mode, Outcome, output_span, token_digest
 from leyline_policies import Policy
 from leyline_proxy.core.declared import DeclaredEdit
-from leyline_proxy.core.forgetting import new_demands, spans_to_forget
+from leyline_proxy.core.forgetting import is_unreachable, new_demands, spans_to_forget
 from leyline_proxy.core.messages import Message
 from leyline_proxy.core.naming import MAX_FORMER, name_spans
 from leyline_proxy.core.prepare import prepare
@@ -191,7 +191,7 @@ def test_a_forget_names_all_that_a_message_was_called(
     edit = DeclaredEdit(message=place, replacement="[gone]", mode=Mode.FORGET)
     prepared = prepare(messages, [], [edit], len(walk))
     turn, names = talk.names(prepared)
-    forget = spans_to_forget(turn, prepared, names, talk.session)
+    forget = spans_to_forget(turn, prepared, names, talk.session, named=True)
     known = talk.labels.get(number_of(messages[place]), set())
     assert forget == (ANYTHING,) or known <= set(forget)
     if forget != (ANYTHING,):
@@ -295,7 +295,7 @@ def test_what_a_policy_writes_answers_for_what_it_drops() -> None:
     edit = DeclaredEdit(message=1, drop=True, mode=Mode.FORGET)
     prepared = prepare(lists, [], [edit], 2)
     turn, names = talk.names(prepared)
-    assert spans_to_forget(turn, prepared, names, talk.session) == ("t0.1",)
+    assert spans_to_forget(turn, prepared, names, talk.session, named=True) == ("t0.1",)
 
 
 def test_a_message_that_the_caller_dropped_long_ago_is_found() -> None:
@@ -305,7 +305,7 @@ def test_a_message_that_the_caller_dropped_long_ago_is_found() -> None:
     edit = DeclaredEdit(message=1, replacement="[gone]", mode=Mode.FORGET)
     prepared = prepare([user(1), user(2), user(3)], [], [edit], 9)
     turn, names = talk.names(prepared)
-    assert "t0.1" in spans_to_forget(turn, prepared, names, talk.session)
+    assert "t0.1" in spans_to_forget(turn, prepared, names, talk.session, named=True)
 
 
 def redacted(talk: Talk, messages: list[Message]) -> tuple[Prepared, tuple[str, ...]]:
@@ -313,7 +313,7 @@ def redacted(talk: Talk, messages: list[Message]) -> tuple[Prepared, tuple[str, 
     edit = DeclaredEdit(message=len(messages) - 1, replacement="[gone]", mode=Mode.FORGET)
     prepared = prepare(messages, [], [edit], 1)
     turn, names = talk.names(prepared)
-    return prepared, spans_to_forget(turn, prepared, names, talk.session)
+    return prepared, spans_to_forget(turn, prepared, names, talk.session, named=True)
 
 
 def test_a_new_message_needs_no_forget() -> None:
@@ -349,16 +349,72 @@ def test_a_demand_that_reached_everything_was_met_too() -> None:
     assert (forget, new_demands(source, later, names)) == ((), ())
 
 
-def test_an_unknown_conversation_with_an_answer_may_have_been_read() -> None:
-    """A proxy that doesn't know the session can't tell what the engine holds of it."""
+UNKNOWN = Session("", "", "", (), (), 0, 0)
+
+
+def unknown(messages: list[Message], *, named: bool) -> tuple[tuple[str, ...], bool]:
+    """What the first request of a session forgets that redacts its first message, and whether some
+    of it can't be reached."""
     edit = DeclaredEdit(message=0, replacement="[gone]", mode=Mode.FORGET)
-    for messages, expected in (
-        ([user(1)], ()),
-        ([user(1), assistant(2), user(3)], (ANYTHING,)),
-    ):
-        prepared = prepare(messages, [], [edit], 0)
-        names = name_spans("t0", prepared, (), Session("", "", "", (), (), 0, 0).departed, None)
-        assert spans_to_forget("t0", prepared, names, None) == expected
+    prepared = prepare(messages, [], [edit], 0)
+    names = name_spans("t0-a", prepared, (), UNKNOWN.departed, None)
+    forget = spans_to_forget("t0-a", prepared, names, None, named=named)
+    return forget, is_unreachable(prepared, names, None, named=named)
+
+
+@pytest.mark.parametrize("messages", [[user(1)], [user(1), assistant(2), user(3)]])
+def test_a_name_that_the_proxy_does_not_know_may_have_been_in_use(messages: list[Message]) -> None:
+    """Also before its first answer: the same request may have been sent with the secret in it."""
+    assert unknown(messages, named=True) == ((ANYTHING,), False)
+
+
+def test_an_unknown_conversation_without_a_name_is_unreachable() -> None:
+    """Nothing lies under an id that the proxy has just made up; what an engine holds of a
+    conversation under way lies under one that nobody knows."""
+    assert unknown([user(1), assistant(2), user(3)], named=False) == ((), True)
+    assert unknown([user(1)], named=False) == ((), False)
+
+
+def orphaned(messages: list[Message]) -> Talk:
+    """A conversation that was under way when it came without a name."""
+    talk = turns_of(messages)
+    talk.session = replace(talk.session, orphan=True)
+    return talk
+
+
+def reaches(talk: Talk, messages: list[Message], place: int) -> bool:
+    """Whether a redaction of that message reaches all that may hold it."""
+    edit = DeclaredEdit(message=place, replacement="[gone]", mode=Mode.FORGET)
+    prepared = prepare(messages, [], [edit], 1)
+    _, names = talk.names(prepared)
+    return not is_unreachable(prepared, names, talk.session, named=False)
+
+
+def test_what_an_orphan_brought_along_stays_unreachable_and_what_came_later_is_not() -> None:
+    """On every later turn, until the demand has been told once."""
+    opening = [user(1), assistant(2), user(3)]
+    talk = orphaned(opening)
+    later = [*opening, assistant(4), user(5)]
+    assert not reaches(talk, later, 0)
+    assert not reaches(talk, later, 2)
+    assert reaches(talk, later, 4)
+    edit = DeclaredEdit(message=0, replacement="[gone]", mode=Mode.FORGET)
+    talk.send(prepare(later, [], [edit], 1))
+    talk.session = replace(talk.session, turns=talk.session.turns[-1:])
+    assert reaches(talk, later, 0), "the demand was told with the turn that made it"
+    talk.session = replace(talk.session, orphan=False)
+    assert reaches(talk, later, 2)
+
+
+def test_a_demand_beside_a_turn_under_way_reaches_everything() -> None:
+    """The other request may have brought the message; once the demand is met, nobody asks again."""
+    talk = turns_of([user(1)], outputs=[text(2)])
+    messages = [user(1), assistant(2), user(3)]
+    talk.session = replace(talk.session, in_flight=frozenset({"t1-b"}))
+    prepared, forget = redacted(talk, messages)
+    assert forget == (ANYTHING,)
+    talk.send(prepared)
+    assert redacted(talk, messages)[1] == ()
 
 
 def test_losses_are_made_good_by_forgetting_everything() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_proxy.core.places import MAX_PLACES, after_turn, erased, owed
+from leyline_proxy.core.places import MAX_PLACES, after_turn, all_owed, erased, owed
 from leyline_proxy.core.session import Place
 
 moves = st.lists(
@@ -29,6 +29,16 @@ def test_a_forget_is_owed_wherever_the_session_was_and_isnt_now(
         places = dict(after_turn(places, last[replica], replica, demanded=demanded))
         assert set(places) == set(last.values())
         assert owed(places) == {last[each]: each for each in unmet}
+
+
+def test_a_run_owes_what_it_did_not_confirm() -> None:
+    """The engine of the turn itself, until it is asked again; others owe it in any case."""
+    places = after_turn({}, "a1", "a", demanded=False)
+    places = after_turn(places, "b1", "b", demanded=True, owes=True)
+    assert owed(places) == {"a1": "a", "b1": "b"}
+    places = after_turn(erased(places, "a1", places["a1"]), "b1", "b", demanded=True)
+    assert owed(places) == {"b1": "b"}, "a later receipt is of a later demand"
+    assert owed(all_owed({"a1": Place("a"), "b1": Place("b")})) == {"a1": "a", "b1": "b"}
 
 
 def test_an_engine_that_retains_nothing_is_no_place_and_its_demands_are_owed_by_others() -> None:

@@ -95,7 +95,7 @@ def forgotten(session: Session | None) -> tuple[str, ...]:
     prepared = prepare(messages, pipeline(r"redact:pattern='sk-\w+'"), (), 9)
     assert prepared.forget_marks
     names = name_spans("t9", prepared, [], Departed(), render(prepared.messages))
-    return spans_to_forget("t9", prepared, names, session)
+    return spans_to_forget("t9", prepared, names, session, named=session is not None)
 
 
 async def test_a_killed_redis_keeps_nobody_waiting(server: RedisServer) -> None:

@@ -120,7 +120,7 @@ async def test_without_a_key_only_the_account_outlives_a_proxy(server: RedisServ
         found = await other.get("t", "a")
         assert found is not None
         assert (found.history, found.turns) == (own.history, ())
-        assert losses_of_account(prepare(history(3, TASK), [], [], 0), found) > 0
+        assert losses_of_account(found, named=True) > 0
         assert (await other.sessions("t"))[0].totals.turns == 2
         match = await other.matches("t", "", chain_of(history(4, TASK)), 3)
         assert [(each.session, each.whole) for each in match] == [("a", True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from messages_kit import events
 from responses_kit import RESPONSES, RESULT, USER, ask, body, scripted
-from support.fake_engine import FakeEngine, proxy_before
+from support.fake_engine import FakeEngine, forgotten, proxy_before
 
 TWO = ("red:r", "blue:b")
 
@@ -142,6 +142,7 @@ async def test_a_deleted_response_is_gone_for_all_that_go_on_from_it(engine: Fak
 async def test_policies_see_stored_items_on_every_turn(engine: FakeEngine) -> None:
     """What they take out never goes upstream; the stored copy is its owner's, as it was sent."""
     policy = "redact:patterns=[swordfish]"
+    engine.receipt = forgotten
     async with proxy_before(engine, policy=policy) as client:
         first = await ask(client, "The password is swordfish.")
         second = await ask(client, "More?", previous_response_id=first["id"])

@@ -249,6 +249,39 @@ async def test_the_oldest_go_first(opener: Opener) -> None:
     assert await store.count() == 2
 
 
+async def test_a_tenant_with_many_sessions_pushes_out_its_own(opener: Opener) -> None:
+    """Another tenant's only session stays, though it is the oldest of all."""
+    store = await opener(max_sessions=4)
+    await put(store, "mine", 3, tenant="quiet")
+    for number in range(8):
+        await put(store, f"s{number}", 1, tenant="busy")
+        await asyncio.sleep(0.01)
+    assert await store.get("quiet", "mine") is not None
+    assert [each.id for each in await store.sessions("busy")] == ["s7", "s6", "s5"]
+    assert await store.count() == 4
+
+
+async def test_a_turn_is_in_flight_until_it_is_settled_or_given_up(opener: Opener) -> None:
+    """Other requests of its session see it meanwhile; those of another tenant don't."""
+    store = await opener()
+    await put(store, "a", 1)
+    await put(store, "a", 1, tenant="other")
+    for turn in ("t1-1", "t1-2"):
+        await store.open_turn("t", "a", turn, "")
+
+    async def in_flight(tenant: str) -> frozenset[str]:
+        found = await store.get(tenant, "a")
+        assert found is not None
+        return found.in_flight
+
+    assert await in_flight("t") == {"t1-1", "t1-2"}
+    assert await in_flight("other") == frozenset()
+    await store.close_turn("t", "a", "t1-1")
+    messages = history(2, "a")
+    await store.update("t", "a", turn_change("a", messages), chain_of(messages), ends="t1-2")
+    assert await in_flight("t") == frozenset()
+
+
 async def test_a_settled_turn_is_no_longer_in_flight(store: SessionStore) -> None:
     """Noting a turn and settling it leaves the session as if it had never been noted."""
     await store.open_turn("t", "a", "t0-1", "")

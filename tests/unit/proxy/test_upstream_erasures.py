@@ -76,7 +76,7 @@ async def world() -> AsyncIterator[World]:
     await pool.refresh()
     store = MemorySessionStore(max_sessions=100, ttl_s=60)
     audit = build_auditor(Settings(upstream="http://e"), metrics)
-    erasures = Erasures(pool, store, metrics, audit, hints_secret=None, retry_s=0.05)
+    erasures = Erasures(pool, store, metrics, audit, hints_secret=None, retry_s=0.05, max_owed=100)
     task = asyncio.create_task(erasures.run())
     try:
         yield World(engines, pool, store, erasures)

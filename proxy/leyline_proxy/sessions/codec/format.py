@@ -18,7 +18,7 @@ from .reader import SessionReader
 from .records import StoredSession
 from .writer import SessionWriter
 
-FORMAT = 2
+FORMAT = 3
 """Written into every session; another is a miss. Change it with any change of :mod:`.records`, or
 of what they hold."""
 

@@ -61,6 +61,8 @@ class SessionReader:
             policy_states=self._states(stored.policy_states),
             completions=stored.completions,
             unnamed=stored.unnamed,
+            demands=stored.demands,
+            orphan=stored.orphan,
             places=stored.places,
         )
 

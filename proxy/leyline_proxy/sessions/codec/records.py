@@ -106,6 +106,8 @@ class StoredSession(msgspec.Struct, array_like=True, frozen=True):
     updated: float
     created: float
     unnamed: int
+    demands: int
+    orphan: bool
     places: Mapping[str, Place]
     departed: Departed
     policy_states: int

@@ -54,6 +54,8 @@ class SessionWriter:
             updated=session.updated,
             created=session.created,
             unnamed=session.unnamed,
+            demands=session.demands,
+            orphan=session.orphan,
             places=session.places,
             departed=session.departed,
             policy_states=self._value(session.policy_states),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...core.session import Session
 from ..summary import SessionOverview
 from . import keys as names
+from .fair_bound import FairBound
 from .keys import Keys
 from .link import RedisLink
 from .stored import Candidate, chain_of, longest_whole, opening_of, overview_of
@@ -27,18 +28,36 @@ class Directory:
     """Writes and follows the hints. Every method raises StoreGoneError where Redis is gone."""
 
     def __init__(
-        self, link: RedisLink, keys: Keys, *, ttl_s: float, max_sessions: int | None = None
+        self,
+        link: RedisLink,
+        keys: Keys,
+        *,
+        ttl_s: float,
+        max_sessions: int | None,
+        clock: Callable[[], float],
     ) -> None:
         self._link = link
         self._keys = keys
         self._ttl_s = ttl_s
-        self._max_sessions = max_sessions
+        self._bound = (
+            FairBound(
+                link,
+                keys.owners,
+                most=max_sessions,
+                ttl_s=ttl_s,
+                delete=self._delete,
+                clock=clock,
+            )
+            if max_sessions is not None
+            else None
+        )
 
     async def enter(self, session: Session, chain: Sequence[int], now: float) -> None:
-        """Make a session findable, and drop the oldest where they are too many."""
+        """Make a session findable. Where there are too many, the tenant with the most loses those
+        that were updated longest ago."""
         keys, ttl_ms = self._keys, round(self._ttl_s * 1000)
         digest = keys.digest(session.tenant, session.id)
-        listed = keys.tenant(session.tenant)
+        listed, owned = keys.tenant(session.tenant), keys.owned(session.tenant)
         opening = opening_of(session, chain)
 
         def commands(pipe: _Pipeline) -> None:
@@ -55,11 +74,14 @@ class Directory:
                 pipe.zadd(entry, {session.id: now})
                 pipe.zremrangebyrank(entry, 0, -_MAX_OPENINGS - 1)
                 pipe.pexpire(entry, ttl_ms)
-            pipe.zcard(keys.all)
+            if self._bound is not None:
+                pipe.zadd(owned, {digest: now})
+                pipe.pexpire(owned, ttl_ms)
+                self._bound.counted(pipe, owned)
 
-        *_, total = await self._link.together(commands)
-        if self._max_sessions is not None and total > self._max_sessions:
-            await self._evict(total - self._max_sessions)
+        *_, count = await self._link.together(commands)
+        if self._bound is not None:
+            await self._bound.keep(owned, count)
 
     async def remove(self, tenant: str, session_id: str) -> bool:
         """Let a session go; whether it was there."""
@@ -71,16 +93,15 @@ class Directory:
                 pipe.delete(flight),
                 pipe.zrem(self._keys.all, digest),
                 pipe.zrem(self._keys.tenant(tenant), session_id),
+                pipe.zrem(self._keys.owned(tenant), digest),
             )
         )
         return bool(there)
 
-    async def _evict(self, count: int) -> None:
-        popped = await self._link.call(lambda client: client.zpopmin(self._keys.all, count))
-        entries = [entry for digest, _ in popped for entry in self._keys.of_digest(digest.decode())]
-        await self._link.together(
-            lambda pipe: [pipe.delete(entry) for entry in entries], empty=not entries
-        )
+    def _delete(self, pipe: _Pipeline, digest: bytes) -> None:
+        pipe.zrem(self._keys.all, digest)
+        for entry in self._keys.of_digest(digest.decode()):
+            pipe.delete(entry)
 
     async def candidates(
         self, tenant: str, key: str, chain: Sequence[int], shortest: int

@@ -6,6 +6,8 @@
 ``w:…``         a history's digest to the session that has just this history
 ``a:…``         a conversation's opening to the sessions that began so, by time
 ``t:…``         a tenant's sessions by time of their last turn
+``n:…``         the same by digest, where their number is bounded
+``owners``      tenants' entries ``n:…`` by how many they list
 ``all``         all sessions by time of their last turn
 ``r:…``         a stored response
 ``q:…``         a tenant's stored responses by time of their last use
@@ -61,6 +63,15 @@ class Keys:
     def tenant(self, tenant: str) -> str:
         """A tenant's sessions."""
         return f"{self.prefix}:t:{_digest('tenant', tenant)}"
+
+    @property
+    def owners(self) -> str:
+        """How many sessions tenants have."""
+        return f"{self.prefix}:owners"
+
+    def owned(self, tenant: str) -> str:
+        """A tenant's sessions, by digest."""
+        return f"{self.prefix}:n:{_digest('owned', tenant)}"
 
     def whole(self, tenant: str, key: str, value: int) -> str:
         """The session with this history."""

@@ -10,6 +10,7 @@ from typing import Any
 import zstandard
 
 from ...responses.stored import StoredResponse, decode, encode
+from .fair_bound import FairBound
 from .keys import Keys
 from .link import RedisLink, StoreGoneError
 from .sealing import Seal, owner_of
@@ -51,6 +52,14 @@ class RedisResponseStore:
         self._max_bytes = max_bytes
         self._max_responses = max_responses
         self._clock = clock
+        self._bound = FairBound(
+            link,
+            self._keys.responses,
+            most=max_responses,
+            ttl_s=ttl_s,
+            delete=lambda pipe, entry: pipe.delete(entry),
+            clock=clock,
+        )
 
     async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> None:
         packed = zstandard.ZstdCompressor(level=_LEVEL).compress(encode(stored))
@@ -63,7 +72,7 @@ class RedisResponseStore:
             *_, count = await self._link.together(
                 lambda pipe: (pipe.set(entry, data, px=ttl_ms), *self._noted(pipe, tenant, entry))
             )
-            await self._bound(self._keys.responses_of(tenant), count)
+            await self._bound.keep(self._keys.responses_of(tenant), count)
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         entry, ttl_ms = self._keys.response(tenant, response_id), round(self._ttl_s * 1000)
@@ -101,57 +110,8 @@ class RedisResponseStore:
         return (
             pipe.zadd(listed, {entry: now}),
             pipe.pexpire(listed, round(self._ttl_s * 1000)),
-            *self._counted(pipe, listed),
+            *self._bound.counted(pipe, listed),
         )
-
-    def _counted(self, pipe: Any, listed: str) -> tuple[object, ...]:
-        gone = self._clock() - self._ttl_s
-        return pipe.zremrangebyscore(listed, "-inf", gone), pipe.zcard(listed)
-
-    async def _bound(self, listed: str, count: int) -> None:
-        """Note how many a tenant has. Where that makes too many, whoever has the most loses some:
-        nobody pushes out another's."""
-        everyone = self._keys.responses
-        _, held = await self._link.together(
-            lambda pipe: (
-                pipe.zadd(everyone, {listed: count}),
-                pipe.zrange(everyone, 0, -1, withscores=True),
-            )
-        )
-        counts = {name: int(number) for name, number in held}
-        while counts and (over := sum(counts.values()) - self._max_responses) > 0:
-            *_, next_most, most = [0, *sorted(counts.values())]
-            who = next(name for name, number in counts.items() if number == most)
-            left = await self._relieve(who, target=max(next_most, most - over), most=most)
-            counts[who] = left
-            if not left:
-                del counts[who]
-
-    async def _relieve(self, listed: str, *, target: int, most: int) -> int:
-        """Have a tenant lose its oldest; how many are left.
-
-        Args:
-            target: how many may stay, but for one less where that is all.
-            most: how many it is thought to have. What ended meanwhile counts for what it loses.
-        """
-        *_, there = await self._link.together(lambda pipe: self._counted(pipe, listed))
-        surplus = min(there, most) - min(target, most - 1)
-        left = there - (await self._pop(listed, surplus) if surplus > 0 else 0)
-        everyone = self._keys.responses
-        await self._link.together(
-            lambda pipe: [
-                pipe.zadd(everyone, {listed: left}) if left else pipe.zrem(everyone, listed)
-            ]
-        )
-        return int(left)
-
-    async def _pop(self, listed: str, count: int) -> int:
-        """Remove a tenant's oldest; how many there were."""
-        popped = await self._link.call(lambda client: client.zpopmin(listed, count))
-        await self._link.together(
-            lambda pipe: [pipe.delete(entry) for entry, _ in popped], empty=not popped
-        )
-        return len(popped)
 
 
 def _owner(tenant: str, response_id: str) -> bytes:

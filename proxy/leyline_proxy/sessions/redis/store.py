@@ -69,7 +69,8 @@ class RedisSessionStore:
     Args:
         seal: decides whether text is stored at all.
         max_session_bytes: of one stored session; of a longer one only the account is kept.
-        max_sessions: beyond it those go that were updated longest ago; None leaves that to time.
+        max_sessions: beyond it the tenant with the most loses those that were updated longest ago;
+            None leaves that to time.
         max_cached_bytes: of sessions that this proxy keeps decoded.
     """
 
@@ -90,7 +91,9 @@ class RedisSessionStore:
         self._seal = seal
         self._keys = Keys(prefix)
         self._max_session_bytes = max_session_bytes
-        self._directory = Directory(link, self._keys, ttl_s=ttl_s, max_sessions=max_sessions)
+        self._directory = Directory(
+            link, self._keys, ttl_s=ttl_s, max_sessions=max_sessions, clock=clock
+        )
         self._cache = SessionCache(max_bytes=max_cached_bytes, idle_s=60.0)
         self._clock = clock
         self._losses = Losses()
