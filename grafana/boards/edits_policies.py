@@ -25,6 +25,7 @@ EDITS = "leyline_edits_total"
 FAULTS = "leyline_policy_faults_total"
 RELOADS = "leyline_policy_reloads_total"
 ERASURES = "leyline_erasures_total"
+FORGETS = "leyline_forgets_total"
 
 
 def build() -> dashboard.Dashboard:
@@ -110,7 +111,7 @@ def _add_files_and_forgets(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Sessions that wait for a forget",
-            "Sessions with a forget that an engine which had them before hasn't confirmed yet. "
+            "Sessions with a forget that some engine has not confirmed yet. "
             "Bad: above 0 for minutes, where an alert fires (LeylineForgetsPending); what was "
             "taken out may still be there.",
             Query(or_zero(total("leyline_erasures_owed"))),
@@ -280,9 +281,21 @@ def _add_forgets(board: dashboard.Dashboard) -> None:
     )
     board.with_panel(
         time_series(
-            "Forgets carried to other engines",
-            "Forgets per minute for engines that had the session before: erased, gone (the "
-            "engine's run has ended), pending (not confirmed at the first try). Bad: pending "
+            "Forgets by what came of them",
+            "Turns per minute that demanded to forget something: erased, pending (running requests "
+            "still hold some), owed (an engine has not confirmed it yet), unreachable (a "
+            "conversation without a name, or an engine without forgets). Bad: unreachable; name "
+            "sessions where secrets are redacted.",
+            [Query(per_minute(FORGETS, BY_TENANT, "result"), "{{result}}")],
+            unit="cpm",
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Forgets carried to engines",
+            "Forgets per minute for engines that had the session before, or did not confirm one "
+            "with its turn: erased, gone (the engine's run has ended), pending (not confirmed at "
+            "the first try), lost (this proxy no longer knows the engine). Bad: lost, and pending "
             "that isn't followed by erased or gone (LeylineForgetsPending).",
             [Query(per_minute(ERASURES, "", "result"), "{{result}}")],
             unit="cpm",

@@ -20,14 +20,14 @@ from leyline_policies import Policy
 
 from .audit.auditor import Auditor
 from .core.context_management import FIELD as CONTEXT_FIELD
-from .core.forgetting import is_orphan, losses_of_account
+from .core.forgetting import is_orphan, is_unvouched
 from .core.identity import history_key
 from .core.options import UndeclaredRules
 from .core.places import owed
 from .core.session import RetainedTurn, Session, turn_name
 from .errors import RefusedByClaimError
 from .live.feed import LiveFeed
-from .pipeline.accounting import account_headers, caller_account, final_receipt
+from .pipeline.accounting import account_headers, caller_account, final_receipt, forget_result
 from .pipeline.cache_scope import check_scope
 from .pipeline.erasure import Erasures
 from .pipeline.identify import Identity, Openings, identify
@@ -46,7 +46,7 @@ from .sessions import SessionStore
 from .sessions.store import SessionChange
 from .telemetry.metrics import Metrics
 from .telemetry.tracing.notes import note_refused, note_settled, receipt_span
-from .telemetry.turn_counts import Settled, count_overhead, count_refused, count_turn
+from .telemetry.turn_counts import Settled, count_forget, count_overhead, count_refused, count_turn
 from .upstream.pool import Names, ReplicaPool
 
 log = structlog.get_logger("leyline.turn")
@@ -149,14 +149,15 @@ class TurnService:
         )
         chosen, status = perf_counter(), replica.status
         check_scope(request.tenant, status)
-        index = identity.session.next_index if identity.session is not None else 0
+        session = identity.session
+        index = session.next_index if session is not None else 0
         name, message_id = turn_name(index, uuid4().hex[:12]), f"m-{uuid4().hex}"
         named = identity.named
         given = PlanInput(
             name,
             request,
             *effective,
-            identity.session,
+            session,
             status,
             index,
             replica=replica.name,
@@ -187,10 +188,10 @@ class TurnService:
                 *place, name, identity.key, run=status.retains_as, replica=replica.name
             )
             self._open.add(name)
-            known, run = identity.session, status.retains_as
-            if known is not None and run not in known.places:
+            run = status.retains_as
+            if session is not None and run not in session.places:
                 await self._store.update(
-                    *place, lambda found: self._placing.begun(found or known, run, replica.name)
+                    *place, lambda found: self._placing.begun(found or session, run, replica.name)
                 )
         return Turn(
             request=request,
@@ -203,9 +204,10 @@ class TurnService:
             status=status,
             body=outgoing_body(request.raw, planned.prepared, envelope, request.tenant.cache_salt),
             enveloped=envelope is not None,
-            unnamed=losses_of_account(identity.session, named=named),
-            demands=identity.session.demands if identity.session is not None else 0,
-            orphan=is_orphan(planned.prepared, identity.session, named=named),
+            unnamed=session.unnamed if session is not None else 0,
+            unvouched=is_unvouched(session, named=named),
+            demands=session.demands if session is not None else 0,
+            orphan=is_orphan(planned.prepared, session, named=named),
             applied=self._planner.applied(given, planned.prepared),
             own_s=own_s + perf_counter() - chosen - planned.asked_s,
             ahead_s=perf_counter() - request.arrived,
@@ -271,6 +273,9 @@ class TurnService:
             avoided_s = self._planner.avoided_s(label, receipt)
             settled = Settled(turn, receipt, record, usage, ttft_s, avoided_s)
             count_turn(self._metrics, settled, label)
+            count_forget(
+                self._metrics, turn, forget_result(turn, receipt, len(owed(session.places)))
+            )
             note_settled(turn, receipt, ttft_s)
             streamed = turn.request.stream and ttft_s is not None
             self._planner.learn(label, receipt, (ttft_s or 0) - turn.ahead_s if streamed else None)
@@ -388,4 +393,6 @@ class TurnService:
         place = turn.request.tenant.name, turn.identity.session_id
         session = await self._store.update(*place, change, chain, ends=turn.name)
         self._open.discard(turn.name)
+        if turn.planned.plan.forgets:
+            count_forget(self._metrics, turn, "owed")
         self._erasures.start(session)

@@ -41,9 +41,9 @@ def engine() -> Iterator[tuple[Starlette, str]]:
 
 
 @contextmanager
-def proxy(origin: str) -> Iterator[httpx.Client]:
+def proxy(origin: str, **settings: Any) -> Iterator[httpx.Client]:
     """A proxy in front of the engine that remembers nothing yet."""
-    app = create_app(Settings(upstream=origin, log_level="error"))
+    app = create_app(Settings(upstream=origin, log_level="error", **settings))
     with serving(app) as address, httpx.Client(base_url=address, timeout=60) as client:
         yield client
 
@@ -70,11 +70,17 @@ def ask(
     client: httpx.Client, session: str, messages: Conversation, **options: Any
 ) -> dict[str, Any]:
     """The account of a turn."""
-    answer = client.post(
-        CHAT,
-        json=body(client, messages, leyline=options),
-        headers={"x-leyline-session": session},
-    )
+    return nameless(client, messages, {"x-leyline-session": session}, **options)
+
+
+def nameless(
+    client: httpx.Client,
+    messages: Conversation,
+    headers: dict[str, str] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """The account of a turn of a conversation that is known by its history."""
+    answer = client.post(CHAT, json=body(client, messages, leyline=options), headers=headers)
     assert answer.status_code == 200, answer.text
     account: dict[str, Any] = answer.json()["leyline"]
     return account
@@ -188,5 +194,57 @@ def test_a_forget_that_was_not_obeyed_is_demanded_again() -> None:
         ask(client, "disobeyed", history(1, "Disobeyed."))
         for count in (2, 3):
             account = ask(client, "disobeyed", history(count, "Disobeyed."), policy=REDACT)
-            assert account["forgot"] is None
+            assert account["forgot"] == {"result": "owed"}
             assert "forget" in {edit["mode"] for edit in account["edits"]}
+
+
+def test_a_first_request_that_is_sent_again_is_forgotten(engine: tuple[Starlette, str]) -> None:
+    """The proxy was restarted after the only request, before there was an answer in the list."""
+    app, origin = engine
+    first = history(1, "First.")[:2]
+    first[1] = {**first[1], "content": f"Remember {SECRET}. {first[1]['content']}"}
+    with proxy(origin) as client:
+        ask(client, "first", first)
+    assert knows(app, "first")
+    with proxy(origin) as client:
+        account = ask(client, "first", first, policy=REDACT)
+        assert account["forgot"]["result"] == "erased"
+        assert account["forgot"]["overwritten"] > 0
+    settled(app)
+    assert held(app, "first") and not knows(app, "first")
+
+
+def test_a_conversation_without_a_name_that_was_lost_is_called_unreachable(
+    engine: tuple[Starlette, str],
+) -> None:
+    """Nobody knows its id any more, and the receipt says so on each turn that demands a forget of
+    what was lost; a name would have helped."""
+    _, origin = engine
+    with proxy(origin) as client:
+        nameless(client, history(2, "Nameless."))
+    with proxy(origin) as client:
+        account = nameless(client, history(3, "Nameless."), policy=REDACT)
+        assert account["forgot"] == {"result": "unreachable"}
+        account = nameless(client, history(4, "Nameless."), policy=REDACT)
+        assert account["forgot"] is None, "it was told once"
+
+
+def test_a_busy_tenant_pushes_out_no_other_tenants_sessions(engine: tuple[Starlette, str]) -> None:
+    """Nameless, a session that was pushed out could never be forgotten."""
+    app, origin = engine
+    task, keys = "Push out.", "quiet:q-key,busy:b-key"
+    with proxy(origin, max_sessions=4, api_keys=keys) as client:
+
+        def as_tenant(name: str) -> httpx.Client:
+            client.headers["authorization"] = f"Bearer {name[0]}-key"
+            return client
+
+        for count in (0, 2):
+            nameless(as_tenant("quiet"), history(count, task))
+        for number in range(8):
+            nameless(as_tenant("busy"), [{"role": "user", "content": f"Task {number}."}])
+        account = nameless(as_tenant("quiet"), history(3, task), policy=REDACT)
+    assert account["forgot"]["result"] == "erased"
+    assert account["forgot"]["overwritten"] > 0
+    settled(app)
+    assert not holds_text(app, account["session"], SECRET, "quiet")

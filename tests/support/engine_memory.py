@@ -35,6 +35,6 @@ def held(app: Starlette, session: str, tenant: str = "default") -> list[tuple[st
     return paths
 
 
-def holds_text(app: Starlette, session: str, text: str) -> bool:
+def holds_text(app: Starlette, session: str, text: str, tenant: str = "default") -> bool:
     """Whether the engine holds KV of ``text`` for a session."""
-    return any(text in path for path, _ in held(app, session))
+    return any(text in path for path, _ in held(app, session, tenant))

@@ -211,6 +211,7 @@ def sessions(draw: st.DrawFn, specs: Sequence[str]) -> Session:
     return replace(
         session,
         completions=draw(st.dictionaries(_texts(), _texts(), max_size=2)),
+        unvouched=draw(st.booleans()),
         orphan=draw(st.booleans()),
         demands=draw(st.integers(0, 9)),
     )

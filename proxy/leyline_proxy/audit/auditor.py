@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import structlog
 
-from leyline_engine.contract import Receipt, TurnRecord
+from leyline_engine.contract import Mode, Receipt, TurnRecord
 
+from ..core.identity import CONTINUES
 from ..core.places import owed
 from ..core.session import Session
 from ..pipeline.turn import Turn
@@ -171,7 +172,8 @@ class Auditor:
             return
         weight = _TEXTS_PER_BODY * len(turn.request.raw) if facts.edits.edits else 0
         self._offer(partial(turn_record, facts, self._key), weight)
-        if _forgets(turn, receipt) and turn.enveloped and _is_open(receipt):
+        told_to = turn.planned.plan.forgets and turn.enveloped
+        if told_to and _is_open(receipt):
             self._followups.watch(facts, turn.replica.client.record)
 
     def _facts(
@@ -188,7 +190,7 @@ class Auditor:
         planned, identity = turn.planned, turn.identity
         plan = planned.plan
         edits = turn_edits(
-            plan.edits, planned.prepared, planned.names, identity.session, turn.unnamed
+            plan.edits, planned.prepared, planned.names, identity.session, _doubts(turn)
         )
         if not (self._all or edits != TurnEdits() or _forgets(turn, receipt)):
             return None
@@ -208,6 +210,7 @@ class Auditor:
             edits=edits,
             forget=plan.forget,
             owed=waiting,
+            unreachable=plan.unreachable,
         )
 
     def _tell(self, record: Record) -> None:
@@ -218,8 +221,19 @@ class Auditor:
             self._writer.offer(job, weight)
 
 
+def _doubts(turn: Turn) -> frozenset[Mode]:
+    """Modes of edits of which nobody can tell whether an engine had the text before."""
+    began_here = not any(message.get("role") in CONTINUES for message in turn.request.messages)
+    strange = turn.identity.session is None and (turn.unvouched or turn.orphan)
+    if turn.unnamed or (strange and not began_here):
+        return frozenset(Mode)
+    # A forget is demanded of everything then, and the receipt says what it came to.
+    return frozenset({Mode.FORGET} if turn.unvouched else ())
+
+
 def _forgets(turn: Turn, receipt: Receipt | None) -> bool:
-    return turn.planned.plan.forgets or (receipt is not None and receipt.forgot is not None)
+    plan = turn.planned.plan
+    return plan.forgets or plan.unreachable or (receipt is not None and receipt.forgot is not None)
 
 
 def _is_open(receipt: Receipt | None) -> bool:

@@ -14,7 +14,15 @@ import msgspec
 from ..core.spans import ANYTHING
 
 Effect = Literal[
-    "erased", "shared", "pending", "unconfirmed", "amortized", "recomputed", "never_sent", "unknown"
+    "erased",
+    "shared",
+    "pending",
+    "unconfirmed",
+    "unreachable",
+    "amortized",
+    "recomputed",
+    "never_sent",
+    "unknown",
 ]
 
 MEANINGS: dict[Effect, str] = {
@@ -22,13 +30,14 @@ MEANINGS: dict[Effect, str] = {
     "shared": "erased for this session; other sessions that sent the same tokens keep theirs",
     "pending": "out of reach for requests, and not overwritten yet on every engine",
     "unconfirmed": "to be forgotten; no engine has confirmed it",
+    "unreachable": "may lie in a cache where no forget finds it: the conversation had no name",
     "amortized": "what was read may go on influencing later turns",
     "recomputed": "nothing behind the edit was reused; the old entries await their eviction",
     "never_sent": "edited before any engine was given the text",
     "unknown": "nobody can tell: another proxy, or an engine without a receipt, had the text",
 }
 
-_LASTING: frozenset[Effect] = frozenset({"amortized", "unknown", "unconfirmed"})
+_LASTING: frozenset[Effect] = frozenset({"amortized", "unknown", "unconfirmed", "unreachable"})
 _FORGOTTEN: frozenset[Effect] = frozenset({"erased", "shared"})
 
 
@@ -93,6 +102,7 @@ class _Turn(msgspec.Struct):
     forget: list[str]
     edits: list[_Edit]
     owed: list[str] = []
+    unreachable: bool = False
 
 
 class _Receipt(msgspec.Struct):
@@ -190,6 +200,8 @@ def _forgotten(
     receipts: Mapping[str, Mapping[str, Any]],
     erasures: Mapping[tuple[str, str, str], int],
 ) -> Effect:
+    if turn.get("unreachable"):
+        return "unreachable"
     forgot = receipts.get(turn["message_id"], turn["forgot"])
     if forgot is None:
         return "unconfirmed"

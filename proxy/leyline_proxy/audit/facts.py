@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from leyline_engine.contract import Mode
+
 from ..core.messages import Message
 from ..core.prepared import Change, Prepared
 from ..core.session import EditRecord, RetainedTurn, Session
@@ -50,14 +52,14 @@ def turn_edits(
     prepared: Prepared,
     names: SpanNames | None,
     session: Session | None,
-    unnamed: int,
+    doubts: Collection[Mode] = (),
 ) -> TurnEdits:
     """The edits of a turn.
 
     Args:
         told: the plan's account.
         session: as it was when the plan was made.
-        unnamed: how often an engine may have been given what this proxy knows nothing of.
+        doubts: modes of edits of which nobody can tell whether an engine had the text before.
     """
     if not told and not prepared.dropped and not any(entry.changes for entry in prepared.sent):
         return TurnEdits()
@@ -65,8 +67,8 @@ def turn_edits(
     edits = [texts.of(record) for record in told[:MAX_EDITS]]
     known = {record.message for record in told}
     first = list(_first_sent(prepared, session, known))
-    sent_before = None if unnamed else False
     for index, change in first[: MAX_EDITS - len(edits)]:
+        sent_before = None if change.mode in doubts else False
         edits.append(texts.first_sent(index, change, sent_before))
     return TurnEdits(tuple(edits), len(told) + len(first) - len(edits))
 

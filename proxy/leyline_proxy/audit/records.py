@@ -48,7 +48,9 @@ class TurnFacts:
     edits: TurnEdits
     forget: tuple[str, ...]
     owed: tuple[str, ...] = ()
-    """Other engines that still have to be told of a forget."""
+    """Engines that still have to be told of a forget."""
+    unreachable: bool = False
+    """Whether what is to be forgotten may lie where no forget finds it."""
 
 
 def turn_record(facts: TurnFacts, key: AuditKey | None) -> Record:
@@ -77,6 +79,8 @@ def turn_record(facts: TurnFacts, key: AuditKey | None) -> Record:
         record["edits_omitted"] = facts.edits.omitted
     if len(facts.forget) > MAX_NAMES:
         record["forget_omitted"] = len(facts.forget) - MAX_NAMES
+    if facts.unreachable:
+        record["unreachable"] = True
     if facts.owed:
         record["owed"] = list(facts.owed)
     return record

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from leyline_engine.contract import MAX_FORGOTTEN, output_span
 
@@ -17,6 +18,12 @@ from .identity import CONTINUES
 from .prepared import Prepared
 from .session import FIRST_TURN, RetainedTurn, Session
 from .spans import ANYTHING, SpanName, SpanNames, outer_extents
+
+ForgetResult = Literal["erased", "pending", "owed", "unreachable"]
+"""``erased``: all that it reaches is overwritten. ``pending``: running requests still hold some.
+``owed``: an engine has not confirmed it, and is asked until it does. ``unreachable``: text may lie
+in a cache where no forget finds it, because the conversation had no name or the engine takes no
+forgets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,7 @@ def spans_to_forget(
     """
     if not prepared.forget_marks:
         return ()
-    if losses_of_account(session, named=named):
+    if is_unvouched(session, named=named) or (session is not None and session.unnamed):
         return (ANYTHING,)
     turns = session.turns if session is not None else ()
     found: dict[str, None] = {}
@@ -101,14 +108,13 @@ def spans_to_forget(
     return (ANYTHING,) if exceeds else tuple(found)
 
 
-def losses_of_account(session: Session | None, *, named: bool) -> int:
-    """How often the engine may have been given something of this session that has no name here.
+def is_unvouched(session: Session | None, *, named: bool) -> bool:
+    """Whether a session's name may have been in use before this proxy learned of it.
 
-    A caller's own name may have been in use before this proxy learned of it: under another proxy,
-    before a restart, or before the session was pushed out of memory. An id of the proxy's own is
-    never given twice, so nothing lies under a new one.
+    Under another proxy, before a restart, or before the session was pushed out of memory. An id of
+    the proxy's own is never given twice, so nothing lies under a new one.
     """
-    return int(named) if session is None else session.unnamed
+    return named if session is None else session.unvouched
 
 
 def is_orphan(prepared: Prepared, session: Session | None, *, named: bool) -> bool:

@@ -25,6 +25,7 @@ FIRST_TURN = re.compile(r"t0\b")
 _NAME_BYTES = 160
 """A name and the fingerprint that it is found by."""
 
+
 def turn_name(index: int, unique: str) -> str:
     """The name under which an engine retains a turn.
 
@@ -182,12 +183,15 @@ class Session:
     places: Mapping[str, Place] = field(default_factory=dict)
     """Runs of engines (see ``UpstreamStatus.retains_as``) that were given turns of this session
     and may hold its KV."""
+    unvouched: bool = False
+    """Its name may have been in use before this proxy learned of it, and no forget of everything
+    has been confirmed since."""
     demands: int = 0
     """Turns that demanded to forget something. A turn that was under way meanwhile may have left in
     the cache what it read."""
     in_flight: frozenset[str] = frozenset()
     """Turns that an engine was given and that aren't settled: other requests of now, or those of a
-    proxy that was killed. The store adds them to what it returns; see ``SessionStore.open_turn``."""
+    proxy that was killed. The store adds them; see ``SessionStore.open_turn``."""
     orphan: bool = False
     """The conversation was under way when it came here without a name. What its first request
     holds may lie in an engine's cache under an id that nobody knows any more."""
@@ -233,7 +237,8 @@ class Session:
 
     def account_for(self, losses: int) -> Session:
         """The session after a forget of everything, which was planned after so many losses."""
-        return replace(self, departed=Departed(), unnamed=max(0, self.unnamed - losses))
+        unnamed = max(0, self.unnamed - losses)
+        return replace(self, departed=Departed(), unnamed=unnamed, unvouched=False)
 
     def lose_turn(self) -> Session:
         """The session after a turn that the engine may have read and that isn't retained."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -17,6 +17,7 @@ from leyline_engine.contract import (
     token_digest,
 )
 
+from ..core.forgetting import ForgetResult
 from ..core.rendered import Rendered
 from ..core.session import RetainedTurn
 from ..sessions.summary import edit_account, receipt_account
@@ -27,12 +28,6 @@ _TOKEN_BYTES = 16
 
 _TEXT_BYTES = 3
 """Decoded messages, as the client sent them and as they went out, per byte of the body."""
-
-ForgetResult = Literal["erased", "pending", "owed", "unreachable"]
-"""``erased``: all that it reaches is overwritten. ``pending``: running requests still hold some.
-``owed``: an engine has not confirmed it, and is asked until it does. ``unreachable``: text may lie
-in a cache where no forget finds it, because the conversation had no name or the engine takes no
-forgets."""
 
 NO_RECEIPT = "the engine gave no receipt for this request"
 

@@ -32,14 +32,12 @@ class Placing:
         """
         demanded = bool(turn.planned.plan.forgets)
         places = session.places
-        if demanded and turn.unnamed:
+        if demanded and (turn.unnamed or turn.unvouched):
             # Of what has no name here nobody knows which engine it was read by.
             places = {**self.anywhere(), **places}
         # What was demanded while this turn ran came too early for what it left in the cache.
         owes = (demanded and not obeyed) or session.demands > turn.demands
-        after = self._given(
-            session, places, run, turn.replica.name, demanded=demanded, owes=owes
-        )
+        after = self._given(session, places, run, turn.replica.name, demanded=demanded, owes=owes)
         return replace(after, demands=session.demands + demanded)
 
     def anywhere(self) -> Mapping[str, Place]:

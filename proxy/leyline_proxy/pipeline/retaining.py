@@ -115,9 +115,10 @@ def _new_session(turn: Turn, placing: Placing, now: float) -> Session:
         updated=now,
         created=now,
         unnamed=turn.unnamed,
+        unvouched=turn.unvouched,
         orphan=turn.orphan,
         # Where a conversation comes from that isn't known here, any engine may hold some of it.
-        places=placing.anywhere() if turn.unnamed else {},
+        places=placing.anywhere() if turn.unvouched else {},
     )
 
 

@@ -34,6 +34,8 @@ class Turn:
     """Whether the body carries an envelope, so that there is a receipt to ask for."""
     unnamed: int
     """The session's losses of account when the plan was made; see ``Session.unnamed``."""
+    unvouched: bool
+    """The same; see ``Session.unvouched``."""
     demands: int
     """What had been demanded in the session by then; see ``Session.demands``."""
     orphan: bool

@@ -67,6 +67,7 @@ class Metrics:
     cache_discrepancy_tokens: Counter
 
     edits: Counter
+    forgets: Counter
     schedule_decisions: Counter
     policy_messages: Counter
     policy_faults: Counter

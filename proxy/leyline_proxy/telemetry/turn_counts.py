@@ -9,6 +9,7 @@ from typing import Any
 from leyline_engine.contract import CopySegment, Outcome, Reason, Receipt, TurnRecord
 
 from ..core.busts import CacheAccount, settle
+from ..core.forgetting import ForgetResult
 from ..pipeline.accounting import cached_of_usage
 from ..pipeline.turn import Turn
 from .metrics import Metrics, exemplar
@@ -40,6 +41,16 @@ def count_refused(metrics: Metrics, turn: Turn, receipt: Receipt, model: str) ->
     metrics.meet(tenant, model)
     metrics.turns.labels(tenant, model, receipt.outcome.value, reason).inc()
     metrics.claim_refusals.labels(tenant).inc()
+
+
+def count_forget(metrics: Metrics, turn: Turn, result: ForgetResult | None) -> None:
+    """Add a turn's demand to forget, if it had one.
+
+    Args:
+        result: what came of it; None where nothing was demanded.
+    """
+    if result is not None:
+        metrics.forgets.labels(turn.request.tenant.name, result).inc()
 
 
 def count_overhead(metrics: Metrics, turn: Turn, account_s: float) -> None:

@@ -44,6 +44,8 @@ def store(**options: float) -> MemorySessionStore:
     return MemorySessionStore(
         max_sessions=int(given["max_sessions"]),
         ttl_s=given["ttl_s"],
+        max_bytes=int(given.get("max_bytes", 1 << 30)),
+        idle_pack_s=-1.0,
         clock=given.get("clock", Clock()),  # type: ignore[arg-type]
     )
 
@@ -59,6 +61,22 @@ async def test_the_oldest_go_first() -> None:
     assert await kept.get("t", "b") is None
     assert await kept.matches("t", "", [2], 2) == ()
     assert await kept.count() == 2
+
+
+async def test_a_tenant_with_heavy_sessions_pushes_out_its_own() -> None:
+    """Of the bytes, too, whoever has the most loses some, packed sessions included."""
+    heavy = [*range(4000)]
+    kept = store(max_sessions=10, max_bytes=120 * 12_000)
+    await kept.update("quiet", "mine", new_session("mine", "quiet"), [1])
+    for name in "abcd":
+        await kept.update("busy", name, new_session(name, "busy"), [*heavy, ord(name)])
+        await kept.pack_idle()
+    assert [session.id for session in await kept.sessions("busy")] == ["d", "c"]
+    assert await kept.get("quiet", "mine") is not None
+    for name in ("d", "c"):
+        assert await kept.delete("busy", name)
+    assert await kept.delete("quiet", "mine")
+    assert kept.held_bytes == 0
 
 
 async def test_heavy_sessions_push_out_old_ones() -> None:

@@ -11,9 +11,11 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 from support.fake_engine import CAPABILITY, MODEL, Answer, FakeEngine, chat_json, forgotten
 from support.stack import serving
 
+from leyline_engine.contract import Receipt, TokenCounts
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.rendezvous import ranked
@@ -36,17 +38,39 @@ class Pair:
     def drain(self, name: str, draining: bool) -> None:
         self.app.state.services.pool.get(name).draining = draining
 
-    def ask(self, messages: list[dict[str, Any]], **members: Any) -> httpx.Response:
+    def ask(
+        self, messages: list[dict[str, Any]], session: str = SESSION, **members: Any
+    ) -> httpx.Response:
         return httpx.post(
             f"{self.origin}{CHAT}",
             json={"model": MODEL, "messages": messages, **members},
-            headers={"x-leyline-session": SESSION},
+            headers={"x-leyline-session": session},
             timeout=20,
         )
 
-    def forgets(self, name: str) -> int:
-        """Requests of its own by which an engine was told to forget."""
-        return sum(b'"content":"."' in body for body in self.engines[name].bodies)
+    def redact(self, messages: list[dict[str, Any]], session: str = SESSION) -> httpx.Response:
+        return self.ask(messages, session, leyline={"policy": REDACT})
+
+    def forgets(self, name: str, session: str = SESSION) -> int:
+        """Requests of its own by which an engine was told to forget a session."""
+        own = [body for body in self.engines[name].bodies if b'"content":"."' in body]
+        return sum(f'"session":"{session}"'.encode() in body for body in own)
+
+    def obey(self, obeys: bool) -> None:
+        """Whether the engines confirm what they are told from now on."""
+        for engine in self.engines.values():
+            engine.receipt = forgotten if obeys else deaf
+
+    @property
+    def waiting(self) -> int:
+        """Sessions that wait for an engine to confirm a forget."""
+        count: int = self.app.state.services.erasures.waiting
+        return count
+
+
+def deaf(message_id: str) -> Receipt:
+    """The receipt of an engine that forgot nothing."""
+    return Receipt(message_id=message_id, tokens=TokenCounts(prompt=1, prefilled=1))
 
 
 @contextmanager
@@ -117,3 +141,101 @@ def test_losses_of_account_are_forgotten_at_every_engine() -> None:
         assert set(entry.session.places) == {f"{'f' * 16}@a1", f"{'f' * 16}@b1"}
         assert found.ask(ANSWERED, leyline={"policy": REDACT}).status_code == 200
         eventually(lambda: found.forgets("b"))
+
+
+FAILURES = {
+    "500": Answer([b"{}"], status=500),
+    "400": Answer([b"{}"], status=400),
+    "504": Answer(hangs=True),
+    "broken": Answer([b'{"choices":'], breaks=True),
+    "silent": None,
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_an_engine_owes_what_it_did_not_confirm(failure: str) -> None:
+    """Whatever becomes of the turn that demands it; it is asked until it confirms."""
+    with pair(failover=False, total_timeout_s=0.6) as found:
+        assert found.ask(ASKED).status_code == 200
+        found.obey(False)
+        answer = FAILURES[failure]
+        if answer is not None:
+            found.engines["a"].answers = [answer]
+        failed = found.redact(ANSWERED)
+        if answer is None:
+            account = failed.json()["leyline"]
+            assert account["forgot"] == {"result": "owed"}
+            assert account["forgets_owed"] > 0
+        else:
+            assert failed.status_code >= 400
+        eventually(lambda: found.forgets("a"))
+        assert found.waiting == 1
+        found.obey(True)
+        eventually(lambda: not found.waiting)
+        assert found.redact(ANSWERED).json()["leyline"]["forgot"]["overwritten"] == 3
+        eventually(lambda: not found.waiting)
+
+
+def test_a_demand_that_reached_no_engine_is_carried_when_one_is_back() -> None:
+    """The connection was refused, so that the engine was never given the turn."""
+    with pair(failover=False) as found:
+        assert found.ask(ASKED).status_code == 200
+        link = found.app.state.services.pool.get("a").client._link
+        with pytest.MonkeyPatch.context() as patched:
+
+            async def refused(*_: Any, **__: Any) -> Any:
+                raise httpx.ConnectError("refused")
+
+            patched.setattr(link._transport, "handle_async_request", refused)
+            assert found.redact(ANSWERED).status_code == 502
+            assert found.waiting == 1
+        eventually(lambda: found.forgets("a"))
+        eventually(lambda: not found.waiting)
+
+
+def test_a_demand_that_could_not_be_remembered_is_refused() -> None:
+    """A tenant with too many debts is refused before anything is sent; plain turns go on."""
+    with pair(max_owed_forgets=1) as found:
+        found.obey(False)
+        assert found.redact(ANSWERED, "first").status_code == 200
+        refused = found.redact(ANSWERED, "second")
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "forgets_owed"
+        assert int(refused.headers["retry-after"]) > 0
+        sent = [body for engine in found.engines.values() for body in engine.bodies]
+        assert not [body for body in sent if b'"second"' in body]
+        assert found.ask(ASKED, "third").status_code == 200
+        found.obey(True)
+        eventually(lambda: not found.waiting)
+        assert found.redact(ANSWERED, "second").status_code == 200
+
+
+def test_a_debt_outlives_its_session() -> None:
+    """A session that was pushed out of memory is still forgotten by its engines."""
+    with pair(max_sessions=1) as found:
+        found.obey(False)
+        assert found.redact(ANSWERED).status_code == 200
+        assert found.ask(ASKED, "another").status_code == 200
+        assert [key[1] for key in found.app.state.services.store._entries] == ["another"]
+        before = found.forgets("a")
+        found.obey(True)
+        eventually(lambda: found.forgets("a") > before)
+        eventually(lambda: not found.waiting)
+
+
+def test_a_turn_that_a_forget_overtook_is_forgotten_when_it_ends() -> None:
+    """The engine confirmed the forget while the turn still read what had to go."""
+    with pair(failover=False) as found:
+        assert found.ask(ASKED).status_code == 200
+        slow = found.engines["a"]
+        slow.answers = [chat_json()]
+        slow.answers[0].pause_s = 1.0
+        earlier = threading.Thread(target=found.ask, args=(ANSWERED,))
+        earlier.start()
+        eventually(lambda: len(slow.bodies) == 2)
+        account = found.redact(ANSWERED).json()["leyline"]
+        assert account["forgot"]["overwritten"] == 3
+        eventually(lambda: not found.waiting)
+        carried = found.forgets("a")
+        earlier.join()
+        eventually(lambda: found.forgets("a") > carried)

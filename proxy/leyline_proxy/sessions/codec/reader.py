@@ -61,6 +61,7 @@ class SessionReader:
             policy_states=self._states(stored.policy_states),
             completions=stored.completions,
             unnamed=stored.unnamed,
+            unvouched=stored.unvouched,
             demands=stored.demands,
             orphan=stored.orphan,
             places=stored.places,

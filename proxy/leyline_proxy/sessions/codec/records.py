@@ -106,6 +106,7 @@ class StoredSession(msgspec.Struct, array_like=True, frozen=True):
     updated: float
     created: float
     unnamed: int
+    unvouched: bool
     demands: int
     orphan: bool
     places: Mapping[str, Place]

@@ -54,6 +54,7 @@ class SessionWriter:
             updated=session.updated,
             created=session.created,
             unnamed=session.unnamed,
+            unvouched=session.unvouched,
             demands=session.demands,
             orphan=session.orphan,
             places=session.places,

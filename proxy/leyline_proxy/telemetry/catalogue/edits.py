@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
+from ...core.forgetting import ForgetResult
 from ...core.schedule import Decision
 from .entries import Entry, Group, counter
 
@@ -11,6 +14,18 @@ _EDITS: tuple[Entry, ...] = (
         "leyline_edits",
         "Edits by cause, mode and the reason in the receipt.",
         ("tenant", "cause", "mode", "outcome"),
+    ),
+    counter(
+        "forgets",
+        "leyline_forgets",
+        "Turns that demanded to forget something, by what came of it. erased: all that it reaches "
+        "is overwritten; pending: running requests still hold some; owed: an engine has not "
+        "confirmed it and is asked until it does; unreachable: text may lie in a cache where no "
+        "forget finds it, because the conversation had no name, or the engine takes no forgets.",
+        ("tenant", "result"),
+        bad="'unreachable' above 0: name sessions where secrets are redacted. 'owed' that grows: "
+        "see leyline_erasures_owed.",
+        starts=tuple((result,) for result in get_args(ForgetResult)),
     ),
     counter(
         "schedule_decisions",

@@ -88,18 +88,20 @@ _ENGINES: tuple[Entry, ...] = (
     counter(
         "erasures",
         "leyline_erasures",
-        "Forgets that were carried to engines which held a session before, by what came of it. "
-        "erased: the engine confirmed it; gone: its run has ended, and the KV with it; pending: "
-        "neither at the first try.",
+        "Forgets that were carried to engines beside a turn: to those which held the session "
+        "before, and to those that did not confirm it with the turn. erased: the engine confirmed "
+        "it; gone: its run has ended, and the KV with it; pending: neither at the first try; lost: "
+        "the session has expired, and this proxy no longer knows the engine.",
         ("result",),
-        bad="'pending' that isn't followed by 'erased' or 'gone': see leyline_erasures_owed.",
-        starts=(("erased",), ("gone",), ("pending",)),
+        bad="'pending' that isn't followed by 'erased' or 'gone': see leyline_erasures_owed. "
+        "'lost' above 0: an engine was removed while it owed a forget; if it runs, restart it.",
+        starts=(("erased",), ("gone",), ("pending",), ("lost",)),
     ),
     gauge(
         "erasures_owed",
         "leyline_erasures_owed",
-        "Sessions whose forgets this proxy still carries to engines that held them before. After a "
-        "restart it knows of one when the session's next turn comes.",
+        "Sessions with a forget that some engine has not confirmed yet. After a restart the proxy "
+        "knows of one when the session's next turn comes.",
         merge="livesum",
         bad="Above 0 for minutes: text that was to be forgotten may still lie in an engine's "
         "memory.",
