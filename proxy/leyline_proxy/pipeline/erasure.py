@@ -129,6 +129,13 @@ class Erasures:
 
     async def run(self) -> None:
         """Carry until cancelled: at once what is new, again what an engine didn't confirm."""
+        try:
+            await self._run()
+        finally:
+            if self.waiting:
+                log.warning("forgets_owed_at_stop", sessions=self.waiting)
+
+    async def _run(self) -> None:
         free = asyncio.Semaphore(_AT_ONCE)
         async with asyncio.TaskGroup() as group:
             while True:
