@@ -20,7 +20,7 @@ from leyline_policies import Policy
 
 from .audit.auditor import Auditor
 from .core.context_management import FIELD as CONTEXT_FIELD
-from .core.forgetting import is_orphan, is_unvouched
+from .core.forgetting import is_unvouched, untraced_before
 from .core.identity import history_key
 from .core.options import UndeclaredRules
 from .core.places import owed
@@ -207,7 +207,7 @@ class TurnService:
             unnamed=session.unnamed if session is not None else 0,
             unvouched=is_unvouched(session, named=named),
             demands=session.demands if session is not None else 0,
-            orphan=is_orphan(planned.prepared, session, named=named),
+            untraced=untraced_before(planned.prepared, session, named=named),
             applied=self._planner.applied(given, planned.prepared),
             own_s=own_s + perf_counter() - chosen - planned.asked_s,
             ahead_s=perf_counter() - request.arrived,
@@ -358,8 +358,6 @@ class TurnService:
         answer broke off. What the engine read in it has no names here."""
         self._audit.abandoned(turn, self.model_label(turn.request.model))
         self._feed.lost(turn.request.tenant.name, turn.identity.session_id, "abandoned")
-        if not turn.enveloped:
-            return
         now = time.time()
 
         def change(session: Session | None) -> Session:

@@ -212,6 +212,6 @@ def sessions(draw: st.DrawFn, specs: Sequence[str]) -> Session:
         session,
         completions=draw(st.dictionaries(_texts(), _texts(), max_size=2)),
         unvouched=draw(st.booleans()),
-        orphan=draw(st.booleans()),
+        untraced=draw(st.integers(0, 9)),
         demands=draw(st.integers(0, 9)),
     )

@@ -224,7 +224,7 @@ class Auditor:
 def _doubts(turn: Turn) -> frozenset[Mode]:
     """Modes of edits of which nobody can tell whether an engine had the text before."""
     began_here = not any(message.get("role") in CONTINUES for message in turn.request.messages)
-    strange = turn.identity.session is None and (turn.unvouched or turn.orphan)
+    strange = turn.identity.session is None and (turn.unvouched or turn.untraced)
     if turn.unnamed or (strange and not began_here):
         return frozenset(Mode)
     # A forget is demanded of everything then, and the receipt says what it came to.

@@ -16,7 +16,7 @@ from leyline_engine.contract import MAX_FORGOTTEN, output_span
 
 from .identity import CONTINUES
 from .prepared import Prepared
-from .session import FIRST_TURN, RetainedTurn, Session
+from .session import RetainedTurn, Session, turn_index
 from .spans import ANYTHING, SpanName, SpanNames, outer_extents
 
 ForgetResult = Literal["erased", "pending", "owed", "unreachable"]
@@ -117,11 +117,12 @@ def is_unvouched(session: Session | None, *, named: bool) -> bool:
     return named if session is None else session.unvouched
 
 
-def is_orphan(prepared: Prepared, session: Session | None, *, named: bool) -> bool:
-    """Whether a conversation was under way before it came here, under an id that nobody knows."""
+def untraced_before(prepared: Prepared, session: Session | None, *, named: bool) -> int:
+    """The number of the turn before which messages may lie where no forget finds them; see
+    :attr:`~.session.Session.untraced`."""
     if session is not None:
-        return session.orphan
-    return not named and any(message.get("role") in CONTINUES for message in prepared.client)
+        return session.untraced
+    return int(not named and any(each.get("role") in CONTINUES for each in prepared.client))
 
 
 def is_unreachable(
@@ -132,19 +133,22 @@ def is_unreachable(
     Args:
         names: of this turn's messages; None where they could not be told.
     """
-    if not prepared.forget_marks or not is_orphan(prepared, session, named=named):
+    before = untraced_before(prepared, session, named=named)
+    if not prepared.forget_marks or not before:
         return False
     if session is None or names is None:
         return True
     return any(
-        _came_along(names.client[place]) and _is_new(prepared, place, names.client[place], session)
+        _came_before(names.client[place], before)
+        and _is_new(prepared, place, names.client[place], session)
         for place in prepared.forget_marks
     )
 
 
-def _came_along(name: SpanName) -> bool:
-    """Whether a message may have been in its session's first request."""
-    return any(each == ANYTHING or FIRST_TURN.match(each) for each in name.all)
+def _came_before(name: SpanName, turn: int) -> bool:
+    """Whether a message may have come with a turn before that number."""
+    indices = [turn_index(each) for each in name.all]
+    return any(index is None or index < turn for index in indices)
 
 
 def _is_new(prepared: Prepared, place: int, name: SpanName, session: Session) -> bool:

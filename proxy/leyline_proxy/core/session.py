@@ -19,8 +19,7 @@ MAX_HISTORY = 512
 MAX_DEPARTED = 4096
 """Names of turns past that a session remembers."""
 
-FIRST_TURN = re.compile(r"t0\b")
-"""Beginning of the name of a session's first turn, and of the messages that it brought."""
+_TURN_NAME = re.compile(r"t(\d+)\b")
 
 _NAME_BYTES = 160
 """A name and the fingerprint that it is found by."""
@@ -34,6 +33,12 @@ def turn_name(index: int, unique: str) -> str:
         unique: what no other turn of that number has.
     """
     return f"t{index}-{unique}"
+
+
+def turn_index(name: str) -> int | None:
+    """The number in the name of a turn, or of a message that a turn brought; None for others."""
+    found = _TURN_NAME.match(name)
+    return int(found[1]) if found else None
 
 
 EditMode = Literal["amortize", "forget", "exact"]
@@ -192,9 +197,10 @@ class Session:
     in_flight: frozenset[str] = frozenset()
     """Turns that an engine was given and that aren't settled: other requests of now, or those of a
     proxy that was killed. The store adds them; see ``SessionStore.open_turn``."""
-    orphan: bool = False
-    """The conversation was under way when it came here without a name. What its first request
-    holds may lie in an engine's cache under an id that nobody knows any more."""
+    untraced: int = 0
+    """Messages of turns before this number may lie in a cache where no forget finds them: the
+    conversation was under way when it came without a name, or an engine was not told whose they
+    are."""
 
     @property
     def answered(self) -> bool:

@@ -64,6 +64,9 @@ def session_after(
         current = current.without({ref.turn for ref in plan.sources})
     if turn.enveloped and source is None:
         current = current.lose_turn()
+    if not turn.enveloped:
+        # Messages of a turn that isn't retained are named anew by the next one.
+        current = _untraced(current, current.next_index + (1 if source is not None else 2))
     current = placing.after(current, turn, settled.run, obeyed=settled.obeyed)
     index = current.next_index
     kept = replace(source, index=index) if source is not None else None
@@ -89,8 +92,10 @@ def session_without(
         session: as it is now; None where it begins with this turn.
         now: seconds since the epoch.
     """
-    lost = (session or _new_session(turn, placing, now)).lose_turn()
-    return placing.after(lost, turn, turn.status.retains_as, obeyed=False)
+    current = session or _new_session(turn, placing, now)
+    if not turn.enveloped:
+        return _untraced(current, current.next_index + 1)
+    return placing.after(current.lose_turn(), turn, turn.status.retains_as, obeyed=False)
 
 
 def session_owing(session: Session | None, turn: Turn, placing: Placing, *, now: float) -> Session:
@@ -116,10 +121,15 @@ def _new_session(turn: Turn, placing: Placing, now: float) -> Session:
         created=now,
         unnamed=turn.unnamed,
         unvouched=turn.unvouched,
-        orphan=turn.orphan,
+        untraced=turn.untraced,
         # Where a conversation comes from that isn't known here, any engine may hold some of it.
         places=placing.anywhere() if turn.unvouched else {},
     )
+
+
+def _untraced(session: Session, before: int) -> Session:
+    """The session with messages of turns before that number given to an engine under no name."""
+    return replace(session, untraced=max(session.untraced, before))
 
 
 def _with_policies(session: Session, prepared: Prepared) -> Session:

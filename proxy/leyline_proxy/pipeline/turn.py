@@ -38,8 +38,8 @@ class Turn:
     """The same; see ``Session.unvouched``."""
     demands: int
     """What had been demanded in the session by then; see ``Session.demands``."""
-    orphan: bool
-    """See ``Session.orphan``."""
+    untraced: int
+    """See ``Session.untraced``."""
     applied: list[dict[str, Any]]
     """What the edits of ``context_management`` did."""
     own_s: float = 0.0

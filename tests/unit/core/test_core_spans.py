@@ -375,13 +375,6 @@ def test_an_unknown_conversation_without_a_name_is_unreachable() -> None:
     assert unknown([user(1)], named=False) == ((), False)
 
 
-def orphaned(messages: list[Message]) -> Talk:
-    """A conversation that was under way when it came without a name."""
-    talk = turns_of(messages)
-    talk.session = replace(talk.session, orphan=True)
-    return talk
-
-
 def reaches(talk: Talk, messages: list[Message], place: int) -> bool:
     """Whether a redaction of that message reaches all that may hold it."""
     edit = DeclaredEdit(message=place, replacement="[gone]", mode=Mode.FORGET)
@@ -390,10 +383,11 @@ def reaches(talk: Talk, messages: list[Message], place: int) -> bool:
     return not is_unreachable(prepared, names, talk.session, named=False)
 
 
-def test_what_an_orphan_brought_along_stays_unreachable_and_what_came_later_is_not() -> None:
+def test_what_lies_untraced_is_unreachable_and_what_came_later_is_not() -> None:
     """On every later turn, until the demand has been told once."""
     opening = [user(1), assistant(2), user(3)]
-    talk = orphaned(opening)
+    talk = turns_of(opening)
+    talk.session = replace(talk.session, untraced=1)
     later = [*opening, assistant(4), user(5)]
     assert not reaches(talk, later, 0)
     assert not reaches(talk, later, 2)
@@ -402,7 +396,10 @@ def test_what_an_orphan_brought_along_stays_unreachable_and_what_came_later_is_n
     talk.send(prepare(later, [], [edit], 1))
     talk.session = replace(talk.session, turns=talk.session.turns[-1:])
     assert reaches(talk, later, 0), "the demand was told with the turn that made it"
-    talk.session = replace(talk.session, orphan=False)
+    assert reaches(talk, later, 4)
+    talk.session = replace(talk.session, untraced=2)
+    assert not reaches(talk, later, 4)
+    talk.session = replace(talk.session, untraced=0)
     assert reaches(talk, later, 2)
 
 

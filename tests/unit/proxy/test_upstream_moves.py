@@ -239,3 +239,27 @@ def test_a_turn_that_a_forget_overtook_is_forgotten_when_it_ends() -> None:
         carried = found.forgets("a")
         earlier.join()
         eventually(lambda: found.forgets("a") > carried)
+
+
+def test_what_an_engine_was_not_told_the_owner_of_is_unreachable() -> None:
+    """It served a turn while its plugin could not be asked; a later forget can't find that."""
+    with pair(failover=False) as found:
+        engine = found.engines["a"]
+        capability, engine.capability = engine.capability, None
+        handshake = found.app.state.services.pool.get("a").handshake
+        eventually(lambda: handshake.status.capability is None)
+        assert found.ask(ASKED).status_code == 200
+        engine.capability = capability
+        eventually(lambda: handshake.status.capability is not None)
+        account = found.redact(ANSWERED).json()["leyline"]
+        assert account["forgot"]["result"] == "unreachable"
+        later = [
+            *ANSWERED,
+            {"role": "assistant", "content": "Hm."},
+            {"role": "user", "content": "key=99"},
+        ]
+        assert found.ask(later, leyline={"policy": "keep_all"}).status_code == 200
+        account = found.redact(later).json()["leyline"]
+        assert account["forgot"]["result"] != "unreachable", (
+            "this one came under the session's name"
+        )

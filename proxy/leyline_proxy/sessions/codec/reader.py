@@ -63,7 +63,7 @@ class SessionReader:
             unnamed=stored.unnamed,
             unvouched=stored.unvouched,
             demands=stored.demands,
-            orphan=stored.orphan,
+            untraced=stored.untraced,
             places=stored.places,
         )
 

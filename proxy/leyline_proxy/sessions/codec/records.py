@@ -108,7 +108,7 @@ class StoredSession(msgspec.Struct, array_like=True, frozen=True):
     unnamed: int
     unvouched: bool
     demands: int
-    orphan: bool
+    untraced: int
     places: Mapping[str, Place]
     departed: Departed
     policy_states: int

@@ -56,7 +56,7 @@ class SessionWriter:
             unnamed=session.unnamed,
             unvouched=session.unvouched,
             demands=session.demands,
-            orphan=session.orphan,
+            untraced=session.untraced,
             places=session.places,
             departed=session.departed,
             policy_states=self._value(session.policy_states),
