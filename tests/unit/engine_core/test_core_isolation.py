@@ -1,4 +1,4 @@
-"""Equal tokens with different pasts: whose KV a splice of a splice is, and who finds its readers."""
+"""Equal tokens with different pasts: whose a spliced KV is, and who finds its readers."""
 
 from __future__ import annotations
 
