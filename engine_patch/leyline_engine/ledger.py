@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from leyline_engine.contract import CopySegment, LineageRun, SpanLabel
-from leyline_engine.lineage import run_extents
+from leyline_engine.lineage import run_extents, runs_before
 from leyline_engine.sources import SessionKey, SourceTurn
 
 ANYTHING = ("", "")
@@ -170,7 +170,7 @@ class SpanLedger:
         self, runs: Sequence[LineageRun], scope: str, length: int
     ) -> Iterator[tuple[int, int, Readers]]:
         """Where each run begins and ends, and its readers; an unknown lineage has read anything."""
-        for run, end in run_extents(runs, length):
+        for run, end in run_extents(runs_before(runs, length), length):
             readers = self._readers.get((scope, run.lineage), {ANYTHING: run.start})
             yield run.start, end, readers
 

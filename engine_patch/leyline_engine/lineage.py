@@ -135,4 +135,4 @@ def runs_before(runs: Sequence[LineageRun], position: int) -> tuple[LineageRun, 
 
 def first_spliced(runs: Sequence[LineageRun], length: int) -> int:
     """Length of the exact prefix: the first spliced position, else ``length``."""
-    return min((run.start for run in runs), default=length)
+    return min((length, *(run.start for run in runs)))

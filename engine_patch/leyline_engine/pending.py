@@ -21,6 +21,7 @@ class PendingForgets:
     def open(self, ticket: str, overwritten: int, shared: int) -> ForgetCounts:
         """Begin a ticket, with what waits for it already."""
         pending = sum(waits.get(ticket, 0) for waits in self._waiting.values())
+        pending += sum(count for name, count in self._released if name == ticket)
         self._counts[ticket] = ForgetCounts(overwritten, shared, pending)
         return self._counts[ticket]
 

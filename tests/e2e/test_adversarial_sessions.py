@@ -142,11 +142,15 @@ def test_the_oracle_sees_what_a_splice_remembers(client: httpx.Client, model: st
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_forgotten_secret_stays_forgotten(client: httpx.Client, model: str, seed: int) -> None:
-    """Whatever is truncated, branched, repeated or asked aside: after a forget, no answer knows."""
+    """Whatever is truncated, branched, repeated or asked aside: after a forget, no answer knows.
+
+    Each walk begins with a secret that only spliced KV remembers, and forgets at least once.
+    """
     chance = random.Random(seed)
     pair = worlds(client, model, f"walk-{seed}")
-    turns, knows, differed = 1, True, False
-    for _ in range(9):
+    hidden_by_truncation(pair, f"Walk {seed}.")
+    turns, knows = 3, True
+    for step in range(7):
         turns = max(1, turns + chance.choice([-1, 0, 1, 1, 1]))  # branch, regenerate, go on
         messages = agent(turns, f"Walk {seed}.")
         if chance.random() < 0.2:
@@ -154,15 +158,15 @@ def test_a_forgotten_secret_stays_forgotten(client: httpx.Client, model: str, se
         if chance.random() < 0.15:
             messages = [{"role": "user", "content": "Find a title for this talk."}]
         policy = chance.choice([TRUNCATE, TRUNCATE, f"{REDACT} | {TRUNCATE}", REDACT, "keep_all"])
+        if step == 3:
+            messages, policy = agent(turns, f"Walk {seed}."), f"{REDACT} | {TRUNCATE}"
         undeclared = chance.choice([{}, {"tool": "amortize", "user": "amortize"}])
         shown = turns == 1 or "truncate" not in policy
         if len(messages) > 1:  # a request aside holds no secret and demands nothing
             knows = "redact" not in policy and (knows or shown)
         difference = both(pair, messages, policy=policy, undeclared=undeclared)
-        differed = differed or difference > CLOSE
         if not knows:
             assert difference < CLOSE, (policy, turns, pair[0].account)
-    assert differed or seed not in (0, 1)
 
 
 def hidden_by_truncation(pair: tuple[World, World], task: str) -> None:

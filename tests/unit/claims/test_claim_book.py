@@ -164,15 +164,18 @@ def test_releasing_twice_changes_nothing() -> None:
 
 
 def test_claims_expire_at_the_tick_that_reaches_their_deadline() -> None:
-    """Earliest first, counted from the time that the engine had been told when they came."""
+    """All whose time has come at once, earliest first, counted from the time that the engine had
+    been told when they came."""
     book = make_book()
     book.tick(1, 5_000)
+    enter(book, make_claim("later", 2, ttl_s=21))
     enter(book, make_claim("late", 2, ttl_s=20))
     enter(book, make_claim("soon", 2, ttl_s=10))
     enter(book, make_claim("ever", 2))
     assert book.tick(2, 14_999) == ()
     assert [effect.claim for effect in book.tick(3, 15_000)] == [("a", "soon")]
-    assert [effect.claim for effect in book.tick(4, 10**9)] == [("a", "late")]
+    assert [effect.claim for effect in book.tick(4, 10**9)] == [("a", "late"), ("a", "later")]
+    assert book.status("a", "later").state is State.EXPIRED
     assert book.status("a", "soon").state is book.status("a", "late").state is State.EXPIRED
     assert book.status("a", "ever").state is State.MATERIALIZED
 

@@ -6,6 +6,7 @@ One token per character; the role marks stand in no content.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
@@ -38,12 +39,16 @@ def render(messages: list[Message]) -> Rendered:
 
 
 def retained(
-    prepared: Prepared, name: str = "t0", output: str = "", lineage: tuple[LineageRun, ...] = ()
+    prepared: Prepared,
+    name: str = "t0",
+    output: str = "",
+    lineage: tuple[LineageRun, ...] = (),
+    before: Sequence[RetainedTurn] = (),
 ) -> RetainedTurn:
-    """A turn as the session keeps it."""
+    """A turn as the session keeps it, ``before`` being those that it kept then."""
     rendered, outputs = render(prepared.messages), tuple(map(ord, output))
     digest = token_digest([*rendered.tokens, *outputs])
-    names = name_spans(name, prepared, [], Departed(), rendered)
+    names = name_spans(name, prepared, before, Departed(), rendered)
     return RetainedTurn(
         name, 0, prepared, rendered, outputs, lineage, None, digest, "m", names=names
     )

@@ -98,11 +98,16 @@ def test_lost_is_what_was_in_reach_and_prefilled(reach: Reach, data: st.DataObje
 
 @given(reaches(), st.integers(2, 1500), st.data())
 def test_more_cache_is_never_more_loss(reach: Reach, prompt: int, data: st.DataObject) -> None:
-    """An engine that has a longer prefix loses no more, by any cause."""
+    """An engine that has a longer prefix loses no more, by any cause; one that has nothing loses
+    all that was in reach, and one that has everything nothing."""
     shorter, longer = sorted(data.draw(st.tuples(*[st.integers(0, prompt)] * 2)))
     less = settle(reach, TokenCounts(prompt, shorter, 0, prompt - shorter, 0)).busts
     more = settle(reach, TokenCounts(prompt, longer, 0, prompt - longer, 0)).busts
     assert all(count <= less.get(cause, 0) for cause, count in more.items())
+    nothing, whole = (
+        settle(reach, TokenCounts(prompt, has, 0, prompt - has, 0)).busts for has in (0, prompt)
+    )
+    assert (nothing, whole) == (_slow(reach, prompt, 0, []), {})
 
 
 @given(st.integers(0, 2000), st.integers(0, 2000), st.integers(1, 3000))

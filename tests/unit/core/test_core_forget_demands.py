@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from core_talks import ANYTHING, Rule, copies, plan_of, retained
+import pytest
+from core_talks import ANYTHING, Rule, copies, plan_of, render, retained
 
 from leyline_engine.contract import Mode
 from leyline_proxy.core.declared import DeclaredEdit
+from leyline_proxy.core.forgetting import spans_to_forget
 from leyline_proxy.core.messages import Message
+from leyline_proxy.core.naming import name_spans
 from leyline_proxy.core.prepare import prepare
+from leyline_proxy.core.session import Departed, Session
 
 HIDDEN = "SECRET"
 REDACT = Rule(HIDDEN, "[gone]", "forget", name="redact")
@@ -17,6 +21,7 @@ BASE: list[Message] = [
 ]
 LEAK: Message = {"role": "assistant", "content": f"the key is {HIDDEN} and there is no other one"}
 BEHIND: Message = {"role": "user", "content": "what comes behind it has read it, all of it"}
+TOLD: Message = {"role": "user", "content": "in other words, of which it has next to none"}
 NEW: Message = {"role": "user", "content": f"and another {HIDDEN} that nobody has read so far"}
 
 
@@ -49,6 +54,40 @@ def test_a_new_message_binds_no_source() -> None:
     plan = plan_of([source], prepare([*BASE, answer, NEW], [REDACT], [], 1))
     assert not plan.forgets
     assert plan.reusable_tokens >= len(source.rendered.tokens)
+
+
+@pytest.mark.parametrize("departed", [False, True], ids=["retained", "departed"])
+@pytest.mark.parametrize(
+    ("first", "second", "now", "wanted"),
+    [
+        ([*BASE, LEAK], [*BASE, TOLD, BEHIND], [BASE[0], LEAK, BASE[1], BEHIND], {"t0.2", "t1.2"}),
+        (
+            [BASE[0], LEAK, BEHIND, BASE[1]],
+            [BASE[0], TOLD, BASE[1]],
+            [*BASE, LEAK, BEHIND],
+            {"t0.1", "t1.1"},
+        ),
+    ],
+    ids=["it came back", "it kept its name"],
+)
+def test_what_was_once_made_of_a_message_is_forgotten_with_it(
+    first: list[Message],
+    second: list[Message],
+    now: list[Message],
+    wanted: set[str],
+    departed: bool,
+) -> None:
+    """A text that the caller had put in its place for a turn may tell of it, though this list has
+    the message back elsewhere, and whether or not that turn is still retained."""
+    holding = retained(prepare(first, [], [], 0))
+    telling = retained(prepare(second, [], [], 1), "t1", before=[holding])
+    gone = Departed().after([telling], [holding]) if departed else Departed()
+    assert gone is not None
+    turns = (holding,) if departed else (holding, telling)
+    session = Session("s", "t", "", turns, (), 2, 0.0, departed=gone)
+    prepared = prepare(now, [REDACT], [], 2)
+    names = name_spans("t2", prepared, turns, gone, render(prepared.messages))
+    assert wanted <= set(spans_to_forget("t2", prepared, names, session))
 
 
 def test_moving_a_message_hides_no_demand() -> None:

@@ -159,15 +159,17 @@ def test_a_mapped_role_is_amortised_and_an_unmapped_one_is_not() -> None:
 
 
 def test_an_exact_edit_cuts_what_lies_behind() -> None:
-    """Amortised edits before it still copy; nothing behind it does."""
-    first, last = ("stays the same in both turns",), "and this closes the conversation"
+    """Amortised edits before it still copy; nothing behind it does, nor is any edit there told of
+    as one that was spliced."""
+    first, last = ("stays the same in both turns",), "and this 123456789 closes the conversation"
     source = _turn(_agent("observation 123456789", *first, "exactly so", last))
     messages = _agent("observation 123456789", *first, "EXACTLY so", last)
     prepared = prepare(messages, [Replace("123456789", "…", "amortize")], [], 1)
     plan = _plan(source, prepared, NONE)
     cut = _render(prepared.messages).spans[3].start
     assert plan.planned is Outcome.SPLICED
-    assert [edit.mode for edit in plan.edits] == ["amortize", "exact"]
+    assert [edit.mode for edit in plan.edits] == ["amortize", "exact", "amortize"]
+    assert [directive.start < cut for directive in plan.directives] == [True]
     assert max(s.dest_end for s in plan.segments if isinstance(s, CopySegment)) <= cut
 
 

@@ -183,9 +183,13 @@ def test_a_forget_is_not_anchored_at_a_neighbour() -> None:
     messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
     note = {"role": "user", "content": "a note on what was dropped"}
     source = retained(prepare(messages, [], [], 0))
-    plan = plan_of([source], prepare([note, messages[1], messages[3]], [REDACT], [], 1), ANYTHING)
+    now = [note, messages[1], messages[3]]
+    plan = plan_of([source], prepare(now, [REDACT], [], 1), ANYTHING)
     secret = "".join(map(chr, source.tokens)).find(HIDDEN)
-    assert all(segment.end <= secret for segment in copies(plan))
+    assert plan.forgets
+    assert copies(plan) and all(segment.end <= secret for segment in copies(plan))
+    amortized = plan_of([source], prepare(now, [Rule(HIDDEN, "[gone]")], [], 1), ANYTHING)
+    assert any(segment.start > secret for segment in copies(amortized)), "else nothing was at stake"
 
 
 def test_a_forget_binds_beside_an_insertion() -> None:

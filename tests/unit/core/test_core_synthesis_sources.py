@@ -26,7 +26,7 @@ from leyline_proxy.core.naming import name_spans
 from leyline_proxy.core.options import UndeclaredRules
 from leyline_proxy.core.prepare import prepare
 from leyline_proxy.core.session import Departed, RetainedTurn
-from leyline_proxy.core.synthesis import TurnPlan, synthesize
+from leyline_proxy.core.synthesis import MIN_SPLICED, TurnPlan, synthesize
 
 
 @st.composite
@@ -87,7 +87,8 @@ def test_plans_over_several_sources_are_sound(
 def test_no_source_lends_what_lies_behind_a_callers_edit(
     given_: tuple[list[list[Message]], Rule], cut_before: bool
 ) -> None:
-    """Each source ends where the caller changed something in it, whatever another could lend."""
+    """Each source ends where the caller changed something in it, whatever another could lend; up
+    to there, what the policy's own edits moved is lent."""
     lists, rule = given_
     sources = sources_of(lists[:-1], [rule] if cut_before else [])
     prepared = prepare(lists[-1], [rule], [], 1)
@@ -99,8 +100,14 @@ def test_no_source_lends_what_lies_behind_a_callers_edit(
     }
     for copy in copies(plan):
         assert copy.dest_end <= limits[plan.sources[copy.source].turn]
+    found = {turn.turn: first_change(turn.rendered, prompt) for turn in sources}
+    if any(limits[name] - found[name] >= WORTH_IT for name in limits):
+        lent = max((copy.dest_end for copy in copies(plan)), default=0)
+        assert lent > max(limits.values()) - WORTH_IT
 
 
+WORTH_IT = 2 * MIN_SPLICED
+"""So many tokens behind a policy's edit are copied, whatever is too short to be kept among them."""
 BASE = [
     {"role": "system", "content": "a system prompt that is longer than the sink is wide"},
     {"role": "user", "content": "the task, at some length, so that it is worth a copy of its own"},

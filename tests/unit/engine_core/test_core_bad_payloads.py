@@ -31,6 +31,7 @@ from leyline_engine.contract import (
     Outcome,
     Reason,
     SourceRef,
+    SpanLabel,
     token_digest,
 )
 
@@ -225,6 +226,21 @@ def test_unsorted_lineage_without_an_edit() -> None:
     payload = EditPayload(session="s", scope=SCOPE, turn="t2", lineage=runs)
     _, record = run(engine, [*SOURCE, 1], payload)
     assert record.receipt.reason is Reason.INVALID_EDIT
+
+
+@pytest.mark.parametrize("forget", [(), ("m",), ("unheard of",)])
+def test_a_lineage_that_begins_behind_the_prompt(forget: tuple[str, ...]) -> None:
+    """It governs nothing: the last token is computed, and what nobody forgot is reused."""
+    engine = make_engine()
+    label = (SpanLabel("m", 80, 90),)
+    run(engine, SOURCE, msgspec.structs.replace(register("t1"), spans=label))
+    payload = msgspec.structs.replace(
+        register("t2"), spans=label, lineage=(LineageRun(500, "l"),), forget=forget
+    )
+    logits, record = run(engine, SOURCE, payload)
+    assert record.receipt.tokens.prefix == 89
+    assert record.receipt.lineage == ()
+    assert same_logits(logits, reference(SOURCE))
 
 
 def test_lineage_name_that_is_no_text() -> None:

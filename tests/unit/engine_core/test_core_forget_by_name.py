@@ -126,6 +126,19 @@ def test_an_unknown_name_spares_nothing_but_the_exact_prefix(names: tuple[str, .
     assert retained(engine) == ["forgetting"]
 
 
+def test_an_edit_beside_an_unknown_name_copies_nothing() -> None:
+    """What the ledger can't tell the readers of forbids copies, also where an edit offers some."""
+    engine = make_engine(pool=1200)
+    prompt, lineage = truncated(engine)
+    asked, payload = edit(
+        prompt, [Directive(100, 105)], source_turn="t2", turn="t3", lineage=lineage, tail=[4]
+    )
+    payload = labelled(payload, SpanLabel("all", 0, len(asked)), forget=("never heard of",))
+    answer, record = run(engine, asked, payload)
+    assert (record.receipt.tokens.prefix, record.receipt.tokens.spliced) == (60, 0)
+    assert same_logits(answer, reference(asked))
+
+
 def test_turns_that_never_read_the_span_stay() -> None:
     """A branch that was computed without it is neither erased nor lost as a source."""
     engine = make_engine(pool=1200)

@@ -5,16 +5,20 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from leyline_engine import ledger as ledger_module
 from leyline_engine.contract import CopySegment, LineageRun, SpanLabel, common_prefix
 from leyline_engine.ledger import (
     ANYTHING,
     MAX_READERS,
     MAX_SHARED_STARTS,
     Carried,
+    SpanKey,
     SpanLedger,
     first_unlabelled,
 )
@@ -199,6 +203,64 @@ def test_a_lineage_with_too_many_spans_keeps_the_first_position() -> None:
     ledger.enter(SCOPE, Carried("a", 50, many))
     source = turn_of("t", [1] * 200, (LineageRun(50, "a"),))
     assert ledger.first_reader(source, [(SESSION, "unheard of")]) == 100
+
+
+SPANS = st.sampled_from([("s", "1"), ("s", "2"), ("t", "1")])
+ENTERED = st.tuples(
+    st.sampled_from("xy"),
+    st.sampled_from("ab"),
+    st.dictionaries(SPANS, st.integers(0, 30), max_size=4),
+)
+STRUCK = st.tuples(st.sampled_from("xy"), st.frozensets(SPANS, min_size=1))
+MAPS = st.lists(st.tuples(st.integers(0, 30), st.sampled_from("abc")), max_size=3)
+
+
+@given(st.lists(ENTERED | STRUCK, max_size=8), STRUCK, MAPS, st.integers(0, 35))
+def test_readers_are_those_that_were_entered_and_not_struck(
+    steps: list[Any], asked: tuple[str, frozenset[SpanKey]], map_: list[Any], length: int
+) -> None:
+    """Each tenant's lineages keep the first of all readers they were given, until a strike of
+    that tenant's; one with too many keeps the first of all as the reader of anything."""
+    facts: dict[tuple[str, str], set[tuple[SpanKey, int]]] = {}
+    ledger = SpanLedger()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledger_module, "MAX_READERS", 2)
+        for scope, *rest in steps:
+            if len(rest) == 2:
+                ledger.enter(scope, Carried(rest[0], 0, rest[1]))
+                known = facts.setdefault((scope, rest[0]), set())
+                known.update(rest[1].items())
+                if len({span for span, _ in known}) > 2:
+                    facts[scope, rest[0]] = {(ANYTHING, min(at for _, at in known))}
+            else:
+                ledger.strike(scope, rest[0])
+                for (owner, name), known in facts.items():
+                    if owner == scope:
+                        facts[owner, name] = {fact for fact in known if fact[0] not in rest[0]}
+    scope, spans = asked
+    reading = {
+        name: min(at for span, at in known if span in {*spans, ANYTHING})
+        for (owner, name), known in facts.items()
+        if owner == scope and any(span in {*spans, ANYTHING} for span, _ in known)
+    }
+    assert ledger.lineages_reading(scope, spans) == reading
+    for session in "st":
+        assert ledger.hidden_spans((scope, session)) == {
+            span
+            for (owner, _), known in facts.items()
+            for span, _ in known
+            if owner == scope and span[0] == session
+        }
+    runs = tuple(LineageRun(start, name) for start, name in sorted(dict(map_).items()))
+    read: list[set[SpanKey]] = []
+    for position in range(length):
+        governing = [run for run in runs if run.start <= position][-1:]
+        unknown: set[tuple[SpanKey, int]] = {(ANYTHING, 0)}
+        known = facts.get((scope, governing[0].lineage), unknown) if governing else set()
+        read.append({span for span, at in known if at <= position})
+    first = [at for at, here in enumerate(read) if not here.isdisjoint({*spans, ANYTHING})]
+    assert ledger.hidden_reader(runs, scope, spans, length) == min(first, default=length)
+    assert ledger.remembered(runs, scope, length) == set().union(*read)
 
 
 def test_names_are_known_until_a_bound_drops_them() -> None:

@@ -98,7 +98,7 @@ def test_runs_before_govern_the_same_keys(lineage: tuple[LineageRun, ...], posit
     tokens = list(range(60))
     cut = runs_before(lineage, position)
     assert fold_keys(tokens, lineage)[:position] == fold_keys(tokens, cut)[:position]
-    assert first_spliced(lineage, 60) == (lineage[0].start if lineage else 60)
+    assert first_spliced(lineage, position) == min([position, *(run.start for run in lineage)])
 
 
 def test_a_lineage_is_bound_to_its_scope() -> None:

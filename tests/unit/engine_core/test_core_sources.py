@@ -138,6 +138,19 @@ def source(name: str) -> SourceTurn:
     return SourceTurn(name, ids([1]), "d", (), SCOPE)
 
 
+def test_a_turn_that_is_named_again_stays_as_it_was() -> None:
+    """A replayed request changes no source that a later edit may name, and no count of tokens."""
+    registry = SourceRegistry(max_turns=2)
+    first = SourceTurn("t1", ids([1, 2, 3]), "d", (), SCOPE)
+    for turn in (first, source("t2"), SourceTurn("t1", ids([9]), "e", (), SCOPE)):
+        registry.retain(("x", "a"), turn)
+    assert registry.get(("x", "a"), "t1") is first
+    assert (registry.count(), registry.token_count) == (2, 4)
+    registry.retain(("x", "a"), source("t3"))
+    assert [turn.turn for turn in registry.turns(("x", "a"))] == ["t1", "t3"]
+    assert registry.token_count == 4
+
+
 def test_registry_is_bounded() -> None:
     """Old turns and idle sessions make way; the one in use stays."""
     registry = SourceRegistry(max_sessions=2, max_turns=2)

@@ -122,7 +122,8 @@ def test_a_key_file_never_leaves_the_proxy_open(tmp_path: Path) -> None:
 
 
 async def test_keys_are_replaced_while_requests_run(tmp_path: Path) -> None:
-    """New keys open, with tenants of their own; revoked ones stop; keys of settings stay."""
+    """New keys open, with tenants of their own; revoked ones stop, and a tenant without any is
+    gone; keys of settings stay."""
     file = tmp_path / "keys"
     file.write_text("red:k1\n")
     settings = Settings(api_keys_file=file, api_keys=["blue:kb"], policy="keep_all")
@@ -142,6 +143,10 @@ async def test_keys_are_replaced_while_requests_run(tmp_path: Path) -> None:
     assert metrics.registry.get_sample_value(
         "leyline_key_reloads_total", {"result": "loaded"}
     ) == pytest.approx(1)
+    file.write_text("green:kg\n")
+    assert await watch.refresh()
+    assert directory.names == {"blue", "green"}
+    assert directory.get("red") is None and "red" not in directory
 
 
 @pytest.mark.parametrize("broken", ["red", "", "red:sha256:12", "\udcff", None])
