@@ -22,6 +22,7 @@ from .config_file import read_config
 from .core.api_keys import check_tenant, parse_key
 from .core.cache_scope import CacheScope
 from .core.options import SHARE_PATTERN
+from .core.other_paths import PassThrough
 from .limit_settings import MIB, LimitSettings, TenantLimitSettings
 from .sessions.settings import SessionSettings
 from .telemetry.tracing.settings import TraceSettings
@@ -164,9 +165,10 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     affinity_header: str | None = None
     """Header that carries the session's id upstream, for a router that stands before the engines:
     ``x-smg-routing-key`` for SGLang's."""
-    pass_through: Literal["off", "stateless", "all"] = "stateless"  # noqa: S105
-    """Other paths below ``/v1`` that go upstream as they are. ``stateless`` leaves out what stores
-    objects that all callers with the proxy's upstream key would share, such as files."""
+    pass_through: PassThrough = "stateless"
+    """Other paths below ``/v1`` that go upstream as they are. ``stateless``: a fixed list of those
+    that store nothing there, such as embeddings. ``all``: every one, under the proxy's own upstream
+    key, so that any caller may do whatever that key may."""
     handshake_interval_s: Annotated[float, Field(gt=0)] = 10.0
     """Between two looks at an engine that is up."""
     handshake_retry_s: Annotated[float, Field(gt=0)] = 1.0

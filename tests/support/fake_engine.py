@@ -107,6 +107,8 @@ class FakeEngine:
     def __init__(self, *, capability: Capability | None = CAPABILITY) -> None:
         self.capability = capability
         self.models = [MODEL]
+        self.owner = ""
+        """Of the models."""
         self.answers: list[Answer] = []
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
@@ -132,7 +134,7 @@ class FakeEngine:
         if path in ("/v1/chat/completions", "/v1/completions"):
             await self._complete(Request(scope, receive), receive, send)
         elif path == "/v1/models":
-            data = [{"id": name, "object": "model"} for name in self.models]
+            data = [{"id": name, "object": "model", "owned_by": self.owner} for name in self.models]
             await _json(send, {"object": "list", "data": data})
         elif path == "/leyline/capability" and self.capability is not None:
             await _json(send, msgspec.to_builtins(self.capability))
@@ -218,7 +220,7 @@ async def proxy_before(
     transport = ASGIStreamTransport(app)
     async with (
         lifespan_of(app),
-        httpx.AsyncClient(transport=transport, base_url="http://p") as http,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as http,
     ):
         yield http
 
