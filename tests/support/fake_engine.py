@@ -25,6 +25,7 @@ from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.lifespan import lifespan_of
 
 MODEL = "fake-model"
+JSON = {"content-type": "application/json"}
 
 CAPABILITY = Capability(
     engine="fake",
@@ -214,13 +215,13 @@ def forgotten(message_id: str) -> Receipt:
 async def proxy_before(
     engine: ASGIApp, *, tracing: Tracing | None = None, **settings: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a proxy before ``engine``."""
+    """A client of a proxy before ``engine``; bodies that a test writes by hand are JSON."""
     given = Settings(handshake_retry_s=0.05, **settings)
     app = create_app(given, engine_app=engine, tracing=tracing)
     transport = ASGIStreamTransport(app)
     async with (
         lifespan_of(app),
-        httpx.AsyncClient(transport=transport, base_url="http://localhost") as http,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=JSON) as http,
     ):
         yield http
 

@@ -49,8 +49,8 @@ def check_other_path(tenant: Tenant, status: UpstreamStatus, path: str) -> None:
 def unsalted_path(who: str, path: str) -> UnsupportedError:
     """The refusal of a request that nothing keeps apart."""
     return UnsupportedError(
-        f"{who} takes no cache_salt on /v1/{path}, so the tenant's KV can't be kept apart there, as "
-        "cache_scope: tenant asks for. Give the tenant engines of its own "
+        f"{who} takes no cache_salt on /v1/{path[:200]}, so the tenant's KV can't be kept apart "
+        "there, as cache_scope: tenant asks for. Give the tenant engines of its own "
         "(tenants.NAME.upstreams) and cache_scope: shared.",
         code="cache_scope_unsupported",
     )

@@ -17,7 +17,7 @@ from hypothesis import event, example, given
 from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
-from support.fake_engine import CAPABILITY, MODEL, FakeEngine, proxy_before
+from support.fake_engine import CAPABILITY, JSON, MODEL, FakeEngine, proxy_before
 from support.stack import serving
 
 from leyline_engine.contract import Capability
@@ -26,7 +26,6 @@ from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 
 CHAT = [{"role": "user", "content": "Hi"}]
-JSON = {"content-type": "application/json"}
 ANSWER = b'{ "object":"list" , "data":[ ] }'
 
 
@@ -357,7 +356,7 @@ PLUGIN = msgspec.structs.replace(CAPABILITY, engine="sglang", isolates=True)
 async def test_what_a_model_reads_here_is_salted_too_or_refused(
     capability: Capability | None, owner: str, status: int
 ) -> None:
-    """``cache_scope: tenant`` holds on every path: with the tenant's salt where engines read it, and
+    """``cache_scope: tenant`` holds on every path: by the tenant's salt where engines read it, and
     by a refusal that names the reason where they don't."""
     engine = Upstream()
     engine.capability, engine.owner = capability, owner
