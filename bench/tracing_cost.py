@@ -92,7 +92,7 @@ async def measure(turns: int) -> dict[str, dict[str, float]]:
             await stack.enter_async_context(lifespan_of(app))
             transport = ASGIStreamTransport(app)
             clients[name] = await stack.enter_async_context(
-                httpx.AsyncClient(transport=transport, base_url="http://proxy")
+                httpx.AsyncClient(transport=transport, base_url="http://localhost")
             )
         gc.collect()
         gc.freeze()  # as `leyline serve` does

@@ -71,7 +71,12 @@ rm -f $STAMP
 pip=("$VENV/bin/python" -m pip install --disable-pip-version-check --no-input --constraint deploy/constraints.txt)
 torch=$(grep '^torch==' deploy/constraints.txt)
 mapfile -t options < <(torch_options)
-say "setup 2/3: $torch (200 MB for the CPU build; a few minutes on a slow line)"
+if [ -n "${TORCH_INDEX-}" ]; then
+    say "setup 2/3: $torch (200 MB for the CPU build; a few minutes on a slow line)"
+else
+    say "setup 2/3: $torch with CUDA, where pip's index has it (some GB); the CPU build takes 200 MB:" \
+        "TORCH_INDEX=https://download.pytorch.org/whl/cpu make setup"
+fi
 "${pip[@]}" "${options[@]}" "$torch"
 say "setup 3/3: leyline and the development tools (some $(grep -c == deploy/constraints.txt) packages)"
 "${pip[@]}" --editable '.[dev]'

@@ -34,8 +34,7 @@ class MissingExtraError(PolicyError):
 
     def __init__(self) -> None:
         super().__init__(
-            "PyYAML, which reads YAML, is not installed; install it with: "
-            "pip install 'leyline-kv[proxy]'"
+            "PyYAML, which reads YAML, is not installed; install it with: pip install pyyaml"
         )
 
 

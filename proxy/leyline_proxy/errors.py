@@ -56,6 +56,13 @@ class BodyTooLargeError(BadRequestError):
         return {"connection": "close"}
 
 
+class MediaTypeError(BadRequestError):
+    """The request body is of a type that isn't taken."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
 class UnauthorizedError(ProxyError):
     """No API key, or one that belongs to no tenant."""
 

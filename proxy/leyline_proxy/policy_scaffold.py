@@ -161,7 +161,7 @@ def test_it_is_chosen_by_name() -> None:
     "README.md": """\
 # @DISTRIBUTION@
 
-The [Leyline](https://pypi.org/project/leyline-kv/) policy `@NAME@`.
+The Leyline policy `@NAME@`. In the environment that has Leyline:
 
     pip install -e '.[test]'
     pytest

@@ -20,8 +20,10 @@ from pydantic_settings import (
 from .audit.settings import AuditSettings
 from .config_file import read_config
 from .core.api_keys import check_tenant, parse_key
+from .core.authorities import parse_authority
 from .core.cache_scope import CacheScope
 from .core.options import SHARE_PATTERN
+from .core.other_paths import PassThrough
 from .limit_settings import MIB, LimitSettings, TenantLimitSettings
 from .sessions.settings import SessionSettings
 from .telemetry.tracing.settings import TraceSettings
@@ -86,6 +88,11 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8790
     """0 lets the system choose a free port."""
+
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    """``NAME`` or ``NAME:PORT``: by which further hosts requests may call the proxy, and whose web
+    pages may send them, while there are no API keys. This machine's loopback names and the address
+    in ``host`` go without saying."""
 
     upstream: str | None = None
     """Base URL of the engine, such as ``http://127.0.0.1:30000``; with neither this nor
@@ -168,9 +175,10 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     affinity_header: str | None = None
     """Header that carries the session's id upstream, for a router that stands before the engines:
     ``x-smg-routing-key`` for SGLang's."""
-    pass_through: Literal["off", "stateless", "all"] = "stateless"  # noqa: S105
-    """Other paths below ``/v1`` that go upstream as they are. ``stateless`` leaves out what stores
-    objects that all callers with the proxy's upstream key would share, such as files."""
+    pass_through: PassThrough = "stateless"  # noqa: S105
+    """Other paths below ``/v1`` that go upstream as they are. ``stateless``: a fixed list of those
+    that store nothing there, such as embeddings. ``all``: every one, under the proxy's own upstream
+    key, so that any caller may do whatever that key may."""
     handshake_interval_s: Annotated[float, Field(gt=0)] = 10.0
     """Between two looks at an engine that is up."""
     handshake_retry_s: Annotated[float, Field(gt=0)] = 1.0
@@ -189,10 +197,20 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     log_format: Literal["json", "console"] = "json"
     """``json``: an object a line; ``console``: for people."""
 
-    @field_validator("api_keys", mode="before")
+    @field_validator("api_keys", "allowed_hosts", mode="before")
     @classmethod
-    def _split_keys(cls, value: object) -> object:
+    def _split_words(cls, value: object) -> object:
         return _words(value) if isinstance(value, str) else value
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for host in value:
+            if parse_authority(host) is None:
+                raise ValueError(
+                    f"{host[:80]!r} is no NAME or NAME:PORT, such as gpu1 or gpu1:8790"
+                )
+        return value
 
     @field_validator("undeclared", mode="before")
     @classmethod

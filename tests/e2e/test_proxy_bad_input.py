@@ -13,6 +13,7 @@ from support.stack import embedded_stack
 from leyline_policies import function_policy
 
 CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
 USER = {"role": "user", "content": "Hi."}
 
 
@@ -22,7 +23,7 @@ def client() -> Iterator[httpx.Client]:
     options = {"pool_tokens": 32_768, "device": "cpu"}
     with (
         embedded_stack(options, max_body_bytes=12 * 1024 * 1024, log_level="error") as origin,
-        httpx.Client(base_url=origin, timeout=60) as http,
+        httpx.Client(base_url=origin, timeout=60, headers=JSON) as http,
     ):
         yield http
 

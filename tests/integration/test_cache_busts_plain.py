@@ -133,7 +133,7 @@ async def test_the_other_engine_is_to_blame_after_a_failover() -> None:
         transport = ASGIStreamTransport(app)
         async with (
             lifespan_of(app),
-            httpx.AsyncClient(transport=transport, base_url="http://p") as client,
+            httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
         ):
             for engine in engines.values():
                 engine.will_tell(900, 0)

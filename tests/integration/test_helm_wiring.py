@@ -11,6 +11,8 @@ import yaml
 from support.helm_chart import Manifest, of_kind, pods, ports_of, render, settings_of
 from support.helm_values import EVERYTHING, ON, SETS
 
+from leyline_proxy.core.authorities import Authority, allowed_hosts, parse_authority
+
 FILES = ("policies_file", "api_keys_file", "redis_ca_file")
 
 
@@ -67,6 +69,27 @@ def test_settings_name_files_that_are_mounted(everything: list[Manifest]) -> Non
     words = _container(everything, "proxy")["args"]
     own = mounted[words[words.index("--config") + 1]]
     assert own == ("agents-leyline-settings", "leyline.yaml")
+
+
+def test_a_proxy_without_keys_knows_the_names_it_is_called_by() -> None:
+    """Its Services' in the cluster's DNS, the ingress's, and what the values add; pods are called
+    by address, and a web page's own name is none of these."""
+    own = {"allowed_hosts": ["proxy.example.com"]}
+    values: dict[str, Any] = {
+        "ingress": {"enabled": True, "host": "ingress.example.com"},
+        "proxy": {"settings": own, "admin": {"existingSecret": "admin"}},
+    }
+    settings = yaml.safe_load(settings_of(render(values)))
+    hosts = allowed_hosts("0.0.0.0", settings["allowed_hosts"])  # noqa: S104
+    services = ("agents-leyline", "agents-leyline-admin")
+    domains = ("", ".models", ".models.svc", ".models.svc.cluster.local")
+    called = [f"{service}{domain}:8790" for service in services for domain in domains]
+    for host in (*called, "ingress.example.com", "proxy.example.com", "10.1.2.3:8790"):
+        found = parse_authority(host)
+        assert found is not None and hosts.allows(found), host
+    assert not hosts.allows(Authority("evil.test"))
+    with_keys = values | {"proxy": {"apiKeys": {"existingSecret": "keys"}}}
+    assert "allowed_hosts" not in yaml.safe_load(settings_of(render(with_keys)))
 
 
 def test_variables_come_from_the_secrets_meant(everything: list[Manifest]) -> None:

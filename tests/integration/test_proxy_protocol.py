@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from support.fake_engine import (
     CAPABILITY,
     DONE,
+    JSON,
     MODEL,
     Answer,
     FakeEngine,
@@ -49,7 +50,9 @@ async def proxy(engine: FakeEngine, **options: Any) -> AsyncIterator[httpx.Async
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:
     """A client that streams and disconnects, which httpx's own ASGI transport can't."""
-    return httpx.AsyncClient(transport=ASGIStreamTransport(app), base_url="http://proxy")
+    return httpx.AsyncClient(
+        transport=ASGIStreamTransport(app), base_url="http://localhost", headers=JSON
+    )
 
 
 def body(**members: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.lifespan import lifespan_of
 
 MODEL = "fake-model"
+JSON = {"content-type": "application/json"}
 
 CAPABILITY = Capability(
     engine="fake",
@@ -107,6 +108,8 @@ class FakeEngine:
     def __init__(self, *, capability: Capability | None = CAPABILITY) -> None:
         self.capability = capability
         self.models = [MODEL]
+        self.owner = ""
+        """Of the models."""
         self.answers: list[Answer] = []
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
@@ -132,7 +135,7 @@ class FakeEngine:
         if path in ("/v1/chat/completions", "/v1/completions"):
             await self._complete(Request(scope, receive), receive, send)
         elif path == "/v1/models":
-            data = [{"id": name, "object": "model"} for name in self.models]
+            data = [{"id": name, "object": "model", "owned_by": self.owner} for name in self.models]
             await _json(send, {"object": "list", "data": data})
         elif path == "/leyline/capability" and self.capability is not None:
             await _json(send, msgspec.to_builtins(self.capability))
@@ -212,13 +215,13 @@ def forgotten(message_id: str) -> Receipt:
 async def proxy_before(
     engine: ASGIApp, *, tracing: Tracing | None = None, **settings: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a proxy before ``engine``."""
+    """A client of a proxy before ``engine``; bodies that a test writes by hand are JSON."""
     given = Settings(handshake_retry_s=0.05, **settings)
     app = create_app(given, engine_app=engine, tracing=tracing)
     transport = ASGIStreamTransport(app)
     async with (
         lifespan_of(app),
-        httpx.AsyncClient(transport=transport, base_url="http://p") as http,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=JSON) as http,
     ):
         yield http
 

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from support.image_build import Stage, copied_from_context, ignored_by, stages_of
 
+from leyline_proxy.core.authorities import Authority, allowed_hosts, parse_authority
 from leyline_proxy.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -111,6 +112,20 @@ def test_ports_are_on_loopback(compose: dict[str, Any]) -> None:
         assert ports
         assert all(port.startswith("127.0.0.1:") for port in ports)
         assert len(set(ports)) == len(ports)
+
+
+def test_the_proxy_knows_the_names_it_is_called_by(compose: dict[str, Any]) -> None:
+    """Those of its services, which Prometheus scrapes; a web page's name is none of them."""
+    scraped = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"][0]
+    called = [*scraped["static_configs"][0]["targets"], "leyline:8790", "proxy:8790"]
+    for name in ("leyline", "proxy"):
+        words = compose["services"][name]["environment"]
+        given = words["LEYLINE_ALLOWED_HOSTS"].replace("${LEYLINE_ALLOWED_HOSTS:-}", "")
+        settings = Settings(host=words["LEYLINE_HOST"], allowed_hosts=given)
+        hosts = allowed_hosts(settings.host, settings.allowed_hosts)
+        known = [authority for host in called if (authority := parse_authority(host))]
+        assert len(known) == len(called) and all(map(hosts.allows, known))
+        assert not hosts.allows(Authority("evil.test"))
 
 
 def test_services_are_watched_and_confined(compose: dict[str, Any]) -> None:

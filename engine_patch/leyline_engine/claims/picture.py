@@ -28,7 +28,7 @@ def draw(rows: Sequence[SweepRow], out: Path) -> None:
         from matplotlib.patches import Patch
     except ImportError as error:
         raise PictureError(
-            "matplotlib is not installed; install it with: pip install 'leyline-kv[bench]'"
+            "matplotlib is not installed; install it with: pip install matplotlib"
         ) from error
 
     figure = Figure(figsize=(10.5, 3.6), dpi=150, layout="constrained")

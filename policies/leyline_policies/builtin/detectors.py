@@ -21,7 +21,6 @@ from typing import Any
 from leyline_policies.builtin.patterns import UserPattern
 from leyline_policies.errors import did_you_mean, shown
 
-EXTRA = "leyline-kv[detectors]"
 Span = tuple[int, int]
 
 
@@ -234,9 +233,10 @@ def _imported(module: str, detector: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        package = _PACKAGES[module.partition(".")[0]]
         raise ValueError(
-            f"detectors: {detector} needs the package {_PACKAGES[module.partition('.')[0]]}, which "
-            f'is not installed; pip install "{EXTRA}"'
+            f"detectors: {detector} needs the package {package}, which is not installed; "
+            f"pip install {package}"
         ) from error
 
 

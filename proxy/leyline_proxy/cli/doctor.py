@@ -113,9 +113,10 @@ def _examine(
     try:
         from ..doctor import document, healthy
     except ModuleNotFoundError as error:
+        from ..installing import pip_install
+
         raise _usage(
-            f"The package {error.name!r} is missing. Install it with: pip install "
-            "'leyline-kv[proxy]'"
+            f"The package {error.name!r} is missing. Install it with: {pip_install('proxy')}"
         ) from error
     findings = _findings(flags, prometheus, timeout)
     if as_json:

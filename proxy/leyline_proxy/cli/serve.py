@@ -57,6 +57,12 @@ def serve(
     port: Annotated[
         int | None, typer.Option(help="Port to listen on; 0 takes a free one [8790].")
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME or NAME:PORT by which a proxy without keys may be called; repeatable."
+        ),
+    ] = None,
     upstream: Annotated[
         list[str] | None,
         typer.Option(
@@ -144,6 +150,7 @@ def serve(
 
 
 _SETTINGS = {
+    "allowed_host": "allowed_hosts",
     "api_key": "api_keys",
     "engine_option": "engine_options",
     "request_policy": "allow_request_policy",

@@ -51,6 +51,7 @@ def checks_for(situation: Situation) -> dict[str, Check]:
         "config": partial(configured.examine_config, situation.environ, situation.config),
         "packages": partial(machine.examine_packages, settings),
         "api-keys": partial(configured.examine_keys, settings, time.time()),
+        "allowed-hosts": partial(configured.examine_hosts, settings),
         "policies": partial(configured.examine_policies, settings),
         "session-secret": partial(configured.examine_secrets, settings),
         "open-files": partial(machine.examine_files, settings),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -12,11 +11,13 @@ from leyline_policies import PolicyError
 from leyline_policies.config import load_policies
 
 from ..core.api_keys import HASHED, ApiKey
+from ..core.authorities import ANYWHERE, Authority
 from ..core.options import OptionError
 from ..pipeline.sensitive import sensitive_content
 from ..sessions.settings import MEMORY
 from ..settings import DEFAULT_TENANT, Settings
 from ..settings_faults import Fault, unknown_variables
+from ..telemetry.tracing.build import OTEL_INSTALL
 from ..tenants.directory import configured_keys
 from ..tenants.key_file import read_keys
 from ..tenants.tenant import build_tenant
@@ -101,6 +102,25 @@ def keys_verdict(keys: Sequence[ApiKey], host: str, now: float) -> Finding:
     return ok(name, told)
 
 
+def examine_hosts(settings: Settings) -> list[Finding]:
+    """By which names clients may call a proxy without keys."""
+    name, listed = "allowed-hosts", settings.allowed_hosts
+    if configured_keys(settings) or settings.api_keys_file is not None:
+        return [skip(name, "API keys are configured: requests may name any host")]
+    everywhere = settings.host in ANYWHERE
+    if everywhere and not listed:
+        return [
+            warn(
+                name,
+                f"none, and the proxy listens on {settings.host or 'all addresses'} without API "
+                "keys: whoever calls it by a name, not by its address, gets 403",
+                "Name the hosts by which clients call it (--allowed-host), or configure API keys.",
+            )
+        ]
+    own = "any address" if everywhere else f"loopback, {settings.host}"
+    return [ok(name, ", ".join((own, *listed[:8])))]
+
+
 def file_verdicts(name: str, path: Path, mode: int, *, plain: bool) -> list[Finding]:
     """Whether a file of keys can be read or changed by others.
 
@@ -132,10 +152,7 @@ def _has_plain(text: str) -> bool:
 
 
 def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return Authority(host.lower()).is_loopback
 
 
 def examine_policies(settings: Settings) -> list[Finding]:
@@ -192,7 +209,7 @@ def examine_trace(settings: Settings) -> list[Finding]:
         otlp_exporter().shutdown()
         return [ok("trace", f"spans go to {collector_place()}, which isn't asked")]
     except ModuleNotFoundError as error:
-        fix = "pip install 'leyline-kv[otel]', or trace: off."
+        fix = f"{OTEL_INSTALL}, or trace: off."
         return [fail("trace", f"the package {error.name!r} is missing", fix)]
     except ValueError as error:
         return [fail("trace", str(error), "Correct the variable that it names, or trace: off.")]

@@ -176,7 +176,7 @@ def plugin_verdict(needs: EngineNeeds, answer: Capability | NoCapability) -> Fin
     if isinstance(answer, NoCapability):
         told = f"{answer.why}: edits become ordinary prefills"
         fix = (
-            "Start SGLang with the plugin: pip install 'leyline-kv[sglang]' beside it, and "
+            "Start SGLang with the plugin: install Leyline's wheel beside it, and give "
             "--radix-cache-backend leyline (docs/sglang.md)."
         )
         if not answer.settled:
@@ -189,7 +189,7 @@ def plugin_verdict(needs: EngineNeeds, answer: Capability | NoCapability) -> Fin
             name,
             f"the engine speaks version {answer.protocol_version} of the contract, this proxy "
             f"{PROTOCOL_VERSION}",
-            "Install one release of leyline-kv on both sides.",
+            "Install one release of Leyline on both sides.",
         )
     if not answer.splices:
         reason = answer.unsupported_reason or "it doesn't say why"
@@ -203,7 +203,7 @@ def plugin_verdict(needs: EngineNeeds, answer: Capability | NoCapability) -> Fin
         return fail(
             name,
             f"the engine takes no {EDIT_ACTION}@{ACTION_VERSION}",
-            "Install one release of leyline-kv on both sides.",
+            "Install one release of Leyline on both sides.",
         )
     claims = "takes claims" if CLAIMS in answer.actions else "takes no claims"
     off = "" if needs.splice else "; splicing is switched off here (splice: false)"

@@ -21,12 +21,11 @@ from packaging.requirements import InvalidRequirement, Requirement
 from ..audit.build import build_auditor
 from ..audit.files import AuditError, beside, survey
 from ..audit.settings import PLACE
+from ..installing import PACKAGE, pip_install
 from ..settings import Settings
 from ..telemetry.metrics import Metrics
 from .findings import Finding, fail, ok, skip, warn
 from .reaching import document
-
-PACKAGE = "leyline-kv"
 
 _MIB = 1024 * 1024
 _SPARE_FILES = 128
@@ -266,12 +265,11 @@ def examine_packages(settings: Settings) -> list[Finding]:
     problems = package_problems(needed, extras)
     told = f"Leyline {version(PACKAGE)}, Python {platform.python_version()}"
     if problems:
-        wanted = ",".join(extras)
         return [
             fail(
                 "packages",
                 f"{told}; {'; '.join(problems[:6])}",
-                f"pip install --upgrade 'leyline-kv[{wanted}]'",
+                pip_install(*extras),
             )
         ]
     return [ok("packages", told)]

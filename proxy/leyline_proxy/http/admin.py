@@ -24,6 +24,7 @@ from ..tenants import Tenant
 from ..tenants.directory import offered_key
 from ..upstream.summary import replica_document
 from .errors import install_error_handlers
+from .guard import guard_against_pages
 from .metrics import metrics_response
 
 log = structlog.get_logger("leyline.admin")
@@ -56,6 +57,8 @@ def create_admin_app(services: Services) -> Starlette:
         ]
     )
     install_error_handlers(app)
+    if services.tenants.open:
+        guard_against_pages(app, services.settings, services.settings.admin_host)
     return app
 
 

@@ -16,6 +16,7 @@ from ..telemetry.tracing import Tracing
 from ..upstream.lifespan import lifespan_of
 from .dispatch import ExchangeDispatch
 from .errors import install_error_handlers
+from .guard import guard_against_pages
 from .metrics import keep_observing
 from .openapi import describe
 from .routes import TURN_PATHS, install_routes
@@ -75,6 +76,8 @@ def create_app(
     install_error_handlers(app)
     install_routes(app, services)
     app.add_middleware(ExchangeDispatch, services=services, exchanges=TURN_PATHS)
+    if services.tenants.open:
+        guard_against_pages(app, settings, settings.host)
     describe(app)
     return app
 

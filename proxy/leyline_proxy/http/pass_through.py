@@ -1,8 +1,7 @@
 """Other paths below ``/v1``: to an engine and back as they are.
 
-Bodies that are JSON objects lose what only the proxy may set (see :mod:`..core.wire`). Objects that
-an upstream stores belong, as far as it can tell, to whoever has its key, and here that is the
-proxy: passing those paths on would show each tenant what the others store.
+Which of them pass is in :mod:`..core.other_paths`. Bodies that are JSON objects lose what only the
+proxy may set (see :mod:`..core.wire`), and are salted where the tenant's KV is its own.
 """
 
 from __future__ import annotations
@@ -17,14 +16,16 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..core.wire import WireError
+from ..core.other_paths import Passage, is_unknown, passage_of
+from ..core.wire import WireError, split_body
 from ..errors import (
     BadRequestError,
     ForbiddenError,
     NotFoundError,
     UpstreamUnreachableError,
 )
-from ..pipeline.outgoing import PROXY_MEMBERS, without_reserved
+from ..pipeline.cache_scope import check_other_path, unsalted_path
+from ..pipeline.outgoing import PROXY_MEMBERS, salted, without_reserved
 from ..tenants import Tenant
 from ..upstream.client import chunks, read
 from ..upstream.headers import downstream_headers
@@ -43,40 +44,6 @@ _LONGEST_TARGET = 60_000
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
-STORED = frozenset(
-    {
-        "assistants",
-        "batches",
-        "containers",
-        "conversations",
-        "evals",
-        "files",
-        "fine_tuning",
-        "responses",
-        "skills",
-        "threads",
-        "uploads",
-        "vector_stores",
-        "videos",
-    }
-)
-"""First parts of paths to objects that outlive a request."""
-
-_TALK = frozenset({"chat", "messages"})
-"""Below these lie completions that were stored, and batches."""
-
-_OWN = frozenset({"completions", "messages"})
-"""Paths of the proxy, which it takes with POST alone and in lower case."""
-
-_UNCLEAR = frozenset({"", ".", ".."})
-"""Parts of a path."""
-
-_ENCODED = frozenset("?#%\\")
-"""Characters that a second decoding would make something else of."""
-
-_CONTROL = frozenset({"load_lora_adapter", "unload_lora_adapter"})
-"""Paths by which a server itself is changed."""
-
 
 class _Named(msgspec.Struct):
     model: str | None = None
@@ -92,44 +59,43 @@ class PassThroughExchange(Exchange):
     ) -> None:
         """Forward, if the path may pass."""
         path = self.request.path_params["path"]
-        self._check(path, tenant)
+        passage = self._passage(path, tenant)
         model = _model_of(path, raw)
         pool = self.services.pool
         self.model = pool.label(model)
         # No session: any engine of the model will do, each as often. Lists of models may leave
         # out those of other paths, so an unknown one is the engine's to refuse.
         replica = await pool.choose(uuid4().hex, model, allowed=tenant.upstreams)
-        work = self._forward(tenant, replica, path, _cleaned(raw), send)
+        content = _cleaned(raw)
+        if passage.reads and tenant.cache_salt is not None:
+            check_other_path(tenant, replica.status, path)
+            content = _salted(content, tenant.cache_salt, passage)
+        work = self._forward(tenant, replica, path, content, send)
         limit_s = self.services.settings.total_timeout_s
         answer = await within(limit_s, until_disconnect(receive, work))
         if answer is not None:
             await self.answer(answer, scope, receive, send)
 
-    def _check(self, path: str, tenant: Tenant) -> None:
-        """Raises NotFoundError or ForbiddenError for a path that doesn't pass."""
-        mode, parts = self.services.settings.pass_through, path.casefold().split("/")
-        # Servers differ in how they read these: a doubled or a final slash may be one or none.
-        unclear = not path.isprintable() or not _UNCLEAR.isdisjoint(parts)
-        unclear = unclear or not _ENCODED.isdisjoint(path)
-        if mode == "off" or parts[0] == "leyline" or unclear or "/".join(parts) in _OWN:
-            raise NotFoundError(
-                f"There is no {self.request.method} /v1/{ascii(path[:200])[1:-1]} here.",
-                code="unknown_path",
-            )
-        stored = parts[0] in STORED or (len(parts) > 1 and parts[0] in _TALK)
-        # With credentials of its own, a tenant sees its own objects.
-        shared = stored and not tenant.forward_credentials
-        if mode == "stateless" and (shared or parts[0] in _CONTROL):
+    def _passage(self, path: str, tenant: Tenant) -> Passage:
+        """Raises NotFoundError or ForbiddenError for a request that doesn't pass."""
+        mode, method = self.services.settings.pass_through, self.request.method
+        shown = f"{method} /v1/{ascii(path[:200])[1:-1]}"
+        if mode == "off" or is_unknown(method, path):
+            raise NotFoundError(f"There is no {shown} here.", code="unknown_path")
+        passage = passage_of(mode, method, path, own_key=tenant.forward_credentials)
+        if passage is None:
             raise ForbiddenError(
-                f"/v1/{path[:200]} is about objects that all tenants of this proxy would share "
-                "upstream. The operator can allow it with pass_through: all.",
+                f"{shown} isn't among the requests that store nothing upstream, and all callers "
+                "of this proxy would share what it stores. The operator can allow it with "
+                "pass_through: all.",
                 code="not_passed_through",
             )
+        return passage
 
     async def _forward(
         self, tenant: Tenant, replica: Replica, path: str, content: bytes, send: Send
     ) -> Response | None:
-        query = self.request.url.query
+        query = self.request.scope["query_string"].decode("latin-1")
         # Decoded by now: written again, what was part of the path stays part of it.
         target = f"/v1/{quote(path, safe=_SAFE)}" + (f"?{query}" if query else "")
         if len(target) > _LONGEST_TARGET:
@@ -182,3 +148,17 @@ def _cleaned(raw: bytes) -> bytes:
     if isinstance(document, dict) and not document.keys().isdisjoint(PROXY_MEMBERS):
         raise BadRequestError("The body is no valid JSON in UTF-8.", code="invalid_json")
     return raw
+
+
+def _salted(content: bytes, salt: str, passage: Passage) -> bytes:
+    """The body in the tenant's cache scope. Raises a ProxyError for one that can't say so."""
+    try:
+        split_body(content)
+        return salted(content, salt)
+    except WireError as error:
+        if passage.form:
+            raise unsalted_path("A form", passage.path) from error
+        raise BadRequestError(
+            "The body must be a JSON object in UTF-8, because cache_scope: tenant adds a salt.",
+            code="invalid_json",
+        ) from error

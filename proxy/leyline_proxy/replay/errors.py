@@ -28,9 +28,7 @@ class MissingExtraError(ReplayError):
     """A library that only measuring needs is not installed."""
 
     def __init__(self, library: str) -> None:
-        super().__init__(
-            f"{library} is not installed; install it with: pip install 'leyline-kv[bench]'"
-        )
+        super().__init__(f"{library} is not installed; install it with: pip install {library}")
 
 
 class RequestRefusedError(Exception):

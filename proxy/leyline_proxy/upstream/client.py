@@ -59,6 +59,14 @@ class RendererDocument(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelList:
+    """What an engine says that it serves."""
+
+    ids: tuple[str, ...]
+    owners: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class NoCapability:
     """The engine gave no capability document."""
 
@@ -163,8 +171,8 @@ class UpstreamClient:
             await read(response)
             return response
 
-    async def models(self) -> tuple[str, ...] | None:
-        """The ids the engine serves, or None when it doesn't say.
+    async def models(self) -> ModelList | None:
+        """The models that the engine serves, or None when it doesn't say.
 
         Raises:
             UpstreamUnreachableError: also where a gateway says that no engine is behind it.
@@ -177,8 +185,10 @@ class UpstreamClient:
         if response.status_code != httpx.codes.OK:
             return None
         try:
-            return tuple(str(item["id"]) for item in response.json()["data"])
-        except (ValueError, KeyError, TypeError):
+            listed = response.json()["data"]
+            ids = tuple(str(item["id"]) for item in listed)
+            return ModelList(ids, frozenset(str(item.get("owned_by", "")) for item in listed))
+        except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
     async def capability(self) -> Capability | NoCapability:

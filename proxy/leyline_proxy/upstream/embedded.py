@@ -10,6 +10,7 @@ import httpx
 from starlette.applications import Starlette
 
 from ..errors import ProxyError, closest
+from ..installing import pip_install
 from .client import read
 from .pool import ReplicaPool
 
@@ -35,7 +36,8 @@ def create_embedded_engine(name: str, options: Mapping[str, Any]) -> Starlette:
     except ModuleNotFoundError as error:
         raise EngineUnavailable(
             f"The engine {name!r} needs the package {error.name!r}. "
-            "Install it with: pip install 'leyline-kv[engine]', or give --upstream URL."
+            f"Install it with: {pip_install('proxy', 'engine')} (PyTorch for CPUs; without that "
+            "index 5.7 GB of CUDA come along), or give --upstream URL."
         ) from error
     try:
         return factory(**options)

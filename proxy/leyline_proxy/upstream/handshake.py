@@ -40,6 +40,8 @@ class UpstreamStatus:
     """Why it is not up."""
     models: tuple[str, ...] | None = None
     """Ids it serves; None when it doesn't say."""
+    owners: frozenset[str] = frozenset()
+    """Whose it says that its models are; a server puts its own name there."""
     capability: Capability | None = None
     capability_problem: str = "not asked yet"
     """Why there is none."""
@@ -184,8 +186,15 @@ class Handshake:
         return self.status
 
     async def _ask(self, before: UpstreamStatus) -> UpstreamStatus:
-        models = await self._client.models()
-        found = UpstreamStatus(up=True, problem="", models=models, splicing_allowed=self._splice)
+        listed = await self._client.models()
+        models = None if listed is None else listed.ids
+        found = UpstreamStatus(
+            up=True,
+            problem="",
+            models=models,
+            owners=frozenset() if listed is None else listed.owners,
+            splicing_allowed=self._splice,
+        )
         answer = await self._client.capability()
         if isinstance(answer, NoCapability):
             if before.capability is not None and not answer.settled:

@@ -6,6 +6,7 @@ import re
 import socket
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.exceptions import (
@@ -257,6 +258,22 @@ def test_keys_and_who_gets_in() -> None:
     assert keys[0].id in configured.keys_verdict(keys, "::", 3 * day).detail
     assert configured.keys_verdict(keys[:1], "::", 3 * day).status is Status.FAIL
     assert configured.keys_verdict(keys[1:], "::", 0).status is Status.OK
+
+
+def test_the_hosts_of_an_open_proxy() -> None:
+    """One that is reached from elsewhere by a name has to name it; with keys nobody asks."""
+    anywhere = "0.0.0.0"  # noqa: S104
+
+    def verdict(**settings: Any) -> tuple[Status, str]:
+        (found,) = configured.examine_hosts(Settings(**settings))
+        return found.status, found.detail
+
+    assert verdict()[0] is Status.OK
+    status, told = verdict(host=anywhere)
+    assert status is Status.WARN and "403" in told
+    status, told = verdict(host=anywhere, allowed_hosts=("gpu1",))
+    assert status is Status.OK and "gpu1" in told
+    assert verdict(host=anywhere, api_keys=("red:k1",))[0] is Status.SKIP
 
 
 def test_files_of_keys_are_nobody_elses() -> None:

@@ -40,8 +40,10 @@ async def both(
     admin = create_admin_app(app.state.services)
     async with (
         lifespan_of(app),
-        httpx.AsyncClient(transport=ASGIStreamTransport(app), base_url="http://p") as proxy,
-        httpx.AsyncClient(transport=ASGIStreamTransport(admin), base_url="http://a") as operator,
+        httpx.AsyncClient(transport=ASGIStreamTransport(app), base_url="http://localhost") as proxy,
+        httpx.AsyncClient(
+            transport=ASGIStreamTransport(admin), base_url="http://localhost"
+        ) as operator,
     ):
         yield proxy, operator
 

@@ -42,7 +42,7 @@ async def test_both_ways_to_a_turn_answer_alike(path: str) -> None:
     async with lifespan_of(app):
         for served, prefix in ((app, ""), (host, "/below")):
             transport = ASGIStreamTransport(served)
-            async with httpx.AsyncClient(transport=transport, base_url="http://p") as http:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
                 answers = [
                     await http.post(prefix + path, json=asked, headers=good),
                     await http.post(prefix + path, json=asked),
@@ -67,7 +67,7 @@ async def test_the_short_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     transport = ASGIStreamTransport(app)
     async with (
         lifespan_of(app),
-        httpx.AsyncClient(transport=transport, base_url="http://p") as http,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as http,
     ):
         routed.clear()
         for path, body in BODIES.items():

@@ -33,7 +33,7 @@ Address = tuple[str, int]
 @contextmanager
 def proxy(engine: FakeEngine | None = None, **settings: Any) -> Iterator[Address]:
     """A proxy as ``leyline serve`` runs it, in a thread."""
-    quick = {"shutdown_grace_s": 1, **settings}
+    quick = {"shutdown_grace_s": 1, "allowed_hosts": ("p",), **settings}
     if engine is not None:
         given = Settings(handshake_retry_s=0.05, **quick)
         app = create_app(given, engine_app=engine)
@@ -92,14 +92,19 @@ async def raw(address: Address) -> AsyncIterator[Raw]:
 
 def head(length: int, *headers: bytes) -> bytes:
     """The head of a chat request."""
-    lines = [b"POST /v1/chat/completions HTTP/1.1", b"host: p", *headers]
+    lines = [
+        b"POST /v1/chat/completions HTTP/1.1",
+        b"host: p",
+        b"content-type: application/json",
+        *headers,
+    ]
     return b"\r\n".join([*lines, b"content-length: %d" % length, b"", b""])
 
 
 def chat(**members: Any) -> bytes:
     """A chat request, on the wire."""
     body = json.dumps({"model": MODEL, "messages": MESSAGES, **members}).encode()
-    return head(len(body), b"content-type: application/json") + body
+    return head(len(body)) + body
 
 
 def status(answer: bytes) -> int:

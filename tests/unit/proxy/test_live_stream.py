@@ -90,7 +90,9 @@ async def stack(engine: Any = None, **settings: Any) -> AsyncIterator[Stack]:
     )
     async with (
         lifespan_of(app),
-        httpx.AsyncClient(transport=ASGIStreamTransport(app), base_url="http://p") as client,
+        httpx.AsyncClient(
+            transport=ASGIStreamTransport(app), base_url="http://localhost"
+        ) as client,
     ):
         yield Stack(client, app.state.services)
 
@@ -148,7 +150,9 @@ async def test_engines_of_others_are_not_shown() -> None:
     app = create_app(Settings(upstreams=engines, tenants=tenants))
     async with (
         lifespan_of(app),
-        httpx.AsyncClient(transport=ASGIStreamTransport(app), base_url="http://p") as client,
+        httpx.AsyncClient(
+            transport=ASGIStreamTransport(app), base_url="http://localhost"
+        ) as client,
         Stack(client, app.state.services).view(**RED) as seen,
     ):
         state = await seen.next("state")

@@ -227,7 +227,7 @@ async def test_slow_and_dead_engines_are_named(engine: FakeEngine) -> None:
     transport = ASGIStreamTransport(app)
     async with (
         lifespan_of(app),
-        httpx.AsyncClient(transport=transport, base_url="http://p") as client,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
     ):
         dead = await client.post(MESSAGES, json=body())
     assert (slow.status_code, slow.json()["error"]["type"]) == (504, "timeout_error")

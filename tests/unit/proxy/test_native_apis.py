@@ -11,7 +11,7 @@ import httpx
 import pytest
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
-from support.fake_engine import MODEL, FakeEngine
+from support.fake_engine import JSON, MODEL, FakeEngine
 from support.stack import serving
 
 from leyline_proxy.http.app import create_app
@@ -95,7 +95,10 @@ def before(upstream: Upstream, **settings: Any) -> Iterator[httpx.Client]:
     with serving(upstream) as origin:
         engine = {"url": origin, "apis": ["messages", "responses"], "api_key": "up"}
         app = create_app(Settings(upstreams={"e": engine}, log_level="error", **settings))
-        with serving(app) as address, httpx.Client(base_url=address, timeout=30) as client:
+        with (
+            serving(app) as address,
+            httpx.Client(base_url=address, timeout=30, headers=JSON) as client,
+        ):
             yield client
 
 
@@ -216,7 +219,7 @@ def test_an_upstream_that_doesnt_say_so_is_spoken_to_in_chat() -> None:
         serving(upstream) as origin,
         serving(create_app(Settings(upstream=origin, log_level="error"))) as address,
     ):
-        assert httpx.post(f"{address}{MESSAGES}", content=ASKED).status_code == 200
+        assert httpx.post(f"{address}{MESSAGES}", content=ASKED, headers=JSON).status_code == 200
     assert upstream.taken == [] and len(upstream.bodies) == 1
 
 

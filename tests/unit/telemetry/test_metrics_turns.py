@@ -106,7 +106,7 @@ async def test_an_engine_that_failed_is_no_overhead_either() -> None:
         transport = ASGIStreamTransport(app)
         async with (
             lifespan_of(app),
-            httpx.AsyncClient(transport=transport, base_url="http://p") as client,
+            httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
         ):
             answer = await client.post(CHAT, json=body(1), headers={"x-leyline-session": "s"})
             assert answer.status_code == 200

@@ -68,6 +68,18 @@ seccompProfile: {type: RuntimeDefault}
 {{- toYaml $found -}}
 {{- end -}}
 
+{{/* By which names the proxy is called, for while there are no keys; addresses go without saying. */}}
+{{- define "leyline.hosts" -}}
+{{- $name := include "leyline.fullname" . -}}
+{{- $found := list -}}
+{{- range $service := ternary (list $name (printf "%s-admin" $name)) (list $name) (not (empty .Values.proxy.admin.existingSecret)) -}}
+{{- $local := printf "%s.%s" $service $.Release.Namespace -}}
+{{- $found = concat $found (list $service $local (printf "%s.svc" $local) (printf "%s.svc.%s" $local $.Values.clusterDomain)) -}}
+{{- end -}}
+{{- if .Values.ingress.enabled -}}{{- $found = append $found .Values.ingress.host -}}{{- end -}}
+{{- toJson (concat $found (.Values.proxy.settings.allowed_hosts | default list) | uniq) -}}
+{{- end -}}
+
 {{/* The file of --config. */}}
 {{- define "leyline.settings" -}}
 {{- $own := dict
@@ -79,7 +91,11 @@ seccompProfile: {type: RuntimeDefault}
 {{- $_ := set $own "upstreams" (include "leyline.upstreams" . | fromYaml) -}}
 {{- end -}}
 {{- if .Values.proxy.policies -}}{{- $_ := set $own "policies_file" "/etc/leyline/policies/policies.yaml" -}}{{- end -}}
-{{- if .Values.proxy.apiKeys.existingSecret -}}{{- $_ := set $own "api_keys_file" "/etc/leyline/keys/api-keys" -}}{{- end -}}
+{{- if .Values.proxy.apiKeys.existingSecret -}}
+{{- $_ := set $own "api_keys_file" "/etc/leyline/keys/api-keys" -}}
+{{- else -}}
+{{- $_ := set $own "allowed_hosts" (include "leyline.hosts" . | fromJsonArray) -}}
+{{- end -}}
 {{- if .Values.redis.caKey -}}{{- $_ := set $own "redis_ca_file" "/etc/leyline/redis/ca.crt" -}}{{- end -}}
 {{- if .Values.proxy.tracing.endpoint -}}{{- $_ := set $own "trace" "otlp" -}}{{- end -}}
 {{- with .Values.proxy.admin -}}

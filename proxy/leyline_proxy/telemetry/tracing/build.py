@@ -7,7 +7,7 @@ from importlib.metadata import version
 from .current import Tracing
 from .settings import TraceSettings
 
-_INSTALL = "trace needs OpenTelemetry, which isn't installed: pip install 'leyline-kv[otel]'"
+OTEL_INSTALL = "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
 
 
 def build_tracing(settings: TraceSettings, *, grace_s: float) -> Tracing:
@@ -31,7 +31,9 @@ def build_tracing(settings: TraceSettings, *, grace_s: float) -> Tracing:
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("opentelemetry"):
             raise
-        raise ValueError(_INSTALL) from error
+        raise ValueError(
+            f"trace needs OpenTelemetry, which isn't installed: {OTEL_INSTALL}"
+        ) from error
     own = {"service.name": "leyline", "service.version": version("leyline-kv")}
     # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win.
     resource = Resource.create(own).merge(OTELResourceDetector().detect())
