@@ -36,7 +36,7 @@ from .pipeline.pinning import Pinning
 from .pipeline.placing import Placing
 from .pipeline.planner import Planner
 from .pipeline.planning import PlanInput, sink_of
-from .pipeline.records import REFUSAL_WAITS_S, record_of, run_of
+from .pipeline.records import record_of, record_of_refusal, run_of
 from .pipeline.request import OPTIONS_FIELD, ChatRequest
 from .pipeline.retaining import session_after, session_without, settled_turn
 from .pipeline.rules import Chooser, PolicyCatalog, effective_rules
@@ -247,10 +247,11 @@ class TurnService:
         self, turn: Turn, usage: Mapping[str, Any] | None, *, ttft_s: float | None
     ) -> Account:
         """Step 7 for a turn that the engine has answered in full."""
+        deadline = turn.replica.records.deadline()
         with receipt_span(usage):
-            record = await record_of(turn) if turn.enveloped else None
+            record = await record_of(turn, deadline)
         receipt = final_receipt(turn, record, usage)
-        run = await run_of(turn, record, receipt)
+        run = await run_of(turn, record, receipt, deadline)
         told = perf_counter()
         with self._metrics.stage("account"):
             session, source = await self._retain(turn, record, receipt, run)
@@ -291,7 +292,7 @@ class TurnService:
         claims; counts it then. The turn isn't retained."""
         if not turn.enveloped or not turn.status.takes_claims:
             return None
-        record = await record_of(turn, REFUSAL_WAITS_S)
+        record = await record_of_refusal(turn)
         refused = record.receipt.refused if record is not None else None
         if record is None or refused is None:
             return None

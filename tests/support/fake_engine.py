@@ -25,6 +25,7 @@ from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.lifespan import lifespan_of
 
 MODEL = "fake-model"
+RECEIPTS = "/leyline/receipts/"
 
 CAPABILITY = Capability(
     engine="fake",
@@ -113,6 +114,10 @@ class FakeEngine:
         self.raw_headers: list[list[tuple[bytes, bytes]]] = []
         self.disconnects = 0
         self.gives_receipts = True
+        self.scripted: dict[str, Answer] = {}
+        """By the beginnings of paths that are answered so, whatever is asked."""
+        self.asked: list[str] = []
+        """Message ids whose records were asked for."""
         self.receipt: Callable[[str], Receipt] = lambda message_id: Receipt(
             message_id=message_id, tokens=TokenCounts(prompt=10, prefix=4, prefilled=6)
         )
@@ -129,14 +134,21 @@ class FakeEngine:
         if scope["type"] != "http":
             raise NotImplementedError(scope["type"])
         path = scope["path"]
-        if path in ("/v1/chat/completions", "/v1/completions"):
+        if path.startswith(RECEIPTS):
+            self.asked.append(path.removeprefix(RECEIPTS))
+        script = next(
+            (each for start, each in self.scripted.items() if path.startswith(start)), None
+        )
+        if script is not None:
+            await self._answer(script, receive, send)
+        elif path in ("/v1/chat/completions", "/v1/completions"):
             await self._complete(Request(scope, receive), receive, send)
         elif path == "/v1/models":
             data = [{"id": name, "object": "model"} for name in self.models]
             await _json(send, {"object": "list", "data": data})
         elif path == "/leyline/capability" and self.capability is not None:
             await _json(send, msgspec.to_builtins(self.capability))
-        elif path.startswith("/leyline/receipts/") and self.gives_receipts:
+        elif path.startswith(RECEIPTS) and self.gives_receipts:
             await self._record(path.rpartition("/")[2], send)
         else:
             await _json(send, {"error": {"message": "no"}}, 404)

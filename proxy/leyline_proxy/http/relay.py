@@ -107,6 +107,8 @@ class TurnRelay(Relay):
         self.settled = False
         self.refused = False
         """The engine gave the turn up for the sake of claims."""
+        self._asked = False
+        """Whether it did has been asked."""
 
     async def refusal(self, error: Mapping[str, Any]) -> ProxyError:
         """The error, by its name where claims are in the turn's way."""
@@ -151,7 +153,10 @@ class TurnRelay(Relay):
             self.settled = True
 
     async def _error(self, event: bytes, error: Mapping[str, Any]) -> bytes:
-        refused = await self._turns.refusal(self._turn) if not self.settled else None
+        refused = None
+        if not (self.settled or self._asked):
+            self._asked = True
+            refused = await self._turns.refusal(self._turn)
         if refused is None:
             return self.engine_failure(event, error)
         self.refused = True
