@@ -166,7 +166,8 @@ class TurnService:
                 scope=planned.prepared.scope,
                 secret=self._hints_secret,
             )
-            envelope = edit_envelope(message_id, payload)
+            in_answer = status.capability.receipt_in_answer
+            envelope = edit_envelope(message_id, payload, receipt_in_answer=in_answer)
             if self._hints_secret is not None:
                 envelope = sign_envelope(envelope, self._hints_secret)
         if envelope is not None:
@@ -244,12 +245,21 @@ class TurnService:
         return self._account(turn, final_receipt(turn, None, usage), turn.identity.session)
 
     async def settle(
-        self, turn: Turn, usage: Mapping[str, Any] | None, *, ttft_s: float | None
+        self,
+        turn: Turn,
+        usage: Mapping[str, Any] | None,
+        *,
+        ttft_s: float | None,
+        came: TurnRecord | None = None,
     ) -> Account:
-        """Step 7 for a turn that the engine has answered in full."""
+        """Step 7 for a turn that the engine has answered in full.
+
+        Args:
+            came: the record that came with the answer.
+        """
         deadline = turn.replica.records.deadline()
         with receipt_span(usage):
-            record = await record_of(turn, deadline)
+            record = await record_of(turn, came, deadline)
         receipt = final_receipt(turn, record, usage)
         run = await run_of(turn, record, receipt, deadline)
         told = perf_counter()

@@ -21,7 +21,7 @@ from leyline_engine.records import RecordBook
 CHAT_PATH = "/v1/chat/completions"
 
 _WAITS_S = (0.0, 0.001, 0.002, 0.005, 0.01)
-"""Pauses before each look for a record whose last message is still on its way."""
+"""Pauses before each look for a record that may still be on its way."""
 
 _FINISHES = b'"finish_reason":"'
 _EVENT, _END = b"data: ", b"\n\n"
@@ -105,10 +105,12 @@ class _Answer:
     async def _whole(self, start: Message, message: Message) -> Message:
         """The body, behind its start."""
         self._start = None
-        if not message.get("more_body", False):
+        body: bytes = message.get("body", b"")
+        # Where a middleware stands in between, an empty part follows on a whole body.
+        if _header(start, b"content-length") == b"%d" % len(body):
             record = await self._record()
             if record is not None:
-                message = {**message, "body": with_record(message.get("body", b""), record)}
+                message = {**message, "body": _completed(body, record)}
                 start = _with_length(start, len(message["body"]))
         await self._send(start)
         return message
@@ -120,7 +122,7 @@ class _Answer:
         record = await self._record() if one else None
         if record is None:
             return message
-        data = with_record(body[len(_EVENT) : -len(_END)], record)
+        data = _completed(body[len(_EVENT) : -len(_END)], record)
         return {**message, "body": _EVENT + data + _END}
 
     async def _record(self) -> TurnRecord | None:
@@ -131,11 +133,16 @@ class _Answer:
         for pause in _WAITS_S:
             await asyncio.sleep(pause)
             record = self._records.get(message_id)
-            if record is None:
-                return None  # whose beginning was lost, that has no end
-            if record.finished:
+            if record is not None and record.finished:
                 return record
         return None
+
+
+def _completed(answer: bytes, record: TurnRecord) -> bytes:
+    try:
+        return with_record(answer, record)
+    except ValueError:
+        return answer  # nothing that a proxy would look into
 
 
 def _header(start: Message, wanted: bytes) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
+import msgspec
+
 from leyline_engine.contract import Reason, Receipt, TurnRecord
 
 from .turn import Turn
@@ -19,14 +21,29 @@ _OTHER_ENGINE = frozenset({Reason.MISSING_SOURCE, Reason.TOKEN_MISMATCH})
 """What an engine says that isn't the one that was asked last."""
 
 
-async def record_of(turn: Turn, deadline: float) -> TurnRecord | None:
+def record_in(turn: Turn, member: bytes) -> TurnRecord | None:
+    """The turn's record out of what came with its answer; None where it isn't the turn's, or isn't
+    complete."""
+    try:
+        record = msgspec.json.decode(member, type=TurnRecord)
+    except msgspec.DecodeError:
+        return None
+    own = record.receipt.message_id == turn.message_id
+    return record if own and record.finished else None
+
+
+async def record_of(turn: Turn, came: TurnRecord | None, deadline: float) -> TurnRecord | None:
     """The engine's record, complete if that comes in time; None if there is none.
 
     Args:
+        came: with the answer.
         deadline: of all that the turn asks; see :meth:`RecordRoute.deadline`.
     """
     if not turn.enveloped:
         return None
+    if came is not None:
+        turn.replica.records.came()
+        return came
     return await turn.replica.records.ask(turn.message_id, _WAITS_S, deadline, due=True)
 
 

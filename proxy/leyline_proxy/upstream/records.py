@@ -23,6 +23,8 @@ BUDGET_S = 0.5
 class Came(StrEnum):
     """How the record of a turn came, or why it didn't."""
 
+    ANSWER = "answer"
+    """With the answer."""
     ASKED = "asked"
     """The engine was asked for it."""
     ABSENT = "absent"
@@ -64,6 +66,10 @@ class RecordRoute:
     def given_up(self) -> bool:
         """Whether questions fail, so that few are asked or none."""
         return self._breaker.state is not BreakerState.CLOSED
+
+    def came(self) -> None:
+        """A record has come with its answer."""
+        self._count(Came.ANSWER)
 
     def deadline(self) -> float:
         """When the questions of a turn end that begin now, by the loop's clock."""

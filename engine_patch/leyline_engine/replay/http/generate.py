@@ -141,8 +141,8 @@ async def _stream(flow: _Flow, shape: Shape, delivery: Delivery) -> AsyncIterato
                     *before, last = map(msgspec.json.encode, shape.closing(event))
                     if delivery.with_record:
                         last = with_record(last, event.record)
-                    for chunk in (*before, last):
-                        yield _framed(chunk)
+                    for encoded in (*before, last):
+                        yield _framed(encoded)
                     if delivery.include_usage:
                         yield _sse(shape.usage_chunk(event))
                     yield _DONE
