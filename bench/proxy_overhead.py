@@ -19,7 +19,7 @@ from typing import Any
 
 from overhead.load import Load, Sample, Sessions, canned_answers, measure
 from overhead.report import draw, table
-from overhead.systems import BENCH_VENV, System, running, set_pause, set_up
+from overhead.systems import BENCH_VENV, System, requests_of, running, set_pause, set_up
 from proxy_turn import renderer_document
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -77,7 +77,9 @@ async def run(
         for _ in range(rounds):
             for system in systems:
                 step(f"{cell.name}, {system.name}")
+                before = requests_of(systems[0])
                 found = await measure(system.origin, cell.load, sessions.make, system.cpu_s)
+                found.upstream_requests = requests_of(systems[0]) - before
                 samples[system.name].setdefault(cell.name, Sample()).add(found)
     return samples
 
@@ -96,6 +98,9 @@ def figures_of(sample: Sample, direct: Sample) -> dict[str, float]:
         "added_p99_ms": round(1e3 * (p99(sample.seconds) - p99(direct.seconds)), 3),
         "opening_cpu_ms": round(1e3 * sample.opening_cpu_s / sample.sessions, 3),
         "requests": len(sample.seconds),
+        "upstream_requests_per_turn": round(
+            sample.upstream_requests / (len(sample.seconds) + sample.sessions), 2
+        ),
     }
 
 
@@ -153,7 +158,8 @@ def run_all(given: argparse.Namespace, console: Console) -> dict[str, Any]:
             sessions = Sessions(renderer, tokens, [each["message"] for each in answers])
             plan = cells(tokens, quick=given.quick)
             # Fresh processes for each size, so that their memory is that of the size.
-            with running(path, litellm=not given.without_litellm) as systems:
+            compared = {"litellm": not given.without_litellm, "asked": given.receipts}
+            with running(path, **compared) as systems:
                 task = progress.add_task(name, total=len(plan) * rounds * len(systems))
 
                 def step(what: str, task: Any = task, name: str = name) -> None:
@@ -173,6 +179,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each system per load")
     parser.add_argument("--quick", action="store_true", help="one round, fewer loads and turns")
     parser.add_argument("--without-litellm", action="store_true")
+    parser.add_argument(
+        "--receipts", action="store_true", help="also with an engine that is asked for its receipts"
+    )
     parser.add_argument("--setup", action="store_true", help=f"install LiteLLM into {BENCH_VENV}")
     given = parser.parse_args()
     if given.setup:

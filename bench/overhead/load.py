@@ -178,6 +178,8 @@ class Sample:
     """The same for the sessions' first requests."""
     wall_s: float = 0.0
     sessions: int = 0
+    upstream_requests: int = 0
+    """What the upstream was asked, handshakes included."""
 
     def add(self, other: Sample) -> None:
         """Take in another run of the same load."""
@@ -186,6 +188,7 @@ class Sample:
         self.opening_cpu_s += other.opening_cpu_s
         self.wall_s += other.wall_s
         self.sessions += other.sessions
+        self.upstream_requests += other.upstream_requests
 
 
 @dataclass(frozen=True)

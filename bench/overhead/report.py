@@ -10,7 +10,12 @@ from rich.table import Table
 
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
-_COLORS = {"direct": "#888888", "leyline": "#1f77b4", "litellm": "#d62728"}
+_COLORS = {
+    "direct": "#888888",
+    "leyline": "#1f77b4",
+    "leyline asks": "#9ecae1",
+    "litellm": "#d62728",
+}
 
 
 def table(results: Results) -> Table:
@@ -23,6 +28,7 @@ def table(results: Results) -> Table:
         "added p50 ms",
         "added p99 ms",
         "requests/s",
+        "upstream requests",
         "CPU µs/chunk",
         "µs/paced chunk",
         "opening CPU ms",
@@ -39,6 +45,7 @@ def table(results: Results) -> Table:
                 f"{entry['added_p50_ms']:.2f}",
                 f"{entry['added_p99_ms']:.2f}",
                 f"{entry['rps']:.0f}",
+                f"{entry['upstream_requests_per_turn']:.2f}",
                 f"{entry['cpu_us_per_chunk']:.1f}",
                 f"{detail['cpu_us_per_paced_chunk']:.1f}",
                 f"{detail['loads']['1']['opening_cpu_ms']:.1f}",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
 
-from .upstream import MODEL
+from .upstream import ASKED, COUNTED, MODEL
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH_VENV = ROOT / ".venv-bench"
@@ -69,12 +69,19 @@ def _family(pid: int) -> list[int]:
 
 
 @contextmanager
-def running(document: Path, *, litellm: bool) -> Iterator[list[System]]:
-    """The upstream, which is also what ``direct`` asks, and the proxies before it."""
+def running(document: Path, *, litellm: bool, asked: bool) -> Iterator[list[System]]:
+    """The upstream, which is also what ``direct`` asks, and the proxies before it.
+
+    Args:
+        asked: also Leyline before an engine whose answers don't bring their records.
+    """
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         upstream = stack.enter_context(_upstream(document))
-        systems = [upstream, stack.enter_context(_leyline(upstream.origin, logs))]
+        systems = [upstream, stack.enter_context(_leyline("leyline", upstream.origin, logs))]
+        if asked:
+            url = upstream.origin + ASKED
+            systems.append(stack.enter_context(_leyline("leyline asks", url, logs)))
         if litellm:
             systems.append(stack.enter_context(_litellm(upstream.origin, logs)))
         yield systems
@@ -118,12 +125,12 @@ def _upstream(document: Path) -> Iterator[System]:
 
 
 @contextmanager
-def _leyline(upstream: str, logs: Path) -> Iterator[System]:
-    port, log = _free_port(), logs / "leyline"
+def _leyline(name: str, upstream: str, logs: Path) -> Iterator[System]:
+    port, log = _free_port(), logs / name
     program = str(Path(sys.executable).parent / "leyline")
     command = [program, "serve", "--upstream", upstream, "--port", str(port)]
     with _process(command, log) as process:
-        system = System("leyline", f"http://127.0.0.1:{port}", process.pid)
+        system = System(name, f"http://127.0.0.1:{port}", process.pid)
         _await(system, "/readyz", process, log)
         with urllib.request.urlopen(f"{system.origin}/readyz") as answer:  # noqa: S310 - loopback
             if b'"splices":true' not in answer.read():
@@ -177,3 +184,9 @@ def set_pause(upstream: System, micros: int) -> None:
     """Seconds between the chunks of the upstream's streams, in millionths."""
     with urllib.request.urlopen(f"{upstream.origin}/pause/{micros}"):  # noqa: S310 - loopback
         return
+
+
+def requests_of(upstream: System) -> int:
+    """How many requests the upstream has had."""
+    with urllib.request.urlopen(upstream.origin + COUNTED) as answer:  # noqa: S310 - loopback
+        return int(answer.read())

@@ -1,7 +1,8 @@
 """An engine that does no work: it answers chat completions from canned bytes, as fast as it can.
 
 It looks like an engine with Leyline's plugin, so that a proxy before it identifies, compares,
-renders and accounts as in production. Run as ``python -m overhead.upstream DOCUMENT``.
+renders and accounts as in production. Run as ``python -m overhead.upstream DOCUMENT``. Below
+``/asked`` it looks like one whose answers don't bring their records.
 
 Two members of a request say what it gets: ``max_tokens`` how many chunks a stream has, ``seed``
 which of the canned answers it is. Other proxies pass both on.
@@ -23,11 +24,14 @@ import uvloop
 
 from leyline_engine.contract import (
     CAPABILITY_PATH,
+    RECEIPT_ACTION,
+    RECORD_MEMBER,
     RENDERER_PATH,
     Capability,
     Receipt,
     TokenCounts,
     TurnRecord,
+    with_receipts_in_answers,
 )
 from leyline_proxy.render import ChatRenderer
 
@@ -40,6 +44,11 @@ _NUMBER = re.compile(rb"\s*(\d+)")
 _ID = re.compile(rb'"message_id":"([^"]+)"')
 _TAIL = 1 << 16
 """Envelopes stand in the last bytes of a body."""
+COUNTED = "/requests"
+"""Path of how many requests there were."""
+ASKED = "/asked"
+"""Before a path: the engine is one that is asked for its records."""
+_ASKS = b'"%b"' % RECEIPT_ACTION.encode()
 
 
 class Canned:
@@ -54,7 +63,8 @@ class Canned:
         self.renderer = ChatRenderer(**document["renderer"])
         self.documents = {
             "/v1/models": {"object": "list", "data": [{"id": MODEL, "object": "model"}]},
-            CAPABILITY_PATH: msgspec.to_builtins(_capability()),
+            CAPABILITY_PATH: msgspec.to_builtins(with_receipts_in_answers(_capability())),
+            ASKED + CAPABILITY_PATH: msgspec.to_builtins(_capability()),
             RENDERER_PATH: document["renderer"],
         }
         self.answers = [_answer(each["message"]) for each in document["answers"]]
@@ -62,12 +72,25 @@ class Canned:
         self.streams: dict[tuple[int, int], list[bytes]] = {}
         self._messages = [each["message"] for each in document["answers"]]
 
-    def stream(self, answer: int, count: int) -> list[bytes]:
-        """The events of a stream with ``count`` chunks of text."""
+    def whole(self, answer: int, asks: bytes | None) -> bytes:
+        """A whole answer, head and body, with the record of the message that asks for it."""
+        body = self._completed(self.answers[answer], answer, asks)
+        return _head("application/json", f"content-length: {len(body)}") + body
+
+    def stream(self, answer: int, count: int, asks: bytes | None) -> list[bytes]:
+        """The framed events of a stream with ``count`` chunks of text, and such a record."""
         key = (answer, count)
         if key not in self.streams:
-            self.streams[key] = list(_events(self._messages[answer], count))
-        return self.streams[key]
+            self.streams[key] = [_framed_event(e) for e in _events(self._messages[answer], count)]
+        last = self._completed(_FINISH, answer, asks)
+        return [*self.streams[key], _framed_event(last), _FRAMED_END]
+
+    def _completed(self, document: bytes, answer: int, asks: bytes | None) -> bytes:
+        if asks is None:
+            return document
+        before, after = self.records[answer]
+        member = b',"%b":' % RECORD_MEMBER.encode()
+        return b"".join((document[:-1], member, before, asks, after, b"}"))
 
 
 def _capability() -> Capability:
@@ -94,8 +117,7 @@ def _answer(message: dict[str, Any]) -> bytes:
         "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
         "usage": {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12},
     }
-    body = json.dumps(document).encode()
-    return _head("application/json", f"content-length: {len(body)}") + body
+    return json.dumps(document).encode()
 
 
 def _record(output: list[int]) -> tuple[bytes, bytes]:
@@ -107,27 +129,28 @@ def _record(output: list[int]) -> tuple[bytes, bytes]:
     return before, after
 
 
+def _chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
+    document = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": MODEL,
+        "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}],
+    }
+    return json.dumps(document).encode()
+
+
 def _events(message: dict[str, Any], count: int) -> Iterator[bytes]:
-    """Chunked events of a stream, the last chunk of its framing included."""
-
-    def event(delta: dict[str, Any], finish: str | None = None, **members: Any) -> bytes:
-        document = {
-            "id": "chatcmpl-1",
-            "object": "chat.completion.chunk",
-            "created": 1,
-            "model": MODEL,
-            "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}],
-            **members,
-        }
-        return _framed(b"data: " + json.dumps(document).encode() + b"\n\n")
-
-    yield event({"role": "assistant", "content": ""})
+    """All chunks of a stream but the one that finishes."""
+    yield _chunk({"role": "assistant", "content": ""})
     for number in range(count):  # some proxies take a text that stays the same for an endless loop
-        yield event({"content": f" token {number}"})
+        yield _chunk({"content": f" token {number}"})
     calls = [{"index": at, **call} for at, call in enumerate(message["tool_calls"])]
-    yield event({"tool_calls": calls})
-    yield event({}, "tool_calls")
-    yield _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    yield _chunk({"tool_calls": calls})
+
+
+def _framed_event(document: bytes) -> bytes:
+    return _framed(b"data: " + document + b"\n\n")
 
 
 def _framed(data: bytes) -> bytes:
@@ -138,6 +161,8 @@ def _head(kind: str, framing: str, status: str = "200 OK") -> bytes:
     return f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\n{framing}\r\n\r\n".encode()
 
 
+_FINISH = _chunk({}, "tool_calls")
+_FRAMED_END = _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 _STREAM_HEAD = _head("text/event-stream; charset=utf-8", "transfer-encoding: chunked")
 
 
@@ -153,14 +178,20 @@ class Server:
         self.pause_s = 0.0
         self.asked: OrderedDict[bytes, int] = OrderedDict()
         """Answer by message id."""
+        self.requests = 0
 
-    def note(self, body: bytes, answer: int) -> None:
-        """Remember which answer a proxy's request got."""
+    def note(self, body: bytes, answer: int) -> bytes | None:
+        """Remember which answer a proxy's request got; its message id, if it asks for its record
+        in the answer."""
         found = _ID.search(body, max(0, len(body) - _TAIL)) or _ID.search(body)
-        if found is not None:
-            self.asked[found[1]] = answer
-            if len(self.asked) > RECORDS:
-                self.asked.popitem(last=False)
+        if found is None:
+            return None
+        if body.find(_ASKS, found.end()) >= 0:
+            return found[1]
+        self.asked[found[1]] = answer
+        if len(self.asked) > RECORDS:
+            self.asked.popitem(last=False)
+        return None
 
 
 class Connection(asyncio.Protocol):
@@ -203,6 +234,9 @@ class Connection(asyncio.Protocol):
 
     def _serve(self, path: str, body: bytes) -> None:
         canned = self._server.canned
+        if path not in canned.documents:
+            path = path.removeprefix(ASKED)
+        self._server.requests += path != COUNTED
         if path == "/v1/chat/completions":
             self._complete(body)
         elif path.startswith("/leyline/receipts/"):
@@ -214,6 +248,8 @@ class Connection(asyncio.Protocol):
             asked = json.loads(body)
             tokens = canned.renderer.render_request(asked["messages"], asked).tokens.tolist()
             self._document(json.dumps({"tokens": tokens}).encode())
+        elif path == COUNTED:
+            self._document(b"%d" % self._server.requests)
         elif path.startswith("/pause/"):
             self._server.pause_s = int(path.rpartition("/")[2]) / 1e6
             self._document(b"{}")
@@ -224,13 +260,13 @@ class Connection(asyncio.Protocol):
     def _complete(self, body: bytes) -> None:
         canned = self._server.canned
         answer = (_number(body, b'"seed":') or 0) % len(canned.answers)
-        self._server.note(body, answer)
+        asks = self._server.note(body, answer)
         if b'"stream":true' in body or b'"stream": true' in body:
             self._write(_STREAM_HEAD)
-            events = canned.stream(answer, _number(body, b'"max_tokens":') or 0)
+            events = canned.stream(answer, _number(body, b'"max_tokens":') or 0, asks)
             self._next(iter(events))
         else:
-            self._write(canned.answers[answer])
+            self._write(canned.whole(answer, asks))
 
     def _next(self, events: Iterator[bytes]) -> None:
         event = next(events, None)

@@ -32,11 +32,17 @@ def read_hints(custom_params: object, secret: str | None = None) -> Hints:
     Args:
         secret: what the proxy signs envelopes with; None takes them unsigned.
     """
+    raw = envelope_of(custom_params)
+    return Hints() if raw is None else decode_hints(raw, secret)
+
+
+def envelope_of(custom_params: object) -> object:
+    """The envelope among a request's parameters as it came; None where there is none."""
     match custom_params:
-        case {"kv_hints": raw} if raw is not None:
-            return decode_hints(raw, secret)
+        case {"kv_hints": raw}:
+            return raw
         case _:
-            return Hints()
+            return None
 
 
 def decode_hints(raw: object, secret: str | None = None) -> Hints:

@@ -56,6 +56,17 @@ def add_engines(board: dashboard.Dashboard) -> None:
             width=8,
         )
     )
+    board.with_panel(
+        time_series(
+            "Receipts by how they came",
+            "Chat turns per minute. Bad: late, absent or not_asked; an engine doesn't answer for "
+            "its turns, which then are no sources for later edits.",
+            [Query(per_minute("leyline_receipts_total", BY_UPSTREAM, "came"), "{{came}}")],
+            unit="cpm",
+            stacked=True,
+            width=8,
+        )
+    )
 
 
 def add_comparison(board: dashboard.Dashboard) -> None:

@@ -168,6 +168,9 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     """Between two chunks of an answer."""
     total_timeout_s: Annotated[float, Field(gt=0)] | None = None
     """For a whole answer; None for no limit."""
+    receipt_timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.5
+    """For the receipt of an answer, whatever has to be asked for it; then the answer ends without
+    one, and the turn is no source for later edits."""
     max_upstream_connections: Annotated[int, Field(ge=1)] = 1024
     """To one engine; more requests wait for one that is free."""
     failover: bool = True

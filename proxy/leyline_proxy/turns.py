@@ -36,7 +36,7 @@ from .pipeline.pinning import Pinning
 from .pipeline.placing import Placing
 from .pipeline.planner import Planner
 from .pipeline.planning import PlanInput, sink_of
-from .pipeline.records import REFUSAL_WAITS_S, record_of, run_of
+from .pipeline.records import record_of, record_of_refusal, run_of
 from .pipeline.request import OPTIONS_FIELD, ChatRequest
 from .pipeline.retaining import session_after, session_owing, session_without, settled_turn
 from .pipeline.rules import Chooser, PolicyCatalog, effective_rules
@@ -178,7 +178,8 @@ class TurnService:
                 scope=planned.prepared.scope,
                 secret=self._hints_secret,
             )
-            envelope = edit_envelope(message_id, payload)
+            in_answer = status.capability.receipt_in_answer
+            envelope = edit_envelope(message_id, payload, receipt_in_answer=in_answer)
             if self._hints_secret is not None:
                 envelope = sign_envelope(envelope, self._hints_secret)
         if envelope is not None:
@@ -259,13 +260,23 @@ class TurnService:
         return self._account(turn, final_receipt(turn, None, usage), turn.identity.session)
 
     async def settle(
-        self, turn: Turn, usage: Mapping[str, Any] | None, *, ttft_s: float | None
+        self,
+        turn: Turn,
+        usage: Mapping[str, Any] | None,
+        *,
+        ttft_s: float | None,
+        came: TurnRecord | None = None,
     ) -> Account:
-        """Step 7 for a turn that the engine has answered in full."""
+        """Step 7 for a turn that the engine has answered in full.
+
+        Args:
+            came: the record that came with the answer.
+        """
+        deadline = turn.replica.records.deadline()
         with receipt_span(usage):
-            record = await record_of(turn) if turn.enveloped else None
+            record = await record_of(turn, came, deadline)
         receipt = final_receipt(turn, record, usage)
-        run = await run_of(turn, record, receipt)
+        run = await run_of(turn, record, receipt, deadline)
         told = perf_counter()
         with self._metrics.stage("account"):
             session, source = await self._retain(turn, record, receipt, run)
@@ -309,7 +320,7 @@ class TurnService:
         claims; counts it then. The turn isn't retained."""
         if not turn.enveloped or not turn.status.takes_claims:
             return None
-        record = await record_of(turn, REFUSAL_WAITS_S)
+        record = await record_of_refusal(turn)
         refused = record.receipt.refused if record is not None else None
         if record is None or refused is None:
             return None

@@ -25,6 +25,7 @@ from transformers import AutoTokenizer
 from leyline_engine.contract import (
     CAPABILITY_PATH,
     RECEIPT_PATH,
+    RECORD_MEMBER,
     RENDERER_PATH,
     Capability,
     EditPayload,
@@ -266,3 +267,82 @@ def test_only_the_first_node_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENDPOINT_VARIABLE, "ipc:///of/another/launch")
     EngineHttp().before_launch(SimpleNamespace(node_rank=1, dp_size=1))
     assert ENDPOINT_VARIABLE not in os.environ
+
+
+def asking(message_id: str) -> dict[str, Any]:
+    """An envelope that asks for its record in the answer."""
+    payload = EditPayload(session=f"of {message_id}", scope="t", turn="t0")
+    envelope = edit_envelope(message_id, payload, receipt_in_answer=True)
+    return json.loads(msgspec.json.encode(envelope))
+
+
+def parts_of(answer: httpx.Response, stream: bool) -> list[bytes]:
+    """The answer's JSON objects, less the record, whose bytes come last."""
+    answer.raise_for_status()
+    if not stream:
+        return [answer.content]
+    *events, end = [line for line in answer.content.split(b"\n\n") if line]
+    assert end == b"data: [DONE]"
+    return [event.removeprefix(b"data: ") for event in events]
+
+
+ANSWERS: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "stream": {"stream": True},
+    "stream with usage": {"stream": True, "stream_options": {"include_usage": True}},
+    "several": {"n": 2, "temperature": 1.0},
+    "several streamed": {"n": 2, "temperature": 1.0, "stream": True},
+    "with logprobs": {"stream": True, "logprobs": True, "top_logprobs": 2},
+    "stopped": {"stream": True, "stop": ["e", "a", " "], "ignore_eos": False},
+}
+
+
+@pytest.mark.parametrize("given", ANSWERS.values(), ids=ANSWERS)
+def test_an_answer_brings_its_record(client: httpx.Client, given: dict[str, Any]) -> None:
+    """It is the last member of the body, or of the first chunk that finishes, and the one that the
+    side channel has; nothing else of the answer is touched."""
+    message_id = f"m-in-answer-{time.monotonic_ns()}"
+    custom = {"kv_hints": asking(message_id)}
+    body = body_of("/v1/chat/completions", model_of(client), custom, stream=False) | given
+    answer = client.post("/v1/chat/completions", json=body)
+    parts = parts_of(answer, bool(given.get("stream")))
+    carriers = [part for part in parts if RECORD_MEMBER.encode() in part]
+    assert len(carriers) == 1
+    assert carriers[0] == next(part for part in parts if b'"finish_reason":"' in part)
+    before, found, member = carriers[0].partition(f',"{RECORD_MEMBER}":'.encode())
+    assert found and json.loads(before + b"}")["choices"]
+    record = msgspec.json.decode(member.removesuffix(b"}"), type=TurnRecord)
+    assert record == record_of(client, message_id)
+    assert record.finished and record.output_ids
+
+
+def test_only_who_asks_gets_the_record(client: httpx.Client) -> None:
+    """Neither an envelope of before, nor another route, nor a request without an envelope."""
+    for route, custom in (
+        ("/v1/chat/completions", {"kv_hints": envelope("m-not-asked")}),
+        ("/v1/chat/completions", None),
+        ("/v1/completions", {"kv_hints": asking("m-completions")}),
+        ("/generate", {"kv_hints": asking("m-generate")}),
+    ):
+        answer = client.post(route, json=body_of(route, model_of(client), custom, stream=True))
+        assert answer.status_code == 200 and RECORD_MEMBER not in answer.text
+    assert record_of(client, "m-completions").receipt.skipped_actions == ()
+    document = client.get(CAPABILITY_PATH).content
+    assert msgspec.json.decode(document, type=Capability).receipt_in_answer
+
+
+def test_a_burst_of_answers_brings_each_its_own(client: httpx.Client) -> None:
+    """Records overtake the last tokens on their way, also where many turns end at once."""
+    model = model_of(client)
+
+    def ask(number: int) -> tuple[str, str]:
+        message_id = f"m-burst-{number}"
+        custom = {"kv_hints": asking(message_id)}
+        body = body_of("/v1/chat/completions", model, custom, stream=bool(number % 2))
+        text = client.post("/v1/chat/completions", json=body).text
+        found = text.partition(f'"{RECORD_MEMBER}":{{"receipt":{{"message_id":"')[2]
+        return message_id, found.partition('"')[0]
+
+    with ThreadPoolExecutor(16) as pool:
+        for wanted, found in pool.map(ask, range(48)):
+            assert found == wanted

@@ -99,10 +99,11 @@ def is_idle(app: Starlette) -> bool:
     return not service._running and not service._waiting
 
 
-def hints(message_id: str, **payload: Any) -> dict[str, Any]:
+def hints(message_id: str, *, receipt_in_answer: bool = False, **payload: Any) -> dict[str, Any]:
     """``custom_params`` with an edit envelope."""
     edit = EditPayload(**{"session": "s", "scope": "tenant", **payload})
-    return {"kv_hints": to_builtins(edit_envelope(message_id, edit))}
+    envelope = edit_envelope(message_id, edit, receipt_in_answer=receipt_in_answer)
+    return {"kv_hints": to_builtins(envelope)}
 
 
 async def record_of(app: Starlette, message_id: str) -> dict[str, Any]:

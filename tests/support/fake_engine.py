@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -17,7 +18,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from leyline_engine.contract import Capability, ForgetCounts, Receipt, TokenCounts, TurnRecord
+from leyline_engine.contract import (
+    Capability,
+    ForgetCounts,
+    Receipt,
+    TokenCounts,
+    TurnRecord,
+    message_that_asks,
+    with_record,
+)
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.tracing import Tracing
@@ -26,6 +35,9 @@ from leyline_proxy.upstream.lifespan import lifespan_of
 
 MODEL = "fake-model"
 JSON = {"content-type": "application/json"}
+RECEIPTS = "/leyline/receipts/"
+
+_FINISHES = re.compile(rb'"finish_reason": ?"')
 
 CAPABILITY = Capability(
     engine="fake",
@@ -116,6 +128,10 @@ class FakeEngine:
         self.raw_headers: list[list[tuple[bytes, bytes]]] = []
         self.disconnects = 0
         self.gives_receipts = True
+        self.scripted: dict[str, Answer] = {}
+        """By the beginnings of paths that are answered so, whatever is asked."""
+        self.asked: list[str] = []
+        """Message ids whose records were asked for."""
         self.receipt: Callable[[str], Receipt] = lambda message_id: Receipt(
             message_id=message_id, tokens=TokenCounts(prompt=10, prefix=4, prefilled=6)
         )
@@ -132,14 +148,21 @@ class FakeEngine:
         if scope["type"] != "http":
             raise NotImplementedError(scope["type"])
         path = scope["path"]
-        if path in ("/v1/chat/completions", "/v1/completions"):
+        if path.startswith(RECEIPTS):
+            self.asked.append(path.removeprefix(RECEIPTS))
+        script = next(
+            (each for start, each in self.scripted.items() if path.startswith(start)), None
+        )
+        if script is not None:
+            await self._answer(script, receive, send)
+        elif path in ("/v1/chat/completions", "/v1/completions"):
             await self._complete(Request(scope, receive), receive, send)
         elif path == "/v1/models":
             data = [{"id": name, "object": "model", "owned_by": self.owner} for name in self.models]
             await _json(send, {"object": "list", "data": data})
         elif path == "/leyline/capability" and self.capability is not None:
             await _json(send, msgspec.to_builtins(self.capability))
-        elif path.startswith("/leyline/receipts/") and self.gives_receipts:
+        elif path.startswith(RECEIPTS) and self.gives_receipts:
             await self._record(path.rpartition("/")[2], send)
         else:
             await _json(send, {"error": {"message": "no"}}, 404)
@@ -148,8 +171,19 @@ class FakeEngine:
         if message_id not in self.known_messages:
             await _json(send, {}, 404)
             return
-        record = TurnRecord(receipt=self.receipt(message_id), finished=True, output_ids=(1, 2))
-        await _json(send, msgspec.to_builtins(record))
+        await _json(send, msgspec.to_builtins(self.record(message_id)))
+
+    def record(self, message_id: str) -> TurnRecord:
+        """What it says of a request."""
+        return TurnRecord(receipt=self.receipt(message_id), finished=True, output_ids=(1, 2))
+
+    def completed(self, part: bytes, message_id: str) -> bytes:
+        """A whole answer, or events of which one ends it, with the record of the request."""
+        found = _FINISHES.search(part)
+        place = found.start() if found is not None else 0
+        start = part.index(b"{", max(0, part.rfind(b"\n\n", 0, place)))
+        end = part.rindex(b"}", 0, part.find(b"\n\n", place) % (len(part) + 1)) + 1
+        return part[:start] + with_record(part[start:end], self.record(message_id)) + part[end:]
 
     async def _complete(self, request: Request, receive: Receive, send: Send) -> None:
         self.bodies.append(await request.body())
@@ -161,7 +195,16 @@ class FakeEngine:
         streamed = bool(self.sent.get("stream"))
         default = chat_stream("Hel", "lo.") if streamed else chat_json()
         answer = self.answers.pop(0) if self.answers else default
+        if (asks := message_that_asks(hints)) is not None and self.gives_receipts:
+            answer = self._with_record(answer, asks)
         await self._answer(answer, receive, send)
+
+    def _with_record(self, answer: Answer, message_id: str) -> Answer:
+        chunks = list(answer.chunks)
+        ends = (at for at, part in enumerate(chunks) if _FINISHES.search(part))
+        if (place := next(ends, None)) is not None:
+            chunks[place] = self.completed(chunks[place], message_id)
+        return replace(answer, chunks=chunks)
 
     async def _answer(self, answer: Answer, receive: Receive, send: Send) -> None:
         gone = asyncio.ensure_future(_wait_gone(receive))

@@ -1,7 +1,14 @@
 """The contract between proxy and engine: pure Python, imported by both."""
 
+from .answer import (
+    RECORD_MEMBER,
+    message_that_asks,
+    with_receipts_in_answers,
+    with_record,
+)
 from .capability import (
     CAPABILITY_PATH,
+    RECEIPT_IN_ANSWER,
     RECEIPT_PATH,
     RENDERER_PATH,
     Capability,
@@ -72,6 +79,7 @@ from .vocabulary import (
     CLAIM_ACTION,
     EDIT_ACTION,
     PROTOCOL_VERSION,
+    RECEIPT_ACTION,
     REUSE_ACTION,
     Mode,
     Outcome,
@@ -92,7 +100,10 @@ __all__ = [
     "MAX_SPANS",
     "MAX_TTL_S",
     "PROTOCOL_VERSION",
+    "RECEIPT_ACTION",
+    "RECEIPT_IN_ANSWER",
     "RECEIPT_PATH",
+    "RECORD_MEMBER",
     "RENDERER_PATH",
     "REUSE_ACTION",
     "SIGNATURE_HEADER",
@@ -147,6 +158,7 @@ __all__ = [
     "is_signature_of",
     "is_signed",
     "lower_directives",
+    "message_that_asks",
     "normalize_messages",
     "output_span",
     "parse_envelope",
@@ -157,4 +169,6 @@ __all__ = [
     "template_takes_parts",
     "token_array",
     "token_digest",
+    "with_receipts_in_answers",
+    "with_record",
 ]

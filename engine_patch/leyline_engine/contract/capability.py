@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from .vocabulary import PROTOCOL_VERSION
+from .vocabulary import ACTION_VERSION, PROTOCOL_VERSION, RECEIPT_ACTION
 
 CAPABILITY_PATH = "/leyline/capability"
 RECEIPT_PATH = "/leyline/receipts/{message_id}"
+RECEIPT_IN_ANSWER = f"{RECEIPT_ACTION}@{ACTION_VERSION}"
+"""Among a capability's actions where answers bring their records; see :mod:`.answer`."""
 RENDERER_PATH = "/leyline/renderer"
 """Chat template, special tokens and ``tokenizer.json`` of the engine, for local rendering."""
 
@@ -59,3 +61,8 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     sink: int = 0
     instance: str = ""
     """Names this run of the engine: what an earlier run retained is gone."""
+
+    @property
+    def receipt_in_answer(self) -> bool:
+        """Whether answers bring their records, where envelopes ask for it: :mod:`.answer`."""
+        return RECEIPT_IN_ANSWER in self.actions

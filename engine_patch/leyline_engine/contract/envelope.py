@@ -7,7 +7,13 @@ from typing import Annotated, Any
 import msgspec
 
 from .directive import Directive, Segment
-from .vocabulary import ACTION_VERSION, ATTENTION_SINK, EDIT_ACTION, PROTOCOL_VERSION
+from .vocabulary import (
+    ACTION_VERSION,
+    ATTENTION_SINK,
+    EDIT_ACTION,
+    PROTOCOL_VERSION,
+    RECEIPT_ACTION,
+)
 
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Position = Annotated[int, msgspec.Meta(ge=0)]
@@ -114,15 +120,24 @@ class SkippedAction(msgspec.Struct, frozen=True):
     action_version: str
 
 
-def edit_envelope(message_id: str, payload: EditPayload) -> Envelope:
-    """Wrap one edit payload into an envelope."""
+def edit_envelope(
+    message_id: str, payload: EditPayload, *, receipt_in_answer: bool = False
+) -> Envelope:
+    """Wrap one edit payload into an envelope.
+
+    Args:
+        receipt_in_answer: asks for the record in the answer, of an engine that knows how.
+    """
     action = Action(
         action_id=f"{message_id}.edit",
         action_type=EDIT_ACTION,
         action_version=ACTION_VERSION,
         payload=msgspec.to_builtins(payload),
     )
-    return Envelope(PROTOCOL_VERSION, message_id, (action,))
+    asks = Action(f"{message_id}.receipt", RECEIPT_ACTION, ACTION_VERSION)
+    return Envelope(
+        PROTOCOL_VERSION, message_id, (action, asks) if receipt_in_answer else (action,)
+    )
 
 
 def parse_envelope(raw: object) -> Envelope:
@@ -147,8 +162,10 @@ def split_actions(envelope: Envelope) -> tuple[EditPayload | None, tuple[Skipped
     skipped: list[SkippedAction] = []
     supported_protocol = envelope.protocol_version == PROTOCOL_VERSION
     for action in envelope.actions:
-        known = (action.action_type, action.action_version) == (EDIT_ACTION, ACTION_VERSION)
-        if not (known and supported_protocol):
+        kind = (action.action_type, action.action_version)
+        if supported_protocol and kind == (RECEIPT_ACTION, ACTION_VERSION):
+            continue  # who answers has seen it
+        if not (supported_protocol and kind == (EDIT_ACTION, ACTION_VERSION)):
             skipped.append(
                 SkippedAction(action.action_id, action.action_type, action.action_version)
             )

@@ -10,6 +10,7 @@ PROTOCOL_VERSION = "0.1"
 EDIT_ACTION = "leyline.edit"
 CLAIM_ACTION = "leyline.claim"
 REUSE_ACTION = "leyline.reuse"
+RECEIPT_ACTION = "leyline.receipt"
 ACTION_VERSION = "1.0"
 
 ATTENTION_SINK = 32

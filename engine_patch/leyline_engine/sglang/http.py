@@ -34,7 +34,10 @@ from leyline_engine.contract import (
     ProblemCode,
     decode_command,
     is_signature_of,
+    with_receipts_in_answers,
 )
+from leyline_engine.hints import envelope_of
+from leyline_engine.sglang.answering import AnsweringWithRecords, note_envelope
 from leyline_engine.sglang.channel import ENDPOINT_VARIABLE, ReceiptChannel
 from leyline_engine.sglang.claim_clock import (
     ClaimAnswer,
@@ -110,10 +113,13 @@ class EngineHttp:
             secret=hints_secret(),
         )
         app.router.routes.extend(endpoints.routes())
+        app.add_middleware(AnsweringWithRecords, records=self._channel.records)
         app.add_middleware(LeavingEngine, leaving=lambda: tokenizer_manager.gracefully_exit)
 
     def before_tokenizing(self, _: Any, request: CarriesHints, *__: Any, **___: Any) -> None:
-        """Bound the request's envelope."""
+        """Note and bound the request's envelope."""
+        if isinstance(params := request.sampling_params, dict):
+            note_envelope(envelope_of(params.get("custom_params")))
         pack_hints(request)
 
 
@@ -200,7 +206,7 @@ class Endpoints:
         if capability is None:
             return _error(503, "the schedulers haven't said what they can do", "not_ready")
         named = msgspec.structs.replace(capability, instance=self._instance)
-        return JSONResponse(msgspec.to_builtins(named))
+        return JSONResponse(msgspec.to_builtins(with_receipts_in_answers(named)))
 
     async def receipt(self, request: Request) -> Response:
         """The record of one request, by the ``message_id`` of its envelope."""

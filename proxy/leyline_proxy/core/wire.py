@@ -96,6 +96,23 @@ def remove_members(body: bytes, names: Collection[str]) -> bytes:
     return b"".join(parts)
 
 
+def take_member(body: bytes, name: str) -> tuple[bytes, bytes | None]:
+    """``body`` without the member called ``name`` at the top level, and the member's value.
+
+    A body that lacks the member, or is no JSON object, is given back as it is, with None. Quick
+    where the member is the last one, however long the body is.
+    """
+    if msgspec.json.encode(name) not in body:
+        return body, None
+    if (taken := _take_last_member(body, name)) is not None:
+        return taken
+    try:
+        value = split_body(body).get(name)
+        return (body, None) if value is None else (remove_members(body, {name}), bytes(value))
+    except WireError:
+        return body, None
+
+
 def replace_members(body: bytes, members: Mapping[str, bytes]) -> bytes:
     """``body`` with the values of members replaced in place; names that it lacks are appended.
 
@@ -144,6 +161,21 @@ def replace_messages(
         same = index is not None and (message is client[index] or message == client[index])
         parts.append(bytes(raw[index]) if same and index is not None else _encode(message))
     return replace_members(body, {"messages": b"[" + b",".join(parts) + b"]"})
+
+
+def _take_last_member(body: bytes, name: str) -> tuple[bytes, bytes] | None:
+    """As :func:`take_member`; None where the member isn't the last, or isn't written closely."""
+    mark = b"," + msgspec.json.encode(name) + b":"
+    place = body.rfind(mark)
+    start = place + len(mark)
+    try:
+        # What follows a comma of the top level is, in braces, an object: that of its last members.
+        last = split_body(b"{" + body[place + 1 :]) if place > 0 else {}
+    except WireError:
+        return None
+    value = bytes(last[name]) if last.keys() == {name} else b""
+    end = start + len(value)
+    return (body[:place] + body[end:], value) if value and body[start:end] == value else None
 
 
 def _encode(message: Message) -> bytes:

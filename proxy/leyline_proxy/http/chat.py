@@ -13,11 +13,14 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from leyline_engine.contract import RECORD_MEMBER
+
 from ..core.native import NativeApi
-from ..core.wire import add_members, repeats_members
+from ..core.wire import add_members, repeats_members, take_member
 from ..errors import UpstreamUnreachableError
 from ..pipeline.accounting import account_headers
 from ..pipeline.outgoing import without_reserved
+from ..pipeline.records import record_in
 from ..pipeline.request import ChatRequest, decode_body, parse_chat
 from ..pipeline.turn import Turn
 from ..telemetry.tracing.notes import note_failover, note_planned
@@ -184,6 +187,7 @@ class ChatExchange(Exchange):
             body = await read(upstream)
         if upstream.status_code != httpx.codes.OK:
             return await self._refusal(turn, upstream, body)
+        body, member = take_member(body, RECORD_MEMBER) if turn.enveloped else (body, None)
         # Before the turn counts: an answer that can't be passed on must leave the session be.
         answer = answer_of(body)
         api = self._native
@@ -191,7 +195,10 @@ class ChatExchange(Exchange):
         usage = answer.get("usage") if api is None else api.usage(answer)
         usage = usage if isinstance(usage, Mapping) else None
         account = await self.services.turns.settle(
-            turn, usage, ttft_s=perf_counter() - self.arrived
+            turn,
+            usage,
+            ttft_s=perf_counter() - self.arrived,
+            came=record_in(turn, member) if member is not None else None,
         )
         self._pending = False
         members = self.members(account, usage) if api is None else account.members

@@ -9,9 +9,12 @@ from typing import Any
 
 import httpx
 
+from leyline_engine.contract import RECORD_MEMBER, TurnRecord
+
 from ..errors import ProxyError, UpstreamUnreachableError
+from ..pipeline.records import record_in
 from ..pipeline.turn import Turn
-from ..turns import TurnService
+from ..turns import Account, TurnService
 from ..upstream.client import chunks
 from .errors import error_event
 from .refusal import refusal_of_event
@@ -22,6 +25,7 @@ from .sse import (
     append_to_event,
     chunk_facts,
     event_data,
+    take_from_event,
     tells_nothing,
 )
 
@@ -104,9 +108,13 @@ class TurnRelay(Relay):
         self._usage: Mapping[str, Any] | None = None
         self._ttft_s: float | None = None
         self._marked = False
+        self._record: TurnRecord | None = None
+        """What came with the answer."""
         self.settled = False
         self.refused = False
         """The engine gave the turn up for the sake of claims."""
+        self._asked = False
+        """Whether it did has been asked."""
 
     async def refusal(self, error: Mapping[str, Any]) -> ProxyError:
         """The error, by its name where claims are in the turn's way."""
@@ -124,11 +132,21 @@ class TurnRelay(Relay):
         self._usage = facts.usage or self._usage
         if facts.bears_token and self._ttft_s is None:
             self._ttft_s = perf_counter() - self._turn.request.arrived
+        event = self._without_record(event)
         if facts.finishes and not self._marked:
             self._marked = True
             return append_to_event(event, await self._account())
         if event_data(event) == DONE:
             await self.ended()
+        return event
+
+    def _without_record(self, event: bytes) -> bytes:
+        """The event as a client gets it that hasn't asked for the record."""
+        if not self._turn.enveloped:
+            return event
+        event, member = take_from_event(event, RECORD_MEMBER)
+        if member is not None:
+            self._record = record_in(self._turn, member)
         return event
 
     async def closed(self, rest: bytes) -> bytes:
@@ -147,11 +165,13 @@ class TurnRelay(Relay):
     async def ended(self) -> None:
         """Settle, once; a stream that reported an error leaves the session as it was."""
         if not self.settled and not self.broken:
-            await self._turns.settle(self._turn, self._usage, ttft_s=self._ttft_s)
-            self.settled = True
+            await self._settle()
 
     async def _error(self, event: bytes, error: Mapping[str, Any]) -> bytes:
-        refused = await self._turns.refusal(self._turn) if not self.settled else None
+        refused = None
+        if not (self.settled or self._asked):
+            self._asked = True
+            refused = await self._turns.refusal(self._turn)
         if refused is None:
             return self.engine_failure(event, error)
         self.refused = True
@@ -161,6 +181,11 @@ class TurnRelay(Relay):
         if not self._turn.enveloped:
             # There is no receipt, and the usage comes behind this chunk.
             return self._turns.preview(self._turn, self._usage).members
-        account = await self._turns.settle(self._turn, self._usage, ttft_s=self._ttft_s)
+        return (await self._settle()).members
+
+    async def _settle(self) -> Account:
+        account = await self._turns.settle(
+            self._turn, self._usage, ttft_s=self._ttft_s, came=self._record
+        )
         self.settled = True
-        return account.members
+        return account

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from ..core.wire import add_members
+from ..core.wire import add_members, take_member
 
 _BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LONGEST_BOUNDARY = 4
@@ -134,14 +134,30 @@ def chunk_facts(event: bytes) -> ChunkFacts:
     )
 
 
+def take_from_event(event: bytes, name: str) -> tuple[bytes, bytes | None]:
+    """``event`` without the member ``name`` of its JSON object, and the member's value; as it is
+    where its data isn't one line of JSON that has the member."""
+    if name.encode() not in event:
+        return event, None
+    start, end = _object_in(event)
+    data, value = take_member(event[start:end], name)
+    return (event if value is None else event[:start] + data + event[end:]), value
+
+
 def append_to_event(event: bytes, members: Mapping[str, Any]) -> bytes:
     """``event`` with ``members`` appended to its JSON object, all other bytes untouched.
 
     An event whose data isn't one line of JSON is returned as it is.
     """
-    start = event.find(b"{")
-    end = event.rfind(b"}") + 1
-    if start < 0 or end <= start or b"\n" in event[start:end] or b"\r" in event[start:end]:
+    start, end = _object_in(event)
+    if start == end:
         return event
     encoded = {name: orjson.dumps(value) for name, value in members.items()}
     return event[:start] + add_members(event[start:end], encoded) + event[end:]
+
+
+def _object_in(event: bytes) -> tuple[int, int]:
+    """Where the event's JSON object stands; an empty place where it isn't one line."""
+    start, end = event.find(b"{"), event.rfind(b"}") + 1
+    one = 0 <= start < end and b"\n" not in event[start:end] and b"\r" not in event[start:end]
+    return (start, end) if one else (0, 0)

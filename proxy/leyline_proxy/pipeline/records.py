@@ -3,48 +3,75 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
 
 from leyline_engine.contract import Reason, Receipt, TurnRecord
 
-from ..errors import ProxyError
 from .turn import Turn
 
 _WAITS_S = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2)
 """Pauses before each question for a record that the engine may still be writing."""
 
-REFUSAL_WAITS_S = (0.0, 0.02)
+_REFUSAL_WAITS_S = (0.0, 0.02)
 """The same for one whose engine has answered with an error."""
 
 _OTHER_ENGINE = frozenset({Reason.MISSING_SOURCE, Reason.TOKEN_MISMATCH})
 """What an engine says that isn't the one that was asked last."""
 
 
-async def record_of(turn: Turn, waits_s: Sequence[float] = _WAITS_S) -> TurnRecord | None:
-    """The engine's record, complete if that comes in time; None if there is none."""
-    record: TurnRecord | None = None
-    for pause in waits_s:
-        await asyncio.sleep(pause)
-        try:
-            record = await turn.replica.client.record(turn.message_id) or record
-        except ProxyError:
-            turn.replica.handshake.report_failure()
-            return record
-        if record is not None and (record.finished or record.receipt.refused is not None):
-            break
-    return record
+def record_in(turn: Turn, member: bytes) -> TurnRecord | None:
+    """The turn's record out of what came with its answer; None where it isn't the turn's, or isn't
+    complete."""
+    try:
+        record = msgspec.json.decode(member, type=TurnRecord)
+    except msgspec.DecodeError:
+        return None
+    own = record.receipt.message_id == turn.message_id
+    return record if own and record.finished else None
 
 
-async def run_of(turn: Turn, record: TurnRecord | None, receipt: Receipt) -> str:
-    """Which run of the engine served a turn, as far as is known; see ``retains_as``."""
+async def record_of(turn: Turn, came: TurnRecord | None, deadline: float) -> TurnRecord | None:
+    """The engine's record, complete if that comes in time; None if there is none.
+
+    Args:
+        came: with the answer.
+        deadline: of all that the turn asks; see :meth:`RecordRoute.deadline`.
+    """
+    if not turn.enveloped:
+        return None
+    if came is not None:
+        turn.replica.records.came()
+        return came
+    return await turn.replica.records.ask(turn.message_id, _WAITS_S, deadline, due=True)
+
+
+async def record_of_refusal(turn: Turn) -> TurnRecord | None:
+    """The same for a turn whose engine has answered with an error, where it wrote one."""
+    records = turn.replica.records
+    deadline = records.deadline()
+    return await records.ask(turn.message_id, _REFUSAL_WAITS_S, deadline, due=False)
+
+
+async def run_of(turn: Turn, record: TurnRecord | None, receipt: Receipt, deadline: float) -> str:
+    """Which run of the engine served a turn, as far as is known; see ``retains_as``.
+
+    Args:
+        deadline: as for the record.
+    """
     believed = turn.status.retains_as
     if not turn.enveloped or (record is not None and receipt.reason not in _OTHER_ENGINE):
         return believed
+    handshake = turn.replica.handshake
     if record is None or receipt.reason is not Reason.MISSING_SOURCE:
-        turn.replica.handshake.report_failure()
+        # Records that fail all the time say nothing of the engine's run.
+        if record is not None or not turn.replica.records.given_up:
+            handshake.report_failure()
         return believed
     # Another run than was believed, most likely; what it holds is of use to the next turn.
-    status = turn.replica.status
-    if status.retains_as == believed:
-        status = await turn.replica.handshake.refresh()
-    return status.retains_as
+    if handshake.status.retains_as == believed:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await handshake.refresh()
+    return handshake.status.retains_as

@@ -84,6 +84,7 @@ class Metrics:
     upstream_prompt_tokens: Counter
     upstream_ttft_seconds: Histogram
     failovers: Counter
+    receipts: Counter
     erasures: Counter
     erasures_owed: Gauge
 

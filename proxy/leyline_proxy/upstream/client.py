@@ -40,6 +40,9 @@ T = TypeVar("T")
 GATEWAY_FAILURES = frozenset({502, 503, 504})
 """Statuses by which a server, or what stands before it, says that it can't serve just now."""
 
+_BUSY = "All connections to the engine are in use (max_upstream_connections)."
+_SIDE_BUSY = "The engine leaves too many small questions unanswered."
+
 _IDLE = "leyline.idle_timeout_s"
 """Name among a request's extensions."""
 
@@ -80,8 +83,8 @@ class UpstreamClient:
 
     Args:
         link: its read timeout is the time to the first byte.
-        side: for small documents, which callers' requests then can't keep from a connection; None
-            takes ``link`` for them, too.
+        side: for small documents and commands, which callers' requests then can't keep from a
+            connection; None takes ``link`` for them, too.
         reserved: names of headers, in lower case, that callers' requests don't bring up.
         small_timeout_s: for small documents, apart from completions.
         idle_timeout_s: between two chunks of an answer; None leaves that to ``link``.
@@ -148,7 +151,7 @@ class UpstreamClient:
         link = self._link if timeout_s is None else self._side
         ours = self._reserved.union(name.lower() for name, _ in own)
         theirs = [item for item in headers if item[0].lower() not in ours]
-        with _faults():
+        with _faults(_BUSY if timeout_s is None else _SIDE_BUSY):
             response = await link.send(
                 method,
                 path,
@@ -338,7 +341,14 @@ def no_claims() -> UnsupportedError:
 
 
 class _faults:  # noqa: N801 - a context manager used like a function
-    """Turns httpx's errors into the proxy's."""
+    """Turns httpx's errors into the proxy's.
+
+    Args:
+        busy: what is said where no connection became free.
+    """
+
+    def __init__(self, busy: str = _BUSY) -> None:
+        self._busy = busy
 
     def __enter__(self) -> None:
         return None
@@ -349,9 +359,7 @@ class _faults:  # noqa: N801 - a context manager used like a function
                 raise UpstreamUnreachableError("The engine can't be reached in time.") from error
             raise UpstreamTimeoutError("The engine didn't answer in time.") from error
         if isinstance(error, httpx.PoolTimeout):
-            raise UpstreamBusyError(
-                "All connections to the engine are in use (max_upstream_connections)."
-            ) from error
+            raise UpstreamBusyError(self._busy) from error
         if isinstance(error, httpx.TransportError):
             reason = type(error).__name__
             raise UpstreamUnreachableError(f"The engine can't be reached ({reason}).") from error

@@ -17,10 +17,15 @@ from .embedded import EMBEDDED_BASE_URL
 from .handshake import Handshake
 from .link import Link
 from .pool import ReplicaPool
+from .records import RecordRoute
 from .replica import Replica
 
 _SIDE_CONNECTIONS = 64
-"""For receipts, handshakes and commands."""
+"""For documents and commands that callers' requests need."""
+
+_RECORD_CONNECTIONS = 32
+_HANDSHAKE_CONNECTIONS = 4
+"""Apart from all others: what hangs there must not make the engine look dead."""
 
 
 def build_pool(settings: Settings, engine_app: ASGIApp | None, metrics: Metrics) -> ReplicaPool:
@@ -56,16 +61,24 @@ def _replica(
     engine_app: ASGIApp | None,
     metrics: Metrics,
 ) -> Replica:
+    api_key = secret_of(own.api_key or settings.upstream_api_key)
     client = UpstreamClient(
         _link(own.url, settings, engine_app),
-        api_key=secret_of(own.api_key or settings.upstream_api_key),
-        side=_side_link(own.url) if engine_app is None else None,
+        api_key=api_key,
+        side=_side_link(own.url, _SIDE_CONNECTIONS) if engine_app is None else None,
         reserved=frozenset((settings.affinity_header or "").lower().encode("latin-1").split()),
         hints_secret=secret_of(settings.hints_secret),
         idle_timeout_s=settings.idle_timeout_s,
     )
+
+    def apart(connections: int) -> UpstreamClient:
+        """For small questions, on connections that nothing else takes."""
+        if engine_app is not None:
+            return client
+        return UpstreamClient(_side_link(own.url, connections), api_key=api_key)
+
     handshake = Handshake(
-        client,
+        apart(_HANDSHAKE_CONNECTIONS),
         metrics,
         name=name,
         # Each engine may have a template and a tokenizer of its own.
@@ -81,6 +94,12 @@ def _replica(
         Breaker(),
         weight=own.weight,
         apis=frozenset(f"/v1/{api}" for api in own.apis),
+        records=RecordRoute(
+            apart(_RECORD_CONNECTIONS),
+            Breaker(),
+            budget_s=settings.receipt_timeout_s,
+            count=lambda came: metrics.receipts.labels(name, came.value).inc(),
+        ),
     )
 
 
@@ -99,5 +118,5 @@ def _link(url: str, settings: Settings, engine_app: ASGIApp | None) -> Link:
     return Link(url, AiohttpTransport(max_connections=settings.max_upstream_connections), timeout)
 
 
-def _side_link(url: str) -> Link:
-    return Link(url, AiohttpTransport(max_connections=_SIDE_CONNECTIONS))
+def _side_link(url: str, connections: int) -> Link:
+    return Link(url, AiohttpTransport(max_connections=connections))

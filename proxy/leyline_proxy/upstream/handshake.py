@@ -101,6 +101,7 @@ class Handshake:
     """Asks the engine what it is, again and again; ``status`` is the latest answer.
 
     Args:
+        client: has connections of its own, or callers' requests would say whether the engine is up.
         name: the engine's, as a metric label.
         text_memory_bytes: for texts that were rendered and tokenised before.
     """
@@ -170,6 +171,10 @@ class Handshake:
                 continue
             # A burst of failing requests must not become a burst of questions.
             await asyncio.sleep(min(self._retry_s, 0.2))
+
+    async def aclose(self) -> None:
+        """Close its connections."""
+        await self._client.aclose()
 
     def report_failure(self) -> None:
         """A request couldn't reach the engine: ask again soon."""

@@ -149,4 +149,4 @@ class ReplicaPool:
     async def aclose(self) -> None:
         """Close all connections."""
         for replica in self:
-            await replica.client.aclose()
+            await replica.aclose()

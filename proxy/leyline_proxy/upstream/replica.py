@@ -13,6 +13,7 @@ from .breaker import Breaker
 from .client import GATEWAY_FAILURES, UpstreamClient
 from .handshake import Handshake, UpstreamStatus
 from .headers import RawHeaders
+from .records import RecordRoute
 
 
 class Replica:
@@ -21,6 +22,7 @@ class Replica:
     Args:
         weight: its share of sessions, relative to the others'.
         apis: paths that it serves itself beside chat completions, such as ``/v1/messages``.
+        records: the way to its records; None asks ``client`` for them.
     """
 
     def __init__(
@@ -32,12 +34,14 @@ class Replica:
         *,
         weight: float = 1.0,
         apis: frozenset[str] = frozenset(),
+        records: RecordRoute | None = None,
     ) -> None:
         self.name = name
         self.client = client
         self._address = client.address
         self.handshake = handshake
         self.breaker = breaker
+        self.records = records or RecordRoute(client, Breaker())
         self.weight = weight
         self.apis = apis
         self.draining = False
@@ -54,6 +58,12 @@ class Replica:
     def ready(self) -> bool:
         """Whether it takes sessions."""
         return self.status.up and not self.draining and self.breaker.admits
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self.client.aclose()
+        await self.handshake.aclose()
+        await self.records.aclose()
 
     @asynccontextmanager
     async def forward(

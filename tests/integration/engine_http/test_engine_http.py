@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from starlette.applications import Starlette
@@ -19,6 +21,7 @@ from support.engine_http import (
 )
 
 from leyline_engine.contract import (
+    Capability,
     CopySegment,
     Directive,
     LiteralSegment,
@@ -254,3 +257,39 @@ async def test_tool_calls_are_returned(app: Starlette, monkeypatch: pytest.Monke
     assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
     plain = (await chat(app, max_tokens=60)).json()["choices"][0]
     assert plain["message"]["content"] == call
+
+
+@pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "ls"}}]])
+@pytest.mark.parametrize("given", [{}, {"stream": True}, {"stream": True, "usage": True}])
+async def test_an_answer_brings_its_record(
+    app: Starlette, given: dict[str, Any], tools: object
+) -> None:
+    """Whoever asks gets it as the last member of the body, or of the chunk that finishes; the
+    rest of the answer is the same."""
+    stream = bool(given.get("stream"))
+    options = {"stream": stream, "stream_options": {"include_usage": bool(given.get("usage"))}}
+    asked = hints("in-answer", turn="t1", receipt_in_answer=True)
+    answers = [
+        await chat(app, max_tokens=3, tools=tools, custom_params=custom, **options)
+        for custom in (asked, hints("not-asked", turn="t2"))
+    ]
+    parts = [sse(each.text)[:-1] if stream else [each.json()] for each in answers]
+    assert len(parts[0]) == len(parts[1])
+    assert not any("leyline_record" in part for part in parts[1])
+    (carrier,) = [part for part in parts[0] if "leyline_record" in part]
+    assert [*carrier][-1] == "leyline_record"
+    assert carrier["choices"][0]["finish_reason"] is not None
+    record = carrier["leyline_record"]
+    assert record == await record_of(app, "in-answer")
+    assert record["finished"] and record["output_ids"]
+    assert record["receipt"]["skipped_actions"] == []
+
+
+async def test_only_chat_answers_bring_records(app: Starlette) -> None:
+    """Bare completions don't, and the capability document says what does."""
+    custom = hints("bare", turn="t1", receipt_in_answer=True)
+    answer = await complete(app, prompt="a b", max_tokens=1, custom_params=custom)
+    assert "leyline_record" not in answer
+    async with client_of(app) as client:
+        document = (await client.get("/leyline/capability")).json()
+    assert msgspec.convert(document, Capability).receipt_in_answer

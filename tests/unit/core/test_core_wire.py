@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_proxy.core.wire import WireError, add_members, remove_members, replace_messages
+from leyline_engine.contract import RECORD_MEMBER, Receipt, TurnRecord, with_record
+from leyline_proxy.core.wire import (
+    WireError,
+    add_members,
+    remove_members,
+    replace_messages,
+    take_member,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -43,6 +51,40 @@ def test_removal_keeps_the_other_members_bytes(
     names = data.draw(st.lists(st.sampled_from(sorted(body)), unique=True)) if body else []
     left = remove_members(_encode(body, indent), names)
     assert json.loads(left) == {key: value for key, value in body.items() if key not in names}
+
+
+RECORD = TurnRecord(receipt=Receipt(message_id="m"), finished=True, output_ids=(1, 2))
+
+
+@given(OBJECTS, st.sampled_from([None, 2]), st.sampled_from(["", " \n"]))
+def test_a_record_that_an_engine_adds_leaves_no_trace(
+    answer: dict[str, Any], indent: int | None, end: str
+) -> None:
+    """The proxy takes it out of the engine's bytes, white space and escapes included."""
+    raw = _encode(answer, indent) + end.encode()
+    left, value = take_member(with_record(raw, RECORD), RECORD_MEMBER)
+    assert left == raw
+    assert value is not None and msgspec.json.decode(value, type=TurnRecord) == RECORD
+
+
+@given(OBJECTS, st.integers(0, 5), JSON, st.sampled_from([None, 2]))
+def test_a_member_is_taken_wherever_it_stands(
+    body: dict[str, Any], place: int, value: Any, indent: int | None
+) -> None:
+    """A gateway may have written the answer anew; members of that name further in stay."""
+    items = [*({**body, "in": {"a": 1, "x": 2}}.items())]
+    items = [item for item in items if item[0] != "x"]
+    raw = _encode(dict([*items[:place], ("x", value), *items[place:]]), indent)
+    left, taken = take_member(raw, "x")
+    assert json.loads(left) == dict(items)
+    assert taken is not None and json.loads(taken) == value
+    assert take_member(left, "x") == (left, None)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"a":1,"x":2', b'{"a":1,"x":2}}', b'"x"', b"{}"])
+def test_what_has_no_such_member_stays_as_it_is(body: bytes) -> None:
+    """An answer that is cut off is for others to judge."""
+    assert take_member(body, "x") == (body, None)
 
 
 def test_a_reserved_name_given_twice_goes_twice() -> None:

@@ -24,6 +24,7 @@ from leyline_engine.contract import (
     Mode,
     SourceRef,
     edit_envelope,
+    message_that_asks,
     parse_envelope,
     split_actions,
     token_digest,
@@ -50,6 +51,35 @@ def test_round_trip_over_json() -> None:
     payload, skipped = split_actions(parse_envelope(wire()))
     assert payload == PAYLOAD
     assert skipped == ()
+
+
+def test_who_asks_for_the_record_in_the_answer_says_so_in_an_action() -> None:
+    """It is known, so that nobody reports it as skipped, and nothing else asks."""
+    asks = msgspec.to_builtins(edit_envelope("m1", PAYLOAD, receipt_in_answer=True))
+    assert split_actions(parse_envelope(asks)) == (PAYLOAD, ())
+    assert message_that_asks(asks) == "m1"
+    assert message_that_asks(wire()) is None
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda raw: raw.update(protocol_version="9"),
+        lambda raw: raw.update(message_id=3),
+        lambda raw: raw.update(actions="leyline.receipt"),
+        lambda raw: raw["actions"][1].update(action_version="9.0"),
+        lambda raw: raw["actions"].pop(),
+        lambda raw: raw.update(actions=["leyline.receipt", None, {}]),
+        lambda raw: raw.clear(),
+    ],
+)
+def test_what_doesnt_ask_for_the_record_as_known_here_gets_none(break_it: Any) -> None:
+    """An envelope is a client's before anyone has checked it; no shape of it raises."""
+    raw = msgspec.to_builtins(edit_envelope("m1", PAYLOAD, receipt_in_answer=True))
+    raw["actions"] = list(raw["actions"])
+    break_it(raw)
+    assert message_that_asks(raw) is None
+    assert message_that_asks([raw]) is None
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,10 @@ from leyline_engine.contract import (
     RENDERER_PATH,
     SIGNATURE_HEADER,
     is_signature_of,
+    message_that_asks,
+    with_receipts_in_answers,
 )
-from leyline_engine.hints import Hints, read_hints
+from leyline_engine.hints import Hints, envelope_of, read_hints
 from leyline_engine.replay.engine import GenerationRequest
 from leyline_engine.replay.generation import JobSpec
 from leyline_engine.replay.http.errors import ApiError, to_api_error
@@ -99,7 +101,8 @@ class EngineEndpoints:
         spec = self._spec(body, prompt, limit, top, f"chatcmpl-{uuid4().hex}")
         head = Head(spec.request.request_id, self._model)
         shape = ChatShape(head, self._encoder.token_text, parse_tools=body.parses_tools)
-        delivery = Delivery(bool(body.stream), body.include_usage)
+        asks = message_that_asks(envelope_of(body.custom_params)) is not None
+        delivery = Delivery(bool(body.stream), body.include_usage, with_record=asks)
         return await run_request(self._service, request, spec, shape, delivery)
 
     async def completions(self, request: Request) -> Response:
@@ -149,7 +152,8 @@ class EngineEndpoints:
 
     async def capability(self, request: Request) -> Response:
         """The handshake document."""
-        return JSONResponse(msgspec.to_builtins(self._service.capability))
+        capability = with_receipts_in_answers(self._service.capability)
+        return JSONResponse(msgspec.to_builtins(capability))
 
     async def receipt(self, request: Request) -> Response:
         """The record of one request, by the ``message_id`` of its envelope or its own id."""

@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from leyline_engine.contract import with_record
 from leyline_engine.replay.generation import (
     ErrorEvent,
     Event,
@@ -36,6 +37,8 @@ class Delivery:
 
     stream: bool
     include_usage: bool
+    with_record: bool = False
+    """Whether the answer brings its record."""
 
 
 async def run_request(
@@ -56,8 +59,8 @@ async def run_request(
         first = await job.channel.get()
         flow = _Flow(service, job, watcher, first)
         if not delivery.stream or isinstance(first[0], ErrorEvent):
-            return await _whole(flow, shape)
-        stream = _stream(flow, shape, include_usage=delivery.include_usage)
+            return await _whole(flow, shape, delivery)
+        stream = _stream(flow, shape, delivery)
         streaming = True
         return StreamingResponse(stream, media_type="text/event-stream", headers=_NO_CACHE)
     finally:
@@ -75,7 +78,7 @@ async def _cancel_when_gone(service: EngineService, request: Request, job: Job) 
     service.cancel(job)
 
 
-async def _whole(flow: _Flow, shape: Shape) -> Response:
+async def _whole(flow: _Flow, shape: Shape, delivery: Delivery) -> Response:
     texts: list[str] = []
     tokens: list[SampledToken] = []
     async for event in flow.events():
@@ -86,7 +89,10 @@ async def _whole(flow: _Flow, shape: Shape) -> Response:
             case ErrorEvent(error=error):
                 raise error
             case FinishEvent(reason=reason) if reason is not FinishReason.CANCELLED:
-                return _json(shape.whole("".join(texts), tokens, event))
+                answer = msgspec.json.encode(shape.whole("".join(texts), tokens, event))
+                if delivery.with_record:
+                    answer = with_record(answer, event.record)
+                return Response(answer, media_type="application/json")
             case _:
                 break
     raise ApiError(499, "the client closed the connection", code="cancelled")
@@ -117,7 +123,7 @@ class _Flow:
         self.service.cancel(self.job)
 
 
-async def _stream(flow: _Flow, shape: Shape, *, include_usage: bool) -> AsyncIterator[bytes]:
+async def _stream(flow: _Flow, shape: Shape, delivery: Delivery) -> AsyncIterator[bytes]:
     try:
         opening = shape.opening()
         if opening is not None:
@@ -132,9 +138,12 @@ async def _stream(flow: _Flow, shape: Shape, *, include_usage: bool) -> AsyncIte
                 case FinishEvent(reason=FinishReason.CANCELLED):
                     pass
                 case FinishEvent():
-                    for chunk in shape.closing(event):
-                        yield _sse(chunk)
-                    if include_usage:
+                    *before, last = map(msgspec.json.encode, shape.closing(event))
+                    if delivery.with_record:
+                        last = with_record(last, event.record)
+                    for encoded in (*before, last):
+                        yield _framed(encoded)
+                    if delivery.include_usage:
                         yield _sse(shape.usage_chunk(event))
                     yield _DONE
     finally:
@@ -142,8 +151,8 @@ async def _stream(flow: _Flow, shape: Shape, *, include_usage: bool) -> AsyncIte
 
 
 def _sse(chunk: Any) -> bytes:
-    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+    return _framed(msgspec.json.encode(chunk))
 
 
-def _json(answer: Any) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+def _framed(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"

@@ -86,6 +86,16 @@ _ENGINES: tuple[Entry, ...] = (
         starts=((),),
     ),
     counter(
+        "receipts",
+        "leyline_receipts",
+        "Receipts of turns by how they came. answer: with the answer. asked: the engine was asked "
+        "for it. absent: the engine had none, or none that was complete. late: it didn't answer "
+        "within receipt_timeout_s, or not at all. not_asked: after such failures it isn't asked "
+        "for a while.",
+        ("upstream", "came"),
+        bad="'absent', 'late', 'not_asked': those turns are no sources for later edits.",
+    ),
+    counter(
         "erasures",
         "leyline_erasures",
         "Forgets that were carried to engines beside a turn: to those which held the session "
