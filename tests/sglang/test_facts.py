@@ -185,6 +185,7 @@ REFUSED: dict[str, tuple[object, str]] = {
     "pipeline_parallel": (2, "pipeline parallelism"),
     "context_parallel": (2, "context parallelism"),
     "attention_data_parallel": (2, "data-parallel attention"),
+    "data_parallel": (2, "data parallelism (--dp-size above 1)"),
 }
 
 
@@ -359,6 +360,7 @@ SETTINGS: dict[str, tuple[object, str]] = {
     "attn_cp_size": (2, "context parallelism"),
     "dcp_size": (2, "context parallelism"),
     "attn_dp_size": (2, "data-parallel attention"),
+    "dp_size": (2, "data parallelism (--dp-size above 1)"),
 }
 
 
@@ -369,6 +371,13 @@ def test_what_the_server_was_started_with_is_heeded(name: str, tmp_path: Path) -
     with get_context().override_server_args(**{name: value}):
         facts = read_facts(context_of(LlamaForCausalLM(), gqa_pool(), tmp_path))
     assert facts.capability.unsupported_reason == reason
+
+
+def test_replicas_are_counted(tmp_path: Path) -> None:
+    """The capability document says how many data-parallel replicas stand behind one address."""
+    with get_context().override_server_args(dp_size=3):
+        facts = read_facts(context_of(LlamaForCausalLM(), gqa_pool(), tmp_path))
+    assert facts.capability.data_parallel == 3
 
 
 @pytest.mark.usefixtures("published")

@@ -127,6 +127,7 @@ def read_setup(context: Any) -> Setup:
         pipeline_parallel=int(parallel.pp_size),
         context_parallel=int(max(parallel.attn_cp_size, parallel.dcp_size)),
         attention_data_parallel=int(parallel.attn_dp_size),
+        data_parallel=int(parallel.dp_size),
     )
 
 
@@ -178,7 +179,7 @@ def _kv_facts(tensors: PoolTensors) -> KVFacts:
 
 
 def _capability(context: Any, reason: str) -> Capability:
-    from sglang.srt.runtime_context import get_model, get_serving
+    from sglang.srt.runtime_context import get_model, get_parallel, get_serving
     from sglang.version import __version__ as version
 
     config = context.model_config
@@ -201,6 +202,7 @@ def _capability(context: Any, reason: str) -> Capability:
         unsupported_reason=reason,
         actions=tuple(f"{action}@{ACTION_VERSION}" for action in (EDIT_ACTION, CLAIM_ACTION)),
         sink=ATTENTION_SINK,
+        data_parallel=int(get_parallel().dp_size),
     )
 
 
