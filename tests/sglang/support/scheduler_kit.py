@@ -204,14 +204,24 @@ class Scheduler:
         *,
         decode: int = 2,
         message_id: str | None = None,
+        answers: int = 1,
+        hints: object = None,
     ) -> Req:
-        """Queue a request."""
+        """Queue a request.
+
+        Args:
+            answers: how many the client wants; this is the request for one of them.
+            hints: an envelope as it comes, instead of one around ``payload``.
+        """
         number = next(self._names)
         custom: dict[str, Any] | None = None
         if payload is not None:
-            envelope = edit_envelope(message_id or f"m{number}", payload)
-            custom = {"kv_hints": msgspec.json.encode(envelope).decode()}
-        parameters = SamplingParams(max_new_tokens=decode, ignore_eos=True, custom_params=custom)
+            hints = edit_envelope(message_id or f"m{number}", payload)
+        if hints is not None:
+            custom = {"kv_hints": msgspec.json.encode(hints).decode()}
+        parameters = SamplingParams(
+            max_new_tokens=decode, ignore_eos=True, custom_params=custom, n=answers
+        )
         parameters.normalize(None)
         req = Req(f"r{number:05d}", "", token_array(prompt), parameters, vocab_size=VOCABULARY)
         self._wanted[req.rid] = decode
