@@ -96,19 +96,30 @@ def test_a_prompt_with_several_answers_is_found_by_a_later_forget() -> None:
 
 
 def test_a_forget_that_comes_with_several_answers_is_counted_once() -> None:
-    """Its requests add up to what was reached, and what they compute themselves is kept."""
+    """Its requests add up to what was reached; what they compute is kept, and so are turns that
+    never read the span."""
     scheduler = Scheduler()
-    scheduler.serve(TOLD, telling())
+    clean = [*TOLD[:HEAD], *text(20, 4)]
+    labels = (SPANS[0], SpanLabel("other", HEAD, len(clean)))
+    scheduler.serve(clean, telling(turn="t0", spans=labels))
+    told, _ = scheduler.serve(TOLD, telling())
     branch = scheduler.submit([*TOLD, 5], telling(turn="b"), decode=20)
     scheduler.step()
     assert not branch.finished()
-    several_answers(scheduler, REDACTED, forgetting(), "forget")
+    sources = (SourceRef("t1", len(source_of(told)), sealed(told)),)
+    directives = (Directive(HEAD, HEAD + 1, (7,)),)
+    demand = forgetting(sources=sources, directives=directives)
+    several_answers(scheduler, REDACTED, demand, "forget")
+    assert scheduler.sender.records["forget"].receipt.reason is Reason.UNSUPPORTED_RUNTIME
     forgot = scheduler.sender.forgotten["forget"]
     assert forgot.pending == 0
     assert forgot.overwritten == scheduler.seen.overwritten > TAIL + 20
     assert readers(scheduler) == 0
-    cached = scheduler.cache.find(token_array(REDACTED), Space())
-    assert cached.device_prefix_len == len(REDACTED)
+    for kept in (REDACTED, clean):
+        cached = scheduler.cache.find(token_array(kept), Space())
+        assert cached.device_prefix_len == len(kept)
+    cached_tokens = scheduler.cache.all_values_flatten().numel()
+    assert cached_tokens > len(REDACTED) + 20 + 1, "an answer was withheld"
 
 
 def test_edits_of_several_answers_are_refused_and_their_forgets_are_not() -> None:
