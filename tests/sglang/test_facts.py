@@ -185,7 +185,6 @@ REFUSED: dict[str, tuple[object, str]] = {
     "pipeline_parallel": (2, "pipeline parallelism"),
     "context_parallel": (2, "context parallelism"),
     "attention_data_parallel": (2, "data-parallel attention"),
-    "data_parallel": (2, "data parallelism (--dp-size above 1)"),
 }
 
 
@@ -360,7 +359,6 @@ SETTINGS: dict[str, tuple[object, str]] = {
     "attn_cp_size": (2, "context parallelism"),
     "dcp_size": (2, "context parallelism"),
     "attn_dp_size": (2, "data-parallel attention"),
-    "dp_size": (2, "data parallelism (--dp-size above 1)"),
 }
 
 
@@ -378,6 +376,7 @@ def test_replicas_are_counted(tmp_path: Path) -> None:
     with get_context().override_server_args(dp_size=3):
         facts = read_facts(context_of(LlamaForCausalLM(), gqa_pool(), tmp_path))
     assert facts.capability.data_parallel == 3
+    assert facts.capability.splices, facts.capability.unsupported_reason
 
 
 @pytest.mark.usefixtures("published")

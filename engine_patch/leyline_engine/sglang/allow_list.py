@@ -54,7 +54,6 @@ class Setup:
     context_parallel: int = 1
     """Ranks that share one sequence's attention, in prefill or in decode."""
     attention_data_parallel: int = 1
-    data_parallel: int = 1
 
 
 def refusal(setup: Setup) -> str:
@@ -83,6 +82,5 @@ def refusal(setup: Setup) -> str:
         (setup.pipeline_parallel != 1, "pipeline parallelism"),
         (setup.context_parallel != 1, "context parallelism"),
         (setup.attention_data_parallel != 1, "data-parallel attention"),
-        (setup.data_parallel != 1, "data parallelism (--dp-size above 1)"),
     )
     return next((reason for applies, reason in refusals if applies), "")

@@ -39,6 +39,7 @@ from leyline_engine.sglang.metrics import Readings
 from leyline_engine.sglang.pool import SplicePool
 from leyline_engine.sglang.publications import Publication, Publications, Space
 from leyline_engine.sglang.radix import LeylineRadixCache
+from leyline_engine.sglang.ranks import Replica
 from leyline_engine.sglang.splicer import MAX_RESTARTS, Admit, NoRoomError, Splicer, StageRow
 from leyline_engine.sglang.turn import Phase, Turn
 from leyline_engine.sources import SourceRegistry
@@ -63,6 +64,7 @@ class SchedulerEngine:
         agree: whether all tensor-parallel ranks succeeded; each says whether it did.
         limits: how much may be claimed.
         energy: shares of requests, where energy is counted.
+        replica: which of the server's data-parallel replicas this is.
     """
 
     def __init__(
@@ -78,8 +80,10 @@ class SchedulerEngine:
         agree: Callable[[bool], bool] = bool,
         limits: Limits | None = None,
         energy: EnergyAccount | None = None,
+        replica: Replica = Replica(),  # noqa: B008 - immutable
     ) -> None:
         self.cache = cache
+        self._replica = replica
         self._metrics = metrics
         self.capability = capability
         self.registry = SourceRegistry(secret=secret)
@@ -129,7 +133,7 @@ class SchedulerEngine:
 
     def receive(self, req: Any) -> None:
         """A request reached the scheduler: read its envelope, if it has one."""
-        hints = take_hints(req, self._secret)
+        hints = self._replica.checked(take_hints(req, self._secret))
         if hints.nameless:
             req.skip_radix_cache_insert = True
         if hints.message_id is None:

@@ -127,7 +127,6 @@ def read_setup(context: Any) -> Setup:
         pipeline_parallel=int(parallel.pp_size),
         context_parallel=int(max(parallel.attn_cp_size, parallel.dcp_size)),
         attention_data_parallel=int(parallel.attn_dp_size),
-        data_parallel=int(parallel.dp_size),
     )
 
 
@@ -202,7 +201,7 @@ def _capability(context: Any, reason: str) -> Capability:
         unsupported_reason=reason,
         actions=tuple(f"{action}@{ACTION_VERSION}" for action in (EDIT_ACTION, CLAIM_ACTION)),
         sink=ATTENTION_SINK,
-        data_parallel=int(get_parallel().dp_size),
+        data_parallel=int(get_parallel().num_dp_ranks),
     )
 
 

@@ -45,6 +45,7 @@ from leyline_engine.sglang.adder import LeylinePrefillAdder
 from leyline_engine.sglang.engine import SchedulerEngine
 from leyline_engine.sglang.pool import SplicePool, read_pool
 from leyline_engine.sglang.radix import LeylineRadixCache
+from leyline_engine.sglang.ranks import Replica
 from leyline_engine.sglang.splicer import StageRow
 
 LATENT, ROTARY, LAYERS = 4, 8, 2
@@ -135,6 +136,7 @@ class Scheduler:
         events: whether the tree publishes KV events.
         min_copy: shorter copies are prefilled.
         limits: how much may be claimed.
+        replica: which of several it is.
     """
 
     def __init__(
@@ -148,6 +150,7 @@ class Scheduler:
         splices: bool = True,
         rows: int = 16,
         limits: Limits | None = None,
+        replica: Replica = Replica(),  # noqa: B008 - immutable
     ) -> None:
         self.pool = MLATokenToKVPool(
             capacity, 1, torch.float32, LATENT, ROTARY, LAYERS, "cpu", False
@@ -180,6 +183,7 @@ class Scheduler:
             secret=None,
             min_copy=min_copy,
             limits=limits,
+            replica=replica,
         )
         places = torch.arange(_LONGEST)
         ones = torch.ones(_LONGEST, 1, ROTARY)
