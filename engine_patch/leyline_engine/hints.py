@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from leyline_engine.contract import (
+    ACTION_VERSION,
+    EDIT_ACTION,
     EditPayload,
+    Envelope,
     EnvelopeError,
+    Mode,
     Reason,
     SkippedAction,
     is_signed,
     parse_envelope,
     split_actions,
 )
+
+_OUR_ACTIONS = "leyline."
+_ANYTHING = "*"
+"""Names no span, so that forgetting it reaches all that a session published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +32,19 @@ class Hints:
 
     message_id: str | None = None
     payload: EditPayload | None = None
+    """Where ``invalid`` is set: what can be relied on, which is no edit."""
     skipped: tuple[SkippedAction, ...] = ()
     invalid: Reason | None = None
     detail: str = ""
+
+    @property
+    def nameless(self) -> bool:
+        """Whether an edit came along from which nobody can tell whose the prompt is.
+
+        No forget would find its KV, so none of it may be kept.
+        """
+        unread = any(action.action_type == EDIT_ACTION for action in self.skipped)
+        return self.payload is None and (self.invalid is not None or unread)
 
 
 def read_hints(custom_params: object, secret: str | None = None) -> Hints:
@@ -49,15 +70,68 @@ def decode_hints(raw: object, secret: str | None = None) -> Hints:
     """Decode an envelope, given as JSON-shaped data; see :func:`read_hints`."""
     try:
         envelope = parse_envelope(raw)
-        if secret is not None and not is_signed(envelope, secret):
-            raise EnvelopeError("kv_hints: the signature is not the proxy's")
+    except EnvelopeError as error:
+        return _refused(message_id_of(raw), str(error))
+    if secret is not None and not is_signed(envelope, secret):
+        return _refused(envelope.message_id, "kv_hints: the signature is not the proxy's")
+    try:
         payload, skipped = split_actions(envelope)
     except EnvelopeError as error:
-        detail = str(error)
-        directive = "`$.directives" in detail
-        reason = Reason.INVALID_DIRECTIVE if directive else Reason.INVALID_EDIT
-        return Hints(message_id=message_id_of(raw), invalid=reason, detail=detail)
+        return _refused(envelope.message_id, str(error), _rest_of_edit(envelope))
     return Hints(envelope.message_id, payload, skipped)
+
+
+def _refused(message_id: str | None, detail: str, rest: EditPayload | None = None) -> Hints:
+    directive = "`$.directives" in detail
+    reason = Reason.INVALID_DIRECTIVE if directive else Reason.INVALID_EDIT
+    return Hints(message_id, rest, invalid=reason, detail=detail)
+
+
+def _rest_of_edit(envelope: Envelope) -> EditPayload | None:
+    """What an edit says that can't be read as a whole, less the edit: whose the prompt is, what
+    stands in it, and what to forget. None where it doesn't say whose."""
+    ours = (EDIT_ACTION, ACTION_VERSION)
+    edits = [a.payload for a in envelope.actions if (a.action_type, a.action_version) == ours]
+    if len(edits) != 1:
+        return None
+    (raw,) = edits
+    kept = {name: raw.get(name) for name in ("session", "scope")} | {"turn": "-"}
+    if not _is_payload(kept):
+        return None
+    for name in ("turn", "lineage", "spans", "forget"):
+        if name in raw and _is_payload(kept | {name: raw[name]}):
+            kept[name] = raw[name]
+    payload = msgspec.convert(kept, EditPayload)
+    if payload.turn != raw.get("turn"):
+        payload = msgspec.structs.replace(payload, turn="")
+    unread = bool(raw.get("forget")) and not payload.forget
+    if unread or _may_forget(raw.get("directives")):
+        # What a directive forgets is said by its source, and a name that can't be read by nothing.
+        payload = msgspec.structs.replace(payload, forget=(*payload.forget, _ANYTHING))
+    return payload
+
+
+def _is_payload(fields: dict[str, Any]) -> bool:
+    try:
+        msgspec.convert(fields, EditPayload)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _may_forget(directives: object) -> bool:
+    """Whether one of the directives as they came may be of mode ``forget``."""
+    if not isinstance(directives, list | tuple):
+        return directives is not None
+    return any(
+        not isinstance(each, dict) or each.get("mode", Mode.AMORTIZE) != Mode.AMORTIZE
+        for each in directives
+    )
+
+
+def is_ours(action_type: str) -> bool:
+    """Whether an action is Leyline's, of whatever version."""
+    return action_type.startswith(_OUR_ACTIONS)
 
 
 def message_id_of(raw: object) -> str | None:

@@ -82,10 +82,18 @@ class Rules:
         self._ledger = ledger
         self._splices = splices
 
-    def check(self, prompt: array[int], payload: EditPayload | None) -> CheckedRequest:
-        """Check a payload against the prompt and the engine's own record; refusals are noted."""
+    def check(
+        self,
+        prompt: array[int],
+        payload: EditPayload | None,
+        refusal: EditRefusedError | None = None,
+    ) -> CheckedRequest:
+        """Check a payload against the prompt and the engine's own record; refusals are noted.
+
+        Args:
+            refusal: why the edit was refused before; what else the payload says still holds.
+        """
         edit: ResolvedEdit | None = None
-        refusal: EditRefusedError | None = None
         spans: tuple[SpanLabel, ...] = ()
         forgotten: frozenset[SpanKey] | None = None
         if payload is not None:
@@ -93,9 +101,10 @@ class Rules:
                 check_spans(payload.spans, len(prompt))
                 spans = payload.spans
                 check_lineage(payload.lineage)
-                edit = self._resolve(payload, prompt) if carries_edit(payload) else None
+                if refusal is None and carries_edit(payload):
+                    edit = self._resolve(payload, prompt)
             except EditRefusedError as error:
-                refusal = error
+                refusal = refusal or error
             if edit is not None:
                 forgotten = edit.forgotten
             elif forgets(payload):

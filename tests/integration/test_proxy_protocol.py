@@ -110,7 +110,16 @@ async def test_a_plain_back_end_gets_the_very_same_bytes() -> None:
 
 async def test_reserved_members_and_credentials_stay_here(engine: FakeEngine) -> None:
     """What the engine trusts is the proxy's to set, and the caller's key is nobody else's."""
-    reserved = ("kv_hints", "cache_salt", "extra_key", "session_id", "priority", "leyline")
+    reserved = (
+        "kv_hints",
+        "cache_salt",
+        "extra_key",
+        "session_id",
+        "priority",
+        "routed_dp_rank",
+        "data_parallel_rank",
+        "leyline",
+    )
     members: dict[str, Any] = dict.fromkeys(reserved[:-1], "evil") | {"leyline": {}}
     members["custom_params"] = {"kv_hints": "evil"}
     headers = {
@@ -122,6 +131,8 @@ async def test_reserved_members_and_credentials_stay_here(engine: FakeEngine) ->
         "x-mine": "kept",
         "x-leyline-session": "s1",
     }
+    steering = ("X-Data-Parallel-Rank", "x-override-priority", "X-Override-Routed-DP-Rank")
+    headers |= dict.fromkeys(steering, "1")
     async with proxy(engine, upstream_api_key="own") as client:
         await client.post(CHAT, json=body(**members), headers=headers)
     assert not set(reserved) & engine.sent.keys()
@@ -129,7 +140,8 @@ async def test_reserved_members_and_credentials_stay_here(engine: FakeEngine) ->
     assert b"caller" not in b"".join(f"{item}".encode() for item in engine.headers[0].values())
     assert engine.headers[0]["authorization"] == "Bearer own"
     assert engine.headers[0]["x-mine"] == "kept"
-    assert not {"x-hop", "x-leyline-session"} & engine.headers[0].keys()
+    gone = {"x-hop", "x-leyline-session", *map(str.lower, steering)}
+    assert not gone & engine.headers[0].keys()
 
 
 async def test_headers_go_up_as_the_bytes_they_are(engine: FakeEngine) -> None:

@@ -371,6 +371,14 @@ def test_what_the_server_was_started_with_is_heeded(name: str, tmp_path: Path) -
     assert facts.capability.unsupported_reason == reason
 
 
+def test_replicas_are_counted(tmp_path: Path) -> None:
+    """The capability document says how many data-parallel replicas stand behind one address."""
+    with get_context().override_server_args(dp_size=3):
+        facts = read_facts(context_of(LlamaForCausalLM(), gqa_pool(), tmp_path))
+    assert facts.capability.data_parallel == 3
+    assert facts.capability.splices, facts.capability.unsupported_reason
+
+
 @pytest.mark.usefixtures("published")
 def test_what_single_layers_do_is_heeded(tmp_path: Path) -> None:
     """A window, missing rotation or another rotation in one layer is enough."""

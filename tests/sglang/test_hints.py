@@ -11,15 +11,20 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from leyline_engine.contract import (
     Action,
+    Directive,
     EditPayload,
     Envelope,
+    LineageRun,
     Reason,
+    SourceRef,
+    SpanLabel,
     edit_envelope,
     sign_envelope,
 )
@@ -108,12 +113,16 @@ def test_unknown_actions_are_skipped_and_reported() -> None:
 
 
 def test_several_answers_are_no_turn() -> None:
-    """With ``n`` above 1 the payload is refused by name: the answers would be turns of one name."""
-    request = received({"kv_hints": json_of(ENVELOPE)})
-    request.sampling_params.n = 2
-    hints = take_hints(request, None)
-    assert (hints.message_id, hints.payload) == ("m-1", None)
-    assert hints.invalid is Reason.UNSUPPORTED_RUNTIME
+    """With ``n`` above 1 nothing is retained, and edits are refused by name; the rest holds."""
+    labels = (SpanLabel("m1", 0, 4),)
+    plain = replace(PAYLOAD, spans=labels, forget=("m0",), lineage=(LineageRun(3, "l"),))
+    edited = replace(plain, directives=(Directive(1, 2),), sources=(SourceRef("t0", 4, "d"),))
+    for payload, reason in ((plain, None), (edited, Reason.UNSUPPORTED_RUNTIME)):
+        request = received({"kv_hints": json_of(edit_envelope("m-1", payload))})
+        request.sampling_params.n = 2
+        hints = take_hints(request, None)
+        assert (hints.message_id, hints.payload) == ("m-1", replace(payload, turn=""))
+        assert hints.invalid is reason
 
 
 @pytest.mark.parametrize("native", [False, True])

@@ -59,6 +59,8 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     rotary: RotaryFacts | None = None
     kv: KVFacts | None = None
     sink: int = 0
+    data_parallel: int = 1
+    """Replicas behind one address, each with a KV pool of its own."""
     instance: str = ""
     """Names this run of the engine: what an earlier run retained is gone."""
 

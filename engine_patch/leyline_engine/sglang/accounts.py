@@ -50,7 +50,6 @@ class Accounts:
         self._ledger = ledger
         self._sender = sender
         self._metrics = metrics
-        self._forgetting: dict[str, ForgetCounts] = {}
 
     def announce(self, capability: Capability) -> None:
         """What this scheduler can do."""
@@ -126,16 +125,9 @@ class Accounts:
         self._registry.retain(session, source)
         return source
 
-    def forgot(self, ticket: str, counts: ForgetCounts) -> None:
-        """How far a forget has come, as its own receipt will say."""
-        self._metrics.forgot(self._forgetting.pop(ticket, ForgetCounts()), counts)
-        if counts.pending:
-            self._forgetting[ticket] = counts
-
     def progressed(self, ticket: str, counts: ForgetCounts) -> None:
         """A forget whose receipt is out has come further."""
         self._sender.update_forgot(ticket, counts)
-        self.forgot(ticket, counts)
 
 
 def _receipt(turn: Turn, checked: CheckedRequest, plan: Plan, counts: TokenCounts) -> Receipt:

@@ -39,6 +39,7 @@ from leyline_engine.sglang.metrics import Readings
 from leyline_engine.sglang.pool import SplicePool
 from leyline_engine.sglang.publications import Publication, Publications, Space
 from leyline_engine.sglang.radix import LeylineRadixCache
+from leyline_engine.sglang.ranks import Replica
 from leyline_engine.sglang.splicer import MAX_RESTARTS, Admit, NoRoomError, Splicer, StageRow
 from leyline_engine.sglang.turn import Phase, Turn
 from leyline_engine.sources import SourceRegistry
@@ -63,6 +64,7 @@ class SchedulerEngine:
         agree: whether all tensor-parallel ranks succeeded; each says whether it did.
         limits: how much may be claimed.
         energy: shares of requests, where energy is counted.
+        replica: which of the server's data-parallel replicas this is.
     """
 
     def __init__(
@@ -78,8 +80,10 @@ class SchedulerEngine:
         agree: Callable[[bool], bool] = bool,
         limits: Limits | None = None,
         energy: EnergyAccount | None = None,
+        replica: Replica = Replica(),  # noqa: B008 - immutable
     ) -> None:
         self.cache = cache
+        self._replica = replica
         self._metrics = metrics
         self.capability = capability
         self.registry = SourceRegistry(secret=secret)
@@ -88,7 +92,9 @@ class SchedulerEngine:
         self._accounts = Accounts(self.registry, self.ledger, sender, metrics)
         self._secret = secret
         self._rules = Rules(self.registry, self.ledger, splices=pool is not None)
-        self._forgetter = Forgetter(cache, self.registry, self.ledger, self.publications)
+        self._forgetter = Forgetter(
+            cache, self.registry, self.ledger, self.publications, told=metrics.forgot
+        )
         self._splicer = (
             None
             if pool is None
@@ -127,13 +133,16 @@ class SchedulerEngine:
 
     def receive(self, req: Any) -> None:
         """A request reached the scheduler: read its envelope, if it has one."""
-        hints = take_hints(req, self._secret)
+        hints = self._replica.checked(take_hints(req, self._secret))
+        if hints.nameless:
+            req.skip_radix_cache_insert = True
         if hints.message_id is None:
             return
         refusal = None
         if hints.invalid is not None:
             refusal = EditRefusedError(hints.invalid, hints.detail)
         turn = Turn(req, hints.message_id, hints.payload, refusal, hints.skipped)
+        turn.withheld = hints.nameless
         req.leyline = turn
         self._turns[req.rid] = turn
         if not self.claims.admits(turn):
@@ -398,10 +407,8 @@ class SchedulerEngine:
         return True
 
     def _check(self, turn: Turn, prompt: array[int]) -> CheckedRequest:
-        if turn.refusal is not None:
-            return CheckedRequest(prompt, turn.payload, None, turn.refusal, (), None)
         try:
-            return self._rules.check(prompt, turn.payload)
+            return self._rules.check(prompt, turn.payload, turn.refusal)
         except Exception:
             log.exception("an edit could not be checked; the request runs as an ordinary prefill")
             refusal = EditRefusedError(Reason.TRANSFORM_FAILED, "the edit could not be checked")
@@ -501,10 +508,8 @@ class SchedulerEngine:
             checked.forgotten,
             spared=(Publication(prompt), found),
             ticket=turn.message_id,
-            before=turn.forgot,
         )
         turn.forgot = counts
-        self._accounts.forgot(turn.message_id, counts)
         self._withhold_readers(turn, struck)
         if turn.lineage and self.cache.is_condemned(turn.keys(prompt)):
             # What is computed now must not be filed as the condemned KV of the same name.
@@ -522,12 +527,16 @@ class SchedulerEngine:
         if session is not None:
             with contained("condemning what a session published"):
                 turn.forgot = self._forgetter.condemn(session, turn.message_id)
-                self._accounts.forgot(turn.message_id, turn.forgot)
 
     def _withhold_session(self, turn: Turn) -> None:
-        """What the session's other requests compute may have read what is being forgotten."""
+        """What the session's other requests compute may have read what is being forgotten.
+
+        Its own other answers, which have its prompt, may not.
+        """
+        prompt = turn.req.origin_input_ids
         for other in tuple(self._turns.values()):
-            if other is not turn and other.session == turn.session:
+            same = other.message_id == turn.message_id and other.req.origin_input_ids == prompt
+            if other.session == turn.session and not same:
                 self._withhold(other, turn.message_id)
 
     def _withhold_readers(self, turn: Turn, struck: frozenset[SpanKey]) -> None:
@@ -558,7 +567,7 @@ class SchedulerEngine:
 
     def _settle(self) -> None:
         self._forgetter.settle()
-        for ticket, counts in self._forgetter.pending.take().items():
+        for ticket, counts in self._forgetter.progress().items():
             self._accounts.progressed(ticket, counts)
 
     # The end.

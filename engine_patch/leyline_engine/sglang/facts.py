@@ -178,7 +178,7 @@ def _kv_facts(tensors: PoolTensors) -> KVFacts:
 
 
 def _capability(context: Any, reason: str) -> Capability:
-    from sglang.srt.runtime_context import get_model, get_serving
+    from sglang.srt.runtime_context import get_model, get_parallel, get_serving
     from sglang.version import __version__ as version
 
     config = context.model_config
@@ -201,6 +201,7 @@ def _capability(context: Any, reason: str) -> Capability:
         unsupported_reason=reason,
         actions=tuple(f"{action}@{ACTION_VERSION}" for action in (EDIT_ACTION, CLAIM_ACTION)),
         sink=ATTENTION_SINK,
+        data_parallel=int(get_parallel().num_dp_ranks),
     )
 
 

@@ -7,7 +7,8 @@ they let go of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 
 from leyline_engine.contract import ForgetCounts
 from leyline_engine.ledger import SpanKey, SpanLedger
@@ -20,9 +21,16 @@ from leyline_engine.sources import SessionKey, SourceRegistry
 
 log = logging.getLogger(__name__)
 
+_REMEMBERED = 4096
+"""Tickets of which it is known what they reached; as many as records are kept of requests."""
+
 
 class Forgetter:
-    """Carries out forgets on one tree."""
+    """Carries out forgets on one tree.
+
+    Args:
+        told: called with what a ticket had reached before, and what it has reached now.
+    """
 
     def __init__(
         self,
@@ -30,11 +38,15 @@ class Forgetter:
         registry: SourceRegistry,
         ledger: SpanLedger,
         publications: Publications,
+        *,
+        told: Callable[[ForgetCounts, ForgetCounts], None] = lambda _, __: None,
     ) -> None:
         self._cache = cache
         self._registry = registry
         self._ledger = ledger
         self._publications = publications
+        self._told = told
+        self._reached: OrderedDict[str, ForgetCounts] = OrderedDict()
         self.pending = PendingForgets()
 
     def forget(
@@ -44,7 +56,6 @@ class Forgetter:
         *,
         spared: Sequence[Publication],
         ticket: str,
-        before: ForgetCounts | None = None,
     ) -> tuple[ForgetCounts, frozenset[SpanKey]]:
         """Remove what a session published that may have read ``spans``.
 
@@ -55,8 +66,7 @@ class Forgetter:
         Args:
             spans: what to forget; None for whatever the session holds.
             spared: what the session's new prompt may go on with.
-            ticket: names the forget in :attr:`pending`.
-            before: what an earlier forget of this ticket reached.
+            ticket: names the forget in :attr:`pending`. Several with one ticket add up.
 
         Returns:
             What was reached, and the spans of which no KV can be found any more.
@@ -86,9 +96,24 @@ class Forgetter:
             if turn not in clean:
                 self._registry.drop(session, turn.turn)
         self._ledger.strike(scope, spans)
-        earlier = before or ForgetCounts()
-        erased, shared = erased + earlier.overwritten, shared + earlier.shared_retained
-        return self.pending.open(ticket, erased, shared), spans
+        return self._open(ticket, erased, shared), spans
+
+    def _open(self, ticket: str, erased: int, shared: int) -> ForgetCounts:
+        before = self._reached.get(ticket, ForgetCounts())
+        erased, shared = erased + before.overwritten, shared + before.shared_retained
+        return self._note(ticket, self.pending.open(ticket, erased, shared))
+
+    def _note(self, ticket: str, counts: ForgetCounts) -> ForgetCounts:
+        self._told(self._reached.get(ticket, ForgetCounts()), counts)
+        self._reached[ticket] = counts
+        self._reached.move_to_end(ticket)
+        while len(self._reached) > _REMEMBERED:
+            self._reached.popitem(last=False)
+        return counts
+
+    def progress(self) -> dict[str, ForgetCounts]:
+        """Tickets that came further since the last call."""
+        return {ticket: self._note(ticket, new) for ticket, new in self.pending.take().items()}
 
     def _cached(self, path: Publication, length: int) -> int:
         return int(self._cache.find(path.keys, path.space, length).device_prefix_len)
@@ -106,7 +131,7 @@ class Forgetter:
             self.pending.wait(ticket, each, len(each.path.keys) - each.start)
             with contained("ending claims"):
                 self._cache.announce(each.path, each.start, "forgotten")
-        return self.pending.open(ticket, 0, 0)
+        return self._open(ticket, 0, 0)
 
     def remove(self, path: Publication, start: int) -> None:
         """Remove what is cached of a path from ``start`` on; nobody asked what came of it."""

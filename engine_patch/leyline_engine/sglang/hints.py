@@ -20,8 +20,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from leyline_engine.contract import Reason
-from leyline_engine.hints import Hints, decode_hints, message_id_of
+from leyline_engine.contract import EditPayload, Reason
+from leyline_engine.edits import carries_edit
+from leyline_engine.hints import Hints, decode_hints, is_ours, message_id_of
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,6 @@ MAX_ENVELOPE_BYTES = 4 << 20
 
 _MEMBER = "kv_hints"
 _REQUEST_MEMBER = "__req__"
-_OUR_ACTIONS = "leyline."
 _REFUSALS = {
     "too_large": f"kv_hints: more than {MAX_ENVELOPE_BYTES} bytes",
     "unreadable": "kv_hints: can't be written as JSON",
@@ -92,14 +92,23 @@ def take_hints(request: CarriesHints, secret: str | None) -> Hints:
         log.exception("an envelope could not be read")
         return Hints(invalid=Reason.INVALID_EDIT, detail="kv_hints: can't be read")
     if hints.payload is not None and request.sampling_params.n > 1:
-        # SGLang runs one request for each answer, and one before them: as many turns of one name.
-        return replace(
-            hints,
-            payload=None,
-            invalid=Reason.UNSUPPORTED_RUNTIME,
-            detail="kv_hints: a turn has one answer, and n is greater",
-        )
+        return _of_several_answers(hints, hints.payload)
     return hints
+
+
+def _of_several_answers(hints: Hints, payload: EditPayload) -> Hints:
+    """SGLang runs one request for each answer, and one before them: as many turns of one name.
+
+    None of them can be a source, and none is edited. Whose the prompt is and what it forgets stays.
+    """
+    hints = replace(hints, payload=msgspec.structs.replace(payload, turn=""))
+    if hints.invalid is not None or not carries_edit(payload):
+        return hints
+    return replace(
+        hints,
+        invalid=Reason.UNSUPPORTED_RUNTIME,
+        detail="kv_hints: a turn has one answer, and n is greater",
+    )
 
 
 def _read_and_remove(request: CarriesHints, secret: str | None) -> Hints:
@@ -176,4 +185,4 @@ def _refused_native(native: Any) -> Packed | None:
 
 
 def _is_ours(native: Any) -> bool:
-    return any(action.action_type.startswith(_OUR_ACTIONS) for action in native.actions)
+    return any(is_ours(action.action_type) for action in native.actions)

@@ -47,6 +47,7 @@ from leyline_engine.sglang.claim_clock import (
 )
 from leyline_engine.sglang.hints import CarriesHints, hints_secret, pack_hints
 from leyline_engine.sglang.leaving import LeavingEngine
+from leyline_engine.sglang.ranks import pin_session
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class EngineHttp:
 
     def __init__(self) -> None:
         self._channel: ReceiptChannel | None = None
+        self._replicas = 1
 
     def before_launch(self, server_args: Any, *_: Any, **__: Any) -> None:
         """Open the channel; the processes that SGLang starts next inherit its address."""
@@ -102,14 +104,15 @@ class EngineHttp:
             log.warning("Leyline's routes need --tokenizer-worker-num 1: none are served")
             return
         from sglang.srt.entrypoints.http_server import app
-        from sglang.srt.runtime_context import get_serving
+        from sglang.srt.runtime_context import get_parallel, get_serving
 
+        self._replicas = get_parallel().num_dp_ranks
         endpoints = Endpoints(
             self._channel,
             tokenizer_manager,
             template_manager,
             template_kwargs=get_serving().default_chat_template_kwargs or {},
-            replicas=server_args.dp_size,
+            replicas=self._replicas,
             secret=hints_secret(),
         )
         app.router.routes.extend(endpoints.routes())
@@ -117,10 +120,11 @@ class EngineHttp:
         app.add_middleware(LeavingEngine, leaving=lambda: tokenizer_manager.gracefully_exit)
 
     def before_tokenizing(self, _: Any, request: CarriesHints, *__: Any, **___: Any) -> None:
-        """Note and bound the request's envelope."""
+        """Note and bound the request's envelope, and send the request to its session's replica."""
         if isinstance(params := request.sampling_params, dict):
             note_envelope(envelope_of(params.get("custom_params")))
         pack_hints(request)
+        pin_session(request, self._replicas)
 
 
 class Endpoints:

@@ -59,6 +59,7 @@ def create_cache(context: Any) -> Any:
     from leyline_engine.sglang.hints import hints_secret
     from leyline_engine.sglang.metrics import open_metrics
     from leyline_engine.sglang.radix import LeylineRadixCache
+    from leyline_engine.sglang.ranks import Replica
 
     cache = create_unified_radix_cache(context, cache_class=LeylineRadixCache)
     facts = read_facts(context)
@@ -84,6 +85,8 @@ def create_cache(context: Any) -> Any:
         energy=open_account(
             metrics, lambda: cuda_uuids(_gpus(context, int(parallel.attn_tp_size)))
         ),
+        # Replicas have no attention groups of their own: one of the two numbers is 0.
+        replica=Replica((parallel.dp_rank or 0) + parallel.attn_dp_rank, parallel.num_dp_ranks),
     )
     if facts.capability.splices:
         log.info("Leyline splices the KV cache of this scheduler")

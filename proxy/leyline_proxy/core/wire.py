@@ -21,6 +21,8 @@ RESERVED = (
     "extra_key",
     "session_id",
     "priority",
+    "routed_dp_rank",
+    "data_parallel_rank",
 )
 """Members that only the proxy may set; removed from what clients send."""
 

@@ -32,6 +32,8 @@ _NOT_UPSTREAM = HOP_BY_HOP | {
     "cookie",
     "forwarded",
 }
+_ENGINES_OWN = (b"x-data-parallel-rank", b"x-override-")
+"""What begins so sets members of SGLang's requests, among them such as only the proxy may set."""
 _CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key"})
 _NOT_DOWNSTREAM = HOP_BY_HOP | {
     "content-length",
@@ -60,7 +62,7 @@ def upstream_headers(
         for name, value in named
         if name.decode("latin-1") not in withheld
         and name not in connection
-        and not name.startswith((b"x-leyline-", b"x-forwarded-"))
+        and not name.startswith((b"x-leyline-", b"x-forwarded-", *_ENGINES_OWN))
     ]
     # Compressed bytes could not be passed through and have a member appended.
     headers.append((b"accept-encoding", b"identity"))

@@ -9,6 +9,7 @@ from typing import Any
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from leyline_engine.claims.runs import pages_of
+from leyline_engine.contract import ForgetCounts
 from leyline_engine.lineage import MAX_TOKEN, first_spliced
 from leyline_engine.metrics import NoMetrics
 from leyline_engine.occupancy import PoolLevels, RegistryLevels
@@ -20,7 +21,7 @@ class Seen(NoMetrics):
     def __init__(self) -> None:
         self.levels: PoolLevels | None = None
         self.remembered = RegistryLevels()
-        self.copied_bytes = self.evicted_tokens = self.refusals = 0
+        self.copied_bytes = self.evicted_tokens = self.refusals = self.overwritten = 0
 
     @property
     def collects(self) -> bool:
@@ -35,6 +36,9 @@ class Seen(NoMetrics):
 
     def copied(self, size: int) -> None:
         self.copied_bytes += size
+
+    def forgot(self, before: ForgetCounts, now: ForgetCounts) -> None:
+        self.overwritten += now.overwritten - before.overwritten
 
     def evicted(self, tokens: int) -> None:
         self.evicted_tokens += tokens

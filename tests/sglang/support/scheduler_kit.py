@@ -45,6 +45,7 @@ from leyline_engine.sglang.adder import LeylinePrefillAdder
 from leyline_engine.sglang.engine import SchedulerEngine
 from leyline_engine.sglang.pool import SplicePool, read_pool
 from leyline_engine.sglang.radix import LeylineRadixCache
+from leyline_engine.sglang.ranks import Replica
 from leyline_engine.sglang.splicer import StageRow
 
 LATENT, ROTARY, LAYERS = 4, 8, 2
@@ -135,6 +136,7 @@ class Scheduler:
         events: whether the tree publishes KV events.
         min_copy: shorter copies are prefilled.
         limits: how much may be claimed.
+        replica: which of several it is.
     """
 
     def __init__(
@@ -148,6 +150,7 @@ class Scheduler:
         splices: bool = True,
         rows: int = 16,
         limits: Limits | None = None,
+        replica: Replica = Replica(),  # noqa: B008 - immutable
     ) -> None:
         self.pool = MLATokenToKVPool(
             capacity, 1, torch.float32, LATENT, ROTARY, LAYERS, "cpu", False
@@ -180,6 +183,7 @@ class Scheduler:
             secret=None,
             min_copy=min_copy,
             limits=limits,
+            replica=replica,
         )
         places = torch.arange(_LONGEST)
         ones = torch.ones(_LONGEST, 1, ROTARY)
@@ -204,14 +208,24 @@ class Scheduler:
         *,
         decode: int = 2,
         message_id: str | None = None,
+        answers: int = 1,
+        hints: object = None,
     ) -> Req:
-        """Queue a request."""
+        """Queue a request.
+
+        Args:
+            answers: how many the client wants; this is the request for one of them.
+            hints: an envelope as it comes, instead of one around ``payload``.
+        """
         number = next(self._names)
         custom: dict[str, Any] | None = None
         if payload is not None:
-            envelope = edit_envelope(message_id or f"m{number}", payload)
-            custom = {"kv_hints": msgspec.json.encode(envelope).decode()}
-        parameters = SamplingParams(max_new_tokens=decode, ignore_eos=True, custom_params=custom)
+            hints = edit_envelope(message_id or f"m{number}", payload)
+        if hints is not None:
+            custom = {"kv_hints": msgspec.json.encode(hints).decode()}
+        parameters = SamplingParams(
+            max_new_tokens=decode, ignore_eos=True, custom_params=custom, n=answers
+        )
         parameters.normalize(None)
         req = Req(f"r{number:05d}", "", token_array(prompt), parameters, vocab_size=VOCABULARY)
         self._wanted[req.rid] = decode

@@ -250,20 +250,34 @@ UNTRUSTED: dict[str, Callable[[EditPayload], Any]] = {
     "unsigned": unsigned,
     "signed with another secret": lambda honest: signed(honest, "bad", "a guess"),
     "tampered with": tampered,
-    "of the wrong types": retyped,
 }
 
 
 @pytest.mark.parametrize("name", UNTRUSTED)
 async def test_an_envelope_that_is_not_the_proxys_leaves_no_trace(name: str) -> None:
-    """Not even the turn is noted: all is as if the request had carried no hints."""
+    """Neither turn nor KV is kept, as no forget would find it; the answer is a plain prefill's."""
     async with began() as session, began() as twin:
         prompt, honest = session.next_turn()
+        before = session.kept()
         choices = await session.send(prompt, UNTRUSTED[name](honest))
         receipt = (await record_of(session.app, "bad"))["receipt"]
         assert (receipt["outcome"], receipt["reason"]) == ("reprefilled", "invalid_edit")
-        assert receipt["turn"] == receipt["session"] == ""
+        assert (receipt["turn"], receipt["session"]) == ("", "")
+        assert session.kept() == before
         assert choices == await twin.send(prompt, None)
+        assert twin.kept() != before, "control: a plain request's KV is kept"
+
+
+async def test_an_edit_of_the_wrong_types_still_says_whose_it_is() -> None:
+    """Only the edit is refused: the turn is noted, so that a later forget finds its KV."""
+    async with began() as session, began() as twin:
+        prompt, honest = session.next_turn()
+        choices = await session.send(prompt, retyped(honest))
+        receipt = (await record_of(session.app, "bad"))["receipt"]
+        assert (receipt["outcome"], receipt["reason"]) == ("reprefilled", "invalid_edit")
+        assert (receipt["turn"], receipt["session"]) == (honest.turn, honest.session)
+        only_named = EditPayload(session=honest.session, scope=honest.scope, turn=honest.turn)
+        assert choices == await twin.send(prompt, signed(only_named, "plain"))
         assert session.kept() == twin.kept()
         await check_next(session, twin)
 

@@ -203,6 +203,7 @@ class EngineEndpoints:
                 payload=hints.payload,
                 skipped=hints.skipped,
                 max_new_tokens=limit,
+                admits=not hints.nameless,
             ),
             sampling=sampling,
             stops=body.stops,

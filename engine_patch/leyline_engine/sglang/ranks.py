@@ -1,0 +1,97 @@
+"""Data-parallel replicas of one server: each session is served by one of them.
+
+SGLang gives a request to any replica, each of which has a pool and a tree of its own. A session's
+KV is only found, spliced and forgotten where it lies. So the process that hands requests out sends
+those with an envelope to the replica that their session's name gives, whatever the client asks
+for; a scheduler that is given one of another replica's sessions keeps nothing of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from leyline_engine.contract import EDIT_ACTION, EditPayload, Reason
+from leyline_engine.hints import Hints
+from leyline_engine.sources import SessionKey
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One of a server's data-parallel replicas."""
+
+    rank: int = 0
+    count: int = 1
+
+    def serves(self, payload: EditPayload) -> bool:
+        """Whether a session's KV lies here."""
+        return session_rank((payload.scope, payload.session), self.count) == self.rank
+
+    def checked(self, hints: Hints) -> Hints:
+        """The hints, if they came to the right replica. Others are refused: nothing could be
+        found here of their session, and a forget would reach nothing and say so."""
+        if hints.payload is None or self.serves(hints.payload):
+            return hints
+        return replace(
+            hints,
+            payload=None,
+            invalid=Reason.UNSUPPORTED_RUNTIME,
+            detail="kv_hints: the request came to another data-parallel replica than its session's",
+        )
+
+
+def session_rank(session: SessionKey, replicas: int) -> int:
+    """The replica of a session; the same in every process, and as likely each."""
+    scope, name = session
+    named = f"{len(scope)}:{scope}{name}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(named, digest_size=8).digest(), "big") % replicas
+
+
+def pin_session(request: Any, replicas: int) -> None:
+    """Send a request to its session's replica.
+
+    Args:
+        request: SGLang's ``GenerateReqInput``, whose envelope was packed; one without an envelope
+            that names a session goes where SGLang likes.
+    """
+    session = _session_of(request) if replicas > 1 else None
+    if session is not None:
+        request.routed_dp_rank = session_rank(session, replicas)
+
+
+class _Owner(msgspec.Struct):
+    session: str
+    scope: str
+
+
+class _Action(msgspec.Struct):
+    action_type: str
+    payload: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Actions(msgspec.Struct):
+    actions: list[_Action]
+
+
+def _session_of(request: Any) -> SessionKey | None:
+    """The session that an envelope names. Nobody has checked yet whether it may."""
+    params = request.sampling_params
+    custom = params.get("custom_params") if isinstance(params, dict) else None
+    packed = custom.get("kv_hints") if isinstance(custom, dict) else None
+    if packed is None and request.kv_hints is not None:
+        packed = msgspec.json.encode(request.kv_hints)
+    if not isinstance(packed, str | bytes):
+        return None
+    try:
+        found = msgspec.json.decode(packed, type=_Actions).actions
+        edits = [action.payload for action in found if action.action_type == EDIT_ACTION]
+        owners = {
+            (owner.scope, owner.session)
+            for owner in (msgspec.json.decode(edit, type=_Owner) for edit in edits)
+        }
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return owners.pop() if len(owners) == 1 else None

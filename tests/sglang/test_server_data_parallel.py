@@ -1,0 +1,142 @@
+"""Two data-parallel replicas behind one address: a session and its KV stay on one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from conftest import ModelFolder
+from equality_kit import fetch_record
+from sglang_models import SglangModel
+from sglang_server import SglangServer
+
+from leyline_engine.contract import (
+    CAPABILITY_PATH,
+    Capability,
+    Directive,
+    EditPayload,
+    Outcome,
+    Receipt,
+    SourceRef,
+    SpanLabel,
+    apply_directives,
+    edit_envelope,
+    token_digest,
+)
+
+RANKS = 2
+HEAD, SECRET, TAIL = 120, 40, 140
+
+pytestmark = pytest.mark.nightly
+
+
+@pytest.fixture(scope="module")
+def replicas(
+    model_folder: ModelFolder, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SglangServer]:
+    """A server of two replicas; its log must be clean in the end."""
+    log = tmp_path_factory.mktemp("replicas") / "log"
+    flags = (f"--dp-size={RANKS}", "--max-total-tokens=4096")
+    environment = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    with SglangServer(model_folder(SglangModel.MLA), log, flags, environment) as server:
+        yield server
+        server.check_clean()
+
+
+def text(length: int, seed: object) -> list[int]:
+    """Random tokens."""
+    rng = Random(str(seed))
+    return [rng.randrange(10, 400) for _ in range(length)]
+
+
+def send(
+    server: SglangServer, prompt: Sequence[int], payload: EditPayload, **body: Any
+) -> tuple[list[int], Receipt]:
+    """One turn; the whole of its tokens, and its receipt."""
+    name = f"{payload.session}.{payload.turn}"
+    hints = msgspec.to_builtins(edit_envelope(name, payload))
+    sampling = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
+    sampling |= {"custom_params": {"kv_hints": hints}}
+    answer = server.generate(list(prompt), 4, sampling_params=sampling, **body)
+    return [*prompt, *answer["output_ids"]], fetch_record(server, name).receipt
+
+
+def cached(server: SglangServer, prompt: Sequence[int], rank: int) -> int:
+    """How much of a prompt one replica has, asked by somebody without a session."""
+    answer = server.generate(list(prompt), 1, routed_dp_rank=rank)
+    found: int = answer["meta_info"]["cached_tokens"]
+    return found
+
+
+def labelled(session: str, turn: str, prompt: Sequence[int], **more: Any) -> EditPayload:
+    """A turn of a session whose second span is the secret."""
+    ends = (0, HEAD, HEAD + SECRET, len(prompt))
+    spans = tuple(
+        SpanLabel(name, start, end)
+        for name, start, end in zip(("head", "secret", "rest"), ends, ends[1:], strict=False)
+    )
+    return EditPayload(session=session, scope="t", turn=turn, spans=spans, **more)
+
+
+def test_the_server_splices_and_says_how_many_it_is(replicas: SglangServer) -> None:
+    """The capability document counts the replicas."""
+    answer = httpx.get(f"{replicas.base_url}{CAPABILITY_PATH}")
+    capability = msgspec.convert(answer.json(), Capability)
+    assert capability.splices, capability.unsupported_reason
+    assert capability.data_parallel == RANKS
+
+
+@pytest.mark.parametrize("session", [f"s{number}" for number in range(4)])
+def test_a_session_stays_and_what_it_forgets_is_nowhere(
+    replicas: SglangServer, session: str
+) -> None:
+    """Each turn finds the one before, whichever replica the client asks for; after a forget, none
+    of them has a token of the secret or behind it."""
+    prompt = text(HEAD + SECRET + TAIL, session)
+    for turn, rank in enumerate((None, 0, 1, None, None)):
+        asked = {} if rank is None else {"routed_dp_rank": rank}
+        before = len(prompt)
+        prompt, receipt = send(replicas, prompt, labelled(session, f"t{turn}", prompt), **asked)
+        assert receipt.tokens.prefix == (before - 1 if turn else 0)
+    has = [cached(replicas, prompt, rank) for rank in range(RANKS)]
+    assert sorted(has) == [0, len(prompt) - 1]
+    redacted = [*prompt[:HEAD], 7, *prompt[HEAD + SECRET :]]
+    spans = (SpanLabel("head", 0, HEAD), SpanLabel("rest", HEAD, len(redacted)))
+    forget = EditPayload(session=session, scope="t", turn="f", spans=spans, forget=("secret",))
+    _, receipt = send(replicas, redacted, forget, routed_dp_rank=has.index(0))
+    assert receipt.forgot is not None
+    assert receipt.forgot.pending == 0
+    assert receipt.forgot.overwritten == SECRET + TAIL + 5 * 4 - 1
+    # The probe of the replica without the session left its own copy there; that of the other
+    # replica was the session's KV, and is gone.
+    home = has.index(len(prompt) - 1)
+    assert cached(replicas, prompt, home) == HEAD
+
+
+def test_sessions_are_spread_and_spliced(replicas: SglangServer) -> None:
+    """Edits are spliced on both replicas."""
+    homes = set()
+    for number in range(6):
+        session = f"e{number}"
+        source, _ = send(
+            replicas,
+            opening := text(HEAD + SECRET + TAIL, session),
+            labelled(session, "t0", opening),
+        )
+        cut = (Directive(HEAD, HEAD + SECRET),)
+        prompt = [*apply_directives(source, cut), 9]
+        edit = EditPayload(
+            session=session,
+            scope="t",
+            turn="t1",
+            sources=(SourceRef("t0", len(source), token_digest(source)),),
+            directives=cut,
+        )
+        _, receipt = send(replicas, prompt, edit)
+        assert receipt.outcome is Outcome.SPLICED
+        homes.add(max(range(RANKS), key=lambda rank: cached(replicas, opening, rank)))
+    assert homes == set(range(RANKS))
