@@ -26,6 +26,7 @@ from leyline_engine.contract import (
 )
 
 from ..errors import (
+    AnswerTooLargeError,
     ProxyError,
     UnsupportedError,
     UpstreamBusyError,
@@ -44,7 +45,18 @@ _BUSY = "All connections to the engine are in use (max_upstream_connections)."
 _SIDE_BUSY = "The engine leaves too many small questions unanswered."
 
 _IDLE = "leyline.idle_timeout_s"
-"""Name among a request's extensions."""
+_BOUNDS = "leyline.answer_bounds"
+"""Names among a request's extensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerBounds:
+    """Bytes of an engine's answer that are kept at a time."""
+
+    answer: int = 64 * 1024 * 1024
+    """Of one that is read whole."""
+    event: int = 8 * 1024 * 1024
+    """Of one event of a stream."""
 
 
 class RendererDocument(msgspec.Struct, frozen=True):
@@ -88,6 +100,7 @@ class UpstreamClient:
         reserved: names of headers, in lower case, that callers' requests don't bring up.
         small_timeout_s: for small documents, apart from completions.
         idle_timeout_s: between two chunks of an answer; None leaves that to ``link``.
+        bounds: of its answers.
     """
 
     def __init__(
@@ -100,6 +113,7 @@ class UpstreamClient:
         hints_secret: str | None = None,
         small_timeout_s: float = 10.0,
         idle_timeout_s: float | None = None,
+        bounds: AnswerBounds | None = None,
     ) -> None:
         self._link = link
         self._side = side or link
@@ -107,7 +121,7 @@ class UpstreamClient:
         self._api_key = api_key
         self._hints_secret = hints_secret
         self._small_timeout_s = small_timeout_s
-        self._extensions = {_IDLE: idle_timeout_s}
+        self._extensions = {_IDLE: idle_timeout_s, _BOUNDS: bounds or AnswerBounds()}
 
     @property
     def key_headers(self) -> RawHeaders:
@@ -307,10 +321,32 @@ class UpstreamClient:
         await self._side.aclose()
 
 
+def bounds_of(response: httpx.Response) -> AnswerBounds:
+    """What may be kept of a response."""
+    found = response.request.extensions.get(_BOUNDS)
+    return found if isinstance(found, AnswerBounds) else AnswerBounds()
+
+
 async def read(response: httpx.Response) -> bytes:
-    """The whole body of an open response. Raises as :meth:`UpstreamClient.open`."""
+    """The whole body of an open response, which keeps it, too.
+
+    Raises:
+        AnswerTooLargeError: it is longer than its bounds, compressed or not.
+        ProxyError: as :meth:`UpstreamClient.open`.
+    """
+    limit = bounds_of(response).answer
+    parts: list[bytes] = []
+    left = limit
     with _faults():
-        return await response.aread()
+        async for part in response.aiter_bytes():
+            left -= len(part)
+            if left < 0:
+                raise AnswerTooLargeError(
+                    f"The engine's answer is longer than {limit} bytes (max_answer_bytes)."
+                )
+            parts.append(part)
+    response._content = b"".join(parts)  # as its own aread() does
+    return response.content
 
 
 async def chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:

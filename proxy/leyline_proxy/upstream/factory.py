@@ -12,7 +12,7 @@ from ..telemetry.metrics import Metrics
 from .aiohttp_transport import AiohttpTransport
 from .asgi_transport import ASGIStreamTransport
 from .breaker import Breaker, BreakerState
-from .client import UpstreamClient
+from .client import AnswerBounds, UpstreamClient
 from .embedded import EMBEDDED_BASE_URL
 from .handshake import Handshake
 from .link import Link
@@ -69,6 +69,7 @@ def _replica(
         reserved=frozenset((settings.affinity_header or "").lower().encode("latin-1").split()),
         hints_secret=secret_of(settings.hints_secret),
         idle_timeout_s=settings.idle_timeout_s,
+        bounds=AnswerBounds(settings.max_answer_bytes, settings.max_event_bytes),
     )
 
     def apart(connections: int) -> UpstreamClient:
