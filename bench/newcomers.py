@@ -106,9 +106,10 @@ class Run:
 
     async def _look(self) -> None:
         begun = perf_counter()
-        place = self._system.origin.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(place[0], int(place[1]))
-        writer.write(b"GET /healthz HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n")
+        host, _, port = self._system.origin.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"GET /healthz HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n"
+        writer.write(head.encode())
         if not (await reader.read()).startswith(b"HTTP/1.1 200"):
             raise RuntimeError("the proxy isn't healthy")
         self.seen.health.append(perf_counter() - begun)

@@ -182,9 +182,7 @@ def main() -> None:
     parser.add_argument(
         "--receipts", action="store_true", help="also with an engine that is asked for its receipts"
     )
-    parser.add_argument(
-        "--loops", default="", help="also on these event loops: 'asyncio uvloop'"
-    )
+    parser.add_argument("--loops", default="", help="also on these event loops: 'asyncio uvloop'")
     parser.add_argument("--setup", action="store_true", help=f"install LiteLLM into {BENCH_VENV}")
     given = parser.parse_args()
     if given.setup:

@@ -120,19 +120,20 @@ async def one_request(origin: str, at: float, began: float, *, kept: bool) -> st
     """
     host, _, port = origin.removeprefix("http://").partition(":")
     body = json.dumps({**REQUEST, "stream": False}).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: p\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+    request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
     writer = None
     try:
         if kept:
             reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(b"GET /healthz HTTP/1.1\r\nhost: p\r\n\r\n")
+            writer.write(f"GET /healthz HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
             await reader.readuntil(b'"ok"}')
         await asyncio.sleep(began + at - time.monotonic())
         if writer is None:
             reader, writer = await asyncio.open_connection(host, int(port))
         elif reader.at_eof():
             return "refused"  # a client looks before it sends
-        writer.write(head.encode() + body)
+        writer.write(request)
         return (await reader.readuntil(b"\r\n"))[9:12].decode()
     except ConnectionRefusedError:
         return "refused"

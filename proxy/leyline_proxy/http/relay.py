@@ -15,7 +15,8 @@ from ..errors import AnswerTooLargeError, ProxyError, UpstreamUnreachableError
 from ..pipeline.records import record_in
 from ..pipeline.turn import Turn
 from ..turns import Account, TurnService
-from ..upstream.client import bounds_of, chunks
+from ..upstream.bounds import bounds_of
+from ..upstream.client import chunks
 from .errors import error_event
 from .refusal import refusal_of_event
 from .sse import (

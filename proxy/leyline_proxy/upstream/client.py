@@ -33,6 +33,8 @@ from ..errors import (
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
+from .bounds import EXTENSION as BOUNDS
+from .bounds import AnswerBounds, bounds_of
 from .headers import RawHeaders, upstream_headers
 from .link import Link
 
@@ -45,18 +47,7 @@ _BUSY = "All connections to the engine are in use (max_upstream_connections)."
 _SIDE_BUSY = "The engine leaves too many small questions unanswered."
 
 _IDLE = "leyline.idle_timeout_s"
-_BOUNDS = "leyline.answer_bounds"
-"""Names among a request's extensions."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerBounds:
-    """Bytes of an engine's answer that are kept at a time."""
-
-    answer: int = 64 * 1024 * 1024
-    """Of one that is read whole."""
-    event: int = 8 * 1024 * 1024
-    """Of one event of a stream."""
+"""Name among a request's extensions."""
 
 
 class RendererDocument(msgspec.Struct, frozen=True):
@@ -121,7 +112,7 @@ class UpstreamClient:
         self._api_key = api_key
         self._hints_secret = hints_secret
         self._small_timeout_s = small_timeout_s
-        self._extensions = {_IDLE: idle_timeout_s, _BOUNDS: bounds or AnswerBounds()}
+        self._extensions = {_IDLE: idle_timeout_s, BOUNDS: bounds or AnswerBounds()}
 
     @property
     def key_headers(self) -> RawHeaders:
@@ -319,12 +310,6 @@ class UpstreamClient:
         """Close all connections."""
         await self._link.aclose()
         await self._side.aclose()
-
-
-def bounds_of(response: httpx.Response) -> AnswerBounds:
-    """What may be kept of a response."""
-    found = response.request.extensions.get(_BOUNDS)
-    return found if isinstance(found, AnswerBounds) else AnswerBounds()
 
 
 async def read(response: httpx.Response) -> bytes:

@@ -11,8 +11,9 @@ from ..settings import ONLY_ENGINE, Settings, UpstreamSettings, secret_of
 from ..telemetry.metrics import Metrics
 from .aiohttp_transport import AiohttpTransport
 from .asgi_transport import ASGIStreamTransport
+from .bounds import AnswerBounds
 from .breaker import Breaker, BreakerState
-from .client import AnswerBounds, UpstreamClient
+from .client import UpstreamClient
 from .embedded import EMBEDDED_BASE_URL
 from .handshake import Handshake
 from .link import Link

@@ -32,7 +32,16 @@ Address = tuple[str, int]
 
 @contextmanager
 def proxy(engine: FakeEngine | None = None, **settings: Any) -> Iterator[Address]:
-    """A proxy as ``leyline serve`` runs it, in a thread."""
+    """Where a proxy listens that runs as by ``leyline serve``."""
+    with running_server(engine, **settings) as (_, address):
+        yield address
+
+
+@contextmanager
+def running_server(
+    engine: FakeEngine | None = None, **settings: Any
+) -> Iterator[tuple[ProxyServer, Address]]:
+    """Such a proxy, in a thread."""
     quick = {"shutdown_grace_s": 1, "allowed_hosts": ("p",), **settings}
     if engine is not None:
         given = Settings(handshake_retry_s=0.05, **quick)
@@ -50,7 +59,7 @@ def proxy(engine: FakeEngine | None = None, **settings: Any) -> Iterator[Address
             assert thread.is_alive()
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        yield listener.getsockname()
+        yield server, listener.getsockname()
     finally:
         server.should_exit = True
         thread.join(30)
@@ -120,6 +129,21 @@ def tight() -> Iterator[Address]:
         yield address
 
 
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_connections_send_at_once_on_either_loop(loop: str) -> None:
+    """The loop is the one that the setting names; on none does an answer's body wait until the
+    client has acknowledged its head."""
+    async with AsyncExitStack() as stack:
+        server, address = stack.enter_context(running_server(FakeEngine(), loop=loop))
+        client = await stack.enter_async_context(raw(address))
+        await client.send(b"GET /healthz HTTP/1.1\r\nhost: p\r\n\r\n")
+        await client.reader.readuntil(b'"ok"}')
+        (connection,) = server.server_state.connections
+        assert type(connection.loop).__module__.startswith(loop)
+        sock = connection.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
@@ -159,7 +183,10 @@ async def test_a_header_that_is_too_long_is_cut_off_when_it_comes_at_once() -> N
             assert status(await client.rest()) in (431, 0)
 
 
-CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: p\r\ntransfer-encoding: chunked\r\n"
+CHUNKED = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: p\r\n"
+    b"content-type: application/json\r\ntransfer-encoding: chunked\r\n"
+)
 ENDLESS = {
     "trailer": CHUNKED + b"\r\n1\r\n{\r\n0\r\nx: ",
     "trailer after the answer": CHUNKED + b"content-encoding: gzip\r\n\r\n1\r\n{\r\n0\r\nx: ",
