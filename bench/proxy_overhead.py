@@ -159,7 +159,7 @@ def run_all(given: argparse.Namespace, console: Console) -> dict[str, Any]:
             plan = cells(tokens, quick=given.quick)
             # Fresh processes for each size, so that their memory is that of the size.
             compared = {"litellm": not given.without_litellm, "asked": given.receipts}
-            with running(path, **compared) as systems:
+            with running(path, **compared, loops=given.loops.split()) as systems:
                 task = progress.add_task(name, total=len(plan) * rounds * len(systems))
 
                 def step(what: str, task: Any = task, name: str = name) -> None:
@@ -182,6 +182,7 @@ def main() -> None:
     parser.add_argument(
         "--receipts", action="store_true", help="also with an engine that is asked for its receipts"
     )
+    parser.add_argument("--loops", default="", help="also on these event loops: 'asyncio uvloop'")
     parser.add_argument("--setup", action="store_true", help=f"install LiteLLM into {BENCH_VENV}")
     given = parser.parse_args()
     if given.setup:

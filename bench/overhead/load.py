@@ -123,6 +123,8 @@ class Client:
 
     def __init__(self, origin: str) -> None:
         url = urlsplit(origin)
+        self.first_s = 0.0
+        """Seconds to the last answer's first byte, a new connection included."""
         self._host, self._port = url.hostname or "127.0.0.1", url.port or 80
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -133,6 +135,7 @@ class Client:
         Raises:
             RuntimeError: the answer isn't whole, or not that of the upstream.
         """
+        asked = perf_counter()
         if self._reader is not None and self._reader.at_eof():
             await self.aclose()  # the server closes what is idle
         if self._reader is None or self._writer is None:
@@ -146,6 +149,7 @@ class Client:
         started = perf_counter()
         self._writer.write(head.encode() + body)
         received = await self._reader.readuntil(b"\r\n\r\n")
+        self.first_s = perf_counter() - asked
         length = _LENGTH.search(received)
         if length is not None:
             answer = await self._reader.readexactly(int(length[1]))

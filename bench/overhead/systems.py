@@ -10,7 +10,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,19 +69,25 @@ def _family(pid: int) -> list[int]:
 
 
 @contextmanager
-def running(document: Path, *, litellm: bool, asked: bool) -> Iterator[list[System]]:
+def running(
+    document: Path, *, litellm: bool, asked: bool, loops: Sequence[str] = ()
+) -> Iterator[list[System]]:
     """The upstream, which is also what ``direct`` asks, and the proxies before it.
 
     Args:
         asked: also Leyline before an engine whose answers don't bring their records.
+        loops: event loops on which Leyline runs besides, by the setting's words.
     """
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        upstream = stack.enter_context(_upstream(document))
-        systems = [upstream, stack.enter_context(_leyline("leyline", upstream.origin, logs))]
+        upstream = stack.enter_context(canned_upstream(document))
+        systems = [upstream, stack.enter_context(leyline("leyline", upstream.origin, logs))]
         if asked:
             url = upstream.origin + ASKED
-            systems.append(stack.enter_context(_leyline("leyline asks", url, logs)))
+            systems.append(stack.enter_context(leyline("leyline asks", url, logs)))
+        for loop in loops:
+            proxy = leyline(loop, upstream.origin, logs, LEYLINE_LOOP=loop)
+            systems.append(stack.enter_context(proxy))
         if litellm:
             systems.append(stack.enter_context(_litellm(upstream.origin, logs)))
         yield systems
@@ -117,7 +123,8 @@ def _process(
 
 
 @contextmanager
-def _upstream(document: Path) -> Iterator[System]:
+def canned_upstream(document: Path) -> Iterator[System]:
+    """The upstream of ``upstream.py``."""
     with _process([sys.executable, "-m", "overhead.upstream", str(document)]) as process:
         assert process.stdout is not None
         port = process.stdout.readline().strip()
@@ -125,11 +132,12 @@ def _upstream(document: Path) -> Iterator[System]:
 
 
 @contextmanager
-def _leyline(name: str, upstream: str, logs: Path) -> Iterator[System]:
+def leyline(name: str, upstream: str, logs: Path, **environment: str) -> Iterator[System]:
+    """The proxy before ``upstream``, with further settings in its environment."""
     port, log = _free_port(), logs / name
     program = str(Path(sys.executable).parent / "leyline")
     command = [program, "serve", "--upstream", upstream, "--port", str(port)]
-    with _process(command, log) as process:
+    with _process(command, log, **environment) as process:
         system = System(name, f"http://127.0.0.1:{port}", process.pid)
         _await(system, "/readyz", process, log)
         with urllib.request.urlopen(f"{system.origin}/readyz") as answer:  # noqa: S310 - loopback

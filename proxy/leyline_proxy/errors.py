@@ -216,6 +216,15 @@ class UpstreamTimeoutError(ProxyError):
     code = "upstream_timeout"
 
 
+class AnswerTooLargeError(ProxyError):
+    """The engine's answer, or an event of it, is longer than is taken. No other engine is asked:
+    its answer would be as long."""
+
+    status = 502
+    kind = "upstream_error"
+    code = "upstream_answer_too_large"
+
+
 class UpstreamRefusalError(ProxyError):
     """The engine answered a stream with an error event instead of a first token."""
 

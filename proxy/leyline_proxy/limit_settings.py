@@ -66,9 +66,9 @@ class LimitSettings(BaseModel):
     text_memory_bytes: Annotated[int, Field(ge=8 * MIB)] = 1024 * MIB
     """What the proxy remembers of texts so as to do nothing twice, roughly: bodies, rendered
     messages, tokens. A turn is dearer where it is too little for the sessions under way."""
-    shutdown_delay_s: Annotated[float, Field(ge=0)] = 0.0
-    """Told to stop, the proxy goes on taking requests for so long while ``/readyz`` says 503, so
-    that load balancers turn away first."""
+    shutdown_delay_s: Annotated[float, Field(ge=0)] = 1.0
+    """Told to stop by SIGTERM, the proxy continues to take requests for so long while ``/readyz``
+    says 503, so that load balancers turn away first. SIGINT, from a keyboard, doesn't wait."""
     shutdown_grace_s: Annotated[int, Field(ge=0)] = 30
     """Then responses under way may take so long to end; what is left is cut off."""
 

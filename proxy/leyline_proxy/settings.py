@@ -88,6 +88,8 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8790
     """0 lets the system choose a free port."""
+    loop: Literal["auto", "asyncio", "uvloop"] = "auto"
+    """Event loop: Python's own, or uvloop, which ``auto`` takes where it is installed."""
 
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     """``NAME`` or ``NAME:PORT``: by which further hosts requests may call the proxy, and whose web
@@ -171,6 +173,11 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     receipt_timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.5
     """For the receipt of an answer, whatever has to be asked for it; then the answer ends without
     one, and the turn is no source for later edits."""
+    max_answer_bytes: Annotated[int, Field(ge=MIB)] = 64 * MIB
+    """Of an engine's answer that is read whole, or kept while it is passed on in another API's
+    shape. A longer one is given up (502), and its connection closed."""
+    max_event_bytes: Annotated[int, Field(ge=64 * 1024)] = 8 * MIB
+    """Of one event of an engine's stream; likewise."""
     max_upstream_connections: Annotated[int, Field(ge=1)] = 1024
     """To one engine; more requests wait for one that is free."""
     failover: bool = True

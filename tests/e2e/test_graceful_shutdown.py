@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,7 +82,7 @@ def slow_engine() -> Iterator[tuple[FakeEngine, str]]:
 def test_streams_under_way_are_finished_and_the_port_is_closed_meanwhile() -> None:
     """A proxy that is told to stop takes no connections, ends its streams, and exits with 0."""
     with slow_engine() as (_, origin):
-        proxy = Serving(origin, shutdown_grace_s=20)
+        proxy = Serving(origin, shutdown_delay_s=0, shutdown_grace_s=20)
         thread, received = proxy.stream()
         proxy.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + STREAM_S
@@ -106,6 +109,69 @@ def test_load_balancers_are_told_before_the_port_is_closed() -> None:
         assert (document["ready"], document["stopping"]) == (False, True)
         assert answer.status_code == 200 and answer.content.endswith(DONE)
         assert proxy.process.wait(30) == 0
+
+
+async def one_request(origin: str, at: float, began: float, *, kept: bool) -> str:
+    """How a request ends that is sent at a time: by its status, ``refused`` before it was sent, or
+    torn.
+
+    Args:
+        kept: on a connection that was used before.
+    """
+    host, _, port = origin.removeprefix("http://").partition(":")
+    body = json.dumps({**REQUEST, "stream": False}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+    request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+    writer = None
+    try:
+        if kept:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"GET /healthz HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
+            await reader.readuntil(b'"ok"}')
+        await asyncio.sleep(began + at - time.monotonic())
+        if writer is None:
+            reader, writer = await asyncio.open_connection(host, int(port))
+        elif reader.at_eof():
+            return "refused"  # a client looks before it sends
+        writer.write(request)
+        return (await reader.readuntil(b"\r\n"))[9:12].decode()
+    except ConnectionRefusedError:
+        return "refused"
+    except (OSError, asyncio.IncompleteReadError) as error:
+        return f"torn by {type(error).__name__} {at:.2f} s after it began"
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"shutdown_delay_s": 0}, pytest.param({}, marks=pytest.mark.nightly)],
+    ids=["no-delay", "default"],
+)
+def test_no_request_is_reset(settings: dict[str, float]) -> None:
+    """Around the signal, whatever was accepted or waits to be is answered; later ones are refused
+    before they are sent."""
+    signal_at = 1.0
+
+    async def crowd(proxy: Serving) -> list[str]:
+        began = time.monotonic()
+        asyncio.get_running_loop().call_later(signal_at, proxy.process.send_signal, signal.SIGTERM)
+        times = [signal_at - 0.2 + 0.6 * number / 200 for number in range(200)]
+        return await asyncio.gather(
+            *(
+                one_request(proxy.origin, at, began, kept=number % 4 == 0)
+                for number, at in enumerate(times)
+            )
+        )
+
+    with slow_engine() as (engine, origin):
+        engine.answers = []
+        proxy = Serving(origin, **settings)
+        ends = Counter(asyncio.run(crowd(proxy)))
+        assert proxy.process.wait(30) == 0
+    assert ends.keys() <= {"200", "503", "refused"}, ends
+    assert ends["200"] > 50
 
 
 @pytest.mark.parametrize("signals", [1, 2], ids=["grace-over", "second-signal"])

@@ -8,7 +8,6 @@ import signal
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -297,19 +296,17 @@ def _run(
     app: FastAPI, settings: Settings, sock: socket.socket, admin: socket.socket | None
 ) -> None:
     from ..http.admin import create_admin_app
-    from ..http.server import ProxyServer, admin_config, server_config
+    from ..http.server import ProxyServer
 
     # The server shuts down on the first signal and then raises it again; that is no failure.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    beside = None
-    if admin is not None:
-        beside = admin_config(create_admin_app(app.state.services)), admin
+    services = app.state.services
     ProxyServer(
-        server_config(app, settings),
-        beside=beside,
-        stopping=partial(setattr, app.state.services.shutdown, "begun", True),
-        delay_s=settings.shutdown_delay_s,
+        app,
+        settings,
+        services.shutdown,
+        beside=(create_admin_app(services), admin) if admin is not None else None,
         started=lambda: _started(app, _url(sock), _url(admin) if admin is not None else None),
     ).run(sockets=[sock])
 

@@ -23,6 +23,7 @@ from ..sessions.summary import session_document, session_overview
 from ..tenants import Tenant
 from ..tenants.directory import offered_key
 from ..upstream.summary import replica_document
+from .early_answers import EarlyAnswers
 from .errors import install_error_handlers
 from .guard import guard_against_pages
 from .metrics import metrics_response
@@ -59,6 +60,7 @@ def create_admin_app(services: Services) -> Starlette:
     install_error_handlers(app)
     if services.tenants.open:
         guard_against_pages(app, services.settings, services.settings.admin_host)
+    app.add_middleware(EarlyAnswers)
     return app
 
 

@@ -15,6 +15,7 @@ from ..settings import Settings
 from ..telemetry.tracing import Tracing
 from ..upstream.lifespan import lifespan_of
 from .dispatch import ExchangeDispatch
+from .early_answers import EarlyAnswers
 from .errors import install_error_handlers
 from .guard import guard_against_pages
 from .metrics import keep_observing
@@ -78,6 +79,7 @@ def create_app(
     app.add_middleware(ExchangeDispatch, services=services, exchanges=TURN_PATHS)
     if services.tenants.open:
         guard_against_pages(app, settings, settings.host)
+    app.add_middleware(EarlyAnswers)
     describe(app)
     return app
 

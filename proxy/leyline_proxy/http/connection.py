@@ -2,23 +2,43 @@
 
 uvicorn bounds the memory of a connection: it stops reading a body that nobody reads, and stops
 writing to a client that doesn't read. It has no limit for time, nor, with the parser in C, for
-headers. These are here; what needs an answer in an API's shape (a body that is too large or too
+whatever the parser says nothing of until it ends: headers, trailers, what stands beside the size of
+a chunk. These are here; what needs an answer in an API's shape (a body that is too large or too
 slow) is left to the routes.
+
+Told to stop, a connection ends with an answer: of the request under way, or of the one that its
+client may be sending just then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ..shutdown import Shutdown
+
 _PROBE_AFTER_S = 60
 _PROBE_EVERY_S = 15
 _PROBES = 4
+
+_MAX_PIPELINED = 64
+"""Requests of one connection that wait for the one before; nearly no client sends any."""
+_FRAMES_PER_BYTE = 64
+"""Bytes of framing that a byte of a body pays for."""
+
+_LINGER_S = 2.0
+_LINGER_BYTES = 1024 * 1024
+"""What is still read after an answer that ends a connection."""
+_MAX_TURNED_AWAY = 256
+"""Connections beyond the limit that may have that; others are closed at once."""
+_LAST_REQUEST_S = 1
+"""Seconds that an idle connection has for another request once the process is told to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,55 +52,69 @@ class ConnectionLimits:
     stall_timeout_s: float = 120.0
 
 
-class _HeadersTooLargeError(Exception):
+class _TooMuchError(Exception):
     """Aborts the parser; becomes a 431."""
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the connections of one server share."""
+
+    shutdown: Shutdown = field(default_factory=Shutdown)
+    lingering: set[LimitedProtocol] = field(default_factory=set)
+    """Connections beyond the limit that were turned away and aren't closed yet."""
+
+
 class LimitedProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with limits. Subclasses set ``limits``; :func:`limited_protocol` makes one."""
+    """HTTP/1.1 with limits. Subclasses set them; :func:`limited_protocol` makes one."""
 
     limits = ConnectionLimits()
+    shared = Shared()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._idle_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._in_headers = False
-        self._header_bytes = 0
+        self._header_bytes = self._headers = 0
+        """Of the request that is being read, trailers included."""
         self._unfinished_bytes = 0
-        """Of headers that began with an earlier read."""
-        self._turned_away = False
+        """Read since the parser last said something."""
+        self._leaving = False
+        self._discarded: int | None = None
+        """Bytes read and thrown away since the answer that ends the connection."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Turn the connection away, or give it its time for the first headers."""
+        _without_delay(transport, self.limits.stall_timeout_s)
         if len(self.connections) >= self.limits.max_connections:
-            self._turned_away = True
             self.transport = transport
-            self._answer_and_close(HTTPStatus.SERVICE_UNAVAILABLE, b"retry-after: 1\r\n")
+            self._turn_away()
             return
         super().connection_made(transport)
-        _notice_dead_peers(transport, self.limits.stall_timeout_s)
         self._expect_headers()
+        if self.shared.shutdown.begun:
+            self.shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is timed any more."""
         self._stop_idle_timer()
         self._stop_stall_timer()
+        self.shared.lingering.discard(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parse, and watch what isn't complete."""
-        if self._turned_away or self.transport.is_closing():
-            return
-        was_in_headers, cycle = self._in_headers, self.cycle
-        # Unless what was read may begin with the rest of a body that was answered before its end.
-        begins = cycle is None or (cycle.response_complete and not cycle.more_body)
-        super().data_received(data)
-        if self._in_headers and (was_in_headers or (begins and self.cycle is cycle)):
-            self._unfinished_bytes += len(data)
-            if self._unfinished_bytes > self.limits.max_header_bytes:
-                self._answer_and_close(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        elif self._between_requests() and self._idle_timer is None:
+        # In pieces, so that what the parser said nothing of is known but for a piece.
+        size = self.limits.max_header_bytes
+        for start in range(0, len(data), size):
+            if self._discarded is not None:
+                self._discard(len(data) - start)
+                return
+            if self.transport.is_closing():
+                return
+            self._parse(data[start : start + size])
+        if self._discarded is None and self._between_requests() and self._idle_timer is None:
             # Blank lines before a request, or the rest of a body that was answered before its
             # end: uvicorn has stopped its own timer for them.
             self._expect_headers()
@@ -89,7 +123,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """A request begins."""
         super().on_message_begin()
         self._in_headers = True
-        self._header_bytes = self._unfinished_bytes = 0
+        self._header_bytes = self._headers = self._unfinished_bytes = 0
         if self._idle_timer is None:
             self._expect_headers()
 
@@ -99,24 +133,61 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header is complete."""
+        """A header is complete, or a trailer, which nobody is given: it comes after the headers
+        were judged."""
         self._count(len(name) + len(value))
-        if len(self.headers) >= self.limits.max_headers:
-            raise _HeadersTooLargeError
-        super().on_header(name, value)
+        self._headers += 1
+        if self._headers > self.limits.max_headers:
+            raise _TooMuchError
+        if self._in_headers:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The request is on its way; its body is timed by whoever reads it."""
         self._in_headers = False
+        self._unfinished_bytes = 0
         self._stop_idle_timer()
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            raise _TooMuchError
         super().on_headers_complete()
+        if self.shared.shutdown.begun:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body; how it is cut into chunks may take up some bytes, too."""
+        self._unfinished_bytes = max(0, self._unfinished_bytes - _FRAMES_PER_BYTE * len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        self._unfinished_bytes = 0
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """What can't be parsed, or was aborted here."""
-        if self._in_headers and self._over():
-            self._answer_and_close(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        if self._too_much():
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         else:
-            super().send_400_response(msg)
+            self._refuse(HTTPStatus.BAD_REQUEST)
+
+    def shutdown(self) -> None:
+        """End with an answer: that of the request under way, or of one that comes in time."""
+        if self._discarded is not None or self._leaving:
+            return
+        self._leaving = True
+        # An answer that has begun promised that the connection stays: the next one takes it back.
+        self.timeout_keep_alive = _LAST_REQUEST_S
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = self.cycle.keep_alive and self.cycle.response_started
+        elif not self._in_headers:
+            self._close_if_idle_in(_LAST_REQUEST_S)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection, unless a request has come that nobody has read yet."""
+        if _has_come(self.transport):
+            self._close_if_idle_in(_LAST_REQUEST_S)
+        else:
+            super().timeout_keep_alive_handler()
 
     def pause_writing(self) -> None:
         """The client reads slower than is written; it has its time to catch up."""
@@ -129,15 +200,23 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_stall_timer()
         super().resume_writing()
 
+    def _parse(self, piece: bytes) -> None:
+        self._unfinished_bytes += len(piece)
+        super().data_received(piece)
+        if self._discarded is None and self._unfinished_bytes > self.limits.max_header_bytes:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
     def _count(self, size: int) -> None:
+        self._unfinished_bytes = 0
         self._header_bytes += size
         if self._header_bytes > self.limits.max_header_bytes:
-            raise _HeadersTooLargeError
+            raise _TooMuchError
 
-    def _over(self) -> bool:
+    def _too_much(self) -> bool:
         return (
             self._header_bytes > self.limits.max_header_bytes
-            or len(self.headers) >= self.limits.max_headers
+            or self._headers > self.limits.max_headers
+            or len(self.pipeline) >= _MAX_PIPELINED
         )
 
     def _between_requests(self) -> bool:
@@ -146,11 +225,17 @@ class LimitedProtocol(HttpToolsProtocol):
     def _expect_headers(self) -> None:
         self._idle_timer = self.loop.call_later(self.limits.header_timeout_s, self._too_slow)
 
+    def _close_if_idle_in(self, seconds: float) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            seconds, self.timeout_keep_alive_handler
+        )
+
     def _too_slow(self) -> None:
         self._idle_timer = None
         if not self.transport.is_closing():
             if self._in_headers:
-                self._answer_and_close(HTTPStatus.REQUEST_TIMEOUT)
+                self._refuse(HTTPStatus.REQUEST_TIMEOUT)
             else:
                 self.transport.close()
 
@@ -159,12 +244,54 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stall_timer = None
         self.transport.abort()
 
-    def _answer_and_close(self, status: HTTPStatus, header: bytes = b"") -> None:
+    def _turn_away(self) -> None:
+        lingering = self.shared.lingering
+        self._answer(HTTPStatus.SERVICE_UNAVAILABLE, b"retry-after: 1\r\n")
+        if len(lingering) < _MAX_TURNED_AWAY:
+            lingering.add(self)
+            self._linger()
+        else:
+            self._discarded = 0
+            self.transport.close()
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        """End the connection, with an answer where the request can have one: no other is under
+        way, nor has its own begun."""
+        cycle, own = self.cycle, not self._in_headers
+        if own:
+            free = not self.pipeline and (cycle is None or not cycle.response_started)
+        else:
+            free = cycle is None or cycle.response_complete
+        if not free:
+            self._discarded = 0
+            self.transport.close()
+            return
+        if cycle is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._answer(status)
+        self._linger()
+
+    def _answer(self, status: HTTPStatus, header: bytes = b"") -> None:
         line = f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
-        self.transport.write(
-            line + header + b"content-length: 0\r\nconnection: close\r\n\r\n",
-        )
-        self.transport.close()
+        self.transport.write(line + header + b"content-length: 0\r\nconnection: close\r\n\r\n")
+
+    def _linger(self) -> None:
+        """Read on for a while: a connection that is closed with bytes unread is reset, and a reset
+        takes the answer with it."""
+        self._discarded = 0
+        self._stop_idle_timer()
+        self._unset_keepalive_if_required()
+        if self.flow is not None:
+            self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._idle_timer = self.loop.call_later(_LINGER_S, self.transport.abort)
+
+    def _discard(self, size: int) -> None:
+        self._discarded = (self._discarded or 0) + size
+        if self._discarded > _LINGER_BYTES:
+            self.transport.abort()
 
     def _stop_idle_timer(self) -> None:
         if self._idle_timer is not None:
@@ -177,16 +304,36 @@ class LimitedProtocol(HttpToolsProtocol):
             self._stall_timer = None
 
 
-def limited_protocol(limits: ConnectionLimits) -> type[LimitedProtocol]:
-    """The protocol with these limits, for ``uvicorn.Config(http=...)``."""
-    return type("ConfiguredProtocol", (LimitedProtocol,), {"limits": limits})
+def limited_protocol(
+    limits: ConnectionLimits, shutdown: Shutdown | None = None
+) -> type[LimitedProtocol]:
+    """The protocol with these limits, for ``uvicorn.Config(http=...)``.
+
+    Args:
+        shutdown: says when to stop.
+    """
+    shared = Shared(shutdown or Shutdown())
+    return type("ConfiguredProtocol", (LimitedProtocol,), {"limits": limits, "shared": shared})
 
 
-def _notice_dead_peers(transport: asyncio.Transport, unanswered_s: float) -> None:
-    """Have the kernel end connections whose peer is gone without a word."""
+def _has_come(transport: asyncio.Transport) -> bool:
+    """Whether bytes of the peer's wait to be read."""
+    sock = transport.get_extra_info("socket")
+    if transport.is_closing() or sock is None:
+        return False
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _without_delay(transport: asyncio.Transport, unanswered_s: float) -> None:
+    """Send at once what is written, and have the kernel end connections whose peer is gone without
+    a word."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
+    # asyncio does it for sockets alone that were made with the protocol's number.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", _PROBE_AFTER_S),

@@ -173,6 +173,8 @@ class CountTokensExchange(_AnthropicExchange):
 class _MessageRelay(TurnRelay):
     """Gives events of a message for the chunks of a chat completion."""
 
+    keeps = True
+
     def __init__(
         self, turns: TurnService, turn: Turn, events: MessageEvents, failure_event: FailureEvent
     ) -> None:

@@ -11,10 +11,11 @@ import httpx
 
 from leyline_engine.contract import RECORD_MEMBER, TurnRecord
 
-from ..errors import ProxyError, UpstreamUnreachableError
+from ..errors import AnswerTooLargeError, ProxyError, UpstreamUnreachableError
 from ..pipeline.records import record_in
 from ..pipeline.turn import Turn
 from ..turns import Account, TurnService
+from ..upstream.bounds import bounds_of
 from ..upstream.client import chunks
 from .errors import error_event
 from .refusal import refusal_of_event
@@ -33,6 +34,9 @@ from .sse import (
 class Relay:
     """The engine's bytes as they are. ``broken``: the engine reported an error on the way."""
 
+    keeps = False
+    """What is remembered of a stream grows with it, so that the whole is bounded."""
+
     def __init__(self) -> None:
         self.broken = False
 
@@ -42,15 +46,23 @@ class Relay:
         Raises:
             UpstreamRefusalError: the first event is an error.
             UpstreamUnreachableError: the stream breaks, or ends before an event.
+            AnswerTooLargeError: more of it would have to be kept than may be.
         """
         held = bytearray()
         started = False
-        splitter = EventSplitter()
+        bounds, kept = bounds_of(upstream), 0
+        splitter = EventSplitter(bounds.event)
         async with aclosing(chunks(upstream)) as received:
             async for chunk in received:
                 if started and splitter.empty and self.passes(chunk):
                     yield chunk
                     continue
+                kept = kept + len(chunk) if self.keeps else len(held)
+                if kept > bounds.answer:
+                    raise AnswerTooLargeError(
+                        f"The engine's stream is longer than {bounds.answer} bytes "
+                        "(max_answer_bytes)."
+                    )
                 for event in splitter.feed(chunk):
                     if held and started and not tells_nothing(event):
                         yield bytes(held)  # what follows may take a while

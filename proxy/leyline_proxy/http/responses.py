@@ -252,6 +252,8 @@ class InputTokensExchange(_ResponsesExchange):
 class _ResponseRelay(TurnRelay):
     """Gives events of a response for the chunks of a chat completion."""
 
+    keeps = True
+
     def __init__(
         self, turns: TurnService, turn: Turn, events: ResponseEvents, exchange: ResponsesExchange
     ) -> None:

@@ -3,24 +3,142 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from ..settings import Settings
+from ..shutdown import Shutdown
 from .connection import ConnectionLimits, limited_protocol
+from .listening import Listener
 
 _ADMIN_CONNECTIONS = 64
 _KEEP_ALIVE_S = 75
 
 
-def server_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
-    """How the proxy is served."""
+class _Server(uvicorn.Server):
+    """A server that takes connections by a :class:`Listener`, and leaves none open."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._listeners: list[Listener] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, then listen."""
+        await super().startup([])
+        if self.started:
+            self._listeners = [
+                Listener(sock, self._protocol, self.config.backlog) for sock in sockets or ()
+            ]
+            for listener in self._listeners:
+                listener.start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take what has come, stop listening, end what is under way, and cut off what is left."""
+        await asyncio.gather(*(listener.close() for listener in self._listeners))
+        try:
+            await super().shutdown([])
+        finally:
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+            # Their ends are told in the next turn of the loop, and some loops mind open ones.
+            await asyncio.sleep(0)
+
+    def _protocol(self) -> asyncio.Protocol:
+        kind: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = kind(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
+
+class ProxyServer(_Server):
+    """Serves the proxy, and beside it the admin API, in one event loop.
+
+    Args:
+        shutdown: set at the first signal to stop.
+        beside: the admin API, and where it is served.
+        started: called once both can be reached.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        shutdown: Shutdown,
+        *,
+        beside: tuple[ASGIApp, socket.socket] | None = None,
+        started: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(_config(app, settings, shutdown))
+        self._begun = shutdown
+        self._beside = beside
+        self._when_started = started
+        self._delay_s = settings.shutdown_delay_s
+        self._closes_at: float | None = None
+        self._told = False
+        self._admin: tuple[_AdminServer, asyncio.Task[None]] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start both."""
+        await super().startup(sockets)
+        if not self.started:
+            return
+        if self._beside is not None:
+            app, sock = self._beside
+            server = _AdminServer(_admin_config(app))
+            self._admin = server, asyncio.create_task(server.serve(sockets=[sock]))
+        self._when_started()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop when the delay is over; a second signal doesn't wait for that, nor does one from a
+        keyboard."""
+        first, self._begun.begun = not self._begun.begun, True
+        if first and self._delay_s and sig != signal.SIGINT:
+            self._captured_signals.append(sig)
+            self._closes_at = time.monotonic() + self._delay_s
+        else:
+            super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to stop now."""
+        if self._begun.begun and not self._told:
+            self._told = True
+            for connection in list(self.server_state.connections):
+                connection.shutdown()
+        if self._closes_at is not None and time.monotonic() >= self._closes_at:
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop both; the admin API last, so that a graceful shutdown can be watched."""
+        self._begun.begun = True
+        try:
+            await super().shutdown(sockets)
+        finally:
+            if self._admin is not None:
+                server, task = self._admin
+                server.should_exit = True
+                await asyncio.wait((task,))
+
+
+class _AdminServer(_Server):
+    """A server that leaves the process's signals to another."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing to capture."""
+        yield
+
+
+def _config(app: ASGIApp, settings: Settings, shutdown: Shutdown) -> uvicorn.Config:
     limits = ConnectionLimits(
         max_connections=settings.max_connections,
         max_header_bytes=settings.max_header_bytes,
@@ -30,8 +148,9 @@ def server_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     )
     return uvicorn.Config(
         app,
-        http=limited_protocol(limits),
+        http=limited_protocol(limits, shutdown),
         ws="none",
+        loop=settings.loop,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -40,8 +159,7 @@ def server_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     )
 
 
-def admin_config(app: ASGIApp) -> uvicorn.Config:
-    """How the admin API is served."""
+def _admin_config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=limited_protocol(ConnectionLimits(max_connections=_ADMIN_CONNECTIONS)),
@@ -53,77 +171,3 @@ def admin_config(app: ASGIApp) -> uvicorn.Config:
         timeout_graceful_shutdown=1,
         timeout_keep_alive=_KEEP_ALIVE_S,
     )
-
-
-class ProxyServer(uvicorn.Server):
-    """Serves the proxy, and beside it the admin API, in one event loop.
-
-    Args:
-        beside: how the admin API is served, and where.
-        started: called once both can be reached.
-        stopping: called at the first signal to stop.
-        delay_s: from that signal until the port is closed.
-    """
-
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        *,
-        beside: tuple[uvicorn.Config, socket.socket] | None = None,
-        started: Callable[[], None] = lambda: None,
-        stopping: Callable[[], None] = lambda: None,
-        delay_s: float = 0.0,
-    ) -> None:
-        super().__init__(config)
-        self._beside = beside
-        self._when_started = started
-        self._when_stopping = stopping
-        self._delay_s = delay_s
-        self._closes_at: float | None = None
-        self._admin: tuple[_QuietServer, asyncio.Task[None]] | None = None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start both."""
-        await super().startup(sockets)
-        if not self.started:
-            return
-        if self._beside is not None:
-            config, sock = self._beside
-            server = _QuietServer(config)
-            self._admin = server, asyncio.create_task(server.serve(sockets=[sock]))
-        self._when_started()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop when the delay is over; a second signal stops at once."""
-        if self._closes_at is not None or not self._delay_s:
-            self._when_stopping()
-            super().handle_exit(sig, frame)
-            return
-        self._captured_signals.append(sig)
-        self._closes_at = time.monotonic() + self._delay_s
-        self._when_stopping()
-
-    async def on_tick(self, counter: int) -> bool:
-        """Whether to stop now."""
-        if self._closes_at is not None and time.monotonic() >= self._closes_at:
-            self.should_exit = True
-        return await super().on_tick(counter)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop both; the admin API last, so that a graceful shutdown can be watched."""
-        try:
-            await super().shutdown(sockets)
-        finally:
-            if self._admin is not None:
-                server, task = self._admin
-                server.should_exit = True
-                await asyncio.wait((task,))
-
-
-class _QuietServer(uvicorn.Server):
-    """A server that leaves the process's signals to another."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Nothing to capture."""
-        yield

@@ -14,6 +14,7 @@ import msgspec
 import orjson
 
 from ..core.wire import add_members, take_member
+from ..errors import AnswerTooLargeError
 
 _BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LONGEST_BOUNDARY = 4
@@ -29,14 +30,23 @@ _IN_LINES = re.compile(rb"[^\r\n](?:\r\n|\n|\r)data")
 
 
 class EventSplitter:
-    """Cuts a byte stream into whole events, in linear time."""
+    """Cuts a byte stream into whole events, in linear time.
 
-    def __init__(self) -> None:
+    Args:
+        longest: event, in bytes; None for no limit.
+    """
+
+    def __init__(self, longest: int | None = None) -> None:
+        self._longest = longest
         self._buffer = bytearray()
         self._searched = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The events that ``chunk`` completes, each with its terminator."""
+        """The events that ``chunk`` completes, each with its terminator.
+
+        Raises:
+            AnswerTooLargeError: the last one has no end yet, and is too long already.
+        """
         self._buffer += chunk
         events: list[bytes] = []
         cursor = 0
@@ -46,6 +56,10 @@ class EventSplitter:
             cursor = match.end()
         del self._buffer[:cursor]
         self._searched = len(self._buffer)
+        if self._longest is not None and self._searched > self._longest:
+            raise AnswerTooLargeError(
+                f"An event of the engine's is longer than {self._longest} bytes (max_event_bytes)."
+            )
         return events
 
     @property

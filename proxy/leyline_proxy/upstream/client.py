@@ -26,12 +26,15 @@ from leyline_engine.contract import (
 )
 
 from ..errors import (
+    AnswerTooLargeError,
     ProxyError,
     UnsupportedError,
     UpstreamBusyError,
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
+from .bounds import EXTENSION as BOUNDS
+from .bounds import AnswerBounds, bounds_of
 from .headers import RawHeaders, upstream_headers
 from .link import Link
 
@@ -88,6 +91,7 @@ class UpstreamClient:
         reserved: names of headers, in lower case, that callers' requests don't bring up.
         small_timeout_s: for small documents, apart from completions.
         idle_timeout_s: between two chunks of an answer; None leaves that to ``link``.
+        bounds: of its answers.
     """
 
     def __init__(
@@ -100,6 +104,7 @@ class UpstreamClient:
         hints_secret: str | None = None,
         small_timeout_s: float = 10.0,
         idle_timeout_s: float | None = None,
+        bounds: AnswerBounds | None = None,
     ) -> None:
         self._link = link
         self._side = side or link
@@ -107,7 +112,7 @@ class UpstreamClient:
         self._api_key = api_key
         self._hints_secret = hints_secret
         self._small_timeout_s = small_timeout_s
-        self._extensions = {_IDLE: idle_timeout_s}
+        self._extensions = {_IDLE: idle_timeout_s, BOUNDS: bounds or AnswerBounds()}
 
     @property
     def key_headers(self) -> RawHeaders:
@@ -308,9 +313,25 @@ class UpstreamClient:
 
 
 async def read(response: httpx.Response) -> bytes:
-    """The whole body of an open response. Raises as :meth:`UpstreamClient.open`."""
+    """The whole body of an open response, which keeps it, too.
+
+    Raises:
+        AnswerTooLargeError: it is longer than its bounds, compressed or not.
+        ProxyError: as :meth:`UpstreamClient.open`.
+    """
+    limit = bounds_of(response).answer
+    parts: list[bytes] = []
+    left = limit
     with _faults():
-        return await response.aread()
+        async for part in response.aiter_bytes():
+            left -= len(part)
+            if left < 0:
+                raise AnswerTooLargeError(
+                    f"The engine's answer is longer than {limit} bytes (max_answer_bytes)."
+                )
+            parts.append(part)
+    response._content = b"".join(parts)  # as its own aread() does
+    return response.content
 
 
 async def chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:

@@ -11,6 +11,7 @@ from ..settings import ONLY_ENGINE, Settings, UpstreamSettings, secret_of
 from ..telemetry.metrics import Metrics
 from .aiohttp_transport import AiohttpTransport
 from .asgi_transport import ASGIStreamTransport
+from .bounds import AnswerBounds
 from .breaker import Breaker, BreakerState
 from .client import UpstreamClient
 from .embedded import EMBEDDED_BASE_URL
@@ -69,6 +70,7 @@ def _replica(
         reserved=frozenset((settings.affinity_header or "").lower().encode("latin-1").split()),
         hints_secret=secret_of(settings.hints_secret),
         idle_timeout_s=settings.idle_timeout_s,
+        bounds=AnswerBounds(settings.max_answer_bytes, settings.max_event_bytes),
     )
 
     def apart(connections: int) -> UpstreamClient:

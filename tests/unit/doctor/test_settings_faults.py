@@ -113,8 +113,19 @@ def test_objects_of_variables_and_of_the_file_are_put_together(tmp_path: Path) -
 
 def test_two_ports_of_two_addresses_may_be_equal() -> None:
     """Only what would be one place is refused, and a port that the system chooses never is."""
-    load_settings(host="10.0.0.1", port=80, admin_port=80, admin_key=SECRET)
+    apart = load_settings(host="10.0.0.1", port=80, admin_port=80, admin_key=SECRET)
+    assert apart.port == apart.admin_port
     load_settings(port=0, admin_port=0, admin_key=SECRET)
+    for one_place in (
+        {},
+        {"host": "10.0.0.1", "admin_host": "10.0.0.1"},
+        {"host": "0.0.0.0"},  # noqa: S104
+        {"host": "::"},
+        {"host": "10.0.0.1", "admin_host": "0.0.0.0"},  # noqa: S104
+        {"host": "10.0.0.1", "admin_host": ""},
+    ):
+        with pytest.raises(ValueError, match="admin_port must be another than port"):
+            load_settings(port=80, admin_port=80, admin_key=SECRET, **one_place)
 
 
 def test_every_fault_is_told_at_once(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Send
-from support.fake_engine import MODEL, Answer, FakeEngine, chunk
+from support.fake_engine import MODEL, Answer, FakeEngine, chat_stream, chunk
 from support.stack import serving
 
 from leyline_proxy.http.app import create_app
-from leyline_proxy.http.server import ProxyServer, server_config
+from leyline_proxy.http.server import ProxyServer
 from leyline_proxy.settings import Settings
 
 CHAT = "/v1/chat/completions"
@@ -32,7 +32,16 @@ Address = tuple[str, int]
 
 @contextmanager
 def proxy(engine: FakeEngine | None = None, **settings: Any) -> Iterator[Address]:
-    """A proxy as ``leyline serve`` runs it, in a thread."""
+    """Where a proxy listens that runs as by ``leyline serve``."""
+    with running_server(engine, **settings) as (_, address):
+        yield address
+
+
+@contextmanager
+def running_server(
+    engine: FakeEngine | None = None, **settings: Any
+) -> Iterator[tuple[ProxyServer, Address]]:
+    """Such a proxy, in a thread."""
     quick = {"shutdown_grace_s": 1, "allowed_hosts": ("p",), **settings}
     if engine is not None:
         given = Settings(handshake_retry_s=0.05, **quick)
@@ -41,7 +50,7 @@ def proxy(engine: FakeEngine | None = None, **settings: Any) -> Iterator[Address
         given = Settings(**quick)
         app = create_app(given)
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    server = ProxyServer(server_config(app, given))
+    server = ProxyServer(app, given, app.state.services.shutdown)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:
@@ -50,7 +59,7 @@ def proxy(engine: FakeEngine | None = None, **settings: Any) -> Iterator[Address
             assert thread.is_alive()
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        yield listener.getsockname()
+        yield server, listener.getsockname()
     finally:
         server.should_exit = True
         thread.join(30)
@@ -88,6 +97,7 @@ async def raw(address: Address) -> AsyncIterator[Raw]:
         yield Raw(reader, writer)
     finally:
         writer.transport.abort()
+        await asyncio.sleep(0)  # it closes in the loop's next turn
 
 
 def head(length: int, *headers: bytes) -> bytes:
@@ -110,6 +120,28 @@ def chat(**members: Any) -> bytes:
 def status(answer: bytes) -> int:
     """The status of an answer; 0 for none."""
     return int(answer.split(b" ", 2)[1]) if answer else 0
+
+
+@pytest.fixture(scope="module")
+def tight() -> Iterator[Address]:
+    """A proxy with room for little more than the head of :func:`chat`."""
+    with proxy(FakeEngine(), max_headers=8, max_header_bytes=1024, log_level="error") as address:
+        yield address
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_connections_send_at_once_on_either_loop(loop: str) -> None:
+    """The loop is the one that the setting names; on none does an answer's body wait until the
+    client has acknowledged its head."""
+    async with AsyncExitStack() as stack:
+        server, address = stack.enter_context(running_server(FakeEngine(), loop=loop))
+        client = await stack.enter_async_context(raw(address))
+        await client.send(b"GET /healthz HTTP/1.1\r\nhost: p\r\n\r\n")
+        await client.reader.readuntil(b'"ok"}')
+        (connection,) = server.server_state.connections
+        assert type(connection.loop).__module__.startswith(loop)
+        sock = connection.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +181,87 @@ async def test_a_header_that_is_too_long_is_cut_off_when_it_comes_at_once() -> N
         async with raw(address) as client:
             await client.send(b"GET / HTTP/1.1\r\nx: " + b"a" * 25_600)
             assert status(await client.rest()) in (431, 0)
+
+
+CHUNKED = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: p\r\n"
+    b"content-type: application/json\r\ntransfer-encoding: chunked\r\n"
+)
+ENDLESS = {
+    "trailer": CHUNKED + b"\r\n1\r\n{\r\n0\r\nx: ",
+    "trailer after the answer": CHUNKED + b"content-encoding: gzip\r\n\r\n1\r\n{\r\n0\r\nx: ",
+    "chunk extension": CHUNKED + b"\r\n1;x=",
+    "header after a request": b"GET /healthz HTTP/1.1\r\nhost: p\r\n\r\nGET / HTTP/1.1\r\nx: ",
+}
+
+
+@pytest.mark.parametrize("begun", ENDLESS.values(), ids=ENDLESS)
+async def test_what_never_ends_is_cut_off(tight: Address, begun: bytes) -> None:
+    """No part of a request of which the parser says nothing before its end is read for ever, before
+    the request has an answer or after."""
+    async with raw(tight) as client:
+        await client.send(begun)
+        reading = asyncio.create_task(client.rest(20))
+        sent, piece = 0, b"a" * 65536
+        with suppress(ConnectionError):
+            while sent < 64_000_000:
+                client.writer.write(piece)
+                await client.writer.drain()
+                sent += len(piece)
+        # Most of it lies in the kernel's buffers.
+        assert sent < 32 * 1024 * 1024
+        answer = await reading
+    assert answer.count(b"HTTP/1.1 ") in (0, 1)  # a reset can overtake it
+
+
+async def test_many_small_parts_are_no_way_round(tight: Address) -> None:
+    """A byte of a body here and there doesn't pay for framing without end."""
+    async with raw(tight) as client:
+        await client.send(CHUNKED + b"\r\n")
+        with suppress(ConnectionError):
+            for _ in range(200):
+                client.writer.write((b"1;x=%b\r\n \r\n" % (b"a" * 500)) * 100)
+                await client.writer.drain()
+        assert client.writer.is_closing()
+
+
+async def test_trailers_are_no_headers() -> None:
+    """What comes after a body can't pretend to be what was judged before it."""
+    engine = FakeEngine()
+    body = json.dumps({"model": MODEL, "messages": MESSAGES}).encode()
+    async with AsyncExitStack() as stack:
+        address = stack.enter_context(proxy(engine))
+        client = await stack.enter_async_context(raw(address))
+        parts = CHUNKED, b"connection: close\r\nx-mine: 1\r\n\r\n%x\r\n" % len(body), body
+        await client.send(b"".join(parts) + b"\r\n0\r\nx-theirs: 1\r\n\r\n")
+        assert status(await client.rest()) == 200
+    assert "x-mine" in engine.headers[0]
+    assert "x-theirs" not in engine.headers[0]
+
+
+async def test_requests_that_wait_on_one_connection_are_few() -> None:
+    """Thousands of small requests sent at once behind one that takes its time aren't kept."""
+    engine = FakeEngine()
+    engine.answers = [Answer(hangs=True)]
+    async with AsyncExitStack() as stack:
+        address = stack.enter_context(proxy(engine))
+        client = await stack.enter_async_context(raw(address))
+        await client.send(chat() + b"GET /healthz HTTP/1.1\r\nhost: p\r\n\r\n" * 5000)
+        assert status(await client.rest()) == 0
+
+
+async def test_a_refusal_doesnt_cut_into_an_answer() -> None:
+    """What is wrong with a further request isn't told in the middle of the answer before it."""
+    engine = FakeEngine()
+    first, *_ = chat_stream("x").chunks
+    engine.answers = [Answer([first], content_type=SSE, hangs=True)]
+    async with AsyncExitStack() as stack:
+        address = stack.enter_context(proxy(engine))
+        client = await stack.enter_async_context(raw(address))
+        await client.send(chat(stream=True))
+        begun = await client.reader.readuntil(b"\n\n")
+        await client.send(b"NONSENSE\r\n\r\n")
+        assert (begun + await client.rest()).count(b"HTTP/1.1 ") == 1
 
 
 async def test_slow_headers_are_given_up() -> None:
@@ -253,13 +366,6 @@ async def test_connections_have_a_limit() -> None:
                         await again.send(request)
                         if b"200" in await again.reader.read(100):
                             break
-
-
-@pytest.fixture(scope="module")
-def tight() -> Iterator[Address]:
-    """A proxy with room for little more than the head of :func:`chat`."""
-    with proxy(FakeEngine(), max_headers=8, max_header_bytes=1024, log_level="error") as address:
-        yield address
 
 
 @given(st.lists(st.integers(1, 1400), max_size=6), st.integers(1, 3))

@@ -1,0 +1,191 @@
+"""How long does a new connection wait while the proxy has all that it can do?
+
+Residents stream on connections of their own, without a pause, until the proxy's core is full.
+Meanwhile newcomers come one by one, each on a new connection: sessions that nobody has seen, and
+questions after ``/healthz``, as an orchestrator asks them. Each event loop has its turns in a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+from time import perf_counter
+from typing import Any
+
+from overhead.load import Client, Session, Sessions, canned_answers
+from overhead.systems import System, canned_upstream, leyline
+from proxy_turn import renderer_document
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from leyline_proxy.render import ChatRenderer
+
+EVERY_S = 0.25
+"""Between two newcomers."""
+TURNS = 8
+"""Of a resident's session; the next one begins on the same connection."""
+
+
+@dataclass
+class Seen:
+    """What one loop's turns measured, in seconds to the first byte."""
+
+    residents: list[float] = field(default_factory=list)
+    newcomers: list[float] = field(default_factory=list)
+    health: list[float] = field(default_factory=list)
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """The load."""
+
+    residents: int
+    seconds: float
+    chunks: int
+
+
+class Run:
+    """One turn of one system."""
+
+    def __init__(self, system: System, make: Callable[[], Session], crowd: Crowd) -> None:
+        self._system, self._make, self._crowd = system, make, crowd
+        self._until = 0.0
+        self.seen = Seen()
+
+    async def measure(self) -> Seen:
+        """Open all residents' connections, then measure."""
+        clients = [Client(self._system.origin) for _ in range(self._crowd.residents)]
+        try:
+            await asyncio.gather(*(self._ask(client, self._make()) for client in clients))
+            begun, cpu = perf_counter(), self._system.cpu_s()
+            self._until = begun + self._crowd.seconds
+            async with asyncio.TaskGroup() as group:
+                for client in clients:
+                    group.create_task(self._reside(client))
+                for kind in (self._come, self._look):
+                    group.create_task(self._one_by_one(group, kind))
+            self.seen.wall_s = perf_counter() - begun
+            self.seen.cpu_s = self._system.cpu_s() - cpu
+        finally:
+            await asyncio.gather(*(client.aclose() for client in clients))
+        return self.seen
+
+    async def _ask(self, client: Client, session: Session) -> float:
+        await client.post(session.next_request(stream=True, chunks=self._crowd.chunks))
+        return client.first_s
+
+    async def _reside(self, client: Client) -> None:
+        while perf_counter() < self._until:
+            session = self._make()
+            for _ in range(TURNS):
+                self.seen.residents.append(await self._ask(client, session))
+                if perf_counter() >= self._until:
+                    return
+
+    async def _one_by_one(self, group: asyncio.TaskGroup, kind: Callable[[], Any]) -> None:
+        while perf_counter() < self._until:
+            group.create_task(kind())
+            await asyncio.sleep(EVERY_S)
+
+    async def _come(self) -> None:
+        client = Client(self._system.origin)
+        try:
+            self.seen.newcomers.append(await self._ask(client, self._make()))
+        finally:
+            await client.aclose()
+
+    async def _look(self) -> None:
+        begun = perf_counter()
+        host, _, port = self._system.origin.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"GET /healthz HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n"
+        writer.write(head.encode())
+        if not (await reader.read()).startswith(b"HTTP/1.1 200"):
+            raise RuntimeError("the proxy isn't healthy")
+        self.seen.health.append(perf_counter() - begun)
+        writer.close()
+
+
+def figures(turns: Sequence[Seen]) -> dict[str, float]:
+    """One loop's figures over all its turns."""
+    found: dict[str, float] = {}
+    requests = sum(len(each.residents) + len(each.newcomers) for each in turns)
+    found["requests_per_s"] = round(requests / sum(each.wall_s for each in turns), 1)
+    found["cpu_ms_per_request"] = round(1e3 * sum(each.cpu_s for each in turns) / requests, 2)
+    for name in ("residents", "newcomers", "health"):
+        seconds = [value for each in turns for value in getattr(each, name)]
+        found[f"{name}_p50_s"] = round(median(seconds), 3)
+        found[f"{name}_p99_s"] = round(quantiles(seconds, n=100, method="inclusive")[98], 3)
+    return found
+
+
+def table(results: dict[str, dict[str, float]]) -> Table:
+    """Figures by loop."""
+    shown = Table(title="Seconds to the first byte")
+    shown.add_column("")
+    for name in results:
+        shown.add_column(name, justify="right")
+    for name in next(iter(results.values())):
+        shown.add_row(name, *(f"{each[name]:g}" for each in results.values()))
+    return shown
+
+
+def run_all(given: argparse.Namespace, console: Console) -> dict[str, dict[str, float]]:
+    """Measure each loop in turn: ABAB."""
+    with console.status("Training the tokenizer"):
+        document = renderer_document()
+        renderer = ChatRenderer(**document)
+        answers = canned_answers(renderer)
+    sessions = Sessions(renderer, given.tokens, [each["message"] for each in answers])
+    crowd = Crowd(given.connections, given.seconds, given.chunks)
+    loops = given.loops.split()
+    seen: dict[str, list[Seen]] = {loop: [] for loop in loops}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        path = Path(folder) / "document.json"
+        path.write_text(json.dumps({"renderer": document, "answers": answers}))
+        upstream = stack.enter_context(canned_upstream(path))
+        systems = [
+            stack.enter_context(leyline(loop, upstream.origin, Path(folder), LEYLINE_LOOP=loop))
+            for loop in loops
+        ]
+        progress = stack.enter_context(Progress(console=console, transient=True))
+        task = progress.add_task("turns", total=given.rounds * len(systems))
+        for _ in range(given.rounds):
+            for system in systems:
+                run = Run(system, sessions.make, crowd)
+                seen[system.name].append(asyncio.run(run.measure()))
+                progress.advance(task)
+    return {loop: figures(turns) for loop, turns in seen.items()}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.add_argument("--connections", type=int, default=200, help="residents")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of a turn")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of each loop")
+    parser.add_argument("--tokens", type=int, default=1000, help="of the first prompts")
+    parser.add_argument("--chunks", type=int, default=64, help="of a stream")
+    parser.add_argument("--loops", default="uvloop asyncio", help="event loops to compare")
+    given = parser.parse_args()
+    console = Console()
+    results = run_all(given, console)
+    if given.json is not None:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(json.dumps(results, indent=2) + "\n")
+    console.print(table(results))
+
+
+if __name__ == "__main__":
+    main()
