@@ -41,7 +41,8 @@ class ForgetCounts(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's account of one request; served on a side channel by ``message_id``."""
+    """The engine's account of one request; comes with the answer (:mod:`.answer`), and is served
+    by ``message_id``."""
 
     message_id: str
     session: str = ""

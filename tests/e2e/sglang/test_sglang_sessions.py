@@ -113,6 +113,20 @@ def test_the_handshake_tells_what_the_engine_is(origin: str) -> None:
     )
 
 
+def test_receipts_come_with_the_answers(engine: SglangServer, start_proxy: StartProxy) -> None:
+    """Whole and streamed, and nothing of them is left in what the client gets."""
+    origin = start_proxy(engine.base_url)
+    *_, messages = history("Tell me of it.")
+    for number in range(4):
+        body = {"model": MODEL, "messages": messages, "max_tokens": 4, "stream": number % 2 == 0}
+        answer = httpx.post(f"{origin}/v1/chat/completions", json=body, timeout=60)
+        assert answer.status_code == 200
+        assert "leyline_record" not in answer.text and '"prefilled"' in answer.text
+    metrics = httpx.get(f"{origin}/metrics").text.splitlines()
+    came = [line for line in metrics if line.startswith("leyline_receipts_total{")]
+    assert came == ['leyline_receipts_total{came="answer",upstream="engine"} 4.0']
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_session_is_spliced_and_answered_as_without(
     engine: SglangServer, origin: str, start_proxy: StartProxy, stream: bool
