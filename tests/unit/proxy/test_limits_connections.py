@@ -211,7 +211,8 @@ async def test_what_never_ends_is_cut_off(tight: Address, begun: bytes) -> None:
         # Most of it lies in the kernel's buffers.
         assert sent < 32 * 1024 * 1024
         answer = await reading
-    assert answer.count(b"HTTP/1.1 ") in (0, 1)  # a reset can overtake it
+    whole = begun.count(b"\r\n\r\nGET ")  # requests that came in front of it, and were answered
+    assert answer.count(b"HTTP/1.1 ") <= whole + 1
 
 
 async def test_many_small_parts_are_no_way_round(tight: Address) -> None:
