@@ -17,6 +17,7 @@ import structlog
 
 from leyline_engine.contract import Receipt, TurnRecord, edit_envelope, sign_envelope
 from leyline_policies import Policy
+from leyline_policies.faults import may_forget
 
 from .audit.auditor import Auditor
 from .core.context_management import FIELD as CONTEXT_FIELD
@@ -193,6 +194,7 @@ class TurnService:
             body=outgoing_body(request.raw, planned.prepared, envelope, request.tenant.cache_salt),
             enveloped=envelope is not None,
             unnamed=losses_of_account(planned.prepared, identity.session),
+            searched=any(map(may_forget, given.policies)),
             applied=self._planner.applied(given, planned.prepared),
             own_s=own_s + perf_counter() - chosen - planned.asked_s,
             ahead_s=perf_counter() - request.arrived,

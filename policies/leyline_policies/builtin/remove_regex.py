@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from leyline_policies.builtin.patterns import (
     MATCH_BUDGET_S,
+    Budget,
     Matcher,
     UserPattern,
     compile_pattern,
@@ -51,7 +52,7 @@ class RemoveRegex:
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages without what matched. Raises PatternTimeoutError."""
-        budget = MATCH_BUDGET_S / len(self._compiled)
+        budget = Budget(MATCH_BUDGET_S)
         removal = _Removal(tuple(pattern.matcher(budget) for pattern in self._compiled))
         end = len(messages) - self.keep_last
         edited = context.each(messages[:end] if self.keep_last else messages, removal.message)

@@ -34,6 +34,9 @@ class Turn:
     """Whether the body carries an envelope, so that there is a receipt to ask for."""
     unnamed: int
     """The session's losses of account when the plan was made; see ``Session.unnamed``."""
+    searched: bool
+    """Whether policies that take out what the model must not see have looked at the messages: no
+    more of the request may be sent than they have seen."""
     applied: list[dict[str, Any]]
     """What the edits of ``context_management`` did."""
     own_s: float = 0.0
