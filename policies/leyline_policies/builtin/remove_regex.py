@@ -29,15 +29,16 @@ class RemoveRegex:
     searched, not the arguments of calls.
 
     After SWE-agent (``RemoveRegex`` in sweagent/agent/history_processors.py at 318f909). Unlike
-    there the instructions (system, developer) stay. To make a secret unknown to the model, use
-    ``redact``: this policy only tidies up.
+    there the instructions (system, developer) stay, and of diffs inside one another the innermost
+    go, or output full of opening tags would take for ever. To make a secret unknown to the model,
+    use ``redact``: this policy only tidies up.
     """
 
     name: ClassVar[str] = "remove_regex"
     mode: ClassVar[Mode] = "amortize"
     trusted: ClassVar[bool] = True
 
-    remove: tuple[str, ...] = ("<diff>.*?</diff>",)
+    remove: tuple[str, ...] = ("<diff>(?:(?!</?diff>).)*+</diff>",)
     keep_last: int = 0
     _compiled: tuple[UserPattern, ...] = field(init=False, repr=False, compare=False)
 

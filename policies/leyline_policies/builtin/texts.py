@@ -15,7 +15,7 @@ from leyline_policies.conversation import RESULT_ROLES
 from leyline_policies.marks import edit
 from leyline_policies.policy import Message
 
-MAX_DEPTH = 32
+MAX_DEPTH = 128
 """Lists and objects inside one another below a message's members; what lies deeper goes as one."""
 
 _DECODER = json.JSONDecoder(strict=False)

@@ -22,7 +22,7 @@ from leyline_policies.verbs import ANNOTATION, Verbs, is_annotated, is_forgotten
 
 from .edited import Sensitive
 from .messages import Message, is_text_only
-from .prepared import Change, Fault, Prepared, SentMessage
+from .prepared import Change, Fault, Prepared
 from .stage import Stage, advance, find_fault
 
 _CONTAINERS = (dict, list)
