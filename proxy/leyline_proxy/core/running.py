@@ -94,6 +94,8 @@ class PolicyRun:
         self.notes: list[Note] = []
         self.wanted: list[Completion] = []
         self.used: set[str] = set()
+        self._forgetting: set[str] = set()
+        """Places in the pipeline whose policy forgets."""
         self._annotated = False
         """Whether any message says something of itself, as far as is known."""
 
@@ -105,16 +107,16 @@ class PolicyRun:
             if getattr(policy, "edits", True)
         ]
         # A plugin may say another thing each time that it is asked.
-        forgetting = {slot for slot, policy in slots if _mode_of(policy) != "amortize"}
+        self._forgetting = {slot for slot, policy in slots if _mode_of(policy) != "amortize"}
         stage = self._say(stage)
         for slot, policy in slots:
-            if slot in forgetting and stage.refused is None:
+            if slot in self._forgetting and stage.refused is None:
                 stage = self._apply(stage, slot, policy)
         searched = stage
         for slot, policy in () if self._session.only_forgets else slots:
             if stage.refused is not None:
                 break
-            if slot not in forgetting:
+            if slot not in self._forgetting:
                 stage = self._apply(stage, slot, policy)
             elif stage is not searched:
                 # It demanded what it had to when it saw the client's text.
@@ -155,7 +157,7 @@ class PolicyRun:
                     place=f"{slot}, again" if again else slot,
                 )
             except Exception:  # only one that is trusted returns what wasn't looked at
-                return self._failed(stage, policy, find_fault(given, after) or "raised")
+                return self._failed(stage, slot, policy, find_fault(given, after) or "raised")
             if done.sent == stage.sent:
                 return stage
             if self._annotates(done, f"{slot}.verbs") and _annotated(given, after):
@@ -163,13 +165,15 @@ class PolicyRun:
             return done
         if slot not in self.states and slot in self._session.states:
             self.states[slot] = dict(self._session.states[slot])
-        return self._failed(stage, policy, fault)
+        return self._failed(stage, slot, policy, fault)
 
-    def _failed(self, stage: Stage, policy: Policy, fault: Fault) -> Stage:
+    def _failed(self, stage: Stage, slot: str, policy: Policy, fault: Fault) -> Stage:
         """The same list, and the policy's fault."""
         last = self._session.last
         # Whatever a policy says of itself: what it took out of the last turn must not come back.
-        forgot = last is not None and (policy.name, "forget") in last.changes_of_policies()
+        forgot = slot in self._forgetting or (
+            last is not None and (policy.name, "forget") in last.changes_of_policies()
+        )
         refuses = fails_closed(policy, self._session.on_fault, forgot=forgot)
         return stage.fault(policy.name, fault, refuses=refuses)
 

@@ -73,10 +73,18 @@ def _seconds(search: Callable[[str], object], text: str) -> float:
     return thread_time() - begun
 
 
-def _beginnings(tree: Any) -> Iterator[str]:
-    """What a match may begin with, longer and longer."""
-    begun = ""
+def _beginnings(tree: Any, begun: str = "") -> Iterator[str]:
+    """What a match may begin with, longer and longer, inside of groups, too."""
     for item in tree:
+        kind, argument = item
+        if kind is _parser.SUBPATTERN:
+            yield from _beginnings(argument[-1], begun)
+        elif kind is _parser.ATOMIC_GROUP:
+            yield from _beginnings(argument, begun)
+        elif kind is _parser.BRANCH:
+            yield from _beginnings(argument[1][0], begun)
+        elif kind in _REPEATS and len(argument[2]) == 1:
+            yield from _beginnings(argument[2], begun)
         begun += _example(item)
         yield begun
 

@@ -87,7 +87,7 @@ def test_detectors_have_the_clues_of_what_they_find(name: str) -> None:
     ],
 )
 def test_clues_are_what_no_match_is_without(pattern: str, clues: tuple[str, ...] | None) -> None:
-    """The longest text of which that can be said; what may be missing or is only looked at is none."""
+    """The longest text of which that can be said; what may be missing is none."""
     assert clues_of(pattern) == clues
 
 
