@@ -8,9 +8,8 @@ turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from leyline_policies.alignment import align, put_back, rejoin
 from leyline_policies.context import Context, apply, run
@@ -22,55 +21,12 @@ from leyline_policies.conversation import (
     tags_of,
     with_partners,
 )
+from leyline_policies.faults import OnFault, may_forget, on_fault_of, strictest_on_fault
+from leyline_policies.gates import Gate, all_of, at_least_gate, every_gate, when_gate
 from leyline_policies.marks import without_dropped
 from leyline_policies.policy import Message, Mode, Policy
 from leyline_policies.promises import still_forgotten, strictest
 from leyline_policies.triggers import Trigger
-
-
-class Gate(Protocol):
-    """When the committed part may grow."""
-
-    def opens(self, messages: Sequence[Message], context: Context, gain: Callable[[], int]) -> bool:
-        """Whether to commit all messages.
-
-        Args:
-            messages: what would be sent if not.
-            gain: how many tokens it would reclaim.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class _OnTrigger:
-    trigger: Trigger
-
-    def opens(self, messages: Sequence[Message], context: Context, gain: Callable[[], int]) -> bool:
-        return self.trigger.fires(messages, context)
-
-
-@dataclass(frozen=True, slots=True)
-class _EveryTurns:
-    turns: int
-
-    def opens(self, messages: Sequence[Message], context: Context, gain: Callable[[], int]) -> bool:
-        since = context.state.get("turn")
-        return since is None or context.turn - since >= self.turns
-
-
-@dataclass(frozen=True, slots=True)
-class _Reclaims:
-    tokens: int
-
-    def opens(self, messages: Sequence[Message], context: Context, gain: Callable[[], int]) -> bool:
-        return gain() >= self.tokens
-
-
-@dataclass(frozen=True, slots=True)
-class _Together:
-    gates: tuple[Gate, ...]
-
-    def opens(self, messages: Sequence[Message], context: Context, gain: Callable[[], int]) -> bool:
-        return all(gate.opens(messages, context, gain) for gate in self.gates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +54,32 @@ class _Wrapper:
     def edits(self) -> bool:
         """Whether the inner policy does."""
         return _edits(self.policy)
+
+    @property
+    def forgets(self) -> bool:
+        """Whether the inner policy may."""
+        return may_forget(self.policy)
+
+    @property
+    def on_fault(self) -> OnFault | None:
+        """What was chosen for the inner policy."""
+        return on_fault_of(self.policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen(_Wrapper):
+    """A policy for which it was chosen what its faults do."""
+
+    choice: OnFault
+
+    @property
+    def on_fault(self) -> OnFault | None:
+        """The choice."""
+        return self.choice
+
+    def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
+        """What the inner policy makes."""
+        return run(self.policy, messages, turn_idx, context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +144,16 @@ class Pipeline:
     def edits(self) -> bool:
         """Whether any of them does."""
         return any(map(_edits, self.policies))
+
+    @property
+    def forgets(self) -> bool:
+        """Whether any of them may."""
+        return any(map(may_forget, self.policies))
+
+    @property
+    def on_fault(self) -> OnFault | None:
+        """What holds for all: where one of them fails, none of their edits is made."""
+        return strictest_on_fault(self.policies)
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Each policy gets what the one before made."""
@@ -231,6 +223,16 @@ class DryRun(_Wrapper):
         """Nothing is edited."""
         return "amortize"
 
+    @property
+    def forgets(self) -> bool:
+        """Nothing is forgotten."""
+        return False
+
+    @property
+    def on_fault(self) -> OnFault | None:
+        """Nothing is missing where it fails."""
+        return "skip"
+
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """The messages as they are; the note ``dry_run`` says what would have been."""
         edited = apply(self.policy, messages, turn_idx, context.inner(self.policy.name))
@@ -277,36 +279,9 @@ def at_least(tokens: int, policy: Policy) -> Policy:
     return _gated(policy, at_least_gate(tokens))
 
 
-def when_gate(trigger: Trigger) -> Gate:
-    """Opens while ``trigger`` holds."""
-    return _OnTrigger(trigger)
-
-
-def every_gate(turns: int) -> Gate:
-    """Opens ``turns`` turns after it opened last.
-
-    Raises:
-        ValueError: fewer than one turn.
-    """
-    if turns < 1:
-        raise ValueError(f"every={turns}: it must be 1 turn or more")
-    return _EveryTurns(turns)
-
-
-def at_least_gate(tokens: int) -> Gate:
-    """Opens when that reclaims this many tokens.
-
-    Raises:
-        ValueError: fewer than one token.
-    """
-    if tokens < 1:
-        raise ValueError(f"at_least={tokens}: it must be 1 token or more")
-    return _Reclaims(tokens)
-
-
 def all_gates(policy: Policy, gates: Sequence[Gate]) -> Policy:
     """``policy`` on all that had been said when every gate was last open at once."""
-    return _gated(policy, _Together(tuple(gates)))
+    return _gated(policy, all_of(gates))
 
 
 def protect(
@@ -362,7 +337,7 @@ def whole_pairs(
 
 
 def _gated(policy: Policy, gate: Gate) -> Policy:
-    if policy.mode == "forget":
+    if may_forget(policy):
         raise ValueError(
             f"{policy.name} forgets, and that never waits: leave out when, every and at_least"
         )

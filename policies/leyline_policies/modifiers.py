@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from leyline_policies.errors import SpecError, did_you_mean, shown
+from leyline_policies.faults import OnFault
 from leyline_policies.parameters import read_parameters
 from leyline_policies.policy import Policy
 
@@ -34,6 +35,7 @@ class Modifiers:
     protect_tools: Annotated[tuple[str, ...], "tools whose calls and results stay"] = ()
     protect_tags: Annotated[tuple[str, ...], "messages with one of these tags stay"] = ()
     dry_run: Annotated[bool, "report what it would do, and edit nothing"] = False
+    on_fault: Annotated[OnFault | None, "when it fails: refuse the request, or skip it"] = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for a number out of range or an unknown role."""
@@ -53,13 +55,8 @@ class Modifiers:
         Raises:
             ValueError: a number out of range, a trigger that can't be read.
         """
-        from leyline_policies.compose import (
-            all_gates,
-            at_least_gate,
-            dry_run,
-            every_gate,
-            when_gate,
-        )
+        from leyline_policies.compose import Chosen, all_gates, dry_run
+        from leyline_policies.gates import at_least_gate, every_gate, when_gate
 
         policy = self._protected(policy)
         gates = [
@@ -68,6 +65,7 @@ class Modifiers:
             *([at_least_gate(self.at_least)] if self.at_least else ()),
         ]
         policy = all_gates(policy, gates) if gates else policy
+        policy = policy if self.on_fault is None else Chosen(policy, self.on_fault)
         return dry_run(policy) if self.dry_run else policy
 
     def _protected(self, policy: Policy) -> Policy:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
@@ -66,7 +66,8 @@ class Policy(Protocol):
 
     # A policy that never changes anything may say so with an attribute ``edits = False``: then it
     # isn't run. One that never changes the messages it is given and always ends soon may say so
-    # with ``trusted = True``: then it is spared the copy of the messages and the time limit.
+    # with ``trusted = True``: then it is spared the copy of the messages and the time limit. One of
+    # the mode amortize that marks single edits as forget says so with ``forgets = True``.
 
     @property
     def name(self) -> str:
@@ -92,6 +93,8 @@ class FunctionPolicy:
     mode: Mode
     function: TransformFunction
     settings: tuple[tuple[str, object], ...] = ()
+    forgets: bool = False
+    """Whether it marks single edits as forget, whatever its mode."""
 
     def transform(
         self, messages: list[Message], turn_idx: int, context: object = None
@@ -104,7 +107,7 @@ class FunctionPolicy:
 
     def with_settings(self, **settings: object) -> FunctionPolicy:
         """The same policy with ``settings`` in place of those it has."""
-        return FunctionPolicy(self.name, self.mode, self.function, tuple(settings.items()))
+        return replace(self, settings=tuple(settings.items()))
 
 
 @lru_cache(maxsize=1024)
@@ -120,15 +123,16 @@ def wants_context(function: Callable[..., object], bound: bool = False) -> bool:
 
 
 def function_policy(
-    *, name: str | None = None, mode: Mode = "amortize"
+    *, name: str | None = None, mode: Mode = "amortize", forgets: bool = False
 ) -> Callable[[TransformFunction], FunctionPolicy]:
     """Decorator that makes a policy of ``f(messages, turn_idx, *, …)``.
 
-    Only needed to give a function another name or the mode ``forget``: a bare function can be
-    registered as it is, under its own name and as ``amortize``.
+    Only needed to give a function another name, to give it the mode ``forget``, or where it marks
+    single edits as such: a bare function can be registered as it is, under its own name and as
+    ``amortize``.
     """
 
     def wrap(function: TransformFunction) -> FunctionPolicy:
-        return FunctionPolicy(name or function.__name__, mode, function)
+        return FunctionPolicy(name or function.__name__, mode, function, forgets=forgets)
 
     return wrap

@@ -31,6 +31,7 @@ from typing import Any, ClassVar, Literal
 
 from leyline_policies.context import Context
 from leyline_policies.conversation import RESULT_ROLES, nth_last, text_of
+from leyline_policies.faults import OnFault
 from leyline_policies.marks import drop, edit
 from leyline_policies.policy import Message, Mode
 
@@ -175,6 +176,14 @@ class Verbs:
     name: ClassVar[str] = "verbs"
     mode: ClassVar[Mode] = "amortize"
     trusted: ClassVar[bool] = True
+
+    forgets: bool = False
+    """Whether any of them is to be forgotten."""
+
+    @property
+    def on_fault(self) -> OnFault | None:
+        """What is to be forgotten is demanded, and no setting takes that back."""
+        return "refuse" if self.forgets else None
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages without those that are to go."""

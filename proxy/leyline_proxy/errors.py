@@ -284,6 +284,35 @@ class RefusedByClaimError(ProxyError):
         return {"claims": list(self._own), "other_claims": self._others}
 
 
+class PolicyFailedClosedError(ProxyError):
+    """A policy that takes out what must not reach the model failed; nothing was sent.
+
+    Args:
+        policy: its name.
+        fault: what it did.
+    """
+
+    status = 502
+    code = "policy_failed_closed"
+
+    def __init__(self, policy: str, fault: str) -> None:
+        self._faults = [{"policy": policy, "fault": fault}]
+        super().__init__(
+            f"The policy {policy} failed ({fault}). What it takes out must not reach the model, so "
+            "the request wasn't sent. The operator may choose otherwise with on_fault: skip.",
+            param=policy,
+        )
+
+    @property
+    def headers(self) -> dict[str, str]:
+        # The clients of OpenAI and Anthropic try again otherwise, and it would fail again.
+        return {"x-should-retry": "false"}
+
+    @property
+    def members(self) -> dict[str, Any]:
+        return {"policy_faults": self._faults}
+
+
 class ClientDisconnected(Exception):  # noqa: N818 - an event of the connection, nobody's fault
     """The caller went away before its answer was complete."""
 

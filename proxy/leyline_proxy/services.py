@@ -87,6 +87,7 @@ def build_services(
         policy_timeout_s=settings.policy_timeout_s,
         timing=_timing(settings),
         sensitive=sensitive_content(settings.sensitive),
+        on_fault=settings.on_fault,
     )
     audit = build_auditor(settings, metrics)
     shown = ClaimMetrics(metrics, tenants)

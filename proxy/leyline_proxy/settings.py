@@ -125,6 +125,9 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     ``detectors=[keys;email],patterns=[…]``."""
     policy_timeout_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """For one policy on one turn, where it isn't one that comes with Leyline."""
+    on_fault: Literal["refuse", "skip"] = "refuse"
+    """What becomes of a request when a policy fails that takes out what the model must not see:
+    ``refuse`` sends nothing, ``skip`` sends it as it was. Other policies are always skipped."""
     edit_timing: Literal["now", "auto", "wait"] = "auto"
     """``now``: a policy's edits are sent on the turn that it makes them. ``wait``: those that
     reclaim tokens wait until they pay. ``auto``: they wait where the engine can't splice."""

@@ -17,6 +17,7 @@ import structlog
 
 from leyline_engine.contract import Receipt, TurnRecord, edit_envelope, sign_envelope
 from leyline_policies import Policy
+from leyline_policies.faults import may_forget
 
 from .audit.auditor import Auditor
 from .core.context_management import FIELD as CONTEXT_FIELD
@@ -209,6 +210,7 @@ class TurnService:
             unvouched=is_unvouched(session, named=named),
             demands=session.demands if session is not None else 0,
             untraced=untraced_before(planned.prepared, session, named=named),
+            searched=any(map(may_forget, given.policies)),
             applied=self._planner.applied(given, planned.prepared),
             own_s=own_s + perf_counter() - chosen - planned.asked_s,
             ahead_s=perf_counter() - request.arrived,

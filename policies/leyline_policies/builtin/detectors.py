@@ -3,8 +3,11 @@
 Shapes of keys are those of detect-secrets, with our own where its last release (1.5, 2024) knows
 only a part of a key or nothing of it. Numbers are checked by their check digits (python-stdnum),
 telephone numbers by the numbering plans (phonenumbers). These packages come with the extra
-``detectors`` and are imported when a policy that needs them is built. All patterns are matched
-within the budget of `leyline_policies.builtin.patterns`: the text is anybody's.
+``detectors`` and are imported when a policy that needs them is built.
+
+The text is anybody's: every pattern takes time in proportion to it, whatever it says, and a test
+holds them to that. Where a run of characters may hold many beginnings, it is read once: by
+possessive quantifiers, or by a lookahead at the start of the run that says whether any can match.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from itertools import repeat
 from operator import contains
 from typing import Any
 
+from leyline_policies.builtin.clues import Clues, clues_of
 from leyline_policies.builtin.patterns import UserPattern
 from leyline_policies.errors import did_you_mean, shown
 
+_MEANT = "meant"
 Span = tuple[int, int]
 
 
@@ -29,11 +34,22 @@ class Rule:
     """What to look for: a group of a pattern, and which parts of it are meant (all, if None)."""
 
     pattern: UserPattern
-    group: int = 0
+    group: int | str = 0
     narrow: Callable[[str], Iterable[Span]] | None = None
-    clues: tuple[str, ...] | None = None
+    clues: Clues | None = None
     """One of these is a part of any match, case aside (small letters here); None where that isn't
     known. To look for them is quicker than to match."""
+
+    @classmethod
+    def of(
+        cls,
+        pattern: str,
+        group: int | str = 0,
+        narrow: Callable[[str], Iterable[Span]] | None = None,
+    ) -> Rule:
+        """A rule with its clues; a group ``meant`` is what is meant of all that matches."""
+        meant = _MEANT if f"(?P<{_MEANT}>" in pattern else group
+        return cls(UserPattern(pattern), meant, narrow, clues_of(pattern))
 
     def may_match(self, text: str) -> bool:
         """Whether it is worthwhile to match a text, given in small letters."""
@@ -60,7 +76,6 @@ _PLUGINS: dict[str, tuple[str, str, int]] = {
     "github_token": ("github_token", "GitHubTokenDetector", 0),
     "gitlab_token": ("gitlab_token", "GitLabTokenDetector", 0),
     "mailchimp_key": ("mailchimp", "MailchimpDetector", 0),
-    "npm_token": ("npm", "NpmDetector", 1),
     "pypi_token": ("pypi_token", "PypiTokenDetector", 0),
     "sendgrid_key": ("sendgrid", "SendGridDetector", 0),
     "slack_token": ("slack", "SlackDetector", 0),
@@ -69,24 +84,33 @@ _PLUGINS: dict[str, tuple[str, str, int]] = {
     "telegram_token": ("telegram_token", "TelegramBotTokenDetector", 0),
     "twilio_key": ("twilio", "TwilioKeyDetector", 0),
 }
-_LINE = r"(?:\r?\n|\\+r?\\*n)"  # also as it is written inside JSON
+_LINE = r"(?>\r?\n|\\++(?:r\\*+)?n)"  # also as it is written inside JSON
+_BEGIN = r"-----BEGIN[A-Z0-9 ]{0,40} PRIVATE KEY(?: BLOCK)?-----"
+_END = r"-----END[A-Z0-9 ]{0,40} PRIVATE KEY(?: BLOCK)?-----"
+_BODY = r"""(?:[A-Za-z0-9+/=:,.() \t\r\n\\"'`|>#*_;<]|-(?!----))*+"""
+_HEADER = r"[A-Za-z-]{1,40}+: [^\n\\]*+"
+# What a diff, a quotation, a listing with numbers or a program's text puts before a line.
+_MARGIN = r"""(?:[ \t]{0,40}+(?:\d{1,6}+[:|\t ])?+[ \t"'`|>#*+]{0,12}+)"""
 _OWN: dict[str, tuple[str, ...]] = {
-    "anthropic_key": (r"\bsk-ant-[\w-]{20,}",),
-    "github_token": (r"\bgithub_pat_\w{22,}",),
-    "google_api_key": (r"\bAIza[\w-]{35}", r"\bGOCSPX-[\w-]{20,}"),
-    "huggingface_token": (r"\bhf_[A-Za-z0-9]{30,}",),
-    "jwt": (r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}",),
-    "openai_key": (r"\bsk-(?!ant-)(?=[\w-]{0,80}\d)(?=[\w-]{0,80}[A-Z])[\w-]{32,}",),
-    "private_key": (
-        rf"-----BEGIN[A-Z0-9 ]{{0,40}} PRIVATE KEY(?: BLOCK)?-----[ \t]*{_LINE}"
-        rf"(?:(?!-----)[A-Za-z0-9+/=:,.() \t-]*{_LINE})*?"
-        rf"-----END[A-Z0-9 ]{{0,40}} PRIVATE KEY(?: BLOCK)?-----",
-        # Cut off before its end: to the last line that may belong to it.
-        rf"-----BEGIN[A-Z0-9 ]{{0,40}} PRIVATE KEY(?: BLOCK)?-----"
-        rf"(?:{_LINE}+(?:[A-Za-z0-9+/=]{{16,}}|[A-Za-z-]+: [^\n\\]*))*",
+    "anthropic_key": (r"\bsk-ant-[\w-]{20,}+",),
+    "github_token": (r"\bgithub_pat_\w{22,}+",),
+    "google_api_key": (r"\bAIza[\w-]{35}", r"\bGOCSPX-[\w-]{20,}+"),
+    "huggingface_token": (r"\bhf_[A-Za-z0-9]{30,}+",),
+    "jwt": (
+        r"(?<![\w-])(?=[\w-]*+\.eyJ[\w-]{8,}+\.[\w-]{8})"
+        rf"[\w-]*?\b(?P<{_MEANT}>eyJ[\w-]{{8,}}+\.eyJ[\w-]{{8,}}+\.[\w-]{{8,}}+)",
     ),
-    "slack_token": (r"\bxapp-\d-[\w-]{10,}", r"\bxox[abeoprs]-[\w-]{20,}"),
-    "stripe_key": (r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{20,}", r"\bwhsec_[A-Za-z0-9+/=]{20,}"),
+    "npm_token": (rf"/:_authToken=\s{{0,8}}+(?P<{_MEANT}>npm_[\w.~+/=-]++|[A-Fa-f0-9-]{{36}})",),
+    "openai_key": (
+        r"\bsk-(?!ant-)(?=(?:[^\W\d]|-){0,80}+\d)(?=(?:[^\WA-Z]|-){0,80}+[A-Z])[\w-]{32,}+",
+    ),
+    "private_key": (
+        rf"{_BEGIN}{_BODY}{_END}",
+        # Cut off before its end: to the last line that may belong to it.
+        rf"{_BEGIN}(?:(?:{_LINE}{_MARGIN})++(?:[A-Za-z0-9+/=]{{16,}}+|{_HEADER}))*+",
+    ),
+    "slack_token": (r"\bxapp-\d-[\w-]{10,}+", r"\bxox[abeoprs]-[\w-]{20,}+"),
+    "stripe_key": (r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{20,}+", r"\bwhsec_[A-Za-z0-9+/=]{20,}+"),
 }
 _REST = r"[A-Za-z0-9_-]*"  # of a key that has grown since its shape was written down
 
@@ -95,14 +119,13 @@ def _credit_card(region: str | None) -> Iterator[Rule]:
     luhn = _imported("stdnum.luhn", "credit_card")
 
     def valid(text: str) -> Iterator[Span]:
-        digits = re.sub(r"[ -]", "", text)
-        if luhn.is_valid(digits):
+        if luhn.is_valid(text.replace(" ", "").replace("-", "")):
             yield 0, len(text)
 
     # What may not stand before is asked behind the first digits: that is found much faster.
     lone = r"(?<![\d.]\d{4})"
     groups = r"([ -])\d{4}\1\d{4}\1\d{1,4}(?:\1\d{1,3})?|([ -])\d{6}\2\d{4,5}"
-    yield Rule(UserPattern(rf"[2-6]\d{{3}}{lone}(?:\d{{9,15}}|{groups})(?!\d)"), narrow=valid)
+    yield Rule.of(rf"[2-6]\d{{3}}{lone}(?:\d{{9,15}}|{groups})(?!\d)", narrow=valid)
 
 
 def _email(region: str | None) -> Iterator[Rule]:
@@ -111,10 +134,9 @@ def _email(region: str | None) -> Iterator[Rule]:
             yield 0, len(text)
 
     label = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-    yield Rule(
-        UserPattern(rf"(?<![\w.+%-])[\w.+%-]{{0,63}}[\w+]@(?:{label}\.){{1,8}}[A-Za-z]{{2,24}}\b"),
+    yield Rule.of(
+        rf"(?<![\w.+%-])[\w.+%-]{{0,63}}[\w+]@(?:{label}\.){{1,8}}[A-Za-z]{{2,24}}\b",
         narrow=personal,
-        clues=("@",),
     )
 
 
@@ -130,7 +152,7 @@ def _iban(region: str | None) -> Iterator[Rule]:
             yield 0, end
 
     shape = r"[A-Z]{2}\d{2}(?:[A-Z0-9]{11,30}|(?: [A-Z0-9]{4}){2,7}(?: [A-Z0-9]{1,3})?)"
-    yield Rule(UserPattern(rf"\b{shape}\b"), narrow=valid)
+    yield Rule.of(rf"\b{shape}\b", narrow=valid)
 
 
 def _ip_address(region: str | None) -> Iterator[Rule]:
@@ -148,8 +170,8 @@ def _ip_address(region: str | None) -> Iterator[Rule]:
     mapped = r"(?:(?:\d{1,3}\.){3}\d{1,3})?"
     hexes = "[0-9A-Fa-f]"
     v6 = rf"(?<![\w:.])(?:{hexes}{{0,4}}:){{2,8}}(?:{hexes}{{1,4}}|{mapped})(?![\w:]|\.\d)"
-    yield Rule(UserPattern(v4), narrow=of_a_host)
-    yield Rule(UserPattern(v6), narrow=of_a_host)
+    yield Rule.of(v4, narrow=of_a_host)
+    yield Rule.of(v6, narrow=of_a_host)
 
 
 def _phone(region: str | None) -> Iterator[Rule]:
@@ -162,7 +184,7 @@ def _phone(region: str | None) -> Iterator[Rule]:
             yield found.start, found.end
 
     begin = r"(?<![\w+])\+" if region is None else r"(?<![\w+.-])[+(]{0,2}"
-    yield Rule(UserPattern(rf"{begin}\d[\d ()./-]{{5,22}}\d(?!\w)"), narrow=dialled)
+    yield Rule.of(rf"{begin}\d[\d ()./-]{{5,22}}\d(?!\w)", narrow=dialled)
 
 
 def _us_ssn(region: str | None) -> Iterator[Rule]:
@@ -172,7 +194,7 @@ def _us_ssn(region: str | None) -> Iterator[Rule]:
         if ssn.is_valid(text.replace(" ", "-")):
             yield 0, len(text)
 
-    yield Rule(UserPattern(r"(?<![\w-])\d{3}([ -])\d{2}\1\d{4}(?![\w-])"), narrow=valid)
+    yield Rule.of(r"(?<![\w-])\d{3}([ -])\d{2}\1\d{4}(?![\w-])", narrow=valid)
 
 
 _PERSONAL: dict[str, Callable[[str | None], Iterator[Rule]]] = {
@@ -213,7 +235,7 @@ def _rules(name: str, phone_region: str | None) -> Iterator[Rule]:
         yield from _PERSONAL[name](phone_region)
         return
     for text in _OWN.get(name, ()):
-        yield Rule(UserPattern(text))
+        yield Rule.of(text)
     if name in _PLUGINS:
         module, plugin, group = _PLUGINS[name]
         loaded = _imported(f"detect_secrets.plugins.{module}", name)
@@ -225,8 +247,8 @@ def _from_library(pattern: re.Pattern[str], group: int) -> Rule:
     flags = "".join(sign for flag, sign in ((re.I, "i"), (re.X, "x")) if pattern.flags & flag)
     text = f"(?{flags})" if flags else ""
     if pattern.groups < group or group == 0:
-        return Rule(UserPattern(f"{text}(?:{pattern.pattern}){_REST}"))
-    return Rule(UserPattern(text + pattern.pattern), group)
+        return Rule.of(f"{text}(?:{pattern.pattern}){_REST}")
+    return Rule.of(text + pattern.pattern, group)
 
 
 def _imported(module: str, detector: str) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from leyline_policies.errors import PolicyError, shown
 
 MATCH_BUDGET_S = 0.5
-"""Seconds of processor time that one transform call of a policy may spend on matching.
+"""Seconds of processor time that one transform call of a policy may take over matching.
 
 Megabytes of text take milliseconds; only patterns that backtrack without end come near it.
 """
@@ -39,44 +39,77 @@ class UserPattern:
 
     text: str = field(repr=False)
 
-    def matcher(self, budget_s: float = MATCH_BUDGET_S) -> Matcher:
-        """Matches for one transform call, which share ``budget_s`` seconds."""
-        return Matcher(_compiled(self.text), budget_s)
+    def matcher(self, budget: Budget | None = None) -> Matcher:
+        """Matches within ``budget``; by default within that of one transform call."""
+        return Matcher(_compiled(self.text), Budget(MATCH_BUDGET_S) if budget is None else budget)
 
     def matches_nothing(self) -> bool:
         """Whether it matches within empty text. Raises PatternTimeoutError."""
         return _LITERAL.fullmatch(self.text) is None and self.matcher().found_in("")
 
 
-class Matcher:
-    """A pattern and what is left of its budget. For one thread."""
+class Budget:
+    """Processor time that the thread may yet take, from now on, whatever it does."""
 
-    def __init__(self, pattern: Any, budget_s: float) -> None:
+    def __init__(self, seconds: float) -> None:
+        self._end = thread_time() + seconds
+
+    @property
+    def left_s(self) -> float:
+        """Seconds; negative where it took more."""
+        return self._end - thread_time()
+
+    def extend(self, seconds: float) -> None:
+        """Allow it more."""
+        self._end += seconds
+
+    def check(self) -> None:
+        """Raises PatternTimeoutError where nothing is left."""
+        if self.left_s <= 0:
+            raise PatternTimeoutError("the search takes too long on this conversation")
+
+
+class Matcher:
+    """A pattern, and the budget within which it is matched. For one thread."""
+
+    def __init__(self, pattern: Any, budget: Budget) -> None:
         self._pattern = pattern
-        self.left_s = budget_s
-        """Seconds."""
+        self._budget = budget
 
     def found_in(self, text: str) -> bool:
         """Whether the pattern matches anywhere in ``text``. Raises PatternTimeoutError."""
         return self._within(lambda limit: self._pattern.search(text, timeout=limit) is not None)
+
+    def matches(self, text: str) -> list[re.Match[str]]:
+        """All matches in ``text`` that don't overlap. Raises PatternTimeoutError."""
+
+        def all_of(limit: float) -> list[re.Match[str]]:
+            found: list[re.Match[str]] = []
+
+            def note(match: re.Match[str]) -> str:
+                found.append(match)
+                return ""
+
+            # Quicker than `finditer`, above all where there is nothing to find.
+            self._pattern.sub(note, text, timeout=limit)
+            return found
+
+        return self._within(all_of)
 
     def replaced(self, text: str, replace: Callable[[re.Match[str]], str]) -> str:
         """``text`` with each match replaced. Raises PatternTimeoutError."""
         return self._within(lambda limit: str(self._pattern.sub(replace, text, timeout=limit)))
 
     def _within(self, match: Callable[[float], _T]) -> _T:
-        limit = self.left_s
-        while self.left_s > 0:
-            begun = thread_time()
+        limit = self._budget.left_s
+        while True:
+            self._budget.check()
             try:
                 return match(limit)
             except TimeoutError:
                 # The limit counts the processor time of all threads; ours may have had little
                 # of it on a busy machine, and a slow match must not be mistaken for a hostile one.
                 limit *= 2
-            finally:
-                self.left_s -= thread_time() - begun
-        raise PatternTimeoutError("the regular expression takes too long on this conversation")
 
 
 def compile_pattern(pattern: str) -> UserPattern:

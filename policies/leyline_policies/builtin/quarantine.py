@@ -12,11 +12,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from leyline_policies.builtin.detectors import Rule
-from leyline_policies.builtin.patterns import (
-    PatternTimeoutError,
-    UserPattern,
-    compile_pattern,
-)
+from leyline_policies.builtin.patterns import PatternTimeoutError, compile_pattern
 from leyline_policies.builtin.search import Search
 from leyline_policies.context import Context
 from leyline_policies.conversation import INSTRUCTION_ROLES, RESULT_ROLES, text_of
@@ -64,17 +60,6 @@ RULES: Mapping[str, str] = MappingProxyType(
 A pattern sees known phrases, not intent: it is one fence, not the wall. Texts that speak of such
 attacks match as well.
 """
-_CLUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "override": ("ignore", "disregard", "forget", "override", "bypass"),
-        "new_instructions": ("instruction", "prompt", "longer"),
-        "role_tokens": ("<|", "<?", "<<sys>>", "inst]"),  # the second for a wide "<｜"
-        "conceal": ("user",),
-        "exfiltrate": ("send", "post", "upload", "mail", "forward", "exfiltrate", "leak"),
-        "hidden_text": ("????",),  # four letters outside ASCII
-    }
-)
-"""Of whatever a rule finds, one of these is a part, case aside."""
 _INVISIBLE = "\u00ad\u200b\u200c\u200d\u2060\ufeff"
 _SAID = "leyline"
 _QUARANTINE, _ALLOW = "quarantine", "allow"
@@ -95,8 +80,9 @@ class Quarantine:
     A caller's own verdict comes first: a message with ``"leyline": {"verdict": "quarantine"}`` is
     taken out whatever it says (any message but the instructions), one with ``"allow"`` stays.
 
-    A result that takes too long to search is taken out; with ``on_timeout="skip"`` the policy fails
-    for the turn instead, and the result goes on as it was.
+    A result that takes too long to search is taken out; with ``on_timeout="fail"`` the policy fails
+    for the turn instead, which refuses the request unless the operator chose otherwise
+    (``on_fault``).
     """
 
     name: ClassVar[str] = "quarantine"
@@ -106,7 +92,7 @@ class Quarantine:
     rules: tuple[str, ...] = tuple(RULES)
     patterns: tuple[str, ...] = field(default=(), repr=False)
     tools: tuple[str, ...] | None = None
-    on_timeout: Literal["skip", "withhold"] = "withhold"
+    on_timeout: Literal["withhold", "fail"] = "withhold"
     _rules: tuple[Rule, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -117,27 +103,25 @@ class Quarantine:
                     f"rules: {shown(rule)} is unknown{did_you_mean(rule, RULES) or ';'} "
                     f"(known: {', '.join(RULES)})"
                 )
-        if self.on_timeout not in ("skip", "withhold"):
-            raise ValueError(f"on_timeout={self.on_timeout} must be skip or withhold")
+        if self.on_timeout not in ("withhold", "fail"):
+            raise ValueError(f"on_timeout={self.on_timeout} must be withhold or fail")
         if self.tools is not None and not self.tools:
             raise ValueError("tools=[] names no tool; leave it out to look at the results of all")
-        named = (Rule(UserPattern(RULES[rule]), clues=_CLUES[rule]) for rule in self.rules)
-        rules = (*named, *map(Rule, map(compile_pattern, self.patterns)))
-        object.__setattr__(self, "_rules", rules)
+        patterns = (*(RULES[rule] for rule in self.rules), *map(_checked, self.patterns))
+        object.__setattr__(self, "_rules", tuple(map(Rule.of, patterns)))
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages with stubs for those in quarantine. Raises PatternTimeoutError."""
-        search = Search(self._rules, patient=self.on_timeout == "skip")
-        known = self._all_found(messages, search, context)
-        said = context.any(messages, is_annotated, "said")
-        if known is not None and not said and not any(known):
+        look = partial(self._look, search=Search(self._rules))
+        known = context.each(messages, look, "found")
+        if not context.any(messages, is_annotated, "said") and not any(known):
             return messages
         looked_at = self._results(messages, context)
         edited: list[Message] | None = None
         for index, message in enumerate(messages):
             found = _verdict(message) if _SAID in message else None
             if found is None and index in looked_at:
-                found = self._found(message, search, context) if known is None else known[index]
+                found = known[index]
             if found is None or found == _ALLOW:
                 continue
             stubbed = context.once(message, _Stub(found), ("stub", found))
@@ -158,18 +142,6 @@ class Quarantine:
             if named.get(index, messages[index].get("name")) in self.tools
         }
 
-    def _all_found(
-        self, messages: list[Message], search: Search, context: Context
-    ) -> list[str | None] | None:
-        """The rule that each result breaks; None where the time of this turn is used up, and only
-        single results are known."""
-        try:
-            return context.each(messages, partial(self._look, search=search), "found")
-        except PatternTimeoutError:
-            if self.on_timeout == "withhold":
-                return None
-            raise
-
     def _look(self, message: Message, search: Search) -> str | None:
         """The name of the rule that puts the message into quarantine."""
         if message.get("role") not in RESULT_ROLES:
@@ -178,18 +150,14 @@ class Quarantine:
         try:
             place = search.first(plain(text_of(message)))
         except PatternTimeoutError:
-            if self.on_timeout == "withhold" and search.exhausts():
-                return _TIMEOUT
-            raise
+            if self.on_timeout == "fail":
+                raise
+            return _TIMEOUT
         return None if place is None else (*self.rules, *(_OWN for _ in self.patterns))[place]
 
-    def _found(self, message: Message, search: Search, context: Context) -> str | None:
-        try:
-            return context.once(message, partial(self._look, search=search), "found")
-        except PatternTimeoutError:
-            if self.on_timeout == "withhold":
-                return _TIMEOUT
-            raise
+
+def _checked(pattern: str) -> str:
+    return compile_pattern(pattern).text
 
 
 def plain(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from leyline_policies.builtin.patterns import (
     MATCH_BUDGET_S,
+    Budget,
     Matcher,
     UserPattern,
     compile_pattern,
@@ -28,15 +29,16 @@ class RemoveRegex:
     searched, not the arguments of calls.
 
     After SWE-agent (``RemoveRegex`` in sweagent/agent/history_processors.py at 318f909). Unlike
-    there the instructions (system, developer) stay. To make a secret unknown to the model, use
-    ``redact``: this policy only tidies up.
+    there the instructions (system, developer) stay, and of diffs inside one another the innermost
+    go, or output full of opening tags would take for ever. To make a secret unknown to the model,
+    use ``redact``: this policy only tidies up.
     """
 
     name: ClassVar[str] = "remove_regex"
     mode: ClassVar[Mode] = "amortize"
     trusted: ClassVar[bool] = True
 
-    remove: tuple[str, ...] = ("<diff>.*?</diff>",)
+    remove: tuple[str, ...] = ("<diff>(?:(?!</?diff>).)*+</diff>",)
     keep_last: int = 0
     _compiled: tuple[UserPattern, ...] = field(init=False, repr=False, compare=False)
 
@@ -51,7 +53,7 @@ class RemoveRegex:
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
         """Return the messages without what matched. Raises PatternTimeoutError."""
-        budget = MATCH_BUDGET_S / len(self._compiled)
+        budget = Budget(MATCH_BUDGET_S)
         removal = _Removal(tuple(pattern.matcher(budget) for pattern in self._compiled))
         end = len(messages) - self.keep_last
         edited = context.each(messages[:end] if self.keep_last else messages, removal.message)

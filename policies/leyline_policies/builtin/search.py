@@ -1,91 +1,107 @@
-"""Looking for what several rules find, within one budget of time."""
+"""Looking for what several rules find, within a time that grows with the text."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 from leyline_policies.builtin.detectors import Rule, Span
-from leyline_policies.builtin.patterns import MATCH_BUDGET_S, Matcher, PatternTimeoutError
+from leyline_policies.builtin.escapes import View, views
+from leyline_policies.builtin.patterns import MATCH_BUDGET_S, Budget, Matcher
 
 _SHARE = 4
-_Found = tuple[int, Rule, Collection[re.Match[str]]]
+_LEAST_S = 0.01
+_CHARACTER_S = 1e-6
+_RULE_S = 5e-8
+"""Seconds for each character, and more for each rule. Ordinary text takes a tenth of it."""
+_CLOSER_S = 2e-4
+_MOST_CLOSER = 5_000
+"""Seconds for each match that is looked at more closely, and how many of a message may be."""
 
 
 class Search:
-    """The rules of one transform call and what is left of its time. For one thread.
+    """The rules of one transform call. For one thread.
 
-    Args:
-        patient: whether a single text may use up all of the time, or a quarter of it.
+    Each message has the processor time that its length is worth, many times over what ordinary
+    text takes, so that whether it can be searched is its own affair and the same on every turn.
+    It may take a quarter of what all share besides; once that is gone, none has more than its own.
     """
 
-    def __init__(self, rules: Sequence[Rule], *, patient: bool = True) -> None:
+    def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = rules
-        self._share_s = MATCH_BUDGET_S if patient else MATCH_BUDGET_S / _SHARE
-        self._left_s = MATCH_BUDGET_S
-        self._spent_s = 0.0
+        self._character_s = _CHARACTER_S + _RULE_S * len(rules)
+        self._shared_s = MATCH_BUDGET_S
         self._matchers: dict[int, Matcher] = {}
+        self._lent_s = 0.0
+        self._budget = Budget(0.0)
+        self._closer = 0
+        self.begin()
 
     def begin(self) -> None:
-        """A new message: it has its own share of the time."""
-        self._spent_s = 0.0
+        """A new message: it has its own time."""
+        self._shared_s -= min(self._lent_s, max(0.0, self._lent_s - self._budget.left_s))
+        self._lent_s = min(self._shared_s, MATCH_BUDGET_S / _SHARE)
+        self._budget = Budget(_LEAST_S + self._lent_s)
+        self._closer = 0
         self._matchers.clear()
-
-    def exhausts(self) -> bool:
-        """Whether the message at hand used up its share by itself."""
-        return self._spent_s >= self._share_s
 
     def redacted(self, text: str, replacement: str) -> str:
         """``text`` with ``replacement`` for what the rules find. Raises PatternTimeoutError."""
-        parts: list[str] = []
-        at = 0
-        for start, end in _merged(self.spans(text, replacement)):
-            parts += (text[at:start], replacement)
-            at = end
-        return "".join((*parts, text[at:])) if parts else text
+        return replaced(text, self.spans(text, replacement), replacement)
 
     def spans(self, text: str, replacement: str = "") -> list[Span]:
-        """What the rules find, in order. Raises PatternTimeoutError.
+        """What the rules find, in order, none of which overlap. Raises PatternTimeoutError.
 
         What lies within an earlier ``replacement`` is left, or the text would grow on every turn.
         """
-        found = [span for _, rule, matches in self._matches(text) for span in _of(rule, matches)]
-        return sorted(span for span in found if not _inside(text, span, replacement))
+        found: list[Span] = []
+        levels = [*views(text)]
+        for view in reversed(levels):
+            known = [*_merged(sorted(found))]
+            for _, span in self._found(view):
+                has_escapes = view is levels[0] and len(levels) > 1
+                start, end = _uncut(span, levels[1], known) if has_escapes else span
+                if start < end and not _inside(text, (start, end), replacement):
+                    found.append((start, end))
+        return [*_merged(sorted(found))]
 
     def first(self, text: str) -> int | None:
         """Which of the rules is the first that finds something. Raises PatternTimeoutError."""
-        for place, rule, matches in self._matches(text):
-            if any(_of(rule, matches)):
-                return place
-        return None
+        return next((place for view in views(text) for place, _ in self._found(view)), None)
 
-    def _matches(self, text: str) -> Iterator[_Found]:
-        """What each rule finds, in their order, where it finds anything."""
-        found: dict[Span, re.Match[str]] = {}
-
-        def note(match: re.Match[str]) -> str:
-            # By place, for matching may begin anew when the machine is busy.
-            found[match.span()] = match
-            return match.group()
-
-        small = in_small_letters(text)
+    def _found(self, view: View) -> Iterator[tuple[int, Span]]:
+        """What each rule finds, in their order, as places in the text as it is written."""
+        self._budget.extend(len(view.text) * self._character_s)
+        small = in_small_letters(view.text)
         for place, rule in enumerate(self._rules):
             if not rule.may_match(small):
                 continue
             matcher = self._matchers.get(place)
             if matcher is None:
-                matcher = self._matchers[place] = rule.pattern.matcher(self._share_s)
-            if self._left_s <= 0 or self._spent_s >= self._share_s:
-                raise PatternTimeoutError("the patterns take too long on this conversation")
-            before = matcher.left_s
-            try:
-                matcher.replaced(text, note)
-            finally:
-                self._left_s -= before - matcher.left_s
-                self._spent_s += before - matcher.left_s
-            if found:
-                yield place, rule, [*found.values()]
-                found.clear()
+                matcher = self._matchers[place] = rule.pattern.matcher(self._budget)
+            for match in matcher.matches(view.text):
+                self._look_closer(rule)
+                for start, end in rule.spans(match):
+                    if start < end:
+                        yield place, view.original(start, end)
+
+    def _look_closer(self, rule: Rule) -> None:
+        """Raises PatternTimeoutError where there is no time for it."""
+        if rule.narrow is not None and self._closer < _MOST_CLOSER:
+            self._closer += 1
+            self._budget.extend(_CLOSER_S)
+        self._budget.check()
+
+
+def replaced(text: str, spans: Sequence[Span], replacement: str) -> str:
+    """``text`` with ``replacement`` for each of the spans, which are in order and apart."""
+    parts: list[str] = []
+    at = 0
+    for start, end in spans:
+        parts += (text[at:start], replacement)
+        at = end
+    return "".join((*parts, text[at:])) if parts else text
 
 
 def in_small_letters(text: str) -> str:
@@ -101,15 +117,26 @@ def in_small_letters(text: str) -> str:
     return text.lower()
 
 
-def _of(rule: Rule, matches: Collection[re.Match[str]]) -> Iterator[Span]:
-    return (span for match in matches for span in rule.spans(match) if span[0] < span[1])
-
-
 def _inside(text: str, span: Span, replacement: str) -> bool:
     size = len(replacement)
     if not size or span[1] - span[0] > size:
         return False
     return text.find(replacement, max(0, span[1] - size), span[0] + size) >= 0
+
+
+def _uncut(span: Span, read: View, known: Sequence[Span]) -> Span:
+    """The span, which may not begin within an escape: the n of a line break is no letter of a word.
+
+    Args:
+        read: the text with its escapes undone.
+        known: what was found in it; what is known need not go twice, nor any more of it.
+    """
+    start, end = span
+    cut = read.escape_at(start)
+    if cut is None:
+        return span
+    at = bisect_right(known, cut[1], key=itemgetter(0)) - 1
+    return (end, end) if at >= 0 and known[at][1] >= end else (cut[0], end)
 
 
 def _merged(spans: Sequence[Span]) -> Iterator[Span]:

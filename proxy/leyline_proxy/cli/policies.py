@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -168,7 +169,7 @@ def _tried(
     from ..pipeline.time_limit import TimeLimit
     from ..policy_trial.trial import TrialReport, try_session
 
-    limit = TimeLimit(_TIMEOUT_S)
+    limit = partial(TimeLimit(_TIMEOUT_S), "trial")
     with Progress(console=errors, transient=True) as bars:
         task = bars.add_task("turns", total=trace.requests)
         return TrialReport(

@@ -86,6 +86,10 @@ def serve(
         Path | None,
         typer.Option(help="YAML file of policies by tenant and model; re-read when it changes."),
     ] = None,
+    on_fault: Annotated[
+        str | None,
+        typer.Option(help="When a policy that forgets fails: refuse or skip \\[refuse]."),
+    ] = None,
     edit_timing: Annotated[
         str | None, typer.Option(help="When edits are sent: now, auto or wait \\[auto].")
     ] = None,

@@ -70,7 +70,7 @@ class ForgetMark:
 
 @dataclass(frozen=True, slots=True)
 class PolicyFault:
-    """A stage that was skipped; ``policy`` is ``declared`` for the caller's own edits."""
+    """A stage that failed; ``policy`` is ``declared`` for the caller's own edits."""
 
     policy: str
     fault: Fault
@@ -105,6 +105,8 @@ class Prepared:
     """What is said of KV that stays, by index in the client's list: policies' word included."""
     used: frozenset[str] = frozenset()
     """Keys of what models wrote that policies still ask for."""
+    refused: PolicyFault | None = None
+    """Why the request must not be sent: a policy that was to take something out of it failed."""
     known_fingerprints: tuple[Fingerprinted, ...] = field(default=(), repr=False, compare=False)
     """What fingerprints of the two lists, or of such as they were made of, are known."""
 

@@ -31,15 +31,19 @@ class Stage:
     demands: Mapping[int, ForgetMark] = field(default_factory=dict)
     """What is to be forgotten, by index in the client's list: the last edit that said so, whatever
     became of the message behind it."""
+    refused: PolicyFault | None = None
+    """The fault for which the request must not be sent."""
 
     @cached_property
     def messages(self) -> list[Message]:
         """The messages; not to be changed."""
         return [entry.message for entry in self.sent]
 
-    def fault(self, name: str, fault: Fault) -> Stage:
-        """The same list, and one more fault."""
-        return replace(self, faults=(*self.faults, PolicyFault(name, fault)))
+    def fault(self, name: str, fault: Fault, *, refuses: bool = False) -> Stage:
+        """The same list, and one more fault; with it the request may be refused."""
+        found = PolicyFault(name, fault)
+        refused = self.refused or (found if refuses else None)
+        return replace(self, faults=(*self.faults, found), refused=refused)
 
 
 def client_stage(client: tuple[Message, ...], memo: Memo) -> Stage:

@@ -19,12 +19,14 @@ def passes_natively(api: NativeApi | None, turn: Turn) -> bool:
 
     Not where the engine splices or the tenant's KV is kept apart, because what says so travels with
     chat requests, nor where a message was edited: edits are made to the chat messages that the
-    request was translated into.
+    request was translated into. Nor where something had to be taken out of them if it was there:
+    what the translation leaves out, such as citations, nobody has searched.
     """
     return (
         api is not None
         and api.path in turn.replica.apis
         and not turn.enveloped
+        and not turn.searched
         and turn.request.tenant.cache_salt is None
         and turn.planned.prepared.sent_as_given
     )

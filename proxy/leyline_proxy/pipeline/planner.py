@@ -16,6 +16,7 @@ import structlog
 
 from leyline_engine.contract import Receipt
 from leyline_policies.builtin.redact import Redact
+from leyline_policies.faults import OnFault
 
 from ..core.context_management import FIELD as CONTEXT_FIELD
 from ..core.context_management import applied_edits
@@ -49,6 +50,7 @@ class Planner:
     Args:
         timing: how edits wait; None where none does.
         sensitive: what is forgotten whichever policy takes it out.
+        on_fault: what a fault does of a policy that forgets.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class Planner:
         policy_timeout_s: float,
         timing: Timing | None,
         sensitive: Redact | None,
+        on_fault: OnFault = "refuse",
     ) -> None:
         self._metrics = metrics
+        self._on_fault = on_fault
         self._timing = timing
         self._sensitive = sensitive
         self._memos = PolicyMemos()
@@ -71,6 +75,9 @@ class Planner:
 
         Args:
             replica: the engine, which may be asked for tokens that can't be made here.
+
+        Raises:
+            PolicyFailedClosedError, BadRequestError: the request must not be sent.
         """
         inline = not given.policies and len(given.request.raw) <= INLINE_BYTES
         draft, planned = await _worked(inline, partial(self._planned, given, session_id))
@@ -100,21 +107,23 @@ class Planner:
     async def count(
         self, given: PlanInput, session_id: str | None, replica: Replica
     ) -> dict[str, Any]:
-        """Prompt tokens of a turn that isn't sent, before and after its edits.
+        """Prompt tokens of a turn that isn't sent, before and after its edits; also before them,
+        what must not reach the engine is left out.
 
         Args:
             session_id: None for a session that isn't known.
 
         Raises:
             UnsupportedError: nobody can tell: the engine's chat template isn't known.
+            PolicyFailedClosedError, BadRequestError: the request must not be sent.
         """
         draft = await _worked(False, partial(self._draft, given, session_id))
         counted: dict[str, Any] = {"input_tokens": await self._prompt_tokens(given, draft, replica)}
         if given.policies:
-            plain = replace(given, policies=())
-            original = await _worked(False, partial(draft_turn, plain, self._metrics))
+            work = partial(self._draft, given, None, only_forgets=True)
+            original = await _worked(False, work)
             counted[CONTEXT_FIELD] = {
-                "original_input_tokens": await self._prompt_tokens(plain, original, replica),
+                "original_input_tokens": await self._prompt_tokens(given, original, replica),
                 "applied_edits": self.applied(given, draft.prepared),
             }
         return counted
@@ -147,7 +156,9 @@ class Planner:
         """
         self._costs[model].learn(receipt, ttft_s)
 
-    def _draft(self, given: PlanInput, session_id: str | None) -> Draft:
+    def _draft(
+        self, given: PlanInput, session_id: str | None, *, only_forgets: bool = False
+    ) -> Draft:
         request, status = given.request, given.status
         if not given.policies and not request.annotations:
             return draft_turn(given, self._metrics)
@@ -160,12 +171,14 @@ class Planner:
                 request.model,
                 cost=book.cost(splices=status.splices),
                 memo=memo,
-                limit=self._time_limit,
+                limit=partial(self._time_limit, request.tenant.name),
                 sensitive=sensitive_rule(self._sensitive, memo),
+                on_fault=self._on_fault,
                 now=time.time(),
             )
+            facts = replace(facts, only_forgets=only_forgets)
             # What a request asks for itself doesn't wait.
-            timing = None if request.requested else self._timing
+            timing = None if request.requested or only_forgets else self._timing
             given = replace(given, policy_session=facts, timing=timing)
             return draft_turn(given, self._metrics)
 

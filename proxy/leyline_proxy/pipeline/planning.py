@@ -12,18 +12,20 @@ import structlog
 from leyline_engine.contract import ATTENTION_SINK, LiteralSegment, Mode, Outcome, Reason
 from leyline_policies import Policy
 from leyline_policies.context import TOKENS
+from leyline_policies.verbs import Verbs
 
 from ..core.diff import diff_messages
 from ..core.forgetting import is_unreachable, spans_to_forget
 from ..core.naming import name_spans
 from ..core.options import UndeclaredRules
 from ..core.prepare import PolicySession, prepare, unedited
-from ..core.prepared import Prepared
+from ..core.prepared import PolicyFault, Prepared
 from ..core.rendered import Rendered
 from ..core.schedule import Decision, Timing, schedule
 from ..core.session import Departed, EditRecord, RetainedTurn, Session
 from ..core.spans import ANYTHING, SpanNames
 from ..core.synthesis import TurnPlan, demands_of, synthesize
+from ..errors import BadRequestError, PolicyFailedClosedError, ProxyError
 from ..render import STEERING, RenderError
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
@@ -94,7 +96,11 @@ class Draft:
 
 
 def draft_turn(given: PlanInput, metrics: Metrics) -> Draft:
-    """Steps 2 to 4 of a turn, as far as they go without the engine."""
+    """Steps 2 to 4 of a turn, as far as they go without the engine.
+
+    Raises:
+        PolicyFailedClosedError, BadRequestError: the request must not be sent.
+    """
     request, decision = given.request, None
     with metrics.stage("policy"):
         last = given.last.prepared if given.last is not None else None
@@ -108,11 +114,30 @@ def draft_turn(given: PlanInput, metrics: Metrics) -> Draft:
                 fingerprints=request.fingerprints,
                 session=given.policy_session,
             )
+            if prepared.refused is not None:
+                raise _refusal(given, prepared, prepared.refused, metrics)
             prepared, decision = _timed(given, prepared)
         else:
             prepared = unedited(messages, request.fingerprints)
     with metrics.stage("render"):
         return Draft(prepared, _render(given, prepared), decision)
+
+
+def _refusal(
+    given: PlanInput, prepared: Prepared, refused: PolicyFault, metrics: Metrics
+) -> ProxyError:
+    """Why a request isn't sent. It is counted here: there won't be a turn."""
+    for fault in prepared.faults:
+        metrics.policy_faults.labels(fault.policy, fault.fault).inc()
+    tenant = given.request.tenant.name
+    log.error("policy_failed_closed", tenant=tenant, policy=refused.policy, fault=refused.fault)
+    if refused.policy != Verbs.name:
+        return PolicyFailedClosedError(refused.policy, refused.fault)
+    return BadRequestError(
+        f"What messages say of themselves (leyline.forget) can't be done ({refused.fault}): "
+        "without them there would be no conversation to send.",
+        param="messages",
+    )
 
 
 def _timed(given: PlanInput, prepared: Prepared) -> tuple[Prepared, Decision | None]:

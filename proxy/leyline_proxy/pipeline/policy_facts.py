@@ -11,6 +11,7 @@ from threading import Lock
 
 from leyline_policies import EditCost, Memo, Policy, approximate_tokens
 from leyline_policies.context import texts_of
+from leyline_policies.faults import OnFault
 
 from ..core.edited import Sensitive
 from ..core.messages import Message
@@ -76,6 +77,7 @@ def policy_session(
     memo: Memo,
     limit: Limit,
     sensitive: Sensitive | None,
+    on_fault: OnFault,
     now: float,
 ) -> PolicySession:
     """The facts of a session for its policies.
@@ -98,6 +100,8 @@ def policy_session(
         count=token_counter(renderer_of(status, model)),
         limit=limit,
         sensitive=sensitive,
+        on_fault=on_fault,
+        last=session.turns[-1].prepared if session is not None and session.turns else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable
 from threading import Lock, Thread
 from typing import Generic, TypeVar
@@ -23,43 +24,51 @@ class TimeLimit:
     """Runs calls in threads of their own and leaves those that take too long.
 
     A call that hangs in Python code is stopped. One that hangs elsewhere (a regular expression, a
-    foreign library) can't be: its thread stays, and while ``max_stuck`` of them do, no further call
-    is made.
+    foreign library) can't be: its thread stays. While a tenant has ``max_stuck`` of them, no
+    further call is made for it. While all tenants together have ``max_in_all``, none is made for
+    those that have any, so that no tenant's calls depend on what others do.
     """
 
-    def __init__(self, seconds: float, *, max_stuck: int = 4) -> None:
+    def __init__(self, seconds: float, *, max_stuck: int = 4, max_in_all: int = 32) -> None:
         self._seconds = seconds
         self._max_stuck = max_stuck
-        self._stuck = 0
+        self._max_in_all = max_in_all
+        self._stuck: Counter[str] = Counter()
         self._lock = Lock()
 
-    def __call__(self, call: Callable[[], T]) -> T:
+    def __call__(self, tenant: str, call: Callable[[], T]) -> T:
         """What ``call`` returns or raises.
 
         Raises:
-            PolicyTimeoutError: it took too long, or too many calls still hang.
+            PolicyTimeoutError: it took too long, or too many of the tenant's calls still hang.
         """
-        if self._stuck >= self._max_stuck:
+        if not self._may_call(tenant):
             raise PolicyTimeoutError("too many calls hang")
         running = _Call(call)
         running.thread.start()
         if not running.ends_in(self._seconds):
-            self._leave(running)
+            self._leave(tenant, running)
             raise PolicyTimeoutError("the call takes too long")
         return running.result()
 
-    def _leave(self, running: _Call[T]) -> None:
+    def _may_call(self, tenant: str) -> bool:
+        with self._lock:
+            own = self._stuck[tenant]  # looking adds nothing to a counter
+            return own == 0 or (own < self._max_stuck and self._stuck.total() < self._max_in_all)
+
+    def _leave(self, tenant: str, running: _Call[T]) -> None:
         running.stop()
         if running.ends_in(_STOP_S):
             return
         with self._lock:
-            self._stuck += 1
-        Thread(target=self._await_end, args=(running,), daemon=True).start()
+            self._stuck[tenant] += 1
+        Thread(target=self._await_end, args=(tenant, running), daemon=True).start()
 
-    def _await_end(self, running: _Call[T]) -> None:
+    def _await_end(self, tenant: str, running: _Call[T]) -> None:
         running.thread.join()
         with self._lock:
-            self._stuck -= 1
+            self._stuck[tenant] -= 1
+            self._stuck += Counter()  # less those that have none
 
 
 class _Call(Generic[T]):

@@ -40,6 +40,9 @@ class Turn:
     """What had been demanded in the session by then; see ``Session.demands``."""
     untraced: int
     """See ``Session.untraced``."""
+    searched: bool
+    """Whether policies that take out what the model must not see have looked at the messages: no
+    more of the request may be sent than they have seen."""
     applied: list[dict[str, Any]]
     """What the edits of ``context_management`` did."""
     own_s: float = 0.0

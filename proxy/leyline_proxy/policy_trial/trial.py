@@ -188,7 +188,7 @@ def try_session(
         prepared = prepare(messages, policies, (), turn, session=facts)
         now = _sent(prepared, memo)
         turns.append(_turn(prepared, last, now, policies))
-        facts = replace(facts, states=prepared.states, idle_s=options.idle_s)
+        facts = replace(facts, states=prepared.states, idle_s=options.idle_s, last=prepared)
         last = now
         done()
     return SessionTrial(name, tuple(turns))

@@ -151,7 +151,7 @@ def test_what_cannot_be_searched_in_time_is_taken_out() -> None:
     policy = Quarantine(rules=(), patterns=("(a|aa)+$",))
     assert contents(sent(policy, messages)) == ["[quarantined: timeout]", "fine"]
     with pytest.raises(PatternTimeoutError):
-        sent(Quarantine(rules=(), patterns=("(a|aa)+$",), on_timeout="skip"), messages)
+        sent(Quarantine(rules=(), patterns=("(a|aa)+$",), on_timeout="fail"), messages)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from leyline_policies import Context, Message, SpecError, load_pipeline
+from leyline_policies.builtin.patterns import PatternTimeoutError
 from leyline_policies.builtin.redact import Redact
+from leyline_policies.builtin.texts import MAX_DEPTH
 
 KEY = r"sk-\w+"
 
@@ -30,10 +34,10 @@ def _arguments(message: Message) -> Any:
 
 def test_every_text_is_searched() -> None:
     """Contents, parts, reasoning, refusals and unknown texts are redacted; structure stays."""
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,sk-abc"}}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,c2stYWJj"}}
     message = {
         "role": "assistant",
-        "name": "sk-me",
+        "id": "sk-me",
         "content": [{"type": "text", "text": "key sk-abc."}, image],
         "reasoning_content": "use sk-abc",
         "refusal": "sk-abc",
@@ -41,7 +45,7 @@ def test_every_text_is_searched() -> None:
     }
     assert _one(Redact(KEY), message) == {
         "role": "assistant",
-        "name": "sk-me",
+        "id": "sk-me",
         "content": [{"type": "text", "text": "key [redacted]."}, image],
         "reasoning_content": "use [redacted]",
         "refusal": "[redacted]",
@@ -171,7 +175,7 @@ def test_what_cannot_be_searched_in_time_is_withheld_if_wanted() -> None:
         "x_unknown": {"empty": "", "number": 1},
         "leyline": {"tags": ["kept"]},
     }
-    policy = Redact(ENDLESS, patterns=("sk-x",), on_timeout="withhold")
+    policy = Redact(ENDLESS, patterns=("sk-x",))
     context = Context()
     messages = [_says("sk-x"), hostile, _says("fine")]
     after = policy.transform(messages, 0, context)
@@ -180,19 +184,123 @@ def test_what_cannot_be_searched_in_time_is_withheld_if_wanted() -> None:
     assert after[1]["content"] == [gone, gone, hostile["content"][2]]
     assert after[1]["reasoning_content"] == "[redacted]"
     assert _arguments(after[1]) == '{"[redacted]": "[redacted]"}'
-    assert after[1]["x_unknown"] == {"empty": "", "number": 1}
+    assert after[1]["[redacted]"] == {"[redacted]": "", "[redacted]_2": "[redacted]"}
     assert after[1]["leyline"] == {"tags": ["kept"]}
     assert after[2] is messages[2]
     context.memo.next_turn()
     assert policy.transform(messages, 1, context)[1] is after[1]
 
 
-def test_what_there_was_no_time_for_is_searched_on_the_next_turn() -> None:
-    """Messages behind many that take too long are withheld too, but not for good."""
-    policy = Redact(ENDLESS, on_timeout="withhold")
-    messages = [*(_says(HOSTILE) for _ in range(6)), _says("fine")]
+def test_what_takes_too_long_costs_no_other_message_its_time() -> None:
+    """However many are withheld, the others are searched, and the same is sent on every turn."""
+    policy = Redact(ENDLESS, patterns=("sk-x",))
+    messages = [*(_says(HOSTILE) for _ in range(6)), _says("fine"), _says("a sk-x")]
     context = Context()
     first = policy.transform(messages, 0, context)
-    assert {message["content"] for message in first} == {"[redacted]"}
+    assert [m["content"] for m in first] == [*["[redacted]"] * 6, "fine", "a [redacted]"]
     context.memo.next_turn()
-    assert policy.transform(messages, 1, context)[-1] is messages[-1]
+    assert policy.transform(messages, 1, context) == first
+    assert policy.transform(messages[3:], 1, Context()) == first[3:]
+
+
+def test_a_timeout_may_fail_the_policy() -> None:
+    """Where that is wanted, nothing is withheld, and no part of the result is used."""
+    with pytest.raises(PatternTimeoutError):
+        Redact(ENDLESS, on_timeout="fail").transform([_says("fine"), _says(HOSTILE)], 0)
+
+
+TOKEN = "sk-ant-" + "api03-" + "aB3dE6gH9jK2mN5pQ8sT1vW4yZ7bC0eF"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        TOKEN,
+        TOKEN.replace("-", "\\u002d"),
+        TOKEN.replace("-", "\\\\u002D"),
+        TOKEN.replace("-", r"\x2d"),
+        rf"\n{TOKEN}",
+        rf"\\n{TOKEN}\\n",
+        json.dumps(json.dumps(f"\t{TOKEN}")),
+        "".join(f"\\u{ord(letter):04x}" for letter in TOKEN),
+    ],
+)
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda text: {"role": "user", "content": text},
+        lambda text: {"role": "user", "content": [{"type": "x_new", "body": {"deep": [text]}}]},
+        lambda text: {"role": "user", "content": [{"type": "text", "text": text, text: text}]},
+        lambda text: {"role": "user", "content": "x", "name": text},
+        lambda text: {"role": "user", "content": "x", text: {text: {text: 1}}},
+        lambda text: {"role": "user", "content": "x", "cache_control": {"type": "a", "x": text}},
+        lambda text: {"role": "user", "content": [{"type": "file", "file": {"file_data": text}}]},
+        lambda text: {"role": "assistant", "content": None, "reasoning_details": [{"text": text}]},
+        lambda text: _call(f'{{"command": "login {text}"}}'),
+        lambda text: _call({"command": {text: [text]}}),
+        lambda text: _call(f"no json: {text}"),
+    ],
+)
+def test_however_it_is_written_and_wherever_it_stands(
+    place: Callable[[str], Message], written: str
+) -> None:
+    """No form of the key is left, nor its letters once escapes are undone, and it is done once."""
+    after = _one(Redact(detectors=("keys",)), place(written))
+    plain = json.dumps(after)
+    for _ in range(4):
+        assert "sk-ant" not in plain
+        plain = re.sub(r"\\u00(..)", lambda each: chr(int(each[1], 16)), plain)
+        plain = plain.replace("\\\\", "\\")
+    assert TOKEN[-12:] not in str(after)
+    assert _one(Redact(detectors=("keys",)), after) == after
+
+
+def test_names_that_come_to_be_equal_are_told_apart() -> None:
+    """No member is lost, and names that messages have by the API stay, whatever is looked for."""
+    message = {"role": "user", "content": "x", "sk-a": 1, "sk-b": 2, "[redacted]": 3}
+    assert _one(Redact(r"sk-\w"), message) == {
+        "role": "user",
+        "content": "x",
+        "[redacted]_2": 1,
+        "[redacted]_3": 2,
+        "[redacted]": 3,
+    }
+    assert _one(Redact("content|text|role"), _says("a text")) == _says("a [redacted]")
+
+
+def test_numbers_are_searched_as_they_are_written() -> None:
+    """A card in an unknown object goes, and so does one among arguments; other numbers stay."""
+    card = 4111111111111111
+    message = {"role": "user", "content": "x", "form": {"card": card, "n": 5, "on": True, "f": 0.5}}
+    policy = Redact(detectors=("credit_card",))
+    edited = _one(policy, message)["form"]
+    assert edited == {"card": "[redacted]", "n": 5, "on": True, "f": 0.5}
+    assert str(card) not in str(_one(policy, _call(f'{{"card": {card}}}')))
+    assert _one(Redact("x"), {"role": "user", "content": "", "n": 10**5000})["n"] == "[redacted]"
+
+
+def test_a_match_may_reach_from_one_part_into_the_next() -> None:
+    """Parts are one text to a model; the replacement stands where the match begins."""
+    texts = ["login ", TOKEN[:9], TOKEN[9:20], f"{TOKEN[20:]} now", "x"]
+    parts = [{"type": "text", "text": text} for text in texts]
+    parts.insert(2, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}})
+    after = _one(Redact(detectors=("keys",)), {"role": "tool", "content": parts})
+    assert [part.get("text") for part in after["content"]] == [
+        *("login ", "[redacted]", None, "", " now", "x")
+    ]
+    assert after["content"][2] is parts[2] or after["content"][2] == parts[2]
+
+
+def test_an_escape_is_not_cut() -> None:
+    """The n of an escaped line break is no letter of the word behind it, and stays."""
+    after = _one(Redact(detectors=("email",)), _says(r'{"to": "a\nme@example.org\nyou@x.org"}'))
+    assert after["content"] == r'{"to": "a\n[redacted]\n[redacted]"}'
+    assert _one(Redact(r"nme@\S+"), _says(r"a\nme@x"))["content"] == r"a[redacted]"
+
+
+def test_what_is_nested_without_end_goes_as_one() -> None:
+    """What lies deeper than any request may reach is not searched, and not sent either."""
+    deep: Any = "sk-abc"
+    for _ in range(MAX_DEPTH + 2):
+        deep = [deep]
+    assert "sk-abc" not in str(_one(Redact(KEY), {"role": "user", "content": "", "x": deep}))

@@ -153,6 +153,21 @@ def test_a_stream_passes_as_it_is_with_the_account_in_its_last_word(
     assert (counted["prompt_tokens"], counted["cached_tokens"]) == (10, 7)
 
 
+def test_what_nobody_has_searched_does_not_pass() -> None:
+    """Where secrets are taken out, a request isn't passed on with parts that have no place in chat
+    messages, whether any was found or not; a dry run takes none out."""
+    upstream = Upstream()
+    text = {"type": "text", "text": "see", "citations": [{"cited_text": "key=7391"}]}
+    body = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": [text]}]}
+    with before(upstream, policy=r"redact:pattern='key=\d+'") as client:
+        assert client.post(MESSAGES, json=body).status_code == 200
+        assert upstream.taken == []
+        assert b"7391" not in upstream.bodies[-1]
+        dry = {"policy": r"redact:pattern='key=\d+',dry_run=true"}
+        assert client.post(MESSAGES, json={**body, "leyline": dry}).status_code == 200
+    assert len(upstream.taken) == 1
+
+
 def test_an_edited_request_is_translated_instead() -> None:
     """A policy's edit is made to chat messages, so that is how the request goes up."""
     upstream = Upstream()

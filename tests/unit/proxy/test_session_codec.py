@@ -114,6 +114,7 @@ def test_a_new_field_asks_for_a_new_format() -> None:
     assert {field.name for field in fields(Prepared)} == {
         *("client", "sent", "dropped", "faults", "forget_marks", "notes", "states", "wanted"),
         *("scope", "pins", "used", "known_fingerprints"),
+        "refused",  # what isn't sent isn't stored either
     }
 
 

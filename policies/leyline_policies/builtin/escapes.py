@@ -1,0 +1,96 @@
+"""Text as it reads once its escapes are undone: results of tools are often JSON within text."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+_ESCAPE = re.compile(r"""\\(?:u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|[nrtbf"'/\\])""")
+_LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
+_LEVELS = 3
+"""How often a text may have been written within another: JSON in JSON in JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unescaped:
+    """A text without escapes, and where its parts stand in the original."""
+
+    text: str
+    _places: list[int]
+    """Where in ``text`` a character stands that was escaped."""
+    _shifts: list[int]
+    """By how much the original is longer, up to before each of them, and in all."""
+    _starts: list[int]
+    """Where each of them begins in the original."""
+
+    def original(self, start: int, end: int) -> tuple[int, int]:
+        """The part of the original that ``text[start:end]`` stands for; no escape is cut."""
+        return (
+            start + self._shifts[bisect_left(self._places, start)],
+            end + self._shifts[bisect_left(self._places, end)],
+        )
+
+    def escape_at(self, place: int) -> tuple[int, int] | None:
+        """The escape that ``place`` in the original lies within; None where it cuts none."""
+        at = bisect_left(self._starts, place) - 1
+        if at < 0:
+            return None
+        end = self._starts[at] + self._shifts[at + 1] - self._shifts[at] + 1
+        return (self._starts[at], end) if place < end else None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A text as it is written, or as it reads when escapes are undone once or more."""
+
+    text: str
+    _levels: tuple[Unescaped, ...] = ()
+
+    def original(self, start: int, end: int) -> tuple[int, int]:
+        """The part of the text as written that ``text[start:end]`` stands for."""
+        for level in reversed(self._levels):
+            start, end = level.original(start, end)
+        return start, end
+
+    def escape_at(self, place: int) -> tuple[int, int] | None:
+        """The escape in the text as written that ``place`` lies within, if it cuts one."""
+        return self._levels[0].escape_at(place) if self._levels else None
+
+
+def views(text: str) -> Iterator[View]:
+    """The text as it is written, then as it reads with escapes undone, level by level."""
+    levels: tuple[Unescaped, ...] = ()
+    yield View(text)
+    while len(levels) < _LEVELS and (inner := _unescaped(text)) is not None:
+        levels, text = (*levels, inner), inner.text
+        yield View(text, levels)
+
+
+def _unescaped(text: str) -> Unescaped | None:
+    """The text with its escapes undone; None where it has none."""
+    if "\\" not in text:
+        return None
+    parts: list[str] = []
+    places: list[int] = []
+    starts: list[int] = []
+    lengths: list[int] = [0]
+    at = size = 0
+    for found in _ESCAPE.finditer(text):
+        start, end = found.span()
+        size += start - at
+        places.append(size)
+        starts.append(start)
+        lengths.append(end - start - 1)
+        parts += (text[at:start], _character(found.group()))
+        at, size = end, size + 1
+    if not places:
+        return None
+    return Unescaped("".join((*parts, text[at:])), places, [*accumulate(lengths)], starts)
+
+
+def _character(escape: str) -> str:
+    letter = escape[1]
+    return chr(int(escape[2:], 16)) if letter in "ux" else _LETTERS.get(letter, letter)

@@ -1,0 +1,88 @@
+"""When the committed part of a conversation grows, for policies that wait (`compose`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from leyline_policies.context import Context
+from leyline_policies.policy import Message
+from leyline_policies.triggers import Trigger
+
+
+class Gate(Protocol):
+    """When the committed part may grow."""
+
+    def opens(self, messages: Sequence[Message], context: Context, gain: Callable[[], int]) -> bool:
+        """Whether to commit all messages.
+
+        Args:
+            messages: what would be sent if not.
+            gain: how many tokens it would reclaim.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _OnTrigger:
+    trigger: Trigger
+
+    def opens(self, messages: Sequence[Message], context: Context, gain: Callable[[], int]) -> bool:
+        return self.trigger.fires(messages, context)
+
+
+@dataclass(frozen=True, slots=True)
+class _EveryTurns:
+    turns: int
+
+    def opens(self, messages: Sequence[Message], context: Context, gain: Callable[[], int]) -> bool:
+        since = context.state.get("turn")
+        return since is None or context.turn - since >= self.turns
+
+
+@dataclass(frozen=True, slots=True)
+class _Reclaims:
+    tokens: int
+
+    def opens(self, messages: Sequence[Message], context: Context, gain: Callable[[], int]) -> bool:
+        return gain() >= self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Together:
+    gates: tuple[Gate, ...]
+
+    def opens(self, messages: Sequence[Message], context: Context, gain: Callable[[], int]) -> bool:
+        return all(gate.opens(messages, context, gain) for gate in self.gates)
+
+
+def when_gate(trigger: Trigger) -> Gate:
+    """Opens while ``trigger`` holds."""
+    return _OnTrigger(trigger)
+
+
+def every_gate(turns: int) -> Gate:
+    """Opens ``turns`` turns after it opened last.
+
+    Raises:
+        ValueError: fewer than one turn.
+    """
+    if turns < 1:
+        raise ValueError(f"every={turns}: it must be 1 turn or more")
+    return _EveryTurns(turns)
+
+
+def at_least_gate(tokens: int) -> Gate:
+    """Opens when that reclaims this many tokens.
+
+    Raises:
+        ValueError: fewer than one token.
+    """
+    if tokens < 1:
+        raise ValueError(f"at_least={tokens}: it must be 1 token or more")
+    return _Reclaims(tokens)
+
+
+def all_of(gates: Sequence[Gate]) -> Gate:
+    """Opens when all of them would."""
+    return _Together(tuple(gates))
