@@ -70,7 +70,7 @@ class ForgetMark:
 
 @dataclass(frozen=True, slots=True)
 class PolicyFault:
-    """A stage that was skipped; ``policy`` is ``declared`` for the caller's own edits."""
+    """A policy that was skipped."""
 
     policy: str
     fault: Fault
