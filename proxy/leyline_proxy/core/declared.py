@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -144,8 +145,7 @@ def _check_together(message: Message, edits: Sequence[_Placed]) -> None:
     if drop is not None and drop.edit.mode is not Mode.FORGET and is_forgotten(message):
         raise drop.error(
             "mode",
-            f"must be forget: messages[{drop.edit.message}].leyline.forget demands that the message "
-            "is forgotten.",
+            f"must be forget: messages[{drop.edit.message}].leyline.forget demands it of the message.",
         )
 
 
@@ -160,7 +160,7 @@ def _check_spans(length: int, edits: Sequence[_Placed]) -> None:
                 f"{length} characters.",
             )
     spans.sort(key=lambda span: span[:2])
-    for (_, end, one), (start, _, other) in zip(spans, spans[1:], strict=False):
+    for (_, end, one), (start, _, other) in pairwise(spans):
         if start < end:
             early, late = sorted((one, other))
             raise late.error(
