@@ -400,6 +400,16 @@ async def test_completions_are_forwarded(engine: FakeEngine) -> None:
     assert streamed.content == b"".join(chat_stream("a").chunks)
 
 
+async def test_a_bare_completion_carries_out_no_edits(engine: FakeEngine) -> None:
+    """It has no messages, so declared edits are refused by name rather than left out."""
+    edits = [{"message": 0, "replacement": "", "mode": "forget"}]
+    asked = {"model": MODEL, "prompt": "Say", "leyline": {"edits": edits}}
+    async with proxy(engine) as client:
+        refused = await client.post("/v1/completions", json=asked)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "leyline.edits")
+    assert not engine.bodies
+
+
 async def test_no_prompt_text_in_logs_metrics_or_sessions(
     engine: FakeEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:

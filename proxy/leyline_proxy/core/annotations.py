@@ -10,6 +10,7 @@ import msgspec
 
 from leyline_engine.contract import MAX_TTL_S, ClaimKind
 from leyline_engine.contract.claim import MAX_PRIORITY
+from leyline_policies.conversation import nth_last
 from leyline_policies.verbs import ANNOTATION
 
 from .messages import Message
@@ -65,6 +66,23 @@ def annotations_of(messages: Sequence[Message]) -> dict[int, Annotation]:
         for index, message in enumerate(messages)
         if ANNOTATION in message
     }
+
+
+def check_forgets(messages: Sequence[Message], annotations: Mapping[int, Annotation]) -> None:
+    """Refuse a forget that can't be carried out: a caller relies on one that it was not refused.
+
+    Raises:
+        OptionError: names the message.
+    """
+    last_user = nth_last(messages, "user", 1)
+    said = annotations.get(last_user) if last_user is not None else None
+    if said is not None and said.forget:
+        where = f"messages[{last_user}].{ANNOTATION}.forget"
+        raise OptionError(
+            where,
+            f"{where}: the user's last message can't be forgotten, because the model answers it. "
+            "Leave its text out, or forget it on a later turn.",
+        )
 
 
 def pin_terms(said: Mapping[str, Any]) -> Pin | None:

@@ -1,8 +1,8 @@
 """From the client's messages to the messages that are sent, with the cause of each change.
 
-Declared edits come first (they speak of the client's own text), then the policies in order. A
-stage that raises or returns nonsense is skipped as a whole; the turn continues without it, unless
-it was to take out what must not be sent: then nothing may be.
+Declared edits come first (they speak of the client's own text), all or none. Then the policies, in
+order. One that raises or returns nonsense is skipped as a whole; the turn continues without it,
+unless it was to take out what must not be sent: then nothing may be.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def prepare(
     fingerprints: Sequence[int] | None = None,
     session: PolicySession | None = None,
 ) -> Prepared:
-    """Run declared edits and policies over the client's messages. Never raises for their faults;
+    """Run declared edits and policies over the client's messages. Policies' faults never raise;
     with one of a policy that forgets, the outcome is refused.
 
     Policies that forget run first, on what the client sent, so that none that tidies up can hide
@@ -45,6 +45,9 @@ def prepare(
     Args:
         fingerprints: of the client's messages, where already known.
         session: without it, policies know of no turn before.
+
+    Raises:
+        DeclaredEditError: a declared edit can't be carried out; see :func:`check_declared`.
     """
     session = session or PolicySession()
     memo, client = session.memo, tuple(client)

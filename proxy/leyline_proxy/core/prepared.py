@@ -70,7 +70,7 @@ class ForgetMark:
 
 @dataclass(frozen=True, slots=True)
 class PolicyFault:
-    """A stage that failed; ``policy`` is ``declared`` for the caller's own edits."""
+    """A policy that failed."""
 
     policy: str
     fault: Fault

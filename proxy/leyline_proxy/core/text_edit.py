@@ -25,6 +25,8 @@ def replace_spans(message: Message, spans: Sequence[tuple[int, int, str]]) -> Me
             raise TextEditError("character spans overlap or reach beyond the text")
         cursor = end
     content = message.get("content")
+    if not text and spans:  # there may be no part that could hold it
+        return replace_text(message, "".join(replacement for _, _, replacement in spans))
     if isinstance(content, str):
         return {**message, "content": apply_chars(content, [CharEdit(*span) for span in spans])}
     return {**message, "content": _edit_parts(content if isinstance(content, list) else [], spans)}
@@ -36,7 +38,7 @@ def replace_text(message: Message, text: str) -> Message:
     if not isinstance(content, list) or not any(map(is_text_part, content)):
         rest = content if isinstance(content, list) else []
         return {**message, "content": [{"type": "text", "text": text}, *rest] if rest else text}
-    return replace_spans(message, [(0, len(text_of(message)), text)])
+    return {**message, "content": _edit_parts(content, [(0, len(text_of(message)), text)])}
 
 
 def _edit_parts(parts: Sequence[Any], spans: Sequence[tuple[int, int, str]]) -> list[Any]:

@@ -13,9 +13,11 @@ import httpx
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..core.declared import EDITS_FIELD
+from ..errors import BadRequestError
 from ..pipeline.cache_scope import check_scope
 from ..pipeline.outgoing import salted, without_reserved
-from ..pipeline.request import decode_body, model_of, stream_of
+from ..pipeline.request import OPTIONS_FIELD, decode_body, model_of, stream_of
 from ..tenants import Tenant
 from ..upstream.client import read
 from ..upstream.headers import downstream_headers
@@ -42,6 +44,7 @@ class CompletionExchange(Exchange):
         body = decode_body(raw)
         model = model_of(body)
         stream = stream_of(body)
+        _check_options(body.get(OPTIONS_FIELD))
         pool = self.services.pool
         await pool.check_model(model, tenant.upstreams)
         self.model = pool.label(model)
@@ -82,3 +85,13 @@ class CompletionExchange(Exchange):
             self.status = "502"
         await self.end_stream(send)
         return None
+
+
+def _check_options(options: object) -> None:
+    """Refuse edits: nothing here would carry them out."""
+    if isinstance(options, dict) and options.get("edits"):
+        raise BadRequestError(
+            f"{EDITS_FIELD} are edits of messages, and a bare completion has none; "
+            "use /v1/chat/completions.",
+            param=EDITS_FIELD,
+        )

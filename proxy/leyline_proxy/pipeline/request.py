@@ -12,10 +12,11 @@ import msgspec
 
 from leyline_policies import Policy
 
-from ..core.annotations import Annotation, annotations_of, shared_scope
+from ..core.annotations import Annotation, annotations_of, check_forgets, shared_scope
 from ..core.bodies import BodyMemory, ReadBody
 from ..core.context_management import FIELD as CONTEXT_FIELD
 from ..core.context_management import parse_context_management
+from ..core.declared import DeclaredEditError, check_declared
 from ..core.messages import Message, MessageError, check_messages, fingerprint
 from ..core.options import OptionError, RequestOptions, parse_options
 from ..errors import BadRequestError
@@ -97,12 +98,11 @@ def parse_chat(
         options = parse_options(body.get(OPTIONS_FIELD))
         requested = parse_context_management(body.get(CONTEXT_FIELD))
         annotations = annotations_of(messages)
+        check_forgets(messages, annotations)
         scope = shared_scope(annotations)
-    except MessageError as error:
+        check_declared(messages, options.edits)
+    except (MessageError, OptionError, DeclaredEditError) as error:
         raise BadRequestError(str(error), param=error.param) from error
-    except OptionError as error:
-        raise BadRequestError(str(error), param=error.param) from error
-    _check_edits(options, len(messages))
     _check_tools(body.get("tools"))
     if bodies is not None:
         read = read or ReadBody(raw, body, body["messages"])
@@ -169,14 +169,4 @@ def _check_tools(tools: object) -> None:
         if not isinstance(tool, dict):
             raise BadRequestError(
                 f"tools[{index}] must be an object with type and function.", param=f"tools[{index}]"
-            )
-
-
-def _check_edits(options: RequestOptions, count: int) -> None:
-    for index, edit in enumerate(options.edits):
-        if not 0 <= edit.message < count:
-            raise BadRequestError(
-                f"leyline.edits[{index}].message is {edit.message}, but the request has messages "
-                f"0 to {count - 1}.",
-                param=f"leyline.edits[{index}].message",
             )

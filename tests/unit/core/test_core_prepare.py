@@ -126,14 +126,6 @@ def test_declared_edits_rewrite_drop_or_only_declare() -> None:
     assert [d.client_index for d in prepared.dropped] == [2]
 
 
-def test_declared_characters_beyond_the_text_are_a_fault() -> None:
-    """The turn goes on without any of the declared edits."""
-    edits = [DeclaredEdit(message=0, chars=(0, 9), replacement="")]
-    prepared = prepare([_user("abc")], [], edits, 0)
-    assert [(f.policy, f.fault) for f in prepared.faults] == [("declared", "bad_message")]
-    assert prepared.messages == [_user("abc")]
-
-
 def test_a_policy_that_never_edits_is_not_run() -> None:
     """One that says so is left out; another with the same function is asked."""
 

@@ -123,6 +123,10 @@ async def test_an_answer_that_is_none_leaves_the_session_be(
         ({"leyline": {"policies": "x"}}, "leyline"),
         ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management"),
         ({"leyline": {"edits": [{"message": 9, "drop": True}]}}, "leyline.edits[0].message"),
+        (
+            {"leyline": {"edits": [{"message": 0, "chars": [0, 999], "replacement": ""}]}},
+            "leyline.edits[0].chars",
+        ),
     ],
 )
 @pytest.mark.parametrize("path", [MESSAGES, COUNT])

@@ -128,6 +128,16 @@ async def test_chunks_may_be_cut_anywhere(cuts: list[int]) -> None:
         (400, json.dumps(body([USER], store="yes")).encode(), "store"),
         (400, json.dumps(body([USER], background=True)).encode(), "background"),
         (400, json.dumps(body([{**USER, "leyline": {"pinn": True}}])).encode(), "input[0].leyline"),
+        (
+            400,
+            json.dumps(body([{**USER, "leyline": {"forget": True}}])).encode(),
+            "input[0].leyline.forget",
+        ),
+        (
+            400,
+            json.dumps(body([USER], leyline={"edits": [{"message": 0, "drop": True}]})).encode(),
+            "leyline.edits[0].drop",
+        ),
         (404, json.dumps(body(model="gone")).encode(), "model"),
         (404, json.dumps(body(previous_response_id="resp_1")).encode(), "previous_response_id"),
         (400, b'{"model":"m","input":' + b"[" * 5000 + b"]" * 5000 + b"}", None),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from responses_talks import KEY, TEXT, called, chat, gave, said
 
+from leyline_proxy.core.declared import DeclaredEdit, check_declared
 from leyline_proxy.responses.errors import FieldError
 from leyline_proxy.responses.ids import answer_of, input_id, output_id, owner_of, with_id
 from leyline_proxy.responses.stored import StoredResponse, decode, encode, joined, list_items
@@ -122,3 +124,54 @@ def test_truncation_drops_the_oldest_with_their_results() -> None:
         "edits": [{"message": index, "drop": True} for index in (1, 2, 3)],
     }
     assert droppable([]) == []
+
+
+def test_truncation_spares_the_users_last_message() -> None:
+    """An agent with one task and many calls after it keeps the task."""
+    messages = chat([said("the task"), called(), gave("1"), called(), gave("2")])
+    assert droppable(messages) == [(1, 2)]
+
+
+def test_truncation_carries_out_what_is_declared_of_what_it_drops() -> None:
+    """A message that is to be forgotten is dropped and forgotten; two edits of it would clash."""
+    messages = chat([said("a"), said("b"), said("c"), said("d")])
+    messages[1]["leyline"] = {"forget": True}
+    own = [
+        {"message": 0, "replacement": "[gone]", "mode": "forget"},
+        {"message": 2, "chars": [0, 1], "replacement": "", "mode": "forget"},
+    ]
+    body = with_dropped({"messages": messages, "leyline": {"edits": own}}, [(0,), (1,)])
+    assert body["leyline"]["edits"] == [
+        own[1],
+        {"message": 0, "drop": True, "mode": "forget"},
+        {"message": 1, "drop": True, "mode": "forget"},
+    ]
+    check_declared(messages, msgspec.convert(body["leyline"]["edits"], list[DeclaredEdit]))
+
+
+CALLS = st.sampled_from(["c1", "c2", "c3"])
+TURNS = st.one_of(
+    st.sampled_from(["user", "system", "assistant"]).map(lambda role: ("said", role)),
+    st.lists(CALLS, min_size=1, max_size=2, unique=True).map(lambda ids: ("calls", ids)),
+    CALLS.map(lambda identifier: ("gave", identifier)),
+)
+
+
+@given(st.lists(TURNS, min_size=1, max_size=12))
+def test_whatever_truncation_drops_can_be_dropped(turns: list[tuple[str, Any]]) -> None:
+    """Also where results come late, and ids of calls come again."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+    known: set[str] = set()
+    for kind, what in turns:
+        if kind == "said":
+            messages.append({"role": what, "content": "x"})
+        elif kind == "calls":
+            calls = [{"id": each, "type": "function"} for each in what]
+            messages.append({"role": "assistant", "content": None, "tool_calls": calls})
+            known.update(what)
+        elif what in known:
+            messages.append({"role": "tool", "tool_call_id": what, "content": "x"})
+    units = droppable(messages)
+    for count in range(len(units) + 1):
+        body = with_dropped({"messages": messages}, units[:count])
+        check_declared(messages, msgspec.convert(body["leyline"]["edits"], list[DeclaredEdit]))
