@@ -9,7 +9,7 @@ because browsers don't add an ``Authorization`` by themselves.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -45,6 +45,8 @@ _PAGE = "/"
 _READS = frozenset({"GET", "HEAD"})
 _JSON, _FORM = "application/json", "multipart/form-data"
 _SHOWN = 100
+_LONGEST_HOST = 300
+"""What is longer is no host."""
 _WHY = "While no API keys are configured, requests that a web page of another site may have sent"
 
 
@@ -67,6 +69,8 @@ class PageGuard:
         self._app = app
         self._hosts = hosts
         self._takes_form = takes_form
+        # Few hosts are named again and again; whoever names many finds them looked at each time.
+        self._judge = lru_cache(maxsize=64)(self._judged)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -86,14 +90,18 @@ class PageGuard:
                 headers[_LOOKED_AT[name]].append(value.decode("latin-1").strip())
         method, path = scope["method"], scope["path"].removeprefix(scope.get("root_path", ""))
         hosts = headers["host"]
-        host = parse_authority(hosts[0]) if len(hosts) == 1 else None
+        host, known = self._judge(hosts[0][:_LONGEST_HOST]) if len(hosts) == 1 else (None, False)
         reads = method in _READS
-        known = host is not None and self._hosts.allows(host)
         if not known and not (reads and path in _PROBES and _probes(path, hosts, host)):
             raise _unknown_host(hosts)
         self._check_page(headers, host, opens=reads and path == _PAGE)
         if not reads and _has_body(headers):
             self._check_type(headers["content-type"], method, path)
+
+    def _judged(self, text: str) -> tuple[Authority | None, bool]:
+        """A host, and whether it may be named."""
+        host = parse_authority(text)
+        return host, host is not None and self._hosts.allows(host)
 
     def _check_page(self, headers: Headers, host: Authority | None, *, opens: bool) -> None:
         """Refuse another site's page.
