@@ -134,7 +134,7 @@ class TurnService:
         try:
             return await self._begin(request, identity, (policies, rules), avoid, own_s)
         except BaseException:
-            self._openings.leave(request.tenant.name, identity)
+            self._openings.leave(identity.hold)
             raise
 
     async def _begin(
@@ -145,6 +145,7 @@ class TurnService:
         avoid: Names,
         own_s: float,
     ) -> Turn:
+        policies, rules = effective
         replica = await self._pool.choose(
             identity.session_id, request.model, allowed=request.tenant.upstreams, avoid=avoid
         )
@@ -153,11 +154,12 @@ class TurnService:
         session = identity.session
         index = session.next_index if session is not None else 0
         name, message_id = turn_name(index, uuid4().hex[:12]), f"m-{uuid4().hex}"
-        named = identity.named
+        rules, named = replace(rules, trust=identity.trust), identity.named
         given = PlanInput(
             name,
             request,
-            *effective,
+            policies,
+            rules,
             session,
             status,
             index,
@@ -228,9 +230,8 @@ class TurnService:
             )
         known = again.identity
         session = await self._store.get(request.tenant.name, known.session_id)
-        place = request.tenant.name, known.session_id
-        takes = bool(known.opens) and self._openings.takes(*place, known.opens)
-        return replace(known, session=session, opens=known.opens if takes else ())
+        hold = self._openings.take(known.hold) if known.hold is not None else None
+        return replace(known, session=session, hold=hold)
 
     async def count_prompt(self, request: ChatRequest) -> dict[str, Any]:
         """How many prompt tokens a request would have, without sending it.
@@ -355,6 +356,8 @@ class TurnService:
         place = turn.request.tenant.name, turn.identity.session_id
         session = await self._store.update(*place, change, turn.identity.chain, ends=turn.name)
         self._open.discard(turn.name)
+        # Its client may send the next turn before this one's connection is done with.
+        self._openings.leave(turn.identity.hold)
         return session, settled.source if turn.enveloped else None
 
     def _account(self, turn: Turn, receipt: Receipt, session: Session | None) -> Account:
@@ -382,7 +385,7 @@ class TurnService:
         """Take back that an engine may hold something of a turn: it ended, and no engine does.
 
         What it demanded to be forgotten is owed all the same."""
-        self._openings.leave(turn.request.tenant.name, turn.identity)
+        self._openings.leave(turn.identity.hold)
         if turn.name not in self._open:
             return
         if turn.planned.plan.forgets:

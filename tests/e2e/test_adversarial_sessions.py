@@ -59,13 +59,14 @@ class World:
     """One session in which the secret has one value."""
 
     def __init__(self, client: httpx.Client, model: str, session: str, secret: str) -> None:
-        self._client, self._model, self._session, self._secret = client, model, session, secret
+        self._client, self._model, self._secret = client, model, secret
+        self.headers = {"x-leyline-session": session} if session else {}
         self.account: dict[str, Any] = {}
 
     def ask(self, messages: Conversation, **options: Any) -> list[float]:
         """Log probabilities of the first answer token's likeliest candidates."""
         text = json.dumps(messages).replace("SECRET", f"key={self._secret}")
-        headers = options.pop("headers", {}) | {"x-leyline-session": self._session}
+        headers = options.pop("headers", {}) | self.headers
         max_tokens = options.pop("max_tokens", 1)
         answer = self._client.post(
             CHAT,
@@ -273,6 +274,39 @@ def test_a_shared_cache_key_joins_no_conversations(client: httpx.Client, model: 
             assert account["tokens"]["spliced"] == 0
     assert not sessions["left"] & sessions["right"]
     assert all(len(seen) == 1 for seen in sessions.values())
+
+
+def owners(client: httpx.Client, model: str) -> tuple[World, World]:
+    """Two tenants, in which the same conversation has no name and the secret another value."""
+    first, second = (World(client, model, "", secret) for secret in SECRETS)
+    second.headers = {"authorization": "Bearer key-two"}
+    return first, second
+
+
+@pytest.mark.parametrize("how", ["undeclared", "declared", "policy"])
+def test_no_one_finds_what_another_list_shows(client: httpx.Client, model: str, how: str) -> None:
+    """Whoever sends, without a name, the messages that a conversation shows by now gets no KV that
+    has read what was cut from it before, whoever cut it; where its own list shows it, it does."""
+    pair, task = owners(client, model), f"Nameless {how}."
+    shown = agent(3, task)
+    length = len(shown[3]["content"].replace("SECRET", f"key={SECRETS[0]}"))
+    shown[3] = result(0, f"\n[{length} characters cut]\n" if how == "policy" else "[cut]")
+    both(pair, agent(2, task))
+    if how == "undeclared":
+        assert both(pair, shown, undeclared={"tool": "amortize"}) < CLOSE
+    else:
+        edits = [{"message": 3, "replacement": "[cut]"}] if how == "declared" else []
+        policy = "keep_all" if edits else "truncate_older_than:n=2,max_chars=1"
+        assert both(pair, agent(3, task), policy=policy, edits=edits) > CLOSE
+        assert pair[0].account["lineage"]["from"] > 0
+    session = pair[0].account["session"]
+    for options in ({}, {"undeclared": {"tool": "amortize"}}, {"edits": [{"message": 3}]}):
+        assert both(pair, shown, **options) < CLOSE
+        assert pair[0].account["tokens"]["spliced"] == 0
+        assert pair[0].account["lineage"] is None
+    more = [*shown, {"role": "user", "content": "And now?"}]
+    assert both(pair, more) < CLOSE
+    assert session == pair[0].account["session"]
 
 
 def test_regenerating_is_no_edit(client: httpx.Client, model: str) -> None:

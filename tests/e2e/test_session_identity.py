@@ -1,7 +1,9 @@
 """Which conversation a request belongs to, told by what the engine then copies for it.
 
 A splice draws on a turn that the session retains, so it proves whose turn that was: after a tool
-result is cut, the same request splices in its own conversation and nowhere else.
+result is cut, the same request splices in its own conversation and nowhere else. A harness may cut
+it by itself in a session that has a certain name; in any other only a policy may, to which the
+caller still shows what it cuts.
 """
 
 from __future__ import annotations
@@ -63,9 +65,20 @@ def talk(task: str, *results: str, cut: bool = False) -> Conversation:
     return messages
 
 
+BY_POLICY: dict[str, Any] = {"leyline": {"policy": "truncate_older_than:n=1,max_chars=8"}}
+
+
 def draws_on_its_past(account: Account) -> bool:
-    """Whether the turn was spliced out of a retained one."""
-    return bool(account["outcome"] == "spliced" and account["tokens"]["spliced"] > 0)
+    """Whether the turn was spliced out of a retained one; it says from where on that shows."""
+    spliced = bool(account["outcome"] == "spliced" and account["tokens"]["spliced"] > 0)
+    assert not spliced or 0 < account["lineage"]["from"] < account["tokens"]["prompt"]
+    return spliced
+
+
+def is_exact_for_want_of_a_name(account: Account) -> bool:
+    """Whether the caller's own edit was prefilled although its role is mapped."""
+    assert account["tokens"]["spliced"] == 0 and account["lineage"] is None
+    return (account["outcome"], account["reason"]) == ("reprefilled", "unnamed_session")
 
 
 def own_and_others(client: httpx.Client, task: str, own: Any, other: Any) -> tuple[Account, ...]:
@@ -98,24 +111,31 @@ def test_metadata(client: httpx.Client) -> None:
 @pytest.mark.parametrize("field", ["prompt_cache_key", "user"])
 def test_names_that_conversations_share(client: httpx.Client, field: str) -> None:
     """Under one name each conversation has its own sources; under another name it has none."""
-    first, stranger, mine = own_and_others(client, field, {field: "one"}, {field: "two"})
+    first = ask(client, talk(field, "a", "b"), **{field: "one"})
+    mine = ask(client, talk(field, "a", "b", "c"), **{field: "one"}, **BY_POLICY)
+    stranger = ask(client, talk(field, "a", "b", "c"), **{field: "two"}, **BY_POLICY)
     assert draws_on_its_past(mine) and first["session"] == mine["session"]
     assert stranger["tokens"]["spliced"] == 0
     assert stranger["session"] != first["session"]
     other = ask(client, talk(f"{field} else", "a", "b"), **{field: "one"})
     assert other["session"] != first["session"]
-    cut = ask(client, talk(f"{field} else", "a", "b", "c", cut=True), **{field: "one"})
+    cut = ask(client, talk(f"{field} else", "a", "b", "c"), **{field: "one"}, **BY_POLICY)
     assert draws_on_its_past(cut) and cut["session"] == other["session"]
+    own = ask(client, talk(f"{field} else", "a", "b", "c", "d", cut=True), **{field: "one"})
+    assert is_exact_for_want_of_a_name(own) and own["session"] == other["session"]
 
 
 def test_the_hash_chain(client: httpx.Client) -> None:
     """Without any name, the stored conversation that the list goes on with is the session."""
     first = ask(client, talk("chain", "a", "b"))
     longer = ask(client, talk("chain", "a", "b", "c"))
-    cut = ask(client, talk("chain", "a", "b", "c", "d", cut=True))
+    cut = ask(client, talk("chain", "a", "b", "c", "d"), **BY_POLICY)
     assert first["session"] == longer["session"] == cut["session"]
     assert draws_on_its_past(cut)
-    stranger = ask(client, talk("another chain", "a", "b", "c", "d", cut=True))
+    own = ask(client, talk("chain", "a", "b", "c", "d", "e", cut=True))
+    assert is_exact_for_want_of_a_name(own) and own["session"] == first["session"]
+    assert "x-leyline-session" in own["detail"]
+    stranger = ask(client, talk("another chain", "a", "b", "c", "d"), **BY_POLICY)
     assert stranger["session"] != first["session"]
     assert stranger["tokens"]["spliced"] == 0
     answer = talk("chain", "a", "b", "c", "d", "e")
@@ -123,6 +143,32 @@ def test_the_hash_chain(client: httpx.Client) -> None:
     uncertain = ask(client, answer)
     assert uncertain["session"] != first["session"], "the first answer is another"
     assert uncertain["tokens"]["spliced"] == 0
+
+
+def test_a_prefix_that_was_spliced_says_so_on_every_turn(client: httpx.Client) -> None:
+    """Also on turns that edit nothing; not in a conversation in which nothing was spliced."""
+    named: dict[str, Any] = {"headers": {OWN_HEADER: "marked"}}
+    assert ask(client, talk("marked", "a", "b"), **named)["lineage"] is None
+    cut = ask(client, talk("marked", "a", "b", "c", cut=True), **named)
+    assert draws_on_its_past(cut)
+    later = ask(client, talk("marked", "a", "b", "c", "d", cut=True), **named)
+    assert (later["tokens"]["spliced"], later["lineage"]) == (0, cut["lineage"])
+    assert later["tokens"]["prefix"] > cut["lineage"]["from"]
+    fresh = ask(client, talk("marked", "a", "b", "c", "d", cut=True))
+    assert fresh["lineage"] is None
+
+
+def test_a_session_may_take_the_id_that_it_was_given_for_its_name(client: httpx.Client) -> None:
+    """From the turn after that on it is certain, and found by its messages alone no more."""
+    first = ask(client, talk("adopted", "a", "b"))
+    named: dict[str, Any] = {"headers": {OWN_HEADER: first["session"]}}
+    unsure = ask(client, talk("adopted", "a", "b", "c", cut=True), **named)
+    assert is_exact_for_want_of_a_name(unsure)
+    sure = talk("adopted", "a", "b", "c", "d", cut=True)
+    sure[5]["content"] = "[cut]"
+    assert draws_on_its_past(ask(client, sure, **named))
+    stranger = ask(client, [*sure, {"role": "user", "content": "And now?"}])
+    assert stranger["session"] != first["session"] and stranger["lineage"] is None
 
 
 def test_two_concurrent_requests_of_one_session(client: httpx.Client) -> None:
@@ -223,9 +269,21 @@ def test_conversations_beside_the_one_that_took_the_name(client: httpx.Client, h
     assert not any(account["edits"] for account in beside)
     for account in (*main[1:], *beside[2:]):
         assert account["tokens"]["prefix"] > 0
-    more = talk(f"{header} sent out", "far 0", "far 1", "far 2", cut=True)
-    cut = ask(client, more, **named)
+    more = talk(f"{header} sent out", "far 0", "far 1", "far 2")
+    cut = ask(client, more, **named, **BY_POLICY)
     assert draws_on_its_past(cut) and {cut["session"]} == sent_out
+
+
+def test_what_lies_beside_a_name_has_no_certain_one(client: httpx.Client) -> None:
+    """A harness's own cuts are spliced in the conversation that took its name, and in no other: two
+    that it sends out with one task are told apart by likeness alone."""
+    named: dict[str, Any] = {"headers": {HARNESS_HEADERS[0]: "own cuts"}}
+    for task, certain in (("first", True), ("sent out", False)):
+        results = [f"{task} {number}" for number in range(3)]
+        before = ask(client, talk(task, *results[:2]), **named)
+        own = ask(client, talk(task, *results, cut=True), **named)
+        assert own["session"] == before["session"]
+        assert draws_on_its_past(own) if certain else is_exact_for_want_of_a_name(own)
 
 
 def test_the_first_conversation_takes_the_name_also_while_its_turn_runs(

@@ -42,6 +42,8 @@ class Reason(StrEnum):
     TRANSFORM_FAILED = "transform_failed"
     NOT_WORTH_IT = "not_worth_it"
     REFUSED_BY_CLAIM = "refused_by_claim"
+    UNNAMED_SESSION = "unnamed_session"
+    """Said by proxies alone: no certain name says whose session it is."""
 
 
 class Outcome(StrEnum):

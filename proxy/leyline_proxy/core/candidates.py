@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .causes import Cause, CauseFinder, strictest
-from .diff import diff_messages
+from .diff import MessageDiff, diff_messages
 from .forgetting import Demand, new_demands
+from .identity import FRAME, shortest_partial
 from .options import UndeclaredRules
-from .prepared import Prepared
+from .prepared import DECLARED, Prepared
 from .rendered import Rendered
 from .session import EditMode, EditRecord, RetainedTurn
 from .spans import SpanNames
@@ -63,7 +64,11 @@ def consider(
     before = turn.prepared
     view = SourceView(turn.tokens, turn.rendered.spans, len(turn.rendered.tokens))
     demands = new_demands(turn, prepared, names)
-    same = continued(view, rendered) if not demands else None
+    if rules.trust == "opening":
+        alike = _opens_alike(before, prepared)
+        rules = replace(rules, trust="name" if alike else "messages")
+    shown = rules.trust == "name" or not turn.lineage or _is_shown(before, prepared)
+    same = continued(view, rendered) if shown and not demands else None
     if same is not None:  # nothing changed, so nothing needs an explanation
         return Candidate(turn, same, (), _usable(same, (), (), turn, boundary))
     sent = diff_messages(
@@ -90,8 +95,70 @@ def consider(
         demanded={demand.client_index for demand in demands},
         same_context=turn.rendered.context == rendered.context,
     )
-    edits = tuple(_with_demands(_edits(diff, finder), demands, diff, prepared))
-    return Candidate(turn, diff, edits, _usable(diff, edits, demands, turn, boundary))
+    edits = _with_demands(_edits(diff, finder), demands, diff, prepared)
+    if not shown:
+        edits = _with_hidden(edits, turn, diff, client, prepared)
+    return Candidate(turn, diff, tuple(edits), _usable(diff, edits, demands, turn, boundary))
+
+
+def _opens_alike(before: Prepared, prepared: Prepared) -> bool:
+    """Whether a list has the task of an earlier one, and the first answer to it."""
+    roles = [str(message.get("role")) for message in before.client]
+    opening = zip(before.client_fingerprints[: shortest_partial(roles)], roles, strict=False)
+    return all(
+        value in prepared.client_fingerprints for value, role in opening if role not in FRAME
+    )
+
+
+def _is_shown(before: Prepared, prepared: Prepared) -> bool:
+    """Whether the caller's list still has all that an earlier one had.
+
+    Where no turn amortized the caller's own edits, spliced KV has read what is missing from its
+    prompt, but nothing that was missing from the caller's list. So it remembers nothing that this
+    list doesn't show.
+    """
+    return set(before.client_fingerprints).issubset(prepared.client_fingerprints)
+
+
+def _with_hidden(
+    edits: Sequence[Edit],
+    turn: RetainedTurn,
+    diff: TokenDiff,
+    client: MessageDiff,
+    prepared: Prepared,
+) -> list[Edit]:
+    """The edits, and an exact one where a source's spliced KV begins, which may remember what the
+    caller's list doesn't show any more.
+
+    Args:
+        client: alignment of the caller's own lists.
+    """
+    start = min(run.start for run in turn.lineage)
+    place = _destination(diff, start)
+    if all(run.end <= start for run in diff.kept) or any(
+        edit.mode != "amortize" and edit.hunk.new_start <= place for edit in edits
+    ):
+        return list(edits)
+    step = next(step for step in client.steps if step.kind != "kept" and step.old is not None)
+    old = turn.prepared.client[step.old or 0]
+    declared = step.new is not None and _states_its_own(prepared, step.new)
+    name = DECLARED if declared else "undeclared"
+    cause = Cause(name, "exact", str(old.get("role")), step.new, withheld=True)
+    hunk = Hunk(start, start, place, place)
+    return sorted(
+        [*edits, Edit(hunk, (cause,), "exact", behind=True)],
+        key=lambda edit: (edit.hunk.start, edit.hunk.new_start),
+    )
+
+
+def _states_its_own(prepared: Prepared, client_index: int) -> bool:
+    """Whether the caller declares that its own change of a message is meant."""
+    return any(
+        change.callers_own
+        for entry in prepared.sent
+        if entry.client_index == client_index
+        for change in entry.changes
+    )
 
 
 def _edits(diff: TokenDiff, finder: CauseFinder) -> list[Edit]:
@@ -170,6 +237,8 @@ def _usable(
             break
         skip = boundary if run.dest > 0 else 0
         end = min(run.end, limit)
+        if cut is not None:
+            end = min(end, run.start + cut - run.dest)
         if end - run.start > skip:
             usable.append(Kept(run.start + skip, end, run.dest + skip))
     return tuple(usable)

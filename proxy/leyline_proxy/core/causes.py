@@ -26,6 +26,8 @@ class Cause:
     role: str
     message: int | None
     """Index in the caller's list of this turn."""
+    withheld: bool = False
+    """It would be amortized, did the session have a certain name."""
 
 
 def strictest(causes: tuple[Cause, ...]) -> EditMode:
@@ -133,12 +135,15 @@ class CauseFinder:
         return self._undeclared("undeclared", role, new.client_index)
 
     def _caused(self, change: Change, role: str, message: int | None) -> Cause:
-        mode: EditMode = "forget" if change.mode is Mode.FORGET else "amortize"
-        return Cause(change.cause, mode, role, message)
+        if change.mode is Mode.FORGET:
+            return Cause(change.cause, "forget", role, message)
+        if change.callers_own and self._rules.trust != "name":
+            return Cause(change.cause, "exact", role, message, withheld=True)
+        return Cause(change.cause, "amortize", role, message)
 
     def _undeclared(self, cause: str, role: str, message: int | None) -> Cause:
         mode: EditMode = "amortize" if self._rules.amortizes(role) else "exact"
-        return Cause(cause, mode, role, message)
+        return Cause(cause, mode, role, message, self._rules.withholds(role))
 
     def _template(self) -> Cause:
         """Nobody's messages differ: the template did it, or other tools or options."""

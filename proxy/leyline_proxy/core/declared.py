@@ -145,7 +145,7 @@ def _check_together(message: Message, edits: Sequence[_Placed]) -> None:
     if drop is not None and drop.edit.mode is not Mode.FORGET and is_forgotten(message):
         raise drop.error(
             "mode",
-            f"must be forget: messages[{drop.edit.message}].leyline.forget demands it of the message.",
+            f"must be forget: messages[{drop.edit.message}].leyline.forget demands it.",
         )
 
 

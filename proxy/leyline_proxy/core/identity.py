@@ -13,7 +13,7 @@ OWN_HEADER = "x-leyline-session"
 CONTINUES = frozenset({"assistant", "tool", "function"})
 """Roles of messages that only a conversation under way has."""
 
-_FRAME = frozenset({"system", "developer"})
+FRAME = frozenset({"system", "developer"})
 """Roles of messages that many conversations begin with alike."""
 
 HARNESS_HEADERS = (
@@ -141,7 +141,7 @@ def carries_on(
         return False  # it opens a conversation, and it isn't this one's opening
     known = {value for each in stored for value in each}
     return any(
-        value in known and role not in _FRAME for value, role in zip(given, roles, strict=True)
+        value in known and role not in FRAME for value, role in zip(given, roles, strict=True)
     )
 
 
@@ -156,23 +156,31 @@ def likeness(
     return sum(value in known for value in fingerprints)
 
 
-def choose_session(matches: Sequence[HistoryMatch], roles: Sequence[str]) -> HistoryMatch | None:
-    """The conversation that a message list goes on with, or None where that is not certain.
+def choose_sessions(
+    matches: Sequence[HistoryMatch], roles: Sequence[str]
+) -> tuple[HistoryMatch, ...]:
+    """The conversations that a message list may continue, likeliest first; none where that is not
+    certain.
 
     A conversation that the list continues is preferred to one that it shares more with only by
-    an answer: models answer like questions alike. Of several edited ones none is taken.
+    an answer: models answer like questions alike. It is preferred to any where the list is one turn
+    ahead of it, as that of an agent is which appends: the other is a run of the same task. Of
+    several edited ones none is taken.
 
     Args:
-        matches: per conversation its longest match; partial ones from :func:`shortest_partial` on.
+        matches: per conversation its longest match; partial ones from :func:`shortest_partial` on,
+            which count only where :func:`goes_on` confirms them.
         roles: of the request's messages.
     """
     wholes = [match for match in matches if match.whole]
     parts = [match for match in matches if not match.whole]
     whole = max(wholes, key=lambda match: match.length, default=None)
     longest = max((match.length for match in parts), default=0)
-    rivals = [match for match in parts if match.length == longest]
-    if whole is not None:
-        beyond = roles[whole.length : longest]
-        if len(rivals) != 1 or all(role == "assistant" for role in beyond):
-            return whole
-    return rivals[0] if len(rivals) == 1 else None
+    rivals = tuple(match for match in parts if match.length == longest)
+    if whole is None:
+        return rivals if len(rivals) == 1 else ()
+    appended = roles[whole.length :].count("assistant") <= 1
+    beyond = roles[whole.length : longest]
+    if appended or len(rivals) != 1 or all(role == "assistant" for role in beyond):
+        return (whole,)
+    return (*rivals, whole)

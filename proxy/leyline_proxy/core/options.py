@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -27,12 +27,28 @@ class OptionError(ValueError):
         self.param = param
 
 
+Trust = Literal["name", "opening", "messages"]
+"""Why a turn of a session counts as one of the conversation that goes on with it.
+
+name
+    The caller names its session.
+opening
+    A harness gives one name to all that it does for a task: a turn is of this conversation where
+    the list has the turn's task and first answer.
+messages
+    Nothing but what the list shows. Whoever sends the same is in the session, so no KV may remember
+    more than that, and the caller's own edits are exact.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class UndeclaredRules:
     """Whose undeclared edits are amortised; everything else is exact."""
 
     roles: frozenset[str] = frozenset()
     """Subset of ``UNDECLARED_KEYS``."""
+    trust: Trust = "name"
+    """Whose word it is that an earlier turn is of this conversation."""
 
     @classmethod
     def parse(cls, items: Mapping[str, str] | Iterable[str]) -> UndeclaredRules:
@@ -58,6 +74,13 @@ class UndeclaredRules:
 
     def amortizes(self, role: str) -> bool:
         """Whether an undeclared edit of a message of ``role`` (or ``template``) is amortised."""
+        return self.trust == "name" and self._has(role)
+
+    def withholds(self, role: str) -> bool:
+        """Whether it would be, did the session have a certain name."""
+        return self.trust != "name" and self._has(role)
+
+    def _has(self, role: str) -> bool:
         return {"developer": "system", "function": "tool"}.get(role, role) in self.roles
 
 

@@ -241,6 +241,25 @@ class Session:
         kept = tuple(turn for turn in self.turns if turn.turn not in turns)
         return self._with_turns(kept, gone=gone)
 
+    def take_name(self, key: str, shown: Sequence[int]) -> Session:
+        """The session under the store key of those that have a certain name; itself where it is.
+
+        One that was found by its history may have got turns of another conversation. Those stay
+        sources of which its caller's list has all the messages.
+
+        Args:
+            shown: fingerprints of that list.
+        """
+        if self.key == key:
+            return self
+        had = set(shown)
+        others = {
+            turn.turn
+            for turn in self.turns
+            if not had.issuperset(turn.prepared.client_fingerprints)
+        }
+        return replace(self.without(others), key=key)
+
     def account_for(self, losses: int) -> Session:
         """The session after a forget of everything, which was planned after so many losses."""
         unnamed = max(0, self.unnamed - losses)

@@ -154,6 +154,8 @@ def _splicing_plan(candidates: Sequence[Candidate], prompt: array[int], sink: in
     if not worth_it:
         own = records_of(chosen.edits, ())
         reason = Reason.NOT_WORTH_IT if moved else Reason.REPREFILLED
+        if _lacks_a_name(chosen.edits):
+            reason = Reason.UNNAMED_SESSION
         refill = replace(plan, edits=own, planned=Outcome.REPREFILLED, reason=reason)
         return refill if own else replace(plan, edits=())
     places = [Piece(order.index(piece.source), piece.run) for piece in pieces]
@@ -173,6 +175,13 @@ def _splicing_plan(candidates: Sequence[Candidate], prompt: array[int], sink: in
         planned=Outcome.SPLICED,
         reason=Reason.SPLICED,
     )
+
+
+def _lacks_a_name(edits: Sequence[Edit]) -> bool:
+    """Whether the first edit that can't be spliced over could be, had the session a name."""
+    first = next((edit for edit in edits if edit.mode == "exact"), None)
+    exact = [cause for cause in first.causes if cause.mode == "exact"] if first is not None else ()
+    return bool(exact) and all(cause.withheld for cause in exact)
 
 
 def _forgetting_plan(

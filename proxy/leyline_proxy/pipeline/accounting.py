@@ -30,6 +30,7 @@ _TEXT_BYTES = 3
 """Decoded messages, as the client sent them and as they went out, per byte of the body."""
 
 NO_RECEIPT = "the engine gave no receipt for this request"
+UNNAMED = "the caller's own edits are spliced in sessions with a name only; send x-leyline-session"
 
 
 def tokens_of_usage(usage: Mapping[str, Any] | None) -> TokenCounts:
@@ -199,6 +200,8 @@ def retained_turn(
 
 
 def _detail(turn: Turn, reason: Reason) -> str:
+    if reason is Reason.UNNAMED_SESSION:
+        return UNNAMED
     if reason is Reason.UNSUPPORTED_RUNTIME:
         return turn.status.obstacle or "the engine can't splice this request"
     if turn.status.obstacle:

@@ -11,6 +11,7 @@ from ..core.prepared import Prepared
 from ..core.session import RetainedTurn, Session, TurnSummary
 from ..core.spans import ANYTHING
 from .accounting import retained_turn
+from .identify import NAMED
 from .placing import Placing
 from .turn import Turn
 
@@ -56,6 +57,10 @@ def session_after(
     turn, receipt, source = settled.turn, settled.receipt, settled.source
     plan = turn.planned.plan
     current = session or _new_session(turn, placing, now)
+    if turn.identity.key == NAMED:
+        current = current.take_name(NAMED, turn.planned.prepared.client_fingerprints)
+    if current.key == NAMED != turn.identity.key:
+        source = None  # the session got its name meanwhile, and this turn may be another's
     if settled.recorded and plan.forgets:
         current = current.forget_sources()
         if ANYTHING in plan.forget and settled.obeyed:

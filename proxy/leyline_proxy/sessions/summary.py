@@ -61,10 +61,13 @@ def overview(session: Session) -> SessionOverview:
 
 
 def receipt_account(receipt: Receipt) -> dict[str, Any]:
-    """A receipt for callers. Lineages are names inside the engine and of no use to them; who was
+    """A receipt for callers. Lineages are names inside the engine and of no use to them, but for
+    where the first begins: KV from there on may remember what the prompt doesn't show. Who was
     refused for the sake of claims gets an error, which keeps to itself how much others claim."""
     account: dict[str, Any] = msgspec.to_builtins(receipt)
-    del account["lineage"], account["refused"]
+    del account["refused"]
+    first = min((run.start for run in receipt.lineage), default=None)
+    account["lineage"] = None if first is None else {"from": first}
     return account
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from functools import cache
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from leyline_proxy.pipeline.identify import Identity, Openings, identify, public
 from leyline_proxy.pipeline.request import ChatRequest, parse_chat
 from leyline_proxy.sessions import MemorySessionStore
 from leyline_proxy.settings import Settings
-from leyline_proxy.tenants import build_directory
+from leyline_proxy.tenants import Tenant, build_directory
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 TASK = {"role": "user", "content": "Fix it."}
@@ -37,9 +38,21 @@ def asked(
     messages: list[dict[str, Any]], headers: dict[str, str] | None = None, **members: Any
 ) -> ChatRequest:
     """A request."""
-    tenant = build_directory(Settings()).authenticate({})
     raw = json.dumps({"model": "m", "messages": messages, **members}).encode()
-    return parse_chat(raw, headers or {}, tenant, arrived=0.0)
+    return parse_chat(raw, headers or {}, _tenant(), arrived=0.0)
+
+
+@cache
+def _tenant() -> Tenant:
+    return build_directory(Settings()).authenticate({})
+
+
+def retained(messages: list[dict[str, Any]]) -> RetainedTurn:
+    """A turn as its session keeps it."""
+    prepared = prepare(messages, [], [], 0)
+    rendered = Rendered(array("q"), ())
+    names = name_spans("t", prepared, [], Departed(), rendered)
+    return RetainedTurn("t", 0, prepared, rendered, (), (), None, "", "m", names=names)
 
 
 async def seen(
@@ -52,13 +65,9 @@ async def seen(
     request, openings = asked(messages, headers, **members), Openings()
     tenant = request.tenant
     found = await identify(store, request, openings=openings)
-    openings.leave(tenant.name, found)
+    openings.leave(found.hold)
     assert not len(openings)
-
-    prepared = prepare(messages, [], [], 0)
-    rendered = Rendered(array("q"), ())
-    names = name_spans("t", prepared, [], Departed(), rendered)
-    turn = RetainedTurn("t", 0, prepared, rendered, (), (), None, "", "m", names=names)
+    turn = retained(messages)
 
     def change(session: Session | None) -> Session:
         return Session(found.session_id, tenant.name, found.key, (turn,), (), 0, 0.0)
@@ -176,11 +185,11 @@ async def test_a_name_is_held_only_while_its_first_turn_runs(store: MemorySessio
     retried = await identify(store, asked([TASK], NAME), openings=openings)
     assert first.session_id == retried.session_id == "run" != beside.session_id
     assert len(openings) == 2
-    openings.leave("default", first)
+    openings.leave(first.hold)
     still = await identify(store, asked([AGAIN], NAME), openings=openings)
     assert still.session_id == beside.session_id
     for identity in (retried, beside, still):
-        openings.leave("default", identity)
+        openings.leave(identity.hold)
     assert len(openings) == 0
     assert (await identify(store, asked([AGAIN], NAME), openings=openings)).session_id == "run"
 
@@ -188,7 +197,7 @@ async def test_a_name_is_held_only_while_its_first_turn_runs(store: MemorySessio
 async def test_counting_takes_no_name(store: MemorySessionStore) -> None:
     """Only requests that are answered do."""
     counted = await identify(store, asked([TASK], NAME))
-    assert (counted.session_id, counted.opens) == ("run", ())
+    assert (counted.session_id, counted.hold) == ("run", None)
 
 
 @pytest.mark.parametrize("field", ["prompt_cache_key", "user"])
