@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import structlog
 
-from leyline_engine.contract import Receipt, TurnRecord, edit_envelope, sign_envelope
+from leyline_engine.contract import Receipt, TurnRecord
 from leyline_policies import Policy
 from leyline_policies.faults import may_forget
 
@@ -32,11 +32,11 @@ from .pipeline.accounting import account_headers, caller_account, final_receipt,
 from .pipeline.cache_scope import check_scope
 from .pipeline.erasure import Erasures
 from .pipeline.identify import Identity, Openings, identify
-from .pipeline.outgoing import edit_payload, outgoing_body
+from .pipeline.outgoing import outgoing_body, turn_envelope
 from .pipeline.pinning import Pinning
 from .pipeline.placing import Placing
 from .pipeline.planner import Planner
-from .pipeline.planning import PlanInput, sink_of
+from .pipeline.planning import PlanInput
 from .pipeline.records import record_of, record_of_refusal, run_of
 from .pipeline.request import OPTIONS_FIELD, ChatRequest
 from .pipeline.retaining import session_after, session_owing, session_without, settled_turn
@@ -169,34 +169,11 @@ class TurnService:
         planned = await self._planner.plan(given, identity.session_id, replica)
         if planned.plan.forgets:
             self._erasures.check(request.tenant.name)
-        envelope = None
-        if status.capability is not None:
-            sink = sink_of(status)
-            payload = edit_payload(
-                request,
-                identity.session_id,
-                name,
-                planned.plan,
-                sink,
-                scope=planned.prepared.scope,
-                secret=self._hints_secret,
-            )
-            in_answer = status.capability.receipt_in_answer
-            envelope = edit_envelope(message_id, payload, receipt_in_answer=in_answer)
-            if self._hints_secret is not None:
-                envelope = sign_envelope(envelope, self._hints_secret)
+        envelope = turn_envelope(
+            given, planned, identity.session_id, message_id, secret=self._hints_secret
+        )
         if envelope is not None:
-            # Whatever becomes of this proxy: from here on an engine may hold something of the turn.
-            place = request.tenant.name, identity.session_id
-            await self._store.open_turn(
-                *place, name, identity.key, run=status.retains_as, replica=replica.name
-            )
-            self._open.add(name)
-            run = status.retains_as
-            if session is not None and run not in session.places:
-                await self._store.update(
-                    *place, lambda found: self._placing.begun(found or session, run, replica.name)
-                )
+            await self._open_turn(identity, given)
         return Turn(
             request=request,
             identity=identity,
@@ -217,6 +194,20 @@ class TurnService:
             own_s=own_s + perf_counter() - chosen - planned.asked_s,
             ahead_s=perf_counter() - request.arrived,
         )
+
+    async def _open_turn(self, identity: Identity, given: PlanInput) -> None:
+        """Note that an engine may hold something of the turn from here on, whatever becomes of this
+        proxy."""
+        place = given.request.tenant.name, identity.session_id
+        run, session = given.status.retains_as, given.session
+        await self._store.open_turn(
+            *place, given.turn, identity.key, run=run, replica=given.replica
+        )
+        self._open.add(given.turn)
+        if session is not None and run not in session.places:
+            await self._store.update(
+                *place, lambda found: self._placing.begun(found or session, run, given.replica)
+            )
 
     async def _identify(self, request: ChatRequest, again: Turn | None) -> Identity:
         """The session of a request, which stays the same when another engine is tried."""

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import msgspec
 
-from leyline_engine.contract import EditPayload, Envelope, sealed_digest
+from leyline_engine.contract import (
+    EditPayload,
+    Envelope,
+    edit_envelope,
+    sealed_digest,
+    sign_envelope,
+)
 
 from ..core.cache_scope import MEMBER
 from ..core.context_management import FIELD as CONTEXT_FIELD
 from ..core.prepared import Prepared
 from ..core.synthesis import TurnPlan
 from ..core.wire import RESERVED, add_members, remove_members, replace_messages
+from .planning import PlanInput, Planned, sink_of
 from .request import OPTIONS_FIELD, ChatRequest
 from .rules import effective_share
 
@@ -55,6 +62,31 @@ def edit_payload(
         share=effective_share(request, scope),
         sink=sink,
     )
+
+
+def turn_envelope(
+    given: PlanInput, planned: Planned, session_id: str, message_id: str, *, secret: str | None
+) -> Envelope | None:
+    """What is said to the engine about a turn; None for one that takes no envelopes.
+
+    Args:
+        secret: shared with the engine, which acts on no envelope that isn't signed with it.
+    """
+    capability = given.status.capability
+    if capability is None:
+        return None
+    payload = edit_payload(
+        given.request,
+        session_id,
+        given.turn,
+        planned.plan,
+        sink_of(given.status),
+        scope=planned.prepared.scope,
+        secret=secret,
+    )
+    in_answer = capability.receipt_in_answer
+    envelope = edit_envelope(message_id, payload, receipt_in_answer=in_answer)
+    return envelope if secret is None else sign_envelope(envelope, secret)
 
 
 def outgoing_body(
