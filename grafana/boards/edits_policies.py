@@ -23,6 +23,7 @@ PLAIN = ((None, "blue"),)
 
 EDITS = "leyline_edits_total"
 FAULTS = "leyline_policy_faults_total"
+REFUSALS = "leyline_policy_refusals_total"
 RELOADS = "leyline_policy_reloads_total"
 ERASURES = "leyline_erasures_total"
 FORGETS = "leyline_forgets_total"
@@ -77,9 +78,9 @@ def _add_now(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Policy faults since start",
-            "Policies that raised, took too long or returned nonsense; the turn was sent without "
-            "them. Bad: anything but 0; a policy that redacts has let something through.",
-            Query(or_zero(total(FAULTS))),
+            "Policies that raised, took too long or returned nonsense: the turn was sent without "
+            "them, or, where they forget, refused. Bad: anything but 0.",
+            Query(f"{or_zero(total(FAULTS))} + {or_zero(total(REFUSALS))}"),
             unit="short",
             thresholds=FAULT_COLORS,
         )
@@ -212,11 +213,15 @@ def _add_policies(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Policy faults",
-            "Policies that were skipped for a turn, as a total since the proxy started: a step "
-            "upwards is a fault. raised: an exception; timed_out: too slow; bad_type, "
-            "bad_message: no list of messages; broken_pair: a tool result without its call; "
-            "lost_last_user: the user's last message is gone. Bad: any step.",
-            [Query(total(FAULTS, "", "policy, fault"), "{{policy}}: {{fault}}")],
+            "Policies that were skipped for a turn, and requests that were refused because a "
+            "policy that forgets failed, as totals since the proxy started: a step upwards is a "
+            "fault. raised: an exception; timed_out: too slow; bad_type, bad_message: no list of "
+            "messages; broken_pair: a tool result without its call; lost_last_user: the user's "
+            "last message is gone. Bad: any step.",
+            [
+                Query(total(FAULTS, "", "policy, fault"), "{{policy}}: {{fault}}"),
+                Query(total(REFUSALS, "", "policy, fault"), "refused by {{policy}}: {{fault}}"),
+            ],
             unit="short",
         )
     )

@@ -49,6 +49,7 @@ WRONG = {
     "LeylineForgetsPending": "an engine that had the sessions is gone",
     "LeylineKeyReloadRefused": "a line of the key file is wrong",
     "LeylinePolicyFaults": "a pattern takes too long",
+    "LeylinePolicyRefusals": "a pattern takes too long, and its policy forgets",
     "LeylinePolicyReloadRefused": "a policy in the file doesn't exist",
     "LeylineRequestsLimited": "the blue tenant asks more often than it may",
     "LeylineUpstreamDown": "an engine is gone",
@@ -169,6 +170,7 @@ def test_counters_agree_with_the_answers(observed: Observed) -> None:
         "sum(leyline_limited_requests_total)": told.limited,
         "sum(leyline_claim_refusals_total)": told.refused,
         "sum(leyline_policy_faults_total)": told.faults(),
+        "sum(leyline_policy_refusals_total)": told.failed_closed,
     }
     assert min(expected.values()) > 0, "something of this didn't happen"
 

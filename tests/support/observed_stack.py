@@ -29,7 +29,8 @@ KEYS_READ_S = 2.0
 POOL = 8192
 TURNS = 6
 BLUE_PER_MINUTE = 4
-ENDLESS = "redact:pattern='(a|aa)+$'"
+REFUSED = "redact:pattern='(a|aa)+$',on_timeout=fail"
+ENDLESS = f"{REFUSED},on_fault=skip"
 CUT = "truncate_older_than:n=2,max_chars=60"
 LARGE = "Here is all of the log that the build left behind, line by line. " * 400
 PLAN = "The plan is to find where the cache loses tokens, and to mend it there. " * 40
@@ -43,6 +44,8 @@ class Told:
     """Bodies of chat turns that were served whole."""
     limited: int = 0
     refused: int = 0
+    failed_closed: int = 0
+    """Requests that weren't sent, because a policy failed that forgets."""
 
     def add_stream(self, text: str) -> None:
         """Keep what a stream told: usage and receipt of its chunks."""
@@ -134,6 +137,8 @@ class Stack:
             self.told.limited += 1
         elif answer.status_code == 503:
             self.told.refused += 1
+        elif answer.status_code == 502 and "policy_failed_closed" in answer.text:
+            self.told.failed_closed += 1
         return answer
 
     def claim(self, session: str, **terms: Any) -> httpx.Response:
@@ -268,7 +273,8 @@ def cause_trouble(stack: Stack) -> None:
     time.sleep(SCRAPES_S)
     _all(go_on, sessions[2:])
     messages = [{"role": "user", "content": "a" * 60 + "b"}]
-    stack.ask(on_engine("stays", "endless"), messages, leyline={"policy": ENDLESS})
+    for policy in (ENDLESS, REFUSED):
+        stack.ask(on_engine("stays", "endless"), messages, leyline={"policy": policy})
     redact = {"policy": "redact:pattern=value_0_7"}
     for some in (sessions[:2], sessions[2:4]):
         _all(lambda session: stack.ask(session, history(4, session), leyline=redact), some)

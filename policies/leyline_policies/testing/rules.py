@@ -11,8 +11,10 @@ from functools import cached_property
 from leyline_policies.alignment import align
 from leyline_policies.context import MAX_STATE_BYTES, Context
 from leyline_policies.conversation import INSTRUCTION_ROLES, RESULT_ROLES, pair_calls
+from leyline_policies.faults import may_forget
 from leyline_policies.marks import mark_of, without_dropped
 from leyline_policies.policy import Message, Policy
+from leyline_policies.promises import forgets
 
 RULES: Mapping[str, str] = {
     "no_exception": "transform raises nothing",
@@ -22,6 +24,7 @@ RULES: Mapping[str, str] = {
     "system_kept": "instructions stay; only a policy that forgets edits their text",
     "last_user_kept": "the last message of the user stays",
     "same_objects": "a message that isn't edited is returned as the very object that was given",
+    "forgets_said": "a policy whose edits may be forgets says so: mode forget, or forgets = True",
     "state_json": f"the state is JSON, at most {MAX_STATE_BYTES:,} bytes of it",
     "notes_numbers": "notes hold finite numbers",
     "idempotent": "the same messages and the same state give the same result, also when repeated",
@@ -158,6 +161,16 @@ def _same_objects(call: Call) -> Breach | None:
     return None
 
 
+def _forgets_said(call: Call) -> Breach | None:
+    if may_forget(call.policy):
+        return None
+    given = set(map(id, call.given))
+    for index, message in enumerate(call.returned):
+        if id(message) not in given and forgets(message, given):
+            return Breach("it is to be forgotten", index)
+    return None
+
+
 def _state_json(call: Call) -> Breach | None:
     state = call.context.state
     try:
@@ -184,6 +197,7 @@ CHECKS: Mapping[str, Callable[[Call], Breach | None]] = {
     "system_kept": _system_kept,
     "last_user_kept": _last_user_kept,
     "same_objects": _same_objects,
+    "forgets_said": _forgets_said,
     "state_json": _state_json,
     "notes_numbers": _notes_numbers,
 }

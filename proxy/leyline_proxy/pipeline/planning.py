@@ -128,7 +128,8 @@ def _refusal(
 ) -> ProxyError:
     """Why a request isn't sent. It is counted here: there won't be a turn."""
     for fault in prepared.faults:
-        metrics.policy_faults.labels(fault.policy, fault.fault).inc()
+        counter = metrics.policy_refusals if fault is refused else metrics.policy_faults
+        counter.labels(fault.policy, fault.fault).inc()
     tenant = given.request.tenant.name
     log.error("policy_failed_closed", tenant=tenant, policy=refused.policy, fault=refused.fault)
     if refused.policy != Verbs.name:

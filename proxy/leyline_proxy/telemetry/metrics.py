@@ -71,6 +71,7 @@ class Metrics:
     schedule_decisions: Counter
     policy_messages: Counter
     policy_faults: Counter
+    policy_refusals: Counter
     policy_reloads: Counter
     policy_completions: Counter
     policy_notes: Counter

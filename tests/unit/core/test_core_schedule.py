@@ -168,13 +168,19 @@ def test_edits_that_reclaim_nothing_are_not_held() -> None:
 def test_more_reclaimed_never_makes_an_edit_wait(
     reclaimed: int, more: int, turn: int, window: int
 ) -> None:
-    """Nor does a session that has lasted longer."""
+    """Nor does a session that has lasted longer; a single token is held where the window is far
+    from full, and what reclaims enough is sent."""
     for cost in (PLAIN, SPLICING):
-        less = replace(CASE, reclaimed=reclaimed)
-        if pays(less, cost, Timing(), turns=turn, window=window):
-            rest = replace(less, reclaimed=reclaimed + more)
-            assert pays(rest, cost, Timing(), turns=turn, window=window)
-            assert pays(less, cost, Timing(), turns=turn + 10, window=window)
+
+        def sent(tokens: int, turns: int = turn, cost: EditCost = cost) -> bool:
+            found = replace(CASE, reclaimed=tokens)
+            return pays(found, cost, Timing(), turns=turns, window=window)
+
+        fills = CASE.prompt > Timing().pressure * window
+        assert sent(1, turns=1) is fills
+        assert sent(10**9)
+        assert sent(reclaimed) <= sent(reclaimed + more)
+        assert sent(reclaimed) <= sent(reclaimed, turns=turn + 10)
 
 
 def test_costs_are_medians_of_what_turns_told() -> None:

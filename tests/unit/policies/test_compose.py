@@ -16,17 +16,15 @@ from leyline_policies.builtin.redact import Redact
 from leyline_policies.compose import (
     all_gates,
     at_least,
-    at_least_gate,
     dry_run,
     every,
-    every_gate,
     pipeline,
     protect,
     when,
-    when_gate,
     whole_pairs,
 )
 from leyline_policies.context import apply
+from leyline_policies.gates import at_least_gate, every_gate, when_gate
 from leyline_policies.marks import Mark, is_dropped, mark_of
 from leyline_policies.testing import check_policy, requests_of
 from leyline_policies.triggers import messages as more_messages

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from leyline_policies import Context, Message, Mode, drop, edit, load_pipeline, map_text
+from leyline_policies import Context, Message, Mode, drop, edit, load_pipeline, map_text, verbs
 from leyline_policies.context import MAX_STATE_BYTES
 from leyline_policies.conversation import pair_calls
 from leyline_policies.testing import (
@@ -52,6 +52,7 @@ class Policy:
     mode: Mode = "amortize"
     memory: dict[str, Any] = field(default_factory=dict)
     name: str = "broken"
+    forgets: bool = False
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> Any:
         """Do it."""
@@ -126,6 +127,20 @@ BROKEN: list[tuple[str, str, Policy, int, int | None]] = [
     ("no JSON", "returns_messages", Policy(_returns(lambda m: [edit(m[0], x={1}), *m[1:]])), 0, 0),
     ("mutates", "input_kept", Policy(_mutates), 1, 2),
     ("mutates the list", "input_kept", Policy(_mutates_list), 0, None),
+    (
+        "forgets without a word",
+        "forgets_said",
+        Policy(_returns(lambda m: [edit(m[0], content="x", mode="forget"), *m[1:]])),
+        0,
+        0,
+    ),
+    (
+        "says forget without a word",
+        "forgets_said",
+        Policy(_returns(lambda m: [m[0], verbs.forget(m[1]), *m[2:]])),
+        0,
+        1,
+    ),
     (
         "loses a result",
         "pairs_whole",
@@ -229,6 +244,7 @@ def test_forgetting_policies_may_edit_instructions() -> None:
     redacted = Policy(_returns(lambda m: [edit(m[0], content="[x]"), *m[1:]]), "forget")
     check_policy(redacted, SESSIONS)
     marked = Policy(_returns(lambda m: [edit(m[0], content="[x]", mode="forget"), *m[1:]]))
+    marked.forgets = True
     check_policy(marked, SESSIONS)
     with pytest.raises(RuleBrokenError, match="the instructions are gone"):
         check_policy(Policy(_returns(lambda m: m[1:]), "forget"), SESSIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -75,7 +76,8 @@ async def test_nothing_is_sent_and_the_client_is_told_why(path: str, body: dict[
     assert "secret words" not in answer.text
     assert SECRET not in answer.text
     assert engine.bodies == []
-    assert 'leyline_policy_faults_total{fault="raised",policy="hides"} 1.0' in metrics
+    assert 'leyline_policy_refusals_total{fault="raised",policy="hides"} 1.0' in metrics
+    assert "leyline_policy_faults_total{" not in metrics
 
 
 @pytest.mark.usefixtures("hiding")
@@ -90,6 +92,7 @@ async def test_the_operator_may_have_it_sent_all_the_same() -> None:
     assert faults == [{"policy": "hides", "fault": "raised"}]
     assert SECRET in str(engine.sent)
     assert 'leyline_policy_faults_total{fault="raised",policy="hides"} 1.0' in metrics
+    assert "leyline_policy_refusals_total{" not in metrics
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -156,6 +159,37 @@ async def test_to_count_tokens_no_secret_is_shown_to_the_engine(
     assert answer.json()["input_tokens"] == 3
     assert "[redacted]" in engine.asked[-1]
     assert SECRET not in "".join(engine.asked)
+
+
+async def test_calls_that_hang_cost_no_other_tenant_its_policy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many of the red tenant's do; until they end, its own requests are refused at once."""
+    release = threading.Event()
+
+    @function_policy(name="hangs", mode="forget")
+    def hangs(messages: list[Message], turn_idx: int) -> list[Message]:
+        if "hang" in messages[0]["content"]:
+            release.wait()  # which no exception interrupts
+        return messages
+
+    monkeypatch.setattr("leyline_proxy.tenants.tenant.load_pipeline", lambda _: (hangs,))
+    engine = FakeEngine()
+    keys = tuple(f"{tenant}:{tenant}-key" for tenant in ("red", "blue"))
+    hanging = {**TALK, "messages": [{"role": "user", "content": "hang"}]}
+    settings: dict[str, Any] = {"policy": "patched", "policy_timeout_s": 0.02, "api_keys": keys}
+    try:
+        async with proxy_before(engine, log_level="error", **settings) as client:
+
+            async def ask(tenant: str, body: dict[str, Any]) -> int:
+                headers = {"authorization": f"Bearer {tenant}-key"}
+                return (await client.post(CHAT, json=body, headers=headers)).status_code
+
+            assert [await ask("red", hanging) for _ in range(4)] == [502] * 4
+            assert await ask("red", TALK) == 502
+            assert await ask("blue", TALK) == 200
+    finally:
+        release.set()
 
 
 async def test_a_demand_that_cannot_be_met_is_the_callers_to_change() -> None:

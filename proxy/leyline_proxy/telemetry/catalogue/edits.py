@@ -51,6 +51,14 @@ _EDITS: tuple[Entry, ...] = (
         bad="Above 0: a policy breaks a rule or takes too long; the log names the rule.",
     ),
     counter(
+        "policy_refusals",
+        "leyline_policy_refusals",
+        "Requests that weren't sent, because a policy failed that takes out what must not reach "
+        "the model.",
+        ("policy", "fault"),
+        bad="Above 0: clients get errors until the policy is fixed or its faults are skipped.",
+    ),
+    counter(
         "policy_reloads",
         "leyline_policy_reloads",
         "Changes of the policy file, by whether it was loaded or refused.",
