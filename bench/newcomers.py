@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,12 @@ from leyline_proxy.render import ChatRenderer
 
 EVERY_S = 0.25
 """Between two newcomers."""
+ROOM = {
+    "LEYLINE_MAX_CONCURRENT": "4096",
+    "LEYLINE_MAX_QUEUED": "4096",
+    "LEYLINE_CONNECT_TIMEOUT_S": "60",
+}
+"""Settings under which nobody is refused: what is measured is the way in."""
 TURNS = 8
 """Of a resident's session; the next one begins on the same connection."""
 
@@ -66,7 +72,8 @@ class Run:
         """Open all residents' connections, then measure."""
         clients = [Client(self._system.origin) for _ in range(self._crowd.residents)]
         try:
-            await asyncio.gather(*(self._ask(client, self._make()) for client in clients))
+            for few in batched(clients, 16):
+                await asyncio.gather(*(self._ask(client, self._make()) for client in few))
             begun, cpu = perf_counter(), self._system.cpu_s()
             self._until = begun + self._crowd.seconds
             async with asyncio.TaskGroup() as group:
@@ -116,6 +123,11 @@ class Run:
         writer.close()
 
 
+def batched(clients: Sequence[Client], count: int) -> Iterator[Sequence[Client]]:
+    """So many at a time."""
+    return (clients[start : start + count] for start in range(0, len(clients), count))
+
+
 def figures(turns: Sequence[Seen]) -> dict[str, float]:
     """One loop's figures over all its turns."""
     found: dict[str, float] = {}
@@ -155,7 +167,9 @@ def run_all(given: argparse.Namespace, console: Console) -> dict[str, dict[str, 
         path.write_text(json.dumps({"renderer": document, "answers": answers}))
         upstream = stack.enter_context(canned_upstream(path))
         systems = [
-            stack.enter_context(leyline(loop, upstream.origin, Path(folder), LEYLINE_LOOP=loop))
+            stack.enter_context(
+                leyline(loop, upstream.origin, Path(folder), LEYLINE_LOOP=loop, **ROOM)
+            )
             for loop in loops
         ]
         progress = stack.enter_context(Progress(console=console, transient=True))

@@ -14,6 +14,7 @@ from ..telemetry.metrics import Metrics
 from ..tenants import Tenant
 from .bucket import TokenBucket
 from .fair_queue import Entry, FairQueue, Share
+from .pace import Pace
 
 Watch = Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
 
@@ -37,6 +38,7 @@ class Gate:
     ) -> None:
         self._queue: FairQueue[_Ticket] = FairQueue(places)
         self._places = places
+        self._pace = Pace()
         self._metrics = metrics
         self._now = now
         self._buckets: dict[str, tuple[float, TokenBucket]] = {}
@@ -111,8 +113,11 @@ class Gate:
                 self._withdraw(tenant.name, ticket)
                 raise
         started = self._now()
-        self._metrics.queue_seconds.labels(tenant.name).observe(started - arrived)
         try:
+            if (turn := self._pace.enter()) is not None:
+                await turn
+                started = self._now()
+            self._metrics.queue_seconds.labels(tenant.name).observe(started - arrived)
             yield
         finally:
             held = self._now() - started
