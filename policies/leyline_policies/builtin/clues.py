@@ -47,7 +47,7 @@ def _of_item(kind: Any, argument: Any, parser: Any) -> Clues | None:
         return _of_sequence(argument, parser)
     if kind in repeats and argument[0] > 0:
         least, _, repeated = argument
-        letters = [_letter(*item, parser) for item in repeated]
+        letters = [_letter(inner, value, parser) for inner, value in repeated]
         if all(letters):
             return ("".join(letters * min(int(least), _ENOUGH)),)
         return _of_sequence(repeated, parser)

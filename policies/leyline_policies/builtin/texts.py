@@ -124,7 +124,8 @@ class TextWalk:
         spans = self.find("".join(text for _, text in texts))
         begin = 0
         for at, text in texts if spans else ():
-            left, done = [], 0
+            left: list[str] = []
+            done = 0
             for start, end in ((start - begin, end - begin) for start, end in spans):
                 if start < len(text) and end > 0:
                     # The replacement stands where the match begins.
