@@ -202,3 +202,19 @@ def test_every_reason_is_explained() -> None:
     text = (DOCS / "concepts" / "receipt.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.*?) \|", text.split("| reason | meaning |")[1], re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == {*Reason}
+
+
+def test_a_promise_names_a_test_that_is_there() -> None:
+    """Tables of promises name the test that breaks with each; a renamed one is renamed there, too."""
+    defined = {
+        name
+        for path in (REPOSITORY / "tests").rglob("test_*.py")
+        for name in re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8"))
+    }
+    named = {
+        name
+        for page in _pages()
+        for name in re.findall(r"`(test_\w+)`", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 20
+    assert not named - defined
