@@ -205,7 +205,7 @@ def test_every_reason_is_explained() -> None:
 
 
 def test_a_promise_names_a_test_that_is_there() -> None:
-    """Tables of promises name the test that breaks with each; a renamed one is renamed there, too."""
+    """Tables of promises name the test that breaks with each, by the name that it has."""
     defined = {
         name
         for path in (REPOSITORY / "tests").rglob("test_*.py")
