@@ -106,7 +106,7 @@ def take_member(body: bytes, name: str) -> tuple[bytes, bytes | None]:
     """
     if msgspec.json.encode(name) not in body:
         return body, None
-    if (taken := _take_last_member(body, name)) is not None:
+    if (taken := _take_late_member(body, name)) is not None:
         return taken
     try:
         value = split_body(body).get(name)
@@ -165,8 +165,8 @@ def replace_messages(
     return replace_members(body, {"messages": b"[" + b",".join(parts) + b"]"})
 
 
-def _take_last_member(body: bytes, name: str) -> tuple[bytes, bytes] | None:
-    """As :func:`take_member`; None where the member isn't the last, or isn't written closely."""
+def _take_late_member(body: bytes, name: str) -> tuple[bytes, bytes] | None:
+    """As :func:`take_member`; None where the member is the first, or isn't written closely."""
     mark = b"," + msgspec.json.encode(name) + b":"
     place = body.rfind(mark)
     start = place + len(mark)
@@ -175,7 +175,7 @@ def _take_last_member(body: bytes, name: str) -> tuple[bytes, bytes] | None:
         last = split_body(b"{" + body[place + 1 :]) if place > 0 else {}
     except WireError:
         return None
-    value = bytes(last[name]) if last.keys() == {name} else b""
+    value = bytes(last.get(name, b""))
     end = start + len(value)
     return (body[:place] + body[end:], value) if value and body[start:end] == value else None
 

@@ -61,8 +61,11 @@ def test_a_record_that_an_engine_adds_leaves_no_trace(
     answer: dict[str, Any], indent: int | None, end: str
 ) -> None:
     """The proxy takes it out of the engine's bytes, white space and escapes included."""
-    raw = _encode(answer, indent) + end.encode()
-    left, value = take_member(with_record(raw, RECORD), RECORD_MEMBER)
+    space = end.encode()
+    raw = _encode(answer, indent)[:-1] + space + b"}" + space
+    added = with_record(raw, RECORD)
+    assert [*json.loads(added)] == [*answer, RECORD_MEMBER]
+    left, value = take_member(added, RECORD_MEMBER)
     assert left == raw
     assert value is not None and msgspec.json.decode(value, type=TurnRecord) == RECORD
 
