@@ -30,12 +30,6 @@ from leyline_proxy.render import ChatRenderer
 
 EVERY_S = 0.25
 """Between two newcomers."""
-ROOM = {
-    "LEYLINE_MAX_CONCURRENT": "4096",
-    "LEYLINE_MAX_QUEUED": "4096",
-    "LEYLINE_CONNECT_TIMEOUT_S": "60",
-}
-"""Settings under which nobody is refused: what is measured is the way in."""
 TURNS = 8
 """Of a resident's session; the next one begins on the same connection."""
 
@@ -167,9 +161,7 @@ def run_all(given: argparse.Namespace, console: Console) -> dict[str, dict[str, 
         path.write_text(json.dumps({"renderer": document, "answers": answers}))
         upstream = stack.enter_context(canned_upstream(path))
         systems = [
-            stack.enter_context(
-                leyline(loop, upstream.origin, Path(folder), LEYLINE_LOOP=loop, **ROOM)
-            )
+            stack.enter_context(leyline(loop, upstream.origin, Path(folder), LEYLINE_LOOP=loop))
             for loop in loops
         ]
         progress = stack.enter_context(Progress(console=console, transient=True))

@@ -27,7 +27,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from leyline_proxy.render import ChatRenderer
 
 SIZES = {"1K": 1_000, "50K": 50_000, "100K": 100_000}
-CROWDS = (16, 64)
 FEW, MANY = 16, 512
 """Chunks of the streams whose difference gives the cost of a chunk."""
 PACE_US, PACED = 1000, 272
@@ -43,7 +42,7 @@ class Cell:
     pace_us: int = 0
 
 
-def cells(tokens: int, *, quick: bool) -> list[Cell]:
+def cells(tokens: int, crowds: Sequence[int], *, quick: bool) -> list[Cell]:
     """The loads of one size. A session grows by its turns, a short one by much, so it has few."""
     short = tokens < 10_000
     turns, sessions = (4, 5) if short else (20, 1)
@@ -56,8 +55,8 @@ def cells(tokens: int, *, quick: bool) -> list[Cell]:
         Cell("1 few paced", Load(1, 4, stream=True, chunks=FEW), PACE_US),
         Cell("1 many paced", Load(1, 4, stream=True, chunks=PACED), PACE_US),
     ]
-    for crowd in CROWDS[:1] if quick else CROWDS:
-        each = 4 if crowd == CROWDS[0] else 2
+    for crowd in crowds[:1] if quick else crowds:
+        each = 4 if crowd == crowds[0] else 2
         found.append(Cell(f"{crowd}", Load(crowd, each)))
         found.append(Cell(f"{crowd} streamed", Load(crowd, each, stream=True, chunks=FEW)))
     return found
@@ -137,6 +136,7 @@ def run_all(given: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure every size."""
     rounds = 1 if given.quick else given.rounds
     sizes = {name: SIZES[name] for name in given.sizes.split(",")}
+    crowds = [int(crowd) for crowd in given.crowds.split(",")]
     with console.status("Training the tokenizer"):
         document = renderer_document()
         renderer = ChatRenderer(**document)
@@ -156,7 +156,7 @@ def run_all(given: argparse.Namespace, console: Console) -> dict[str, Any]:
         path.write_text(json.dumps({"renderer": document, "answers": answers}))
         for name, tokens in sizes.items():
             sessions = Sessions(renderer, tokens, [each["message"] for each in answers])
-            plan = cells(tokens, quick=given.quick)
+            plan = cells(tokens, crowds, quick=given.quick)
             # Fresh processes for each size, so that their memory is that of the size.
             compared = {"litellm": not given.without_litellm, "asked": given.receipts}
             with running(path, **compared, loops=given.loops.split()) as systems:
@@ -176,6 +176,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="OUT", help="figures by size and system")
     parser.add_argument("--plot", type=Path, metavar="OUT.png")
     parser.add_argument("--sizes", default=",".join(SIZES), help="of the first prompts")
+    parser.add_argument("--crowds", default="16,64", help="connections at once, beside one")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each system per load")
     parser.add_argument("--quick", action="store_true", help="one round, fewer loads and turns")
     parser.add_argument("--without-litellm", action="store_true")

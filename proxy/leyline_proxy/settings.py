@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -238,6 +239,13 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
                 raise ValueError(f"{item!r} is not ROLE=MODE, for example tool=amortize")
             rules[role.strip()] = mode.strip()
         return rules
+
+    @field_validator("loop")
+    @classmethod
+    def _check_loop(cls, value: str) -> str:
+        if value == "uvloop" and find_spec(value) is None:
+            raise ValueError("uvloop isn't installed; auto does without it")
+        return value
 
     @field_validator("upstream")
     @classmethod

@@ -108,6 +108,7 @@ def test_load_balancers_are_told_before_the_port_is_closed() -> None:
         answer = httpx.post(f"{proxy.origin}{CHAT}", json=REQUEST)
         assert (document["ready"], document["stopping"]) == (False, True)
         assert answer.status_code == 200 and answer.content.endswith(DONE)
+        assert answer.headers["connection"] == "close"
         assert proxy.process.wait(30) == 0
 
 
@@ -176,11 +177,13 @@ def test_no_request_is_reset(settings: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("signals", [1, 2], ids=["grace-over", "second-signal"])
 def test_a_stream_that_doesnt_end_is_cut_off(signals: int) -> None:
-    """After the grace time, or at once when told twice, whatever still runs is given up."""
+    """After the grace time, or at once when told twice, whatever still runs is given up; a signal
+    from a keyboard waits for no load balancer."""
     with slow_engine() as (engine, origin):
         first, *_ = chat_stream("x").chunks
         engine.answers = [Answer([first], content_type="text/event-stream", hangs=True)]
-        proxy = Serving(origin, shutdown_grace_s=1 if signals == 1 else 60)
+        grace_s = 1 if signals == 1 else 60
+        proxy = Serving(origin, shutdown_delay_s=60, shutdown_grace_s=grace_s)
         thread, received = proxy.stream()
         for _ in range(signals):
             proxy.process.send_signal(signal.SIGINT)

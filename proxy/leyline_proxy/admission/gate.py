@@ -114,7 +114,7 @@ class Gate:
                 raise
         started = self._now()
         try:
-            if (turn := self._pace.enter()) is not None:
+            if (turn := self._pace.enter(tenant.name)) is not None:
                 await turn
                 started = self._now()
             self._metrics.queue_seconds.labels(tenant.name).observe(started - arrived)

@@ -76,7 +76,7 @@ async def test_who_waits_goes_in_the_order_of_coming(leaving: tuple[int, ...]) -
     pace, begun, turns = Pace(), [], []
 
     async def work(number: int) -> None:
-        if (turn := pace.enter()) is not None:
+        if (turn := pace.enter("red")) is not None:
             await turn
         begun.append(number)
         turns.append(beating.beats)
@@ -91,4 +91,17 @@ async def test_who_waits_goes_in_the_order_of_coming(leaving: tuple[int, ...]) -
         assert len(set(turns)) == len(turns)
         for _ in range(3):
             await asyncio.sleep(0)
-        assert pace.enter() is None
+        assert pace.enter("red") is None
+
+
+async def test_a_crowd_of_one_tenant_is_not_before_another() -> None:
+    """Who comes after many of another tenant waits for one of them."""
+    pace, begun = Pace(), []
+
+    async def work(tenant: str) -> None:
+        if (turn := pace.enter(tenant)) is not None:
+            await turn
+        begun.append(tenant)
+
+    await asyncio.gather(*(work(tenant) for tenant in ["red"] * 6 + ["blue"] * 2))
+    assert begun == ["red", "red", "blue", "red", "blue", "red", "red", "red"]

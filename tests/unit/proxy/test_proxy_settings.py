@@ -83,6 +83,14 @@ def test_wrong_settings_are_named_without_their_secrets(tmp_path: Path) -> None:
         load_settings(tmp_path / "none")
 
 
+def test_a_loop_that_isnt_installed_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a setting names by itself must be there; ``auto`` does without."""
+    monkeypatch.setattr("leyline_proxy.settings.find_spec", lambda _: None)
+    assert load_settings().loop == "auto"
+    with pytest.raises(ValueError, match="uvloop isn't installed"):
+        load_settings(loop="uvloop")
+
+
 def test_secrets_are_not_shown() -> None:
     """Printing the settings shows no key."""
     settings = load_settings(api_keys=["red:hunter2"], upstream_api_key="hunter2")
