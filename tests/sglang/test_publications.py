@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from array import array
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import LineageRun
-from leyline_engine.sglang.publications import Publication, Publications, Space
+from leyline_engine.sglang.publications import MIN_WEIGHT, Publication, Publications, Space
 
 SESSIONS = [("tenant", "a"), ("tenant", "b"), ("other", "a")]
 SPACES = [Space(), Space("adapter")]
@@ -22,9 +23,9 @@ PATHS = st.builds(Publication, KEYS, RUNS, st.sampled_from(SPACES))
 NOTES = st.lists(st.tuples(st.sampled_from(SESSIONS), PATHS), max_size=24)
 
 
-def noted(notes: list[tuple[tuple[str, str], Publication]], **bounds: int) -> Publications:
+def noted(notes: list[tuple[tuple[str, str], Publication]]) -> Publications:
     """An index after all notes."""
-    index = Publications(**bounds)
+    index = Publications()
     for session, path in notes:
         index.note(session, path)
     return index
@@ -79,23 +80,71 @@ def test_under_finds_every_tainted_position(
             assert found.get((session, id(path))) == wanted
 
 
-@given(NOTES)
+@given(NOTES, st.integers(1, 8))
 def test_what_goes_for_want_of_room_is_named(
-    notes: list[tuple[tuple[str, str], Publication]],
+    notes: list[tuple[tuple[str, str], Publication]], bound: int
 ) -> None:
-    """No key that was published is dropped without being returned."""
-    index = Publications(max_sessions=2, max_paths=2)
+    """No key that was published is dropped without being returned, and the bound holds."""
+    index = Publications(max_tokens=bound * MIN_WEIGHT, max_paths=2)
     gone: list[Publication] = []
     for session, path in notes:
         for old, length in index.note(session, path):
             held = [p for name in SESSIONS for p in index.of(name)]
-            assert length <= max((old.common(p) for p in held), default=0)
+            assert length == max((old.common(p) for p in held), default=0)
             gone.append(old)
+        assert covers(index.of(session), path)
+        own = len(index.of(session)) * MIN_WEIGHT
+        assert index.tokens == sum(len(index.of(name)) for name in SESSIONS) * MIN_WEIGHT
+        assert index.tokens <= max(bound * MIN_WEIGHT, own)
     held = tuple(p for name in SESSIONS for p in index.of(name))
     for _, path in notes:
         assert covers((*held, *gone), path)
-    assert sum(1 for name in SESSIONS if index.of(name)) <= 2
     assert all(len(index.of(name)) <= 2 for name in SESSIONS)
+
+
+def path_of(number: int, length: int) -> Publication:
+    """A path that shares nothing with one of another number."""
+    return Publication(array("q", range(number * 1_000_000, number * 1_000_000 + length)))
+
+
+@pytest.mark.parametrize("scope", ["mine", "theirs"])
+def test_many_small_sessions_take_nothing_from_a_large_one(scope: str) -> None:
+    """A thousand sessions of three tokens weigh less than what they would push out."""
+    index = Publications(max_tokens=200_000)
+    large = path_of(0, 100_000)
+    index.note(("mine", "large"), large)
+    gone = [out for n in range(1, 1025) for out in index.note((scope, f"s{n}"), path_of(n, 3))]
+    assert gone == []
+    assert index.of(("mine", "large")) == (large,)
+
+
+def test_the_tenant_that_noted_most_loses_first() -> None:
+    """Another's single path stays, however many sessions a tenant begins and however long ago it
+    was published; of the tenant's own, the one that published least recently goes."""
+    index = Publications(max_tokens=100_000)
+    lone = path_of(0, 20_000)
+    index.note(("quiet", "s"), lone)
+    gone: list[Publication] = []
+    for n in range(1, 100):
+        gone += [old for old, _ in index.note(("busy", f"s{n}"), path_of(n, 5_000))]
+        assert index.tokens <= 100_000
+    assert index.of(("quiet", "s")) == (lone,)
+    assert gone == [path_of(n, 5_000) for n in range(1, len(gone) + 1)]
+    assert len(gone) < 99 - 14, "room is made for more than one path at once"
+
+
+def test_what_is_not_cached_any_more_goes_before_anything_else() -> None:
+    """Where the cache has evicted as much as there is too much of, nobody loses a path."""
+    lengths: dict[int, int] = {}
+    index = Publications(
+        max_tokens=100_000, cached=lambda path: lengths.get(path.keys[0] // 1_000_000, 0)
+    )
+    for n in range(1, 100):
+        for kept in range(n - 6, n):
+            lengths[kept] = max(0, 4_000 if kept > n - 6 else 0)
+        assert index.note(("t", f"s{n}"), path_of(n, 5_000)) == ()
+    assert index.of(("t", "s1")) == ()
+    assert index.of(("t", "s99")) == (path_of(99, 5_000),)
 
 
 @given(PATHS, st.integers(0, 8))

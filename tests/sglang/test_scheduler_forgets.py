@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -9,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from conftest import ModelFolder
 from scheduler_kit import SECRETS, VOCABULARY, Scheduler, install_server_args, sealed, source_of
 from sglang_models import SglangModel
@@ -16,6 +18,7 @@ from sglang_models import SglangModel
 from leyline_engine.contract import (
     Directive,
     EditPayload,
+    ForgetCounts,
     Mode,
     Outcome,
     Reason,
@@ -25,7 +28,7 @@ from leyline_engine.contract import (
     token_array,
 )
 from leyline_engine.sglang.hints import MAX_ENVELOPE_BYTES
-from leyline_engine.sglang.publications import Space
+from leyline_engine.sglang.publications import Publication, Space
 
 SECRET = SECRETS + 3
 HEAD, TAIL = 60, 50
@@ -60,13 +63,19 @@ def telling(**changes: Any) -> EditPayload:
 
 def forgetting(**changes: Any) -> EditPayload:
     """The turn that demands its forgetting."""
-    return telling(turn="t2", forget=("secret",), **changes)
+    return telling(**({"turn": "t9", "forget": ("secret",)} | changes))
 
 
 def readers(scheduler: Scheduler) -> int:
     """How many cached slots have read the secret."""
     cached = scheduler.cache.all_values_flatten()
     return sum(SECRET in scheduler.has_read[nonce] for _, _, nonce in scheduler.read(cached))
+
+
+def held(scheduler: Scheduler) -> int:
+    """How many slots hold something that has read the secret, free ones included."""
+    every = torch.arange(1, scheduler.capacity + 1)
+    return sum(SECRET in scheduler.has_read[nonce] for _, _, nonce in scheduler.read(every))
 
 
 def several_answers(
@@ -92,7 +101,7 @@ def test_a_prompt_with_several_answers_is_found_by_a_later_forget() -> None:
     assert record is not None
     assert record.receipt.forgot is not None
     assert record.receipt.forgot.overwritten > TAIL
-    assert readers(scheduler) == 0
+    assert held(scheduler) == 0
 
 
 def test_a_forget_that_comes_with_several_answers_is_counted_once() -> None:
@@ -114,7 +123,7 @@ def test_a_forget_that_comes_with_several_answers_is_counted_once() -> None:
     forgot = scheduler.sender.forgotten["forget"]
     assert forgot.pending == 0
     assert forgot.overwritten == scheduler.seen.overwritten > TAIL + 20
-    assert readers(scheduler) == 0
+    assert held(scheduler) == 0
     for kept in (REDACTED, clean):
         cached = scheduler.cache.find(token_array(kept), Space())
         assert cached.device_prefix_len == len(kept)
@@ -140,7 +149,7 @@ def test_edits_of_several_answers_are_refused_and_their_forgets_are_not() -> Non
     erase = msgspec.structs.replace(cut, mode=Mode.FORGET)
     erasing = msgspec.structs.replace(payload, directives=(erase,))
     several_answers(scheduler, prompt, erasing, "erase")
-    assert readers(scheduler) == 0
+    assert held(scheduler) == 0
 
 
 def spoilt(payload: EditPayload, **wrong: object) -> dict[str, Any]:
@@ -176,7 +185,7 @@ def test_what_a_spoilt_edit_published_is_found_by_a_later_forget(name: str) -> N
     assert receipt.turn == ("" if "turn" in WRONG[name] else "t1")
     assert readers(scheduler) > TAIL
     scheduler.serve(REDACTED, forgetting())
-    assert readers(scheduler) == 0
+    assert held(scheduler) == 0
 
 
 FORGETS: dict[str, dict[str, object]] = {
@@ -198,7 +207,7 @@ def test_a_spoilt_edit_forgets_all_the_same(name: str) -> None:
     forgot = scheduler.sender.records["spoilt"].receipt.forgot
     assert forgot is not None
     assert forgot.overwritten > TAIL
-    assert readers(scheduler) == 0
+    assert held(scheduler) == 0
 
 
 def _of_version(payload: EditPayload, version: str) -> dict[str, Any]:
@@ -231,9 +240,181 @@ def test_what_no_forget_could_find_is_not_kept(name: str) -> None:
     req = scheduler.submit(TOLD, hints=NAMELESS[name](telling()))
     scheduler.drain()
     assert len(req.output_ids) == 2
-    assert readers(scheduler) == 0
+    assert held(scheduler) == 0
     assert scheduler.allocator.available_size() == scheduler.capacity
     foreign = {"protocol_version": "0.1", "message_id": "m", "actions": []}
     scheduler.submit(TOLD, hints=foreign)
     scheduler.drain()
     assert readers(scheduler) > TAIL, "control: without an edit it is a request like any"
+
+
+STRANGER = [*TOLD, *text(15, 6)]
+"""What somebody without a session makes of the prompt that tells the secret."""
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_what_a_stranger_went_on_with_is_forgotten_too(first: bool) -> None:
+    """KV of requests without a session keeps nothing of a session's, whoever came first."""
+    scheduler = Scheduler()
+    if first:
+        scheduler.serve(STRANGER)
+    scheduler.serve(TOLD, telling())
+    if not first:
+        scheduler.serve(STRANGER)
+    before = readers(scheduler)
+    assert before > TAIL + 15
+    _, record = scheduler.serve(REDACTED, forgetting())
+    assert record is not None
+    assert record.receipt.forgot == ForgetCounts(overwritten=before)
+    assert held(scheduler) == 0
+    scheduler.check_idle()
+
+
+def test_a_forget_waits_for_a_stranger_that_runs() -> None:
+    """Nobody finds what it holds from then on, and with it goes what it has computed since."""
+    scheduler = Scheduler()
+    scheduler.serve(TOLD, telling())
+    stranger = scheduler.submit(STRANGER, decode=12)
+    scheduler.step()
+    scheduler.submit(REDACTED, forgetting(), message_id="forget")
+    for _ in range(5):
+        scheduler.step()
+    assert not stranger.finished()
+    assert scheduler.sender.records["forget"].receipt.forgot.pending > TAIL
+    again, _ = scheduler.serve(STRANGER[:-1], telling(session="other"), decode=1)
+    assert again.prefix_len == HEAD
+    assert scheduler.sender.forgotten["forget"].pending == 0
+    assert held(scheduler) == 0
+    scheduler.check_idle()
+
+
+def test_another_session_keeps_what_it_published_itself() -> None:
+    """A forget takes nothing that another session sent, and all of a stranger's behind that."""
+    scheduler = Scheduler()
+    scheduler.serve(TOLD, telling())
+    shared = TOLD[: HEAD + 20]
+    scheduler.serve(shared, telling(session="other", spans=()), decode=1)
+    scheduler.serve(STRANGER)
+    _, record = scheduler.serve(REDACTED, forgetting())
+    assert record is not None
+    assert record.receipt.forgot is not None
+    assert record.receipt.forgot.shared_retained == 20
+    assert readers(scheduler) == 20
+    found = scheduler.cache.find(token_array(STRANGER), Space()).device_prefix_len
+    assert found == len(shared)
+    scheduler.check_idle()
+
+
+def test_a_forget_is_pending_while_nobody_known_holds_what_is_left() -> None:
+    """A stranger that isn't noted is found by nobody, and the forget ends when it is evicted."""
+    scheduler = Scheduler(500)
+    scheduler.serve(TOLD, telling())
+    scheduler.serve(STRANGER)
+    known = scheduler.engine.publications
+    for owner, path in known.strangers(Publication(token_array(STRANGER)), HEAD):
+        known.cut(owner, path, 0)
+    scheduler.submit(REDACTED, forgetting(), message_id="forget")
+    scheduler.drain()
+    forgot = scheduler.sender.records["forget"].receipt.forgot
+    assert forgot is not None
+    assert forgot.pending > TAIL
+    found = scheduler.cache.find(token_array(STRANGER), Space()).device_prefix_len
+    assert found == HEAD
+    scheduler.serve(text(480, 9))
+    scheduler.serve(text(480, 10))
+    assert scheduler.sender.forgotten["forget"].pending == 0
+    assert held(scheduler) == 0
+    scheduler.check_idle()
+
+
+def test_a_thousand_small_sessions_leave_a_large_one_its_cache() -> None:
+    """What a session published stays cached while the pool has room, however many others begin."""
+    scheduler = Scheduler(2000)
+    large = text(1500, 11)
+    scheduler.serve(large, telling(spans=()))
+    for number in range(1100):
+        small = Publication(array("q", [number % VOCABULARY, number // VOCABULARY, 3]))
+        scheduler.engine._publish(("u", f"s{number}"), small)
+    found = scheduler.cache.find(token_array(large), Space()).device_prefix_len
+    assert found == len(large)
+
+
+def send_twice(scheduler: Scheduler) -> None:
+    """Both are computed; of what the second one adds, the tree keeps nothing."""
+    for turn in ("t1", "t2"):
+        scheduler.submit(TOLD, telling(turn=turn))
+    scheduler.drain()
+
+
+def evict(scheduler: Scheduler) -> None:
+    """The turn's KV makes room for somebody else's."""
+    scheduler.serve(TOLD, telling())
+    scheduler.serve(text(scheduler.capacity - 60, 12))
+
+
+def retract(scheduler: Scheduler) -> None:
+    """Memory is short: what was written is computed again."""
+    scheduler.submit(TOLD, telling(), decode=20)
+    for _ in range(5):
+        scheduler.step()
+    (running,) = scheduler.running
+    scheduler.retract(running)
+    scheduler.serve(text(scheduler.capacity - 60, 13))
+    scheduler.drain()
+
+
+def flush(scheduler: Scheduler) -> None:
+    """The whole cache is emptied."""
+    scheduler.serve(TOLD, telling())
+    scheduler.flush()
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [send_twice, evict, retract, flush],
+    ids=lambda leave: leave.__name__,
+)
+def test_free_slots_hold_nothing_that_was_forgotten(leave: Callable[[Scheduler], None]) -> None:
+    """What SGLang frees without telling is overwritten with the next forget."""
+    scheduler = Scheduler(600)
+    leave(scheduler)
+    assert held(scheduler) > readers(scheduler), "control: something is left in free slots"
+    scheduler.serve(REDACTED, forgetting())
+    assert held(scheduler) == 0
+
+
+def test_slots_of_a_turn_that_a_forget_withheld_are_overwritten_as_it_ends() -> None:
+    """A request that runs while its session forgets leaves nothing, and nothing else is touched."""
+    scheduler = Scheduler()
+    other, _ = scheduler.serve(text(30, 14))
+    slots = scheduler.cache.find(other.origin_input_ids, Space()).last_device_node
+    before = scheduler.read(scheduler.cache.path_device_indices(slots))
+    running = scheduler.submit(TOLD, telling(), decode=12)
+    scheduler.step()
+    forget = scheduler.submit(REDACTED, forgetting(), decode=1, message_id="forget")
+    scheduler.step()
+    assert forget.finished()
+    assert not running.finished()
+    pending = scheduler.sender.records["forget"].receipt.forgot.pending
+    assert held(scheduler) >= pending > TAIL
+    scheduler.drain()
+    assert held(scheduler) == 0
+    assert scheduler.sender.forgotten["forget"].pending == 0
+    assert scheduler.read(scheduler.cache.path_device_indices(slots)) == before
+
+
+def test_a_stranger_that_hangs_up_after_a_forget_leaves_nothing() -> None:
+    """What it had written of its own goes when it lets go of what it held of the session's."""
+    scheduler = Scheduler()
+    scheduler.serve(TOLD, telling())
+    stranger = scheduler.submit(STRANGER, decode=20)
+    for _ in range(4):
+        scheduler.step()
+    scheduler.submit(TOLD[: HEAD - 9], forgetting(spans=()), decode=1)
+    scheduler.step()
+    assert not stranger.finished()
+    assert held(scheduler) > TAIL
+    scheduler.abort(stranger)
+    scheduler.drain()
+    assert held(scheduler) == 0
+    scheduler.check_idle()

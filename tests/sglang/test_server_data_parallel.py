@@ -19,6 +19,7 @@ from leyline_engine.contract import (
     Capability,
     Directive,
     EditPayload,
+    ForgetCounts,
     Outcome,
     Receipt,
     SourceRef,
@@ -90,31 +91,39 @@ def test_the_server_splices_and_says_how_many_it_is(replicas: SglangServer) -> N
     assert capability.data_parallel == RANKS
 
 
-@pytest.mark.parametrize("session", [f"s{number}" for number in range(4)])
-def test_a_session_stays_and_what_it_forgets_is_nowhere(
-    replicas: SglangServer, session: str
-) -> None:
-    """Each turn finds the one before, whichever replica the client asks for; after a forget, none
-    of them has a token of the secret or behind it."""
+def converse(server: SglangServer, session: str) -> list[int]:
+    """Five turns of a session, of which the client wants each elsewhere; all their tokens."""
     prompt = text(HEAD + SECRET + TAIL, session)
     for turn, rank in enumerate((None, 0, 1, None, None)):
         asked = {} if rank is None else {"routed_dp_rank": rank}
         before = len(prompt)
-        prompt, receipt = send(replicas, prompt, labelled(session, f"t{turn}", prompt), **asked)
+        prompt, receipt = send(server, prompt, labelled(session, f"t{turn}", prompt), **asked)
         assert receipt.tokens.prefix == (before - 1 if turn else 0)
+    return prompt
+
+
+def test_a_session_stays_on_one_replica(replicas: SglangServer) -> None:
+    """Each turn finds the one before, whichever replica the client asks for; the other has none."""
+    prompt = converse(replicas, "stays")
     has = [cached(replicas, prompt, rank) for rank in range(RANKS)]
     assert sorted(has) == [0, len(prompt) - 1]
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+@pytest.mark.parametrize("session", ["s0", "s1", "s2"])
+def test_what_a_session_forgets_is_on_no_replica(
+    replicas: SglangServer, session: str, asked: int
+) -> None:
+    """After a forget, none of them has a token of the secret or behind it."""
+    session = f"{session}.{asked}"
+    prompt = converse(replicas, session)
     redacted = [*prompt[:HEAD], 7, *prompt[HEAD + SECRET :]]
     spans = (SpanLabel("head", 0, HEAD), SpanLabel("rest", HEAD, len(redacted)))
     forget = EditPayload(session=session, scope="t", turn="f", spans=spans, forget=("secret",))
-    _, receipt = send(replicas, redacted, forget, routed_dp_rank=has.index(0))
-    assert receipt.forgot is not None
-    assert receipt.forgot.pending == 0
-    assert receipt.forgot.overwritten == SECRET + TAIL + 5 * 4 - 1
-    # The probe of the replica without the session left its own copy there; that of the other
-    # replica was the session's KV, and is gone.
-    home = has.index(len(prompt) - 1)
-    assert cached(replicas, prompt, home) == HEAD
+    _, receipt = send(replicas, redacted, forget, routed_dp_rank=asked)
+    assert receipt.forgot == ForgetCounts(overwritten=len(prompt) - 1 - HEAD)
+    has = [cached(replicas, prompt, rank) for rank in range(RANKS)]
+    assert sorted(has) == [0, HEAD]
 
 
 def test_sessions_are_spread_and_spliced(replicas: SglangServer) -> None:

@@ -12,7 +12,7 @@ import time
 from array import array
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import msgspec
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -37,12 +37,19 @@ from leyline_engine.sglang.forgetting import Forgetter
 from leyline_engine.sglang.hints import take_hints
 from leyline_engine.sglang.metrics import Readings
 from leyline_engine.sglang.pool import SplicePool
-from leyline_engine.sglang.publications import Publication, Publications, Space
+from leyline_engine.sglang.publications import (
+    MIN_TOKENS,
+    NOBODY,
+    PER_SLOT,
+    Publication,
+    Publications,
+    Space,
+)
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.ranks import Replica
 from leyline_engine.sglang.splicer import MAX_RESTARTS, Admit, NoRoomError, Splicer, StageRow
 from leyline_engine.sglang.turn import Phase, Turn
-from leyline_engine.sources import SourceRegistry
+from leyline_engine.sources import SessionKey, SourceRegistry
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +95,10 @@ class SchedulerEngine:
         self.capability = capability
         self.registry = SourceRegistry(secret=secret)
         self.ledger = SpanLedger()
-        self.publications = Publications()
+        usable = int(cache.token_to_kv_pool_allocator.size)
+        self.publications = Publications(
+            max_tokens=max(MIN_TOKENS, PER_SLOT * usable), cached=cache.cached_length
+        )
         self._accounts = Accounts(self.registry, self.ledger, sender, metrics)
         self._secret = secret
         self._rules = Rules(self.registry, self.ledger, splices=pool is not None)
@@ -104,6 +114,7 @@ class SchedulerEngine:
                 self._rules,
                 min_copy=min_copy,
                 entered=self._enter,
+                publishing=self._note,
                 agree=agree,
                 copied=metrics.copied,
             )
@@ -111,12 +122,13 @@ class SchedulerEngine:
         self.claims = ClaimDesk(
             cache,
             self.registry,
-            usable=int(cache.token_to_kv_pool_allocator.size),
+            usable=usable,
             page_size=int(cache.page_size),
             limits=limits,
         )
         # Its request holds a turn; SGLang may refuse a request and tell nobody.
         self._turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
+        self._kept_out: WeakSet[Any] = WeakSet()
         census = open_census(cache) if metrics.collects else None
         self.readings = Readings(
             metrics,
@@ -135,14 +147,13 @@ class SchedulerEngine:
         """A request reached the scheduler: read its envelope, if it has one."""
         hints = self._replica.checked(take_hints(req, self._secret))
         if hints.nameless:
-            req.skip_radix_cache_insert = True
+            self._keep_out(req)
         if hints.message_id is None:
             return
         refusal = None
         if hints.invalid is not None:
             refusal = EditRefusedError(hints.invalid, hints.detail)
         turn = Turn(req, hints.message_id, hints.payload, refusal, hints.skipped)
-        turn.withheld = hints.nameless
         req.leyline = turn
         self._turns[req.rid] = turn
         if not self.claims.admits(turn):
@@ -301,25 +312,34 @@ class SchedulerEngine:
                 best, turn.lineage = found, runs_before(lineage, found.device_prefix_len)
         return best
 
-    def publishes(self, turn: Turn, req: Any, length: int) -> bool:
-        """The first ``length`` tokens of a turn are about to become matchable.
+    def publishes(self, turn: Turn | None, req: Any, length: int) -> bool:
+        """The first ``length`` tokens of a request are about to become matchable.
 
         Returns:
             False where they must not: what isn't noted, no forget would find.
         """
-        if turn.session is not None and length > turn.noted:
-            with contained("noting what is published"):
-                self._note(turn, (req.origin_input_ids + req.output_ids)[:length])
-                turn.noted = length
-            return turn.noted == length
-        return True
+        if turn is not None and length <= turn.noted:
+            return True
+        tokens = (req.origin_input_ids + req.output_ids)[:length]
+        with contained("noting what is published"):
+            if turn is None or turn.session is None:
+                self._publish(
+                    (NOBODY, req.rid), Publication(tokens, (), Space(req.extra_key, req.cache_salt))
+                )
+                return True
+            self._note(turn, tokens)
+            turn.noted = length
+            return True
+        return turn is None or turn.session is None
 
     def _note(self, turn: Turn, tokens: array[int]) -> None:
         session = turn.session
         if session is None:
             return
         self.ledger.label(session, [label.span for label in turn.spans])
-        path = Publication(turn.keys(tokens), turn.lineage, turn.space)
+        self._publish(session, Publication(turn.keys(tokens), turn.lineage, turn.space))
+
+    def _publish(self, session: SessionKey, path: Publication) -> None:
         for old, length in self.publications.note(session, path):
             self._forgetter.remove(old, length)
 
@@ -332,7 +352,6 @@ class SchedulerEngine:
             for owner, path, start in self.publications.under(scope, {lineage: 0}):
                 self._forgetter.remove(path, start)
                 self.publications.cut(owner, path, start)
-        self._note(turn, turn.req.origin_input_ids)
 
     def checkpointed(self, req: Any) -> None:
         """A request's KV is in the tree, up to the node that it holds locked."""
@@ -431,7 +450,12 @@ class SchedulerEngine:
 
     def _strip(self, turn: Turn, reason: Reason, detail: str) -> None:
         """Leave a turn nothing but its prompt."""
-        made = turn.staging.cursor if turn.staging is not None else 0
+        made = 0
+        if turn.staging is not None:
+            made = turn.staging.cursor
+            if turn.staging.row is not None:
+                # It goes on under keys that are its turn's no more.
+                self._keep_out(turn.staging.row)
         kept = turn.plan.prefix if turn.plan is not None else 0
         prompt = turn.req.origin_input_ids
         with contained("giving a splice up"):
@@ -547,23 +571,26 @@ class SchedulerEngine:
                 self._withhold(other, turn.message_id)
 
     def _withhold(self, turn: Turn, ticket: str) -> None:
-        """Keep what a request computes to itself, and overwrite it when it ends."""
+        """Keep what a turn computes to itself, as it may have read what is forgotten."""
         turn.withheld = True
-        turn.req.skip_radix_cache_insert = True
+        self._keep_out(turn.req)
         if turn.receipt is not None:
             turn.receipt = msgspec.structs.replace(turn.receipt, turn="")
         if turn.phase is Phase.STAGING:
-            if turn.staging is not None and turn.staging.row is not None:
-                turn.staging.row.skip_radix_cache_insert = True
             self._fall_back(turn, Reason.REPREFILLED, "what it would copy was forgotten meanwhile")
         kv = turn.req.kv
         if kv.holds_kv:
             own = kv.kv_allocated_len - kv.cache_protected_len
             self._forgetter.pending.wait(ticket, turn, own)
 
+    def _keep_out(self, req: Any) -> None:
+        """Keep what a request computes to itself, and overwrite it when it ends."""
+        req.skip_radix_cache_insert = True
+        self._kept_out.add(req)
+
     def withholds(self, kv: Any) -> bool:
         """Whether the slots behind a KV record are to be overwritten."""
-        return any(turn.withheld and turn.req.kv is kv for turn in self._turns.values())
+        return any(req.kv is kv for req in self._kept_out)
 
     def _settle(self) -> None:
         self._forgetter.settle()

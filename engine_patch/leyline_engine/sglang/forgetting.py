@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from leyline_engine.contract import ForgetCounts
 from leyline_engine.ledger import SpanKey, SpanLedger
@@ -16,7 +17,7 @@ from leyline_engine.lineage import exact_length
 from leyline_engine.pending import PendingForgets
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.publications import Publication, Publications
-from leyline_engine.sglang.radix import Condemned, LeylineRadixCache
+from leyline_engine.sglang.radix import Condemned, LeylineRadixCache, Unpublished
 from leyline_engine.sources import SessionKey, SourceRegistry
 
 log = logging.getLogger(__name__)
@@ -79,23 +80,28 @@ class Forgetter:
             spans, clean = self._ledger.hidden_spans(session), []
         kept = [*spared, *(Publication(turn.keys(), turn.lineage) for turn in clean)]
         tainted = self._ledger.lineages_reading(scope, spans)
-        erased = shared = 0
-        for owner, path, start in self._publications.under(scope, tainted):
-            erased += self._remove(path, start, ticket)
-            self._publications.cut(owner, path, start)
+        doomed = [
+            (owner, path, start, start)
+            for owner, path, start in self._publications.under(scope, tainted)
+        ]
         for path in self._publications.of(session):
             start = max((path.common(other) for other in kept), default=0)
-            if start == len(path.keys):
-                continue
-            exact = exact_length(path.keys)
-            theirs = min(self._publications.shared(session, path, start), max(exact, start))
+            if start < len(path.keys):
+                exact = exact_length(path.keys)
+                theirs = min(self._publications.shared(session, path, start), max(exact, start))
+                doomed.append((session, path, start, theirs))
+        erased = shared = 0
+        for owner, path, start, theirs in doomed:
             shared += self._cached(path, theirs) - self._cached(path, start)
             erased += self._remove(path, theirs, ticket)
-            self._publications.cut(session, path, start)
+            self._publications.cut(owner, path, start)
+        for _, path, _, theirs in doomed:
+            self._condemn_rest(path, theirs, ticket)
         for turn in turns:
             if turn not in clean:
                 self._registry.drop(session, turn.turn)
         self._ledger.strike(scope, spans)
+        self._cache.scrub()
         return self._open(ticket, erased, shared), spans
 
     def _open(self, ticket: str, erased: int, shared: int) -> ForgetCounts:
@@ -142,22 +148,57 @@ class Forgetter:
             self._cache.condemned.append(Condemned(path, start))
 
     def _remove(self, path: Publication, start: int, ticket: str) -> int:
-        done = self._cache.unpublish(path, start, "forgotten" if ticket else "unpublished")
+        done = self._take_out(path, start, "forgotten" if ticket else "unpublished")
         if done.held:
-            doomed = Condemned(path, start)
-            self._cache.condemned.append(doomed)
-            if ticket:
-                self.pending.wait(ticket, doomed, done.held)
+            self._condemn(path, start, ticket, done.held)
         return done.erased
+
+    def _take_out(self, path: Publication, start: int, cause: str) -> Unpublished:
+        """Remove what is cached of a path from ``start`` on, and what requests without a session
+        went on with from there."""
+        erased = 0
+        for owner, theirs in self._publications.strangers(path, start):
+            done = self._cache.unpublish(theirs, start, cause)
+            erased += done.erased
+            if not done.held:
+                self._publications.cut(owner, theirs, start)
+        done = self._cache.unpublish(path, start, cause)
+        return replace(done, erased=done.erased + erased)
+
+    def _condemn(self, path: Publication, start: int, ticket: str, held: int) -> None:
+        doomed = Condemned(path, start)
+        self._cache.condemned.append(doomed)
+        if ticket:
+            self.pending.wait(ticket, doomed, held)
+
+    def _condemn_rest(self, path: Publication, start: int, ticket: str) -> None:
+        """What is still found of a path that was taken out, as something goes on from there."""
+        left = self._cached(path, len(path.keys)) - start
+        if left > 0:
+            self._condemn(path, start, ticket, left)
 
     def settle(self) -> None:
         """Remove what was condemned and isn't held any more."""
-        for doomed in tuple(self._cache.condemned):
-            with contained("removing a condemned path"):
-                if not self._cache.unpublish(doomed.path, doomed.start, "forgotten").held:
-                    self._cache.condemned.remove(doomed)
-                    self.pending.let_go([doomed])
+        before = len(self._cache.condemned)
+        # What stands on the way of one may be another.
+        while any(self._settled(doomed) for doomed in tuple(self._cache.condemned)):
+            continue
+        if len(self._cache.condemned) < before:
+            # Who held it may have given back more than what the tree knew.
+            self._cache.scrub()
         self.pending.settle()
+
+    def _settled(self, doomed: Condemned) -> bool:
+        with contained("removing a condemned path"):
+            path, start = doomed.path, doomed.start
+            done = self._take_out(path, start, "forgotten")
+            # What is left of it though nobody is known to hold it stays until it is evicted.
+            reach = self._publications.shared(None, path, start) if done.shared else start
+            if not done.held and start + done.shared <= reach:
+                self._cache.condemned.remove(doomed)
+                self.pending.let_go([doomed])
+                return True
+        return False
 
     def clear(self) -> None:
         """The tree is empty: nothing is held."""

@@ -16,6 +16,8 @@ import torch
 from leyline_engine.rotation import Rotary
 from leyline_engine.sglang.mover import Move, PoolTensors, RowMover, TorchMover
 
+_LOOKED_AT = 1 << 14
+"""Rows per step of a look at what they hold, which takes as much memory again."""
 _SHARE_WITH_ORIGIN = 8
 """One slot in so many has room for its as-computed key, unless the caller says otherwise."""
 
@@ -243,6 +245,24 @@ class SplicePool:
         self._row_of[slots] = -1
         self._stands_at[slots] = 0
         self._drop_orphans()
+
+    def erase_used(self, slots: torch.Tensor) -> None:
+        """Overwrite those of these rows that hold anything, as :meth:`erase` does.
+
+        A row that has read something isn't zero in both the first layer and the last.
+
+        Args:
+            slots: int64 ``[n]`` on the pool's device, which nobody reads any more.
+        """
+        self._behind_forwards()
+        looked_at = {id(layer): layer for layer in (self.tensors.keys[0], self.tensors.keys[-1])}
+        used = [slots[:0]]
+        for part in slots.split(_LOOKED_AT):
+            holds = torch.zeros(len(part), dtype=torch.bool, device=slots.device)
+            for layer in looked_at.values():
+                holds |= layer.index_select(0, part).flatten(1).any(dim=1)
+            used.append(part[holds])
+        self.erase(torch.cat(used))
 
     def _drop_orphans(self) -> None:
         holders = torch.nonzero(self._row_of >= 0).flatten()

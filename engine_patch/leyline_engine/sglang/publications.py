@@ -8,8 +8,8 @@ its place.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,9 +17,20 @@ from leyline_engine.contract import LineageRun, common_prefix
 from leyline_engine.lineage import runs_before
 from leyline_engine.sources import SessionKey
 
-MAX_SESSIONS = 1024
 MAX_PATHS = 32
 """Branches noted per session."""
+MIN_TOKENS = 1 << 20
+"""A bound that is small wherever a model fits: a token takes eight bytes."""
+MIN_WEIGHT = 64
+"""What a path of a single token takes in memory, in tokens of eight bytes."""
+PER_SLOT = 32
+"""Tokens noted for each slot of the pool: so often may a prefix be shared before anybody's path
+goes. Sessions of single tokens fill the pool before they fill this."""
+NOBODY = ""
+"""The scope of paths that requests without a session published. It spares nothing: where a session
+forgets, what they went on with from its KV goes, too."""
+_SPARE = 32
+"""This part of the bound is made free at once."""
 
 
 class Space(NamedTuple):
@@ -47,48 +58,128 @@ class Publication:
 
 
 class Publications:
-    """Paths by session, least recently publishing session first."""
+    """Paths by tenant and session, a tenant's least recently publishing session first.
 
-    def __init__(self, *, max_sessions: int = MAX_SESSIONS, max_paths: int = MAX_PATHS) -> None:
-        self._max_sessions = max_sessions
+    The bound is on tokens, and it is the tenant that has noted most who loses something: first
+    what isn't cached any more, then the sessions that published least recently.
+
+    Args:
+        max_tokens: of all paths together; each counts as :data:`MIN_WEIGHT` at least.
+        max_paths: branches noted per session.
+        cached: how much of a path is cached.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_tokens: int = MIN_TOKENS,
+        max_paths: int = MAX_PATHS,
+        cached: Callable[[Publication], int] = lambda path: len(path.keys),
+    ) -> None:
+        self._max_tokens = max_tokens
         self._max_paths = max_paths
-        self._paths: OrderedDict[SessionKey, list[Publication]] = OrderedDict()
+        self._cached = cached
+        self._tenants: dict[str, OrderedDict[SessionKey, list[Publication]]] = {}
+        self._weights: Counter[str] = Counter()
 
     def note(self, session: SessionKey, path: Publication) -> tuple[tuple[Publication, int], ...]:
         """A session publishes ``path``.
 
         Returns:
-            Paths that had to go for it, each with the length up to which the session still holds
-            it. What is cached behind must not stay, as no forget could find it any more.
+            Paths that had to go for it, each with the length up to which somebody still holds it.
+            What is cached behind must not stay, as no forget could find it any more.
         """
-        held = self._paths.setdefault(session, [])
-        self._paths.move_to_end(session)
+        held = self._tenants.setdefault(session[0], OrderedDict()).setdefault(session, [])
+        self._tenants[session[0]].move_to_end(session)
+        before = _weight(held)
         held[:] = [old for old in held if path.common(old) < len(old.keys)]
         if not any(old.common(path) == len(path.keys) for old in held):
             held.append(path)
-        gone: list[tuple[Publication, int]] = []
+        gone: list[Publication] = []
         while len(held) > self._max_paths:
-            old = held.pop(0)
-            gone.append((old, max(old.common(kept) for kept in held)))
-        while len(self._paths) > self._max_sessions:
-            _, paths = self._paths.popitem(last=False)
-            gone.extend((old, self._reach(old)) for old in paths)
-        return tuple(gone)
+            gone.append(held.pop(0))
+        self._count(session[0], _weight(held) - before)
+        if self.tokens > self._max_tokens:
+            gone.extend(self._make_room(session, path))
+        return tuple((old, self.shared(None, old, 0)) for old in gone)
 
-    def _reach(self, path: Publication) -> int:
-        return max((path.common(other) for _, other in self._all()), default=0)
+    @property
+    def tokens(self) -> int:
+        """What the bound is on."""
+        return self._weights.total()
+
+    def _make_room(self, session: SessionKey, path: Publication) -> list[Publication]:
+        """Stay well below the bound, so that this isn't done for each path.
+
+        Args:
+            session: publishes ``path``, which stays.
+
+        Returns:
+            Paths that something may be cached of.
+        """
+        enough = self._max_tokens - self._max_tokens // _SPARE
+        gone: list[Publication] = []
+        trimmed: set[str] = set()
+        while self.tokens > enough:
+            heaviest = [scope for scope, _ in self._weights.most_common()]
+            if heaviest[0] not in trimmed:
+                trimmed.add(heaviest[0])
+                self._trim(heaviest[0], session)
+                continue
+            found = next(filter(None, (self._oldest(s, session, path) for s in heaviest)), None)
+            if found is None:
+                break
+            self.cut(*found, 0)
+            gone.append(found[1])
+        return gone
+
+    def _oldest(
+        self, scope: str, session: SessionKey, path: Publication
+    ) -> tuple[SessionKey, Publication] | None:
+        """What a tenant can do without best; what covers ``path`` of ``session`` stays."""
+        for owner, old in self._of_tenant(scope):
+            if owner != session:
+                return owner, old
+        for old in self.of(session) if session[0] == scope else ():
+            if old.common(path) < len(path.keys):
+                return session, old
+        return None
+
+    def _trim(self, scope: str, publishing: SessionKey) -> None:
+        """Cut a tenant's paths to what is cached of them; what is about to be isn't yet."""
+        for session, path in tuple(self._of_tenant(scope)):
+            length = self._cached(path) if session != publishing else len(path.keys)
+            if length < len(path.keys):
+                self.cut(session, path, length)
+
+    def _count(self, scope: str, more: int) -> None:
+        self._weights[scope] += more
+        if not self._tenants[scope]:
+            del self._tenants[scope], self._weights[scope]
+
+    def _trim(self, scope: str, publishing: SessionKey) -> None:
+        """Cut a tenant's paths to what is cached of them; what is about to be isn't yet."""
+        for session in [each for each in self._tenants[scope] if each != publishing]:
+            for path in self.of(session):
+                length = self._cached(path)
+                if length < len(path.keys):
+                    self.cut(session, path, length)
 
     def _all(self) -> Iterator[tuple[SessionKey, Publication]]:
-        for session, paths in self._paths.items():
+        for scope in self._tenants:
+            yield from self._of_tenant(scope)
+
+    def _of_tenant(self, scope: str) -> Iterator[tuple[SessionKey, Publication]]:
+        for session, paths in self._tenants.get(scope, {}).items():
             for path in paths:
                 yield session, path
 
     def of(self, session: SessionKey) -> tuple[Publication, ...]:
         """What a session has published, earliest first."""
-        return tuple(self._paths.get(session, ()))
+        return tuple(self._tenants.get(session[0], {}).get(session, ()))
 
-    def shared(self, session: SessionKey, path: Publication, start: int) -> int:
-        """How much of a session's path others have published as well.
+    def shared(self, session: SessionKey | None, path: Publication, start: int) -> int:
+        """How much of a path sessions other than ``session`` have published as well.
 
         Args:
             start: shorter common parts are of no interest.
@@ -100,11 +191,19 @@ class Publications:
         for other, theirs in self._all():
             if reach == len(path.keys):
                 break
-            # Most paths part much earlier; one key tells.
-            if other == session or theirs.keys[reach : reach + 1] != path.keys[reach : reach + 1]:
-                continue
-            reach = max(reach, path.common(theirs))
+            if other != session and other[0] != NOBODY and _pass(path, theirs, reach):
+                reach = max(reach, path.common(theirs))
         return reach
+
+    def strangers(
+        self, path: Publication, start: int
+    ) -> tuple[tuple[SessionKey, Publication], ...]:
+        """Paths of requests without a session that have more than ``start`` keys of this one."""
+        return tuple(
+            (owner, theirs)
+            for owner, theirs in self._of_tenant(NOBODY)
+            if _pass(path, theirs, start) and path.common(theirs) > start
+        )
 
     def under(
         self, scope: str, lineages: Mapping[str, int]
@@ -118,34 +217,46 @@ class Publications:
             (session, path, first position of it that matters).
         """
         found = []
-        for session, path in self._all():
+        for session, path in self._of_tenant(scope):
             starts = [
                 max(run.start, lineages[run.lineage])
                 for run in path.runs
                 if run.lineage in lineages
             ]
-            if session[0] == scope and starts and min(starts) < len(path.keys):
+            if starts and min(starts) < len(path.keys):
                 found.append((session, path, min(starts)))
         return tuple(found)
 
     def spliced(self, scope: str) -> tuple[tuple[Publication, int], ...]:
         """Paths of a tenant that a splice had a part in, and where each begins to be private."""
-        return tuple(
-            (path, path.runs[0].start)
-            for session, path in self._all()
-            if session[0] == scope and path.runs
-        )
+        return tuple((path, path.runs[0].start) for _, path in self._of_tenant(scope) if path.runs)
 
     def cut(self, session: SessionKey, path: Publication, length: int) -> None:
         """A session holds only the first ``length`` keys of a path any more."""
-        held = self._paths.get(session)
+        held = self._tenants.get(session[0], {}).get(session)
         if held is None or path not in held:
             return
+        before = _weight(held)
         held.remove(path)
-        if length:
-            self.note(session, path.cut(length))
-        elif not held:
-            del self._paths[session]
+        kept = path.cut(length)
+        if length and not any(old.common(kept) == length for old in held):
+            held.append(kept)
+        change = _weight(held) - before
+        if not held:
+            del self._tenants[session[0]][session]
+        self._count(session[0], change)
 
     def clear(self) -> None:
-        self._paths.clear()
+        self._tenants.clear()
+        self._weights.clear()
+
+
+def _pass(path: Publication, other: Publication, start: int) -> bool:
+    """Whether two paths may have more than ``start`` keys in common: most part much earlier, and
+    one key tells."""
+    shorter = min(len(path.keys), len(other.keys))
+    return start < shorter and path.keys[start] == other.keys[start]
+
+
+def _weight(paths: Iterable[Publication]) -> int:
+    return sum(max(MIN_WEIGHT, len(path.keys)) for path in paths)

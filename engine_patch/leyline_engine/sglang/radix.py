@@ -46,8 +46,8 @@ class Listener(Protocol):
     def match(self, turn: Turn, params: MatchPrefixParams) -> MatchResult:
         """The longest cached prefix of a turn, under the maps it may be cached under."""
 
-    def publishes(self, turn: Turn, req: Any, length: int) -> bool:
-        """The first ``length`` tokens of a turn are about to become matchable, if they may."""
+    def publishes(self, turn: Turn | None, req: Any, length: int) -> bool:
+        """The first ``length`` tokens of a request are about to become matchable, if they may."""
 
     def checkpointed(self, req: Any) -> None:
         """A request's KV is in the tree, up to the node that it holds locked."""
@@ -122,7 +122,7 @@ class LeylineRadixCache(UnifiedRadixCache):
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         turn = self._turn(req)
         listener = self.leyline
-        if turn is not None and listener is not None and not listener.publishes(turn, req, up_to):
+        if listener is not None and not listener.publishes(turn, req, up_to):
             return
         self._folding = turn
         try:
@@ -252,6 +252,10 @@ class LeylineRadixCache(UnifiedRadixCache):
         key = self._allowed(_key(keys, space, limit))
         return super().match_prefix(MatchPrefixParams(key=key))
 
+    def cached_length(self, path: Publication) -> int:
+        """How much of a path the tree has; nothing is split or touched."""
+        return int(self.tree_core.match_full_device_prefix(_key(path.keys, path.space))[0])
+
     def touch_turn(self, turn: Turn) -> None:
         """Refresh the cached prefix of a waiting turn, so that it is evicted last."""
         self.find(turn.keys(turn.req.origin_input_ids), turn.space)
@@ -348,6 +352,15 @@ class LeylineRadixCache(UnifiedRadixCache):
         """Overwrite what slots hold."""
         if self._pool is not None and slots.numel():
             self._pool.erase(slots)
+
+    def scrub(self) -> None:
+        """Overwrite what free slots still hold: of what was evicted, aborted, or sent twice."""
+        if self._pool is None:
+            return
+        allocator = self.token_to_kv_pool_allocator
+        # A batch's frees are held back until all of them are known.
+        free = [allocator.get_all_free_pages(), *(allocator.free_group or ())]
+        self._pool.erase_used(torch.cat(free).to(torch.int64))
 
 
 def _key(keys: array[int], space: Space, limit: int | None = None) -> RadixKey:

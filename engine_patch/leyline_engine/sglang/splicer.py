@@ -13,6 +13,7 @@ request itself runs, nobody else can match what was copied.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -77,6 +78,7 @@ class Splicer:
         rules: decisions over the registry and the ledger.
         min_copy: copies shorter than this, in tokens, are prefilled: a forward costs more.
         entered: called with a turn that was planned, before its copies can become matchable.
+        publishing: called with a turn and the tokens that become matchable with the next copy.
         agree: whether all tensor-parallel ranks succeeded; each says whether it did.
         copied: told how many bytes of KV a splice has copied.
     """
@@ -89,6 +91,7 @@ class Splicer:
         *,
         min_copy: int,
         entered: Callable[[Turn], None],
+        publishing: Callable[[Turn, array[int]], None],
         agree: Callable[[bool], bool],
         copied: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -97,6 +100,7 @@ class Splicer:
         self._rules = rules
         self._min_copy = min_copy
         self._entered = entered
+        self._publishing = publishing
         self._agree = agree
         self._copied = copied
 
@@ -184,8 +188,9 @@ class Splicer:
             raise NoRoomError
         try:
             self._splice_rows(source, slots, start, staging.cursor)
-            keys = turn.keys(turn.req.origin_input_ids[: copy.dest_end])
-            node = self._cache.graft(keys, staging.lock.node, slots, turn)
+            tokens = turn.req.origin_input_ids[: copy.dest_end]
+            self._publishing(turn, tokens)
+            node = self._cache.graft(turn.keys(tokens), staging.lock.node, slots, turn)
         except BaseException:
             self._cache.give_back(slots)
             raise
