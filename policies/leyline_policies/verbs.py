@@ -14,8 +14,8 @@ share      what this turn splices may be seen in this scope
 =========  ====================================================================================
 
 A tool result that goes leaves a stub, so that its call stays answered, and so does a message that
-makes calls, whose arguments go with the rest. The user's last message never goes, and of a list
-without one the last message leaves a stub. Turns are counted by the answers after a message.
+makes calls, whose arguments go with the rest. The user's last message never goes. Turns are counted
+by the answers after a message.
 
 Policies say the same with the functions here: ``[pin(m) if is_plan(m) else m for m in messages]``.
 """
@@ -32,7 +32,7 @@ from typing import Any, ClassVar, Literal
 from leyline_policies.context import Context
 from leyline_policies.conversation import RESULT_ROLES, nth_last, text_of
 from leyline_policies.faults import OnFault
-from leyline_policies.marks import drop, edit, is_dropped
+from leyline_policies.marks import drop, edit
 from leyline_policies.policy import Message, Mode
 
 ANNOTATION = "leyline"
@@ -191,13 +191,10 @@ class Verbs:
         if not due:
             return messages
         last_user = nth_last(messages, "user", 1)
-        after = [
+        return [
             _gone(message, due[index]) if index in due and index != last_user else message
             for index, message in enumerate(messages)
         ]
-        if all(map(is_dropped, after)):  # something has to be sent
-            after[-1] = _stub(messages[-1], due[len(messages) - 1])
-        return after
 
 
 def _due(messages: Sequence[Message], context: Context) -> Iterator[tuple[int, Leaving]]:
@@ -253,26 +250,26 @@ def _digest(message: Message) -> str:
 
 
 def _gone(message: Message, verb: Leaving) -> Message:
-    answers = message.get("role") in RESULT_ROLES
-    if answers or message.get("tool_calls") or message.get("function_call"):
-        return _stub(message, verb)
-    return drop(message, mode=_mode_of(verb), cause=verb)
+    mode: Mode = "forget" if verb == "forget" else "amortize"
+    if leaves_stub(message):
+        return edit(
+            message,
+            stub=STUBS[verb],
+            mode=mode,
+            cause=verb,
+            without=message.keys() - _PAIRING,
+            **{key: _emptied(message[key]) for key in _CALLS if message.get(key)},
+        )
+    return drop(message, mode=mode, cause=verb)
 
 
-def _stub(message: Message, verb: Leaving) -> Message:
-    """What is left of a message that can't go altogether."""
-    return edit(
-        message,
-        stub=STUBS[verb],
-        mode=_mode_of(verb),
-        cause=verb,
-        without=message.keys() - _PAIRING,
-        **{key: _emptied(message[key]) for key in _CALLS if message.get(key)},
+def leaves_stub(message: Message) -> bool:
+    """Whether something stays in the place of a message that goes: others need it."""
+    return bool(
+        message.get("role") in RESULT_ROLES
+        or message.get("tool_calls")
+        or message.get("function_call")
     )
-
-
-def _mode_of(verb: Leaving) -> Mode:
-    return "forget" if verb == "forget" else "amortize"
 
 
 def _emptied(calls: Any) -> Any:

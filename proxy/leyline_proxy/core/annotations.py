@@ -11,7 +11,7 @@ import msgspec
 from leyline_engine.contract import MAX_TTL_S, ClaimKind
 from leyline_engine.contract.claim import MAX_PRIORITY
 from leyline_policies.conversation import nth_last
-from leyline_policies.verbs import ANNOTATION
+from leyline_policies.verbs import ANNOTATION, leaves_stub
 
 from .messages import Message
 from .options import OptionError, ShareName, field_error
@@ -75,14 +75,19 @@ def check_forgets(messages: Sequence[Message], annotations: Mapping[int, Annotat
         OptionError: names the message.
     """
     last_user = nth_last(messages, "user", 1)
-    said = annotations.get(last_user) if last_user is not None else None
-    if said is not None and said.forget:
-        where = f"messages[{last_user}].{ANNOTATION}.forget"
-        raise OptionError(
-            where,
-            f"{where}: the user's last message can't be forgotten, because the model answers it. "
-            "Leave its text out, or forget it on a later turn.",
+    forgotten = [index for index, said in annotations.items() if said.forget]
+    if last_user is not None and last_user in forgotten:
+        raise _unfit_forget(
+            last_user, "the user's last message can't be forgotten, because the model answers it"
         )
+    goes = [said for said in annotations.values() if said.forget or (said.evict and not said.pin)]
+    if forgotten and len(goes) == len(messages) and not any(map(leaves_stub, messages)):
+        raise _unfit_forget(forgotten[0], "no message would be left to send")
+
+
+def _unfit_forget(index: int, why: str) -> OptionError:
+    where = f"messages[{index}].{ANNOTATION}.forget"
+    return OptionError(where, f"{where}: {why}. Leave its text out, or forget it on a later turn.")
 
 
 def pin_terms(said: Mapping[str, Any]) -> Pin | None:

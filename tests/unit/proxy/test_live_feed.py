@@ -85,7 +85,7 @@ def test_a_viewer_is_given_turns_with_tokens_and_edits() -> None:
     assert (told["session"]["id"], told["session"]["turns"]) == ("s", 5)
     assert told["turn"]["receipt"]["tokens"]["freed"] == 5
     assert told["turn"]["edits"][0]["cause"] == "policy:cut"
-    assert "lineage" not in told["turn"]["receipt"]
+    assert told["turn"]["receipt"]["lineage"] is None
 
 
 def test_a_tenant_is_told_nothing_of_another() -> None:
