@@ -321,16 +321,17 @@ class SchedulerEngine:
         if turn is not None and length <= turn.noted:
             return True
         tokens = (req.origin_input_ids + req.output_ids)[:length]
-        with contained("noting what is published"):
-            if turn is None or turn.session is None:
-                self._publish(
-                    (NOBODY, req.rid), Publication(tokens, (), Space(req.extra_key, req.cache_salt))
-                )
-                return True
-            self._note(turn, tokens)
-            turn.noted = length
+        if turn is None or turn.session is None:
+            with contained("noting what nobody published"):
+                space = Space(req.extra_key, req.cache_salt)
+                self._publish((NOBODY, req.rid), Publication(tokens, (), space))
             return True
-        return turn is None or turn.session is None
+        noted = turn.noted
+        with contained("noting what is published"):
+            self._note(turn, tokens)
+            noted = length
+        turn.noted = noted
+        return noted == length
 
     def _note(self, turn: Turn, tokens: array[int]) -> None:
         session = turn.session

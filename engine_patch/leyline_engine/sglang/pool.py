@@ -257,7 +257,7 @@ class SplicePool:
         self._behind_forwards()
         looked_at = {id(layer): layer for layer in (self.tensors.keys[0], self.tensors.keys[-1])}
         used = [slots[:0]]
-        for part in slots.split(_LOOKED_AT):
+        for part in torch.split(slots, _LOOKED_AT):
             holds = torch.zeros(len(part), dtype=torch.bool, device=slots.device)
             for layer in looked_at.values():
                 holds |= layer.index_select(0, part).flatten(1).any(dim=1)

@@ -145,13 +145,6 @@ class Publications:
                 return session, old
         return None
 
-    def _trim(self, scope: str, publishing: SessionKey) -> None:
-        """Cut a tenant's paths to what is cached of them; what is about to be isn't yet."""
-        for session, path in tuple(self._of_tenant(scope)):
-            length = self._cached(path) if session != publishing else len(path.keys)
-            if length < len(path.keys):
-                self.cut(session, path, length)
-
     def _count(self, scope: str, more: int) -> None:
         self._weights[scope] += more
         if not self._tenants[scope]:
@@ -176,7 +169,7 @@ class Publications:
 
     def of(self, session: SessionKey) -> tuple[Publication, ...]:
         """What a session has published, earliest first."""
-        return tuple(self._tenants.get(session[0], {}).get(session, ()))
+        return tuple(self._tenants.get(session[0], OrderedDict()).get(session, ()))
 
     def shared(self, session: SessionKey | None, path: Publication, start: int) -> int:
         """How much of a path sessions other than ``session`` have published as well.
@@ -233,7 +226,7 @@ class Publications:
 
     def cut(self, session: SessionKey, path: Publication, length: int) -> None:
         """A session holds only the first ``length`` keys of a path any more."""
-        held = self._tenants.get(session[0], {}).get(session)
+        held = self._tenants.get(session[0], OrderedDict()).get(session)
         if held is None or path not in held:
             return
         before = _weight(held)

@@ -87,7 +87,7 @@ def test_what_was_once_made_of_a_message_is_forgotten_with_it(
     session = Session("s", "t", "", turns, (), 2, 0.0, departed=gone)
     prepared = prepare(now, [REDACT], [], 2)
     names = name_spans("t2", prepared, turns, gone, render(prepared.messages))
-    assert wanted <= set(spans_to_forget("t2", prepared, names, session))
+    assert wanted <= set(spans_to_forget("t2", prepared, names, session, named=True))
 
 
 def test_moving_a_message_hides_no_demand() -> None:
