@@ -392,35 +392,6 @@ def test_a_row_that_was_taken_away_is_computed_anew() -> None:
     check_served(scene, req)
 
 
-def test_a_gap_whose_splice_is_given_up_is_kept_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a row computes behind copies remembers what they have read: where its turn is an
-    ordinary prefill meanwhile, it isn't filed under the prompt's own keys."""
-    scheduler = Scheduler(CAPACITY, chunk=24)
-    told, _ = scheduler.serve(text(120, 1), EditPayload(session="s", scope="t", turn="t1"))
-    a, gap = source_of(told), text(60, 2)
-    prompt = token_array([*a[:40], 3, *a[50:70], *gap, *a[75:110], 4])
-    payload = EditPayload(
-        session="s",
-        scope="t",
-        turn="t2",
-        sources=(source_ref(told, "t1"),),
-        directives=(Directive(40, 50, (3,)), Directive(70, 75, tuple(gap))),
-    )
-    req = scheduler.submit(prompt, payload, message_id="m")
-    while not (isinstance(scheduler.chunked, splicer_module.StageRow) and scheduler.forwards > 8):
-        scheduler.step()
-    row = scheduler.chunked
-    assert scheduler.engine.turn_of(req).lineage[0].start < row.extend_end < row.end
-    with monkeypatch.context() as broken:
-        Stage("find", _cache).watch(broken, scheduler, fail=1)
-        scheduler.step()
-    scheduler.drain()
-    assert scheduler.sender.records["m"].receipt.reason is Reason.TRANSFORM_FAILED
-    again, _ = scheduler.serve([*prompt, 5])  # each round checks that its memory is exact
-    assert again.prefix_len == len(prompt)
-    check_served(Scene(scheduler, prompt, payload), req)
-
-
 def test_a_request_that_is_aborted_between_chunks_ends_once() -> None:
     """SGLang drops such a request and releases it then: its turn ends, and nothing is raised."""
     scheduler = Scheduler(CAPACITY, chunk=32)
