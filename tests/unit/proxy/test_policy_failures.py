@@ -12,7 +12,7 @@ from responses_kit import RESPONSES
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from support.claims_engine import ClaimsEngine
-from support.fake_engine import MODEL, FakeEngine, proxy_before
+from support.fake_engine import MODEL, FakeEngine, forgotten, proxy_before
 
 from leyline_policies import Message, function_policy
 
@@ -100,6 +100,7 @@ async def test_tool_output_does_not_switch_a_redaction_off(stream: bool) -> None
     """What was redacted on the first turn is on the second, whatever came between, and the same
     message is sent in the same words."""
     engine = FakeEngine()
+    engine.receipt = forgotten
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     asked = {"role": "assistant", "content": None, "tool_calls": [call]}
     pem = "-----BEGIN PRIVATE KEY-----"
@@ -199,6 +200,6 @@ async def test_a_demand_that_cannot_be_met_is_the_callers_to_change() -> None:
     async with proxy_before(engine, on_fault="skip") as client:
         answer = await client.post(CHAT, json={**TALK, "messages": [message]})
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "messages"
+    assert answer.json()["error"]["param"] == "messages[0].leyline.forget"
     assert json.dumps(SECRET)[1:-1] not in answer.text
     assert engine.bodies == []
