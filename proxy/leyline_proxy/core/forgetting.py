@@ -8,7 +8,7 @@ that costs a prefill, never a secret.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,11 +96,9 @@ def spans_to_forget(
         wanted = dict.fromkeys(
             name for name in names.client[place].all if not name.startswith(f"{turn}.")
         )
-        known = [source for source in turns if not wanted.keys().isdisjoint(source.names.index)]
-        unmet = any(_unmet(source, prepared, place, wanted.keys()) for source in known)
         written = any(output_span(source.turn) in wanted for source in turns)
-        fresh = fresh or unmet or written or not known
-        if unmet or written or not known:
+        if written or _is_new(prepared, place, wanted, turns):
+            fresh = True
             found.update(wanted)
     if fresh and session is not None and session.in_flight:
         return (ANYTHING,)  # another request may have brought the message, under a name of its own
@@ -140,7 +138,7 @@ def is_unreachable(
         return True
     return any(
         _came_before(names.client[place], before)
-        and _is_new(prepared, place, names.client[place], session)
+        and _is_new(prepared, place, dict.fromkeys(names.client[place].all), session.turns)
         for place in prepared.forget_marks
     )
 
@@ -151,10 +149,11 @@ def _came_before(name: SpanName, turn: int) -> bool:
     return any(index is None or index < turn for index in indices)
 
 
-def _is_new(prepared: Prepared, place: int, name: SpanName, session: Session) -> bool:
-    """Whether no retained turn has met this demand."""
-    wanted = set(name.all)
-    known = [turn for turn in session.turns if not wanted.isdisjoint(turn.names.index)]
+def _is_new(
+    prepared: Prepared, place: int, wanted: dict[str, None], turns: Sequence[RetainedTurn]
+) -> bool:
+    """Whether no retained turn has met the demand to forget the message of these names."""
+    known = [turn for turn in turns if not wanted.keys().isdisjoint(turn.names.index)]
     return not known or any(_unmet(turn, prepared, place, wanted) for turn in known)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -180,15 +181,13 @@ class Erasures:
                 self._metrics.erasures.labels(result).inc()
                 self._audit.carried(*owner, run, result)
         finished = [each for each in done if each.result != "pending"]
-        if session is not None and finished:
-            try:
-                found = await self._store.update(*owner, lambda now: _without(now, finished))
-                wanted = {**wanted, **owed(found.places)}
-                finished = [each for each in finished if each.run not in owed(found.places)]
-            except SessionGoneError:
-                pass  # it has expired meanwhile, and what it owes stays owed
         paid = {each.run for each in finished}
-        return {run: name for run, name in wanted.items() if run not in paid}
+        rest = {run: name for run, name in wanted.items() if run not in paid}
+        if session is not None and finished:
+            with suppress(SessionGoneError):  # expired meanwhile, and what it owes stays owed
+                found = await self._store.update(*owner, lambda now: _without(now, finished))
+                rest.update(owed(found.places))
+        return rest
 
     async def _erase(self, owner: _Owner, run: str, name: str, *, expired: bool) -> str:
         # By its run first: it may have been given another name.
