@@ -68,7 +68,9 @@ if ! $VENV/bin/python -c "$RECENT; import pip" 2>/dev/null || ! $VENV/bin/python
 fi
 rm -f $STAMP
 
-pip=("$VENV/bin/python" -m pip install --disable-pip-version-check --no-input --constraint deploy/constraints.txt)
+# Most modules are never imported: compiling all of them takes longer than installing them.
+pip=("$VENV/bin/python" -m pip install --disable-pip-version-check --no-input --no-compile
+    --constraint deploy/constraints.txt)
 torch=$(grep '^torch==' deploy/constraints.txt)
 mapfile -t options < <(torch_options)
 if [ -n "${TORCH_INDEX-}" ]; then

@@ -35,7 +35,8 @@ if ! $VENV/bin/python -m pip --version >/dev/null 2>&1; then
 fi
 rm -f $STAMP
 
-pip=("$VENV/bin/python" -m pip --quiet --disable-pip-version-check install --no-input)
+# Most modules are never imported: compiling all of them takes longer than installing them.
+pip=("$VENV/bin/python" -m pip --quiet --disable-pip-version-check install --no-input --no-compile)
 torch=$(grep '^torch==' $REQUIREMENTS)
 mapfile -t options < <(torch_options)
 say "sglang 2/3: $torch and SGLang (1 GB; a few minutes on a slow line)"

@@ -58,12 +58,12 @@ def _add_now(board: dashboard.Dashboard) -> None:
             thresholds=RATIO_COLORS,
         )
     )
-    edited = f'{BY_BOTH},outcome!="unedited"'
+    edited = f'{BY_BOTH},outcome=~"spliced|reprefilled"'
     spliced = f'{BY_BOTH},outcome="spliced"'
     board.with_panel(
         single_value(
             "Edited turns spliced",
-            "Of the turns that carried an edit, the share that was spliced, over the time range. "
+            "Of the turns that edited cached messages, the share that was spliced, over the time range. "
             "Bad: near 0 while the engine splices; edits that nobody declared are exact by "
             "default and count here as prefilled again.",
             Query(share(spliced, edited, TURNS, RANGE), instant=True),

@@ -115,6 +115,28 @@ def test_a_policy_is_spliced_turn_after_turn(sdk: openai.OpenAI, model: str, str
         )
 
 
+def test_a_policy_edits_from_the_first_turn_on(sdk: openai.OpenAI, model: str) -> None:
+    """A list that comes long is edited before anything is cached; the next turn splices one edit
+    more, lists it alone, and counts those that stand; a list sent twice has no new edit."""
+    names = {"x-leyline-session": "long at first"}
+
+    def turn(results: int) -> dict[str, Any]:
+        messages = conversation(results, "Long at first.")
+        return ask(sdk, model, messages, stream=False, policy=POLICY, headers=names)
+
+    accounts = [turn(4), turn(5), turn(5)]
+    assert [(account["outcome"], account["reason"]) for account in accounts] == [
+        ("edited", "nothing_cached"),
+        ("spliced", "spliced"),
+        ("edited", "standing"),
+    ]
+    listed = [[(edit["message"], edit["cached"]) for edit in a["edits"]] for a in accounts]
+    assert listed == [[(3, False), (5, False)], [(7, True)], []]
+    assert [[kept["messages"] for kept in a["standing"]] for a in accounts] == [[], [2], [3]]
+    assert all(map(adds_up, accounts))
+    assert accounts[-1]["tokens"]["prefilled"] < 40, "edits that stand cost no cached token"
+
+
 def test_headers_and_the_session_document(sdk: openai.OpenAI, model: str, origin: str) -> None:
     """Headers sum up the receipt, and the session lists its turns without any text."""
     names = {"x-leyline-session": "headers"}

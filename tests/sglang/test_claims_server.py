@@ -197,7 +197,8 @@ def test_a_claim_between_two_chunks_ends_the_prompt(client: ClaimClient) -> None
         refused = answer.result()
     assert refused.status_code == 503
     assert refused.json()["message"].startswith("refused_by_claim: ")
-    assert client.load() == (0, HELD)
+    # SGLang answers first and gives the slots back a step later.
+    client.until(lambda: client.load() == (0, HELD))
 
 
 def test_a_flush_harms_live_claims(client: ClaimClient) -> None:

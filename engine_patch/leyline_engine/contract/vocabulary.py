@@ -44,6 +44,10 @@ class Reason(StrEnum):
     REFUSED_BY_CLAIM = "refused_by_claim"
     UNNAMED_SESSION = "unnamed_session"
     """Said by proxies alone: no certain name says whose session it is."""
+    NOTHING_CACHED = "nothing_cached"
+    """Said by proxies alone: nothing that the edits concern was cached."""
+    STANDING = "standing"
+    """Said by proxies alone: the cache holds the messages as earlier edits left them."""
 
 
 class Outcome(StrEnum):
@@ -51,6 +55,8 @@ class Outcome(StrEnum):
 
     UNEDITED = "unedited"
     """The request carried no edit: an ordinary prefix hit and prefill."""
+    EDITED = "edited"
+    """Said by proxies alone: edits changed the prompt, and cost no cached token."""
     SPLICED = "spliced"
     REPREFILLED = "reprefilled"
     """The request was edited and ran as an ordinary prefill; the reason says why."""

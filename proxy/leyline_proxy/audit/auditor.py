@@ -189,9 +189,7 @@ class Auditor:
         """The turn as its record tells it; None where it has none."""
         planned, identity = turn.planned, turn.identity
         plan = planned.plan
-        edits = turn_edits(
-            plan.edits, planned.prepared, planned.names, identity.session, _doubts(turn)
-        )
+        edits = turn_edits(plan, planned.prepared, planned.names, identity.session, _doubts(turn))
         if not (self._all or edits != TurnEdits() or _forgets(turn, receipt)):
             return None
         return TurnFacts(

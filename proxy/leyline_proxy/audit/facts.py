@@ -1,22 +1,23 @@
 """What a turn did to its conversation, taken from the plan: which edits, of which texts. Pure.
 
-The plan tells what changed in the cache. Two things are added: the texts that an edit took away and
-put in, so that they can be hashed, and edits of messages that no engine has seen unedited, which
-the plan has no reason to tell of.
+The plan reports which edits there are. Added are the texts that an edit took away and put in, so
+that they can be hashed, and whether an engine may have been given them before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from leyline_engine.contract import Mode
 
 from ..core.messages import Message
-from ..core.prepared import Change, Prepared
+from ..core.prepared import Prepared
 from ..core.session import EditRecord, RetainedTurn, Session
 from ..core.spans import SpanNames
+from ..core.synthesis import TurnPlan
+from ..core.uncached import was_sent
 
 MAX_EDITS = 512
 """Of one turn; the record says how many more there were."""
@@ -48,7 +49,7 @@ class TurnEdits:
 
 
 def turn_edits(
-    told: Sequence[EditRecord],
+    plan: TurnPlan,
     prepared: Prepared,
     names: SpanNames | None,
     session: Session | None,
@@ -57,55 +58,31 @@ def turn_edits(
     """The edits of a turn.
 
     Args:
-        told: the plan's account.
         session: as it was when the plan was made.
         doubts: modes of edits of which nobody can tell whether an engine had the text before.
     """
-    if not told and not prepared.dropped and not any(entry.changes for entry in prepared.sent):
+    if not plan.edits:
         return TurnEdits()
-    texts = _Texts(prepared, names, session.turns if session is not None else ())
-    edits = [texts.of(record) for record in told[:MAX_EDITS]]
-    known = {record.message for record in told}
-    first = list(_first_sent(prepared, session, known))
-    for index, change in first[: MAX_EDITS - len(edits)]:
-        sent_before = None if change.mode in doubts else False
-        edits.append(texts.first_sent(index, change, sent_before))
-    return TurnEdits(tuple(edits), len(told) + len(first) - len(edits))
-
-
-def _first_sent(
-    prepared: Prepared, session: Session | None, known: Collection[int | None]
-) -> Iterator[tuple[int, Change]]:
-    """Edits of messages that no turn of the session has had."""
-    changed = [
-        (entry.client_index, change)
-        for entry in prepared.sent
-        for change in entry.changes[-1:]
-        if entry.client_index is not None and not change.callers_own
-    ]
-    changed += [(item.client_index, item.change) for item in prepared.dropped]
-    if not changed:
-        return
-    turns = session.turns if session is not None else ()
-    departed = session.departed.messages if session is not None else {}
-    newest = set(turns[-1].prepared.client_fingerprints) if turns else set()
-    for index, change in changed:
-        value = prepared.client_fingerprints[index]
-        if value in newest or value in departed or index in known:
-            continue
-        if not any(value in turn.prepared.client_fingerprints for turn in turns[:-1]):
-            yield index, change
+    texts = _Texts(prepared, names, session, doubts)
+    edits = tuple(texts.of(record) for record in plan.edits[:MAX_EDITS])
+    return TurnEdits(edits, plan.omitted + len(plan.edits) - len(edits))
 
 
 class _Texts:
     """Finds what messages were and what they became."""
 
     def __init__(
-        self, prepared: Prepared, names: SpanNames | None, turns: Sequence[RetainedTurn]
+        self,
+        prepared: Prepared,
+        names: SpanNames | None,
+        session: Session | None,
+        doubts: Collection[Mode],
     ) -> None:
         self._prepared = prepared
         self._names = names
-        self._turns = turns
+        self._session = session
+        self._turns = session.turns if session is not None else ()
+        self._doubts = doubts
         self._sources: dict[str, Mapping[int, Message]] = {}
 
     def of(self, record: EditRecord) -> EditFacts:
@@ -114,8 +91,13 @@ class _Texts:
             return EditFacts(record)
         if record.message is None:
             gone, new = self._unplaced(record.role, record.cause == "undeclared")
-            return EditFacts(record, gone, new)
+            return EditFacts(record, gone, new, sent_before=self._sent_before(record))
         names = self._names.client[record.message].all if self._names is not None else ()
+        if not record.cached and not self._was_sent(record.message):
+            own = self._prepared.client[record.message]
+            after = self._sent.get(record.message)
+            new = () if after is None else (after,)
+            return EditFacts(record, (own,), new, names, self._sent_before(record))
         before = self._before(names)
         after = self._sent.get(record.message)
         own = self._prepared.client[record.message]
@@ -131,20 +113,14 @@ class _Texts:
             names,
         )
 
-    def first_sent(self, index: int, change: Change, sent_before: bool | None) -> EditFacts:
-        """An edit of a message that is sent for the first time."""
-        message = self._prepared.client[index]
-        record = EditRecord(
-            message=index,
-            role=str(message.get("role", "")),
-            cause=change.cause,
-            mode=change.mode.value,
-            span=None,
-            replacement_tokens=0,
-        )
-        after = self._sent.get(index)
-        names = self._names.client[index].all if self._names is not None else ()
-        return EditFacts(record, (message,), () if after is None else (after,), names, sent_before)
+    def _sent_before(self, record: EditRecord) -> bool | None:
+        """Whether an engine was given the text of an edit, or what it put in, before."""
+        if record.cached:
+            return True
+        return None if record.mode in self._doubts else False
+
+    def _was_sent(self, place: int) -> bool:
+        return was_sent(self._prepared.client_fingerprints[place], self._session)
 
     @cached_property
     def _sent(self) -> Mapping[int, Message]:
@@ -172,9 +148,9 @@ class _Texts:
         Args:
             callers: the caller took them out; else a policy had put them in, or does now.
         """
-        if not self._turns:
-            return (), ()
-        last = self._turns[-1]
+        last = self._turns[-1] if self._turns else None
+        if last is None:
+            return (), () if callers else _of_role(_put_in(self._prepared), role)
         if callers:
             held = set() if self._names is None else {n for c in self._names.client for n in c.all}
             sent = self._source(last)

@@ -135,6 +135,8 @@ class EditRecord:
     span: tuple[int, int] | None
     """Tokens of the source, half open; None where tokens are unknown."""
     replacement_tokens: int
+    cached: bool = True
+    """Whether it concerns KV of an earlier turn; see :mod:`.uncached`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from .prepared import Prepared
 from .rendered import Rendered
 from .session import EditRecord, RetainedTurn
 from .spans import ANYTHING, SpanNames, span_labels
+from .uncached import StandingEdits
 
 MIN_SPLICED = 32
 """Fewer tokens behind the edits are prefilled: not worth a private lineage for what follows."""
@@ -52,6 +53,11 @@ class TurnPlan:
     unreachable: bool = False
     """Whether what is to be forgotten may lie where no forget finds it."""
     edits: tuple[EditRecord, ...] = ()
+    """Those that concern cached KV first."""
+    omitted: int = 0
+    """Edits that are too many to be listed."""
+    standing: tuple[StandingEdits, ...] = ()
+    """Edits that the cache holds already."""
     planned: Outcome = Outcome.UNEDITED
     reason: Reason | None = None
     reusable_tokens: int = 0

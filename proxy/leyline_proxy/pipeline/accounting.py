@@ -62,6 +62,8 @@ def final_receipt(
     plan = turn.planned.plan
     if record is not None:
         receipt = record.receipt
+        if receipt.reason is None and plan.planned is Outcome.EDITED:
+            return msgspec.structs.replace(receipt, outcome=Outcome.EDITED, reason=plan.reason)
         if receipt.reason is None and plan.planned is not Outcome.UNEDITED:
             reason = plan.reason or Reason.REPREFILLED
             return msgspec.structs.replace(
@@ -106,12 +108,18 @@ def caller_account(
         account["forgot"] = {"result": result, **(account["forgot"] or {})}
     if forgets_owed:
         account["forgets_owed"] = forgets_owed
+    if turn.planned.plan.omitted:
+        account["edits_omitted"] = turn.planned.plan.omitted
     return account | {
         "session": turn.identity.session_id,
         "turn": turn.name,
         "turn_index": turn.index,
         "planned": turn.planned.plan.planned.value,
         "edits": [edit_account(edit) for edit in turn.planned.plan.edits],
+        "standing": [
+            {"cause": each.cause, "mode": each.mode, "messages": each.messages}
+            for each in turn.planned.plan.standing
+        ],
         "policy_faults": [
             {"policy": fault.policy, "fault": fault.fault} for fault in turn.planned.prepared.faults
         ],

@@ -25,6 +25,7 @@ from ..core.schedule import Decision, Timing, schedule
 from ..core.session import Departed, EditRecord, RetainedTurn, Session
 from ..core.spans import ANYTHING, SpanNames
 from ..core.synthesis import TurnPlan, demands_of, synthesize
+from ..core.uncached import uncached_edits
 from ..errors import BadRequestError, PolicyFailedClosedError, ProxyError
 from ..render import STEERING, RenderError
 from ..telemetry.logging import frames_of
@@ -190,7 +191,7 @@ def plan_turn(
     except Exception as error:  # a fault in here costs the splice, never the request
         log.error("synthesis_failed", error=type(error).__name__, frames=frames_of(error))
         names, plan = None, _failed(given, prepared)
-    plan = decide(plan, given.status)
+    plan = _with_uncached(decide(plan, given.status), prepared, given.session)
     if is_unreachable(prepared, names, given.session, named=given.named):
         plan = replace(plan, unreachable=True)
     return Planned(prepared, rendered, names, plan, draft.decision)
@@ -211,6 +212,25 @@ def decide(plan: TurnPlan, status: UpstreamStatus) -> TurnPlan:
         planned=Outcome.REPREFILLED,
         reason=reason,
         reusable_tokens=0,
+    )
+
+
+def _with_uncached(plan: TurnPlan, prepared: Prepared, session: Session | None) -> TurnPlan:
+    """The plan with the account of edits that no cached turn shows."""
+    found = uncached_edits(prepared, session, plan.edits)
+    if not found.listed and not found.standing:
+        return plan
+    outcome, reason = plan.planned, plan.reason
+    if outcome is Outcome.UNEDITED:
+        outcome = Outcome.EDITED
+        reason = Reason.NOTHING_CACHED if found.listed else Reason.STANDING
+    return replace(
+        plan,
+        edits=plan.edits + found.listed,
+        omitted=found.omitted,
+        standing=found.standing,
+        planned=outcome,
+        reason=reason,
     )
 
 

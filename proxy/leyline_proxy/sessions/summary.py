@@ -80,6 +80,7 @@ def edit_account(edit: EditRecord) -> dict[str, Any]:
         "mode": edit.mode,
         "span": edit.span,
         "replacement_tokens": edit.replacement_tokens,
+        "cached": edit.cached,
     }
 
 

@@ -93,7 +93,8 @@ def _count_edits(metrics: Metrics, turn: Turn, tenant: str, reason: str) -> None
     prepared, decision = turn.planned.prepared, turn.planned.decision
     for edit in turn.planned.plan.edits:
         cause = edit.cause.partition(":")[0]
-        metrics.edits.labels(tenant, cause, edit.mode, reason).inc()
+        became = reason if edit.cached else Reason.NOTHING_CACHED.value
+        metrics.edits.labels(tenant, cause, edit.mode, became).inc()
     for fault in prepared.faults:
         metrics.policy_faults.labels(fault.policy, fault.fault).inc()
     for policy, mode in prepared.changes_of_policies():

@@ -25,7 +25,13 @@ export function turnView(turn, of, state) {
     wideBand(turn, tokens),
     figures(tokens),
     turn.receipt?.detail ? h("p", { class: "dim" }, `Engine: ${turn.receipt.detail}`) : null,
-    turn.edits.length ? editTable(turn) : h("p", { class: "dim" }, "No edits: the history only grew."));
+    turn.edits.length ? editTable(turn) : h("p", { class: "dim" }, withoutEdits(outcome)));
+}
+
+function withoutEdits(outcome) {
+  return outcome === "edited"
+    ? "No new edits: those of earlier turns still hold."
+    : "No edits: the history only grew.";
 }
 
 // The prompt from left to right by kind of token, then what was freed, to the same scale. Edits

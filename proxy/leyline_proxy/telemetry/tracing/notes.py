@@ -44,7 +44,7 @@ def note_settled(turn: Turn, receipt: Receipt, ttft_s: float | None) -> None:
     trace.describe(of_receipt(receipt, ttft_s if turn.request.stream else None))
     planned = turn.planned.plan.planned
     edited = receipt.reason is not None or planned is not Outcome.UNEDITED
-    if edited and receipt.outcome is not Outcome.SPLICED:
+    if edited and receipt.outcome not in (Outcome.SPLICED, Outcome.EDITED):
         reason = receipt.reason.value if receipt.reason is not None else "none"
         told: dict[str, Attribute] = {"reason": reason, "planned": planned.value}
         trace.event("leyline.fallback", told)
