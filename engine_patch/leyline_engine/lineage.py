@@ -23,6 +23,9 @@ TOKEN_BITS = 24
 MAX_TOKEN = (1 << TOKEN_BITS) - 1
 _LINEAGE_BITS = 63 - TOKEN_BITS
 
+SALT_BYTES = 32
+"""Of the salt that an engine draws when it starts."""
+
 
 def lineage_bits(lineage: str, scope: str) -> int:
     """The key prefix of a lineage within a tenant scope, in ``[1, 2**39)``."""
@@ -41,10 +44,14 @@ def derive_lineage(
     scope: str,
     sources: Iterable[tuple[str, Sequence[LineageRun]]],
     copies: Iterable[CopySegment],
+    *,
+    salt: bytes = b"",
 ) -> str:
-    """A lineage's name: hash(parent lineage, tenant scope, sources, applied copies).
+    """A lineage's name: hash(salt, parent lineage, tenant scope, sources, applied copies).
 
     Args:
+        salt: at most 64 bytes, drawn at each start of the engine. Keys carry 39 bits of a name;
+            without the salt, anybody could search for a name whose bits are another tenant's.
         parent: lineage in force before the first spliced position; empty for exact KV.
         sources: digest and lineage map of each source drawn on.
         copies: the copies as executed, which the directives were lowered to.
@@ -52,7 +59,7 @@ def derive_lineage(
     Returns:
         32 hex digits. Equal tokens reached by different edits get different names.
     """
-    state = blake2b(digest_size=16)
+    state = blake2b(digest_size=16, key=salt)
     state.update(_framed(parent) + _framed(scope))
     for digest, runs in sources:
         state.update(_framed(f"source {digest}"))
@@ -69,12 +76,17 @@ def run_extents(runs: Sequence[LineageRun], length: int) -> Iterator[tuple[Linea
         yield run, runs[index + 1].start if index + 1 < len(runs) else length
 
 
-def share_lineage(share: str) -> str:
+def share_lineage(share: str, *, salt: bytes = b"") -> str:
     """The lineage of what a scope within a tenant shares; empty for the empty scope.
 
     Not a name that :func:`derive_lineage` can give, so no private lineage is ever shared.
+
+    Args:
+        salt: see :func:`derive_lineage`.
     """
-    return f"share {share}" if share else ""
+    if not share:
+        return ""
+    return f"share {blake2b(_framed(share), digest_size=16, key=salt).hexdigest()}"
 
 
 def fold_keys(

@@ -75,12 +75,16 @@ class Rules:
 
     Args:
         splices: whether the engine's model and pool are on the allow-list.
+        salt: see :func:`~.lineage.derive_lineage`; the same on all ranks of a replica.
     """
 
-    def __init__(self, registry: SourceRegistry, ledger: SpanLedger, *, splices: bool) -> None:
+    def __init__(
+        self, registry: SourceRegistry, ledger: SpanLedger, *, splices: bool, salt: bytes
+    ) -> None:
         self._registry = registry
         self._ledger = ledger
         self._splices = splices
+        self._salt = salt
 
     def check(
         self,
@@ -125,7 +129,7 @@ class Rules:
             yield payload.lineage
         if payload.share:
             for start in self._ledger.shared_starts(payload.scope, payload.share):
-                yield (LineageRun(start, share_lineage(payload.share)),)
+                yield (LineageRun(start, share_lineage(payload.share, salt=self._salt)),)
 
     def clean_length(self, request: CheckedRequest, lineage: tuple[LineageRun, ...]) -> int:
         """How much of the prompt a lineage may serve: nothing that read what is forgotten now."""
@@ -153,7 +157,7 @@ class Rules:
             return None
         payload = edit.payload
         used = sorted({copy.source for copy in plan.copies})
-        name = share_lineage(payload.share) or derive_lineage(
+        name = share_lineage(payload.share, salt=self._salt) or derive_lineage(
             runs[-1].lineage if runs else "",
             payload.scope,
             [
@@ -161,6 +165,7 @@ class Rules:
                 for index in used
             ],
             plan.copies,
+            salt=self._salt,
         )
         shared = [common_prefix(source.tokens, prompt) for source in edit.sources]
         readers = self._ledger.carry(edit.sources, plan.copies, shared)
@@ -171,6 +176,10 @@ class Rules:
         goes_on = bool(runs) and runs[-1].lineage == name
         start = runs[-1].start if goes_on else plan.copies[0].dest
         return Carried(name, start, readers, payload.share)
+
+    def fresh_lineage(self, message_id: str, scope: str) -> str:
+        """The name of a lineage that only this request has."""
+        return derive_lineage(message_id, scope, (), (), salt=self._salt)
 
 
 def extend_lineage(runs: tuple[LineageRun, ...], carried: Carried | None) -> tuple[LineageRun, ...]:

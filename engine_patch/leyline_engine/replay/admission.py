@@ -10,6 +10,7 @@ import logging
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from secrets import token_bytes
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from leyline_engine.contract import (
 )
 from leyline_engine.edits import ResolvedEdit
 from leyline_engine.ledger import Carried, SpanKey
-from leyline_engine.lineage import fold_keys, runs_before
+from leyline_engine.lineage import SALT_BYTES, fold_keys, runs_before
 from leyline_engine.plan import Plan, plan_turn
 from leyline_engine.replay.cache.manager import CacheManager, Forgotten, PoolExhaustedError
 from leyline_engine.replay.cache.pool import Slots
@@ -78,7 +79,9 @@ class Admitter:
 
     def __init__(self, cache: CacheManager, *, splices: bool) -> None:
         self._cache = cache
-        self._rules = Rules(cache.registry, cache.ledger, splices=splices)
+        self._rules = Rules(
+            cache.registry, cache.ledger, splices=splices, salt=token_bytes(SALT_BYTES)
+        )
 
     def admit(
         self,

@@ -24,7 +24,7 @@ from leyline_engine.contract import Capability, ClaimRefusal, LineageRun, Reason
 from leyline_engine.edits import EditRefusedError, forgets
 from leyline_engine.energy import EnergyAccount
 from leyline_engine.ledger import SpanKey, SpanLedger
-from leyline_engine.lineage import derive_lineage, fold_keys, runs_before
+from leyline_engine.lineage import fold_keys, runs_before
 from leyline_engine.metrics import EngineMetrics
 from leyline_engine.plan import Plan, plan_turn
 from leyline_engine.rules import CheckedRequest, Rules
@@ -67,6 +67,7 @@ class SchedulerEngine:
         sender: takes receipts to the HTTP process.
         metrics: this scheduler's counters.
         secret: what envelopes are signed with; None takes them unsigned.
+        salt: of lineages' names; the same on all ranks of the replica.
         min_copy: copies shorter than this, in tokens, are prefilled.
         agree: whether all tensor-parallel ranks succeeded; each says whether it did.
         limits: how much may be claimed.
@@ -83,6 +84,7 @@ class SchedulerEngine:
         metrics: EngineMetrics,
         *,
         secret: str | None,
+        salt: bytes,
         min_copy: int,
         agree: Callable[[bool], bool] = bool,
         limits: Limits | None = None,
@@ -101,7 +103,7 @@ class SchedulerEngine:
         )
         self._accounts = Accounts(self.registry, self.ledger, sender, metrics)
         self._secret = secret
-        self._rules = Rules(self.registry, self.ledger, splices=pool is not None)
+        self._rules = Rules(self.registry, self.ledger, splices=pool is not None, salt=salt)
         self._forgetter = Forgetter(
             cache, self.registry, self.ledger, self.publications, told=metrics.forgot
         )
@@ -538,7 +540,7 @@ class SchedulerEngine:
         self._withhold_readers(turn, struck)
         if turn.lineage and self.cache.is_condemned(turn.keys(prompt)):
             # What is computed now must not be filed as the condemned KV of the same name.
-            fresh = derive_lineage(turn.message_id, turn.scope, (), ())
+            fresh = self._rules.fresh_lineage(turn.message_id, turn.scope)
             turn.lineage = (*runs_before(turn.lineage, reused), LineageRun(reused, fresh))
 
     def _condemn(self, turn: Turn) -> None:

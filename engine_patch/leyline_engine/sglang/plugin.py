@@ -60,8 +60,10 @@ def create_cache(context: Any) -> Any:
     from leyline_engine.sglang.metrics import open_metrics
     from leyline_engine.sglang.radix import LeylineRadixCache
     from leyline_engine.sglang.ranks import Replica
+    from leyline_engine.sglang.tensor_parallel import agreement, common_salt
 
     cache = create_unified_radix_cache(context, cache_class=LeylineRadixCache)
+    group = context.params.attn_tp_cache_group or context.params.tp_cache_group
     facts = read_facts(context)
     parallel = get_parallel()
     metrics = open_metrics(
@@ -79,8 +81,9 @@ def create_cache(context: Any) -> Any:
         sender,
         metrics,
         secret=hints_secret(),
+        salt=common_salt(group),
         min_copy=int(os.environ.get(MIN_COPY_VARIABLE) or _MIN_COPY),
-        agree=_agreement(context.params.attn_tp_cache_group or context.params.tp_cache_group),
+        agree=agreement(group),
         limits=limits_from(),
         energy=open_account(
             metrics, lambda: cuda_uuids(_gpus(context, int(parallel.attn_tp_size)))
@@ -102,25 +105,6 @@ def _gpus(context: Any, ranks: int) -> range:
     """
     first, step = int(context.tp_worker.gpu_id), int(context.server_args.gpu_id_step)
     return range(first, first + ranks * step, step)
-
-
-def _agreement(group: Any) -> Callable[[bool], bool]:
-    """Tells whether all tensor-parallel ranks say yes; each asks at the same point.
-
-    Args:
-        group: their process group on the CPU; None for a single rank.
-    """
-    import torch
-
-    if group is None or torch.distributed.get_world_size(group=group) == 1:
-        return bool
-
-    def agree(succeeded: bool) -> bool:
-        votes = torch.tensor([int(succeeded)])
-        torch.distributed.all_reduce(votes, op=torch.distributed.ReduceOp.MIN, group=group)
-        return bool(votes.item())
-
-    return agree
 
 
 def _engine(scheduler: Any) -> Any:

@@ -181,6 +181,7 @@ class Scheduler:
             self.sender,
             self.seen,
             secret=None,
+            salt=b"salt of the test",
             min_copy=min_copy,
             limits=limits,
             replica=replica,

@@ -32,7 +32,6 @@ from leyline_engine.contract import (
     SpanLabel,
     output_span,
 )
-from leyline_engine.lineage import share_lineage
 from leyline_engine.records import RecordBook
 from leyline_engine.replay.engine import ReplayEngine
 
@@ -237,7 +236,8 @@ def test_shared_kv_serves_the_scope_and_nobody_else(scope: str, share: str, pref
     run(engine, SOURCE, labelled(register("t1"), *LABELS))
     prompt, payload = edit(SOURCE, [CUT], tail=[9, 8])
     _, record = run(engine, prompt, msgspec.structs.replace(payload, share="crew"))
-    assert record.receipt.lineage == (LineageRun(60, share_lineage("crew")),)
+    (run_,) = record.receipt.lineage
+    assert run_.start == 60 and "crew" not in run_.lineage
     other = EditPayload(session="other", scope=scope, turn="t", share=share)
     answer, found = run(engine, [*prompt, 5], other)
     assert found.receipt.tokens.prefix == prefix
@@ -292,3 +292,20 @@ def test_a_running_splice_of_shared_kv_is_not_published_after_a_forget() -> None
     assert blank(engine, np.setdiff1d(own, sequence.owned))
     sequence.abort()
     engine.check_integrity()
+
+
+@pytest.mark.parametrize("share", ["", "crew"])
+def test_nobody_can_tell_a_lineage_before_its_engine_has_started(share: str) -> None:
+    """Two engines name one splice differently, and each finds it again under its own name."""
+    names = []
+    for _ in range(2):
+        engine = make_engine(pool=1200)
+        run(engine, SOURCE, labelled(register("t1"), *LABELS))
+        prompt, payload = edit(SOURCE, [CUT], tail=[9, 8])
+        _, record = run(engine, prompt, msgspec.structs.replace(payload, share=share))
+        lineage = record.receipt.lineage
+        later = EditPayload(session="s", scope=SCOPE, turn="t9", lineage=lineage, share=share)
+        _, found = run(engine, [*prompt, 5], later)
+        assert found.receipt.tokens.prefix == 182
+        names.append(lineage[0].lineage)
+    assert names[0] != names[1]

@@ -72,7 +72,7 @@ def test_equal_tokens_by_different_edits_are_two_lineages() -> None:
 
 
 def test_every_ingredient_changes_the_name() -> None:
-    """Parent, scope, source digest, source lineage and copies all count; repeats agree."""
+    """Parent, scope, source digest and lineage, copies and salt all count; repeats agree."""
     copy = CopySegment(0, 5, 9, 3)
     base = derive_lineage("p", "t", [("d", ())], [copy])
     others = {
@@ -86,8 +86,9 @@ def test_every_ingredient_changes_the_name() -> None:
         derive_lineage("p", "t", [("d", ())], [copy, copy]),
         derive_lineage("pt", "", [("d", ())], [copy]),
         derive_lineage("", "pt", [("d", ())], [copy]),
+        derive_lineage("p", "t", [("d", ())], [copy], salt=b"s"),
     }
-    assert len(others | {base}) == 11
+    assert len(others | {base}) == 12
     assert derive_lineage("p", "t", [("d", ())], [copy]) == base
     assert len(base) == 32
 

@@ -1,0 +1,50 @@
+"""What the tensor-parallel ranks of one replica settle among themselves.
+
+They see the same requests in the same order and must decide alike, so what only one of them knows
+goes to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from secrets import token_bytes
+from typing import Any
+
+import torch
+
+from leyline_engine.lineage import SALT_BYTES
+
+
+def agreement(group: Any) -> Callable[[bool], bool]:
+    """A vote of all ranks: whether every one says yes. Each asks at the same point.
+
+    Args:
+        group: their process group on the CPU; None for a single rank.
+    """
+    if _is_single(group):
+        return bool
+
+    def agree(succeeded: bool) -> bool:
+        votes = torch.tensor([int(succeeded)])
+        torch.distributed.all_reduce(votes, op=torch.distributed.ReduceOp.MIN, group=group)
+        return bool(votes.item())
+
+    return agree
+
+
+def common_salt(group: Any) -> bytes:
+    """A salt for names of lineages, drawn by the first rank and known to all.
+
+    Args:
+        group: see :func:`agreement`.
+    """
+    salt = token_bytes(SALT_BYTES)
+    if _is_single(group):
+        return salt
+    drawn = torch.frombuffer(bytearray(salt), dtype=torch.uint8)
+    torch.distributed.broadcast(drawn, group=group, group_src=0)
+    return bytes(drawn.tolist())
+
+
+def _is_single(group: Any) -> bool:
+    return group is None or torch.distributed.get_world_size(group=group) == 1

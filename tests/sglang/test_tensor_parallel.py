@@ -1,0 +1,55 @@
+"""Ranks of one replica that settle something: real processes, joined by gloo."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leyline_engine.sglang.tensor_parallel import agreement, common_salt
+
+RANKS = 2
+Found = tuple[bytes, list[bool]]
+
+
+def rank(number: int, meeting: str, answers: Queue[Any]) -> None:
+    """One rank: it votes yes, but for the second one's first vote."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=number, world_size=RANKS
+    )
+    salt, agree = (
+        common_salt(torch.distributed.group.WORLD),
+        agreement(torch.distributed.group.WORLD),
+    )
+    answers.put((salt, [agree(number == 0), agree(True)]))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_share_a_salt_and_agree_only_together(tmp_path: Path) -> None:
+    """All ranks hold the salt that the first one drew, and a no of one is the no of all."""
+    spawn = multiprocessing.get_context("spawn")
+    answers: Queue[Found] = spawn.Queue()
+    ranks = [
+        spawn.Process(target=rank, args=(number, str(tmp_path / "meeting"), answers))
+        for number in range(RANKS)
+    ]
+    for process in ranks:
+        process.start()
+    found = [answers.get(timeout=120) for _ in ranks]
+    for process in ranks:
+        process.join(60)
+    (salt, votes), other = found
+    assert other == (salt, votes)
+    assert votes == [False, True]
+    assert len(salt) == 32
+
+
+def test_a_single_rank_draws_a_salt_at_each_start() -> None:
+    """Without other ranks nothing is exchanged, and no start has the salt of another."""
+    salts = {common_salt(None) for _ in range(4)}
+    assert len(salts) == 4
+    assert [agreement(None)(vote) for vote in (True, False)] == [True, False]
