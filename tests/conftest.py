@@ -28,7 +28,10 @@ IN_CI = os.environ.get("CI", "").lower() == "true"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 hypothesis.settings.register_profile("dev", deadline=None)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+# The same examples each time: more of them find nothing that the first runs didn't.
+hypothesis.settings.register_profile(
+    "ci", deadline=None, max_examples=40, derandomize=True, print_blob=True
+)
 hypothesis.settings.register_profile("nightly", deadline=None, max_examples=2000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "dev"))
 

@@ -15,6 +15,8 @@ from support.scripted_model import build_scripted
 
 CLIENTS = clients()
 
+AT_NIGHT = {"openai responses, streamed", "openai-agents responses", "anthropic"}
+"""Whose like is played at each commit: the same client streamed, or the same API stored."""
 
 SLACK = 64
 """Tokens that the dates and ids in a client's prompts may make a difference of."""
@@ -32,7 +34,9 @@ def model_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_scripted(tmp_path_factory.mktemp("model"))
 
 
-@pytest.mark.parametrize("client", [case(client, nightly=client.nightly) for client in CLIENTS])
+@pytest.mark.parametrize(
+    "client", [case(each, nightly=each.nightly or each.name in AT_NIGHT) for each in CLIENTS]
+)
 def test_a_clients_session_ends_well(client: Client, model_files: Path, tmp_path: Path) -> None:
     """Tools act, one session is recognised, all that is known is cached, and nothing is refused."""
     outcome = play(client, model_files, tmp_path)

@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
+
+# Installing and serving takes most of a minute; the parts are tested at each commit.
+pytestmark = pytest.mark.nightly
 
 LEYLINE = str(Path(sys.executable).parent / "leyline")
 START_S = 120.0

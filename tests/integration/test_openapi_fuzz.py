@@ -21,6 +21,7 @@ from schemathesis.checks import (
 )
 from schemathesis.core.failures import FailureGroup
 from support.claims_engine import ClaimsEngine
+from support.examples import is_nightly
 from support.stack import serving
 
 from leyline_proxy.http.app import create_app
@@ -64,10 +65,9 @@ def test_every_route_keeps_to_its_description(
 ) -> None:
     """No request that can be made from the description, or against it, breaks a route."""
     operation = OPERATIONS[route]
-    nightly = hypothesis.settings.default.max_examples > 1000
 
     @hypothesis.settings(
-        max_examples=200 if nightly else EXAMPLES,
+        max_examples=200 if is_nightly() else EXAMPLES,
         suppress_health_check=list(HealthCheck),
     )
     @given(case=operation.as_strategy(generation_mode=kind))

@@ -14,9 +14,13 @@ from leyline_proxy.replay.traces import read_trace
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
 CASES = [
-    ("edited_lastn5-sweagent.jsonl.gz", ("tool", "user"), 26),
+    ("edited_lastn5-sweagent.jsonl.gz", ("tool", "user"), 18),
     ("edited_window20-openhands.jsonl.gz", ("tool", "assistant", "user"), 14),
     ("edited_mask10-mini.jsonl.gz", ("tool",), 40),
+]
+ONE_EACH_COMMIT = [
+    CASES[0],
+    *(pytest.param(*case, marks=pytest.mark.nightly) for case in CASES[1:]),
 ]
 
 pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason="the recordings are not here")
@@ -38,7 +42,7 @@ def run(model: str, name: str, roles: tuple[str, ...], limit: int | None) -> Rep
     return replay(trace, (Arm.RADIX, Arm.SPLICE), options, lambda arm, done: None)
 
 
-@pytest.mark.parametrize(("name", "roles", "limit"), CASES)
+@pytest.mark.parametrize(("name", "roles", "limit"), ONE_EACH_COMMIT)
 def test_splice_reuses_what_is_unchanged(
     model: str, name: str, roles: tuple[str, ...], limit: int
 ) -> None:
@@ -50,10 +54,8 @@ def test_splice_reuses_what_is_unchanged(
     assert not report.runs[Arm.SPLICE].notes
 
 
-@pytest.mark.parametrize(
-    ("name", "roles", "limit"),
-    [CASES[0], *(pytest.param(*case, marks=pytest.mark.nightly) for case in CASES[1:])],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "roles", "limit"), CASES)
 def test_nothing_is_spliced_unasked(
     model: str, name: str, roles: tuple[str, ...], limit: int
 ) -> None:

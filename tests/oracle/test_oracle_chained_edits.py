@@ -23,7 +23,7 @@ Models = Callable[[str], OracleModel]
 CHAIN = 50
 ENDS = 10
 """Turns over which the error is averaged, at either end of the chain."""
-NAMES = ("llama", "deepseek-v2-yarn", "deepseek-v3")
+NAMES = ("llama", "deepseek-v2-yarn", pytest.param("deepseek-v3", marks=pytest.mark.nightly))
 
 
 def chained_errors(subject: OracleModel, *, naive: bool = False) -> list[float]:

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+# The same cases run on the replay engine at each commit; here SGLang starts for them alone.
+pytestmark = pytest.mark.nightly
+
 TIMEOUT_S = 280
 BOUNDARY = 130
 """Pages that a claim of 60 and a request of 70 need together."""

@@ -226,6 +226,7 @@ def test_concurrent_sessions(client: EngineClient, mla_server: SglangServer) -> 
     assert {record.receipt.reason for record in records} == {Reason.SPLICED}
 
 
+@pytest.mark.nightly
 def test_chunks_retractions_and_memory_pressure(
     start_server: StartServer, model_folder: ModelFolder
 ) -> None:

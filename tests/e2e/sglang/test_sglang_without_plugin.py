@@ -10,6 +10,9 @@ import httpx
 import pytest
 from support.sglang_stack import MODEL, Proxies, SglangServer, sglang_server
 
+# SGLang is started again for these alone; plain back ends are tested at each commit elsewhere.
+pytestmark = pytest.mark.nightly
+
 POLICY = "truncate_older_than:n=2,max_chars=80"
 LISTING = "".join(f"{number:03d} build/module_{number}\n" for number in range(40))
 NOTICED_S = 30.0

@@ -15,6 +15,7 @@ import pytest
 from audit_kit import KEY, chain_file, event, writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from leyline_proxy.audit.chain_file import WriteFailedError
 from leyline_proxy.audit.files import AuditError, AuditLockedError, rotated
@@ -165,7 +166,7 @@ def crashed(file: Any) -> None:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_any_crash_is_told_from_any_cut(data: st.DataObject) -> None:
     """Wherever the file ends when a proxy starts on it: behind what was confirmed to be on the disk
     it was a crash, and the log is good; before it somebody cut it, and the log never is again."""

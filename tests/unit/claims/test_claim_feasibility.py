@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from leyline_engine.claims.events import Run
 from leyline_engine.claims.feasibility import Arithmetic, Demand, Feasibility, check
@@ -104,7 +105,7 @@ def fits(demand: Demand, claims: list[Held], arithmetic: Arithmetic, usable: int
     return total < usable if arithmetic.strict else total <= usable
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     claims=held_claims(),
     gone=st.sets(st.integers(0, 7)),

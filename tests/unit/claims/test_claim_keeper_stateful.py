@@ -14,6 +14,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from keeper_kit import Desk
+from support.examples import examples
 
 from leyline_engine.claims.runs import pages_of
 from leyline_engine.claims.states import FINAL
@@ -142,5 +143,6 @@ class KeeperMachine(RuleBasedStateMachine):
 def test_the_keeper_holds_neither_more_nor_less_than_it_promised() -> None:
     """Whatever comes and goes."""
     run_state_machine_as_test(
-        KeeperMachine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
+        KeeperMachine,
+        settings=settings(max_examples=examples(150), stateful_step_count=40, deadline=None),
     )

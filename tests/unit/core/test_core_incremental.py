@@ -11,6 +11,7 @@ import pytest
 from core_plugins import Plugin
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from leyline_engine.contract import Mode
 from leyline_policies import Context, Memo, Policy, Registry, drop, edit, load_pipeline
@@ -125,7 +126,7 @@ def _built_in(name: str) -> tuple[Policy, ...]:
     return load_pipeline(f"{name}:{spec[name]}" if spec.get(name) else name)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(sessions())
 def test_all_built_in_policies_together(turns: list[list[Message]]) -> None:
     """The whole pipeline of what ships makes of each turn what it would without a memory."""
@@ -134,7 +135,7 @@ def test_all_built_in_policies_together(turns: list[list[Message]]) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(Registry.discover().names()))
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(turns=sessions())
 def test_each_built_in_policy(name: str, turns: list[list[Message]]) -> None:
     """Alone, where no other hides what it makes."""
@@ -207,7 +208,7 @@ PLUGINS: list[Change] = [
 ]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     sessions(),
     st.lists(st.tuples(st.sampled_from(PLUGINS), st.booleans()), min_size=1, max_size=4),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.sessions import RULES, after_turn, blank, history, pipeline, render, sessions
 
 from leyline_engine.contract import CopySegment, Outcome, TokenCounts
@@ -31,7 +32,7 @@ def plan_of(session: Session, messages: list[Message], spec: str = "keep_all") -
     )
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(sessions(SPECS), st.sampled_from(SPECS), st.data())
 def test_what_is_in_reach_stands_in_a_retained_turn(
     session: Session, spec: str, data: st.DataObject
@@ -56,7 +57,7 @@ def test_what_is_in_reach_stands_in_a_retained_turn(
         assert any(prompt[stretch.start : stretch.end].tobytes() in held for held in sources)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(sessions(SPECS), st.sampled_from(SPECS))
 def test_an_engine_that_does_as_planned_loses_nothing_unplanned(
     session: Session, spec: str

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE
@@ -105,7 +106,7 @@ def check_tiling(source: array[int], prompt: array[int], diff: TokenDiff) -> Non
     assert diff.kept_tokens == sum(run.length for run in diff.kept)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(60))
 @given(conversations().flatmap(lambda old: st.tuples(st.just(old), edited(old))), TEXTS)
 def test_runs_and_hunks_tile_both_sides(
     renderer: ChatRenderer, pair: tuple[list[Any], list[Any]], said: str
@@ -121,7 +122,7 @@ def test_runs_and_hunks_tile_both_sides(
         assert run.length >= MIN_RUN or run.start == run.dest == 0
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(40))
 @given(conversations(), st.data())
 def test_a_dropped_message_costs_only_itself(
     renderer: ChatRenderer, old: list[dict[str, Any]], data: st.DataObject

@@ -10,6 +10,7 @@ from core_kit import edit, make_engine, random_tokens, reference, register, run,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_kit import SCOPE, SESSION, Turn, opened, spliced
+from support.examples import examples
 
 from leyline_engine.contract import (
     CopySegment,
@@ -142,7 +143,7 @@ def edits(draw: st.DrawFn) -> tuple[SpanLedger, list[Turn], EditPayload, array[i
     return ledger, turns, payload, array("q", prompt)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(edits())
 def test_no_copy_of_an_edit_has_read_what_it_forgets(
     given_: tuple[SpanLedger, list[Turn], EditPayload, array[int]],

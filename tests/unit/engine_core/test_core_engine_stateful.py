@@ -9,6 +9,7 @@ from core_kit import SCOPE, ids, make_engine, random_tokens, reference, same_log
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.examples import examples
 from support.pool_levels import check_levels
 
 from leyline_engine.contract import (
@@ -222,4 +223,4 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestEngine.settings = settings(max_examples=examples(25), stateful_step_count=30, deadline=None)

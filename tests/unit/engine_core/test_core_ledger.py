@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_kit import SCOPE, SESSION, opened, spliced, true_reader, turn_of
+from support.examples import examples
 
 from leyline_engine import ledger as ledger_module
 from leyline_engine.contract import CopySegment, LineageRun, SpanLabel
@@ -25,7 +26,7 @@ from leyline_engine.ledger import (
 from leyline_engine.sources import SourceTurn
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_no_reader_stands_before_the_ledgers(data: st.DataObject) -> None:
     """Over chains of splices from several sources every reader lies at or behind the position

@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
+from support.examples import examples
 from taint_machine import PIECES, SCOPE, SECRET, STEM, TaintMachine
 
 from leyline_engine.contract import (
@@ -172,4 +173,4 @@ def test_the_machine_shares_what_it_means_to() -> None:
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestLedger.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)

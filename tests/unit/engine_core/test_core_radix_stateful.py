@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.examples import examples
 
 from leyline_engine.replay.cache import radix
 from leyline_engine.replay.cache.radix import (
@@ -180,7 +181,7 @@ class RadixMachine(RuleBasedStateMachine):
 
 
 TestRadix = RadixMachine.TestCase
-TestRadix.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRadix.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def test_least_recently_used_goes_first() -> None:

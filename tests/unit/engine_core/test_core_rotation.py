@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from leyline_engine.rotation import Pairing, Rotary
 
@@ -64,7 +65,7 @@ def moves(draw: st.DrawFn) -> tuple[torch.Tensor, list[int], list[int], torch.Te
     return keys, draw(positions), draw(positions), inv_freq, draw(st.sampled_from(Pairing))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(moves())
 def test_agrees_with_complex_multiplication(
     case: tuple[torch.Tensor, list[int], list[int], torch.Tensor, Pairing],
@@ -78,7 +79,7 @@ def test_agrees_with_complex_multiplication(
     assert moved.dtype == keys.dtype
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(moves())
 def test_round_trip_and_norm(
     case: tuple[torch.Tensor, list[int], list[int], torch.Tensor, Pairing],
@@ -93,7 +94,7 @@ def test_round_trip_and_norm(
     assert torch.equal(rotary.rotate(keys, p, p), keys)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(moves(), st.integers(0, 131071))
 def test_composition(
     case: tuple[torch.Tensor, list[int], list[int], torch.Tensor, Pairing], between: int

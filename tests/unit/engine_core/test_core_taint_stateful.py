@@ -1,7 +1,8 @@
 """Who has read the secret, where nothing is known of spans: a forget spares the prompt alone."""
 
 from hypothesis import settings
+from support.examples import examples
 from taint_machine import TaintMachine
 
 TestTaint = TaintMachine.TestCase
-TestTaint.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+TestTaint.settings = settings(max_examples=examples(20), stateful_step_count=30, deadline=None)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages_kit import MESSAGES, SSE, USE, body, events, kinds, metric
+from support.examples import examples
 from support.fake_engine import (
     DONE,
     MODEL,
@@ -147,7 +148,7 @@ async def test_a_stream_is_the_events_of_a_message(engine: FakeEngine) -> None:
     assert session.json()["turns"] == 1
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.lists(st.integers(1, 1500), max_size=12))
 def test_however_the_engines_stream_is_cut(cuts: list[int]) -> None:
     """Chunks of the network may end anywhere, also inside a character."""

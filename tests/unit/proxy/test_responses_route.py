@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages_kit import SSE, events, kinds, metric
 from responses_kit import CALL, LS, RESPONSES, RESULT, USER, ask, body, scripted
+from support.examples import examples
 from support.fake_engine import (
     DONE,
     Answer,
@@ -96,7 +97,7 @@ async def test_a_stream_is_the_events_of_a_response(engine: FakeEngine) -> None:
     assert session.json()["turns"] == 1
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.lists(st.integers(1, 1500), max_size=20))
 async def test_chunks_may_be_cut_anywhere(cuts: list[int]) -> None:
     """The events are the same, wherever the engine's bytes are parted."""

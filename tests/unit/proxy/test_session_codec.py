@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.builtin_specs import CASES
+from support.examples import examples
 from support.sessions import after_turn, blank, history, sessions
 
 from leyline_proxy.core.prepared import Prepared
@@ -78,7 +79,7 @@ def test_a_session_goes_on_alike_after_decoding(session: Session) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_damaged_bytes_are_a_miss(data: st.DataObject) -> None:
     """Bytes that were cut, changed or made up are no session, and nothing is raised; a bit that
     the compression has no use for changes nothing."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.fake_engine import CAPABILITY, DONE, MODEL, Answer, FakeEngine, chunk, proxy_before
 
 CALL = {
@@ -61,7 +62,7 @@ def whole() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(cuts=st.lists(st.integers(0, sum(map(len, EVENTS))), max_size=40))
 def test_the_pieces_that_events_arrive_in_make_no_difference(
     route: str, cuts: list[int], whole: dict[str, bytes]
@@ -74,7 +75,7 @@ def test_the_pieces_that_events_arrive_in_make_no_difference(
 
 
 @pytest.mark.parametrize("route", ["/v1/messages", "/v1/responses"])
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     ends=st.lists(st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r"]), min_size=8, max_size=8),
     comments=st.lists(st.booleans(), min_size=8, max_size=8),

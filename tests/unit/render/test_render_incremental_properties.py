@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from incremental_kit import Message, Reference, check
+from support.examples import examples
 from test_render_reference import _tokenizer
 from tokenizers import Tokenizer
 
@@ -167,7 +168,7 @@ def turns(draw: st.DrawFn) -> list[list[Message]]:
     return found
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(sources, turns(), st.sampled_from([{}, {"flag": True}, {"flag": 1}, {"tail": "?"}]))
 def test_any_template_gives_what_it_gives_without_memory(
     source: str, turns: list[list[Message]], options: dict[str, Any]

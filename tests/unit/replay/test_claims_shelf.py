@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from support.examples import examples
 
 from leyline_engine.claims.protection import ClaimKey
 from leyline_engine.ledger import SpanLedger
@@ -312,7 +313,8 @@ class ShelfMachine(RuleBasedStateMachine):
 def test_the_shelf_agrees_with_a_naive_one() -> None:
     """Whatever claims lock and rank, and whatever is evicted in between."""
     run_state_machine_as_test(
-        ShelfMachine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
+        ShelfMachine,
+        settings=settings(max_examples=examples(150), stateful_step_count=40, deadline=None),
     )
 
 

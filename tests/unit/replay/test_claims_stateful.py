@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from support.examples import examples
 from support.pool_levels import check_levels
 
 from leyline_engine.claims.answers import UnknownClaimError
@@ -247,7 +248,8 @@ class ClaimedEngine(RuleBasedStateMachine):
 def test_the_engine_keeps_its_promises_whatever_comes() -> None:
     """Conservation, protection, and a trace that tells it all."""
     run_state_machine_as_test(
-        ClaimedEngine, settings=settings(max_examples=40, stateful_step_count=25, deadline=None)
+        ClaimedEngine,
+        settings=settings(max_examples=examples(40), stateful_step_count=25, deadline=None),
     )
 
 

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from responses_talks import BODIES
+from support.examples import examples
 from support.fake_engine import MODEL, FakeEngine, proxy_before
 
 _MORE = st.fixed_dictionaries(
@@ -23,7 +24,7 @@ _MORE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(BODIES, _MORE)
 async def test_any_request_is_answered_or_refused(
     asked: dict[str, Any], more: dict[str, Any]
@@ -45,7 +46,7 @@ async def test_any_request_is_answered_or_refused(
         assert listed.status_code == (404 if more.get("store") is False else 200)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.text(min_size=1, max_size=20), st.dictionaries(st.text(max_size=6), st.text(max_size=4)))
 async def test_any_id_is_one_that_isnt_there(name: str, query: dict[str, str]) -> None:
     """Unless a response has it."""
