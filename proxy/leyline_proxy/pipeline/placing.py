@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..core.places import after_turn
+from ..core.places import after_turn, unknown_run
 from ..core.session import Place, Session
 from ..upstream.pool import ReplicaPool
 from .turn import Turn
@@ -45,7 +45,7 @@ class Placing:
         found: dict[str, Place] = {}
         for replica in self._pool:
             status = replica.status
-            if run := status.retains_as or ("" if status.up else f"?@{replica.name}"):
+            if run := status.retains_as or ("" if status.up else unknown_run(replica.name)):
                 found[run] = Place(replica.name)
         return found
 
