@@ -69,8 +69,10 @@ def annotations_of(messages: Sequence[Message]) -> dict[int, Annotation]:
 
 
 def said_by_both(first: object, second: object) -> object:
-    """What two members ``leyline`` say of one message: the second, and a forget of either, because a
-    demand is never left out. One that can't be read stays, and is refused where they are checked."""
+    """What two members ``leyline`` say of one message: the second, and a forget of either.
+
+    A demand is never left out. What can't be read stays, and is refused where it is checked.
+    """
     if not isinstance(first, dict):
         return first
     if not isinstance(second, dict) or not first.get("forget"):
