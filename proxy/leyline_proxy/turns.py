@@ -98,7 +98,7 @@ class TurnService:
         self._planner = planner
         self._openings = Openings()
         self._pinning = pinning
-        self._writing = Writing(store, metrics, hints_secret=hints_secret)
+        self._writing = Writing(store, metrics, hints_secret=hints_secret, erasures=erasures)
 
     async def aclose(self) -> None:
         """Give up what runs beside the requests."""
