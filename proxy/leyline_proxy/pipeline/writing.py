@@ -184,7 +184,9 @@ def _asked(
         asking: the session when the question was put.
         place: the run that was asked, and its replica.
     """
-    if session.demands == asking.demands:
+    # A forget that is under way must know that something ended meanwhile.
+    session, demands = session.lose_turn(), session.demands
+    if demands == asking.demands:
         return session if answer is None else _with_answer(session, key, answer)
     owing = after_turn(session.places, *place, demanded=False, owes=True)
     return replace(session, places=owing)

@@ -243,6 +243,22 @@ def test_a_turn_that_a_forget_overtook_is_forgotten_when_it_ends() -> None:
         eventually(lambda: found.forgets("a") > carried)
 
 
+def test_a_turn_that_ended_while_a_forget_was_under_way_is_forgotten() -> None:
+    """The engine may have been given it behind the forget, which it confirmed only later."""
+    with pair(failover=False) as found:
+        assert found.ask(ASKED).status_code == 200
+        engine = found.engines["a"]
+        engine.answers = [chat_json(), chat_json()]
+        engine.answers[0].pause_s, engine.answers[1].pause_s = 0.5, 1.5
+        earlier = threading.Thread(target=found.ask, args=(ANSWERED,))
+        earlier.start()
+        eventually(lambda: len(engine.bodies) == 2)
+        account = found.redact(ANSWERED).json()["leyline"]
+        earlier.join()
+        assert account["forgot"]["result"] == "owed"
+        eventually(lambda: found.forgets("a"))
+
+
 def test_what_an_engine_was_not_told_the_owner_of_is_unreachable() -> None:
     """It served a turn while its plugin could not be asked; a later forget can't find that."""
     with pair(failover=False) as found:
