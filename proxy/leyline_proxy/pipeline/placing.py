@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ..core.places import after_turn, unknown_run
@@ -48,6 +48,18 @@ class Placing:
             if run := status.retains_as or ("" if status.up else unknown_run(replica.name)):
                 found[run] = Place(replica.name)
         return found
+
+    def all_take_forgets(self, model: str, allowed: Collection[str] | None) -> bool:
+        """Whether no engine that may have served requests for a model is a plain server.
+
+        Args:
+            allowed: names of the engines that the tenant may use; None for all.
+        """
+        return not any(
+            replica.status.up and not replica.status.retains_as and replica.status.serves(model)
+            for replica in self._pool
+            if allowed is None or replica.name in allowed
+        )
 
     def _given(
         self,

@@ -281,3 +281,19 @@ def test_what_an_engine_was_not_told_the_owner_of_is_unreachable() -> None:
         assert account["forgot"]["result"] != "unreachable", (
             "this one came under the session's name"
         )
+
+
+@pytest.mark.parametrize("under_way", [True, False])
+def test_a_lost_session_that_a_plain_server_may_have_served_is_unreachable(under_way: bool) -> None:
+    """Its name is known to the engines that take forgets, and says nothing to the other."""
+    with pair(max_sessions=1) as found:
+        found.engines["b"].capability = None
+        handshake = found.app.state.services.pool.get("b").handshake
+        eventually(lambda: handshake.status.up and handshake.status.capability is None)
+        if under_way:
+            found.drain("a", True)
+            assert found.ask(ASKED).status_code == 200
+            found.drain("a", False)
+            assert found.ask(ASKED, "another").status_code == 200
+        account = found.redact(ANSWERED if under_way else ASKED).json()["leyline"]
+        assert (account["forgot"]["result"] == "unreachable") is under_way
