@@ -298,6 +298,9 @@ def _plain(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 
 def _block(place: str, raw: object) -> Block:
     if isinstance(raw, dict) and isinstance(raw.get("type"), str):
+        if ANNOTATION in raw and raw["type"] != "tool_result":
+            field = f"{place}.{ANNOTATION}"
+            raise FieldError(field, f"{field}: only a message or a tool_result may have it.")
         return raw
     raise FieldError(place, f"{place} must be a content block: an object with a type.")
 
