@@ -179,6 +179,8 @@ class TurnService:
         )
         if envelope is not None:
             await self._open_turn(identity, given)
+        elif planned.plan.forgets:
+            self._open.add(name)  # other engines owe what it demands, whatever becomes of it
         return Turn(
             request=request,
             identity=identity,

@@ -31,14 +31,18 @@ class Placing:
             obeyed: whether the run has confirmed what the turn demanded.
         """
         demanded = bool(turn.planned.plan.forgets)
-        places = session.places
-        if demanded and (turn.unnamed or turn.unvouched):
-            # Of what has no name here nobody knows which engine it was read by.
-            places = {**self.anywhere(), **places}
+        places = self.known(session.places, turn) if demanded else session.places
         # What was demanded while this turn ran came too early for what it left in the cache.
         owes = (demanded and not obeyed) or session.demands > turn.demands
         after = self._given(session, places, run, turn.replica.name, demanded=demanded, owes=owes)
         return replace(after, demands=session.demands + demanded)
+
+    def known(self, places: Mapping[str, Place], turn: Turn) -> Mapping[str, Place]:
+        """All places that a turn's demand concerns."""
+        if not turn.unnamed and not turn.unvouched:
+            return places
+        # Of what has no name here nobody knows which engine it was read by.
+        return {**self.anywhere(), **places}
 
     def anywhere(self) -> Mapping[str, Place]:
         """All runs, and engines whose run isn't known because they are out of reach."""

@@ -101,7 +101,8 @@ def session_without(
     """
     current = session or _new_session(turn, placing, now)
     if not turn.enveloped:
-        return _untraced(current, current.next_index + 1)
+        current = _untraced(current, current.next_index + 1)
+        return _all_owing(current, turn, placing) if turn.planned.plan.forgets else current
     return placing.after(current.lose_turn(), turn, turn.status.retains_as, obeyed=False)
 
 
@@ -112,8 +113,13 @@ def session_owing(session: Session | None, turn: Turn, placing: Placing, *, now:
         session: as it is now; None where it begins with this turn.
         now: seconds since the epoch.
     """
-    current = session or _new_session(turn, placing, now)
-    return replace(current, places=all_owed(current.places), demands=current.demands + 1)
+    return _all_owing(session or _new_session(turn, placing, now), turn, placing)
+
+
+def _all_owing(session: Session, turn: Turn, placing: Placing) -> Session:
+    """The session with a demand that nobody can confirm who was given the turn."""
+    places = all_owed(placing.known(session.places, turn))
+    return replace(session, places=places, demands=session.demands + 1)
 
 
 def _new_session(turn: Turn, placing: Placing, now: float) -> Session:

@@ -177,6 +177,21 @@ def test_an_engine_owes_what_it_did_not_confirm(failure: str) -> None:
         eventually(lambda: not found.waiting)
 
 
+@pytest.mark.parametrize("failure", [name for name, each in FAILURES.items() if each is not None])
+def test_a_demand_that_a_plain_server_failed_is_owed_by_the_others(failure: str) -> None:
+    """They hold what they held before, whatever became of the turn."""
+    with pair(failover=False, total_timeout_s=2.0) as found:
+        assert found.ask(ASKED).status_code == 200
+        plain = found.engines["b"]
+        plain.capability, answer = None, FAILURES[failure]
+        handshake = found.app.state.services.pool.get("b").handshake
+        eventually(lambda: handshake.status.up and handshake.status.capability is None)
+        found.drain("a", True)
+        plain.answers = [answer] if answer is not None else []
+        assert found.redact(ANSWERED).status_code >= 400
+        eventually(lambda: found.forgets("a"))
+
+
 def test_a_demand_that_reached_no_engine_is_carried_when_one_is_back() -> None:
     """The connection was refused, so that the engine was never given the turn."""
     with pair(failover=False) as found:
