@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
@@ -48,9 +49,16 @@ def engine() -> Iterator[tuple[Starlette, str]]:
 @contextmanager
 def proxy(origin: str, **settings: Any) -> Iterator[httpx.Client]:
     """A proxy in front of the engine that remembers nothing yet."""
+    with proxy_and_app(origin, **settings) as (client, _):
+        yield client
+
+
+@contextmanager
+def proxy_and_app(origin: str, **settings: Any) -> Iterator[tuple[httpx.Client, FastAPI]]:
+    """The same, and the proxy's own application."""
     app = create_app(Settings(upstream=origin, log_level="error", **settings))
     with serving(app) as address, httpx.Client(base_url=address, timeout=60) as client:
-        yield client
+        yield client, app
 
 
 def knows(app: Starlette, session: str) -> bool:
@@ -143,6 +151,25 @@ def test_a_turn_that_was_cut_off_is_forgotten_later(
         assert account["tokens"]["prefix"] > 0
 
 
+def test_a_forget_whose_client_left_leaves_no_turn_that_holds_the_text(
+    engine: tuple[Starlette, str],
+) -> None:
+    """The session is rewritten without them, though the turn itself is never settled."""
+    app, origin = engine
+    with proxy_and_app(origin) as (client, served):
+        ask(client, "left", history(2, "Left."))
+        store = served.state.services.store
+        before = store._entries["default", "left"].session.turns
+        assert any(SECRET in str(turn.prepared.client) for turn in before)
+        hang_up(client, "left", history(2, "Left."), policy=REDACT)
+        settled(app)
+        assert not store._entries["default", "left"].session.turns
+        account = ask(client, "left", history(3, "Left."), policy=REDACT)
+        assert account["forgot"]["result"] in ("erased", "owed")
+    settled(app)
+    assert not knows(app, "left")
+
+
 def test_a_cut_off_turn_that_hid_the_secret_is_forgotten(engine: tuple[Starlette, str]) -> None:
     """Its prompt showed no secret, but its KV was spliced from what had read it."""
     app, origin = engine
@@ -168,6 +195,8 @@ class _Held:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
+        if scope["type"] == "lifespan":
+            return await _lives(receive, send)  # the engine goes on without it
         if scope["type"] == "http" and scope["path"] == CHAT:
             body = await Request(scope, receive).body()
             given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -179,9 +208,14 @@ class _Held:
                 self.came.set()
                 while not self.free.is_set():  # noqa: ASYNC110 - another thread's event
                     await asyncio.sleep(0.01)
-            await self._app(scope, again, send)
-            return
-        await self._app(scope, receive, send)
+            return await self._app(scope, again, send)
+        return await self._app(scope, receive, send)
+
+
+async def _lives(receive: Receive, send: Send) -> None:
+    for stage in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{stage}.complete"})
 
 
 def test_a_turn_that_a_forget_overtook_in_the_engines_queue_is_forgotten(

@@ -103,6 +103,8 @@ def session_without(
     if not turn.enveloped:
         current = _untraced(current, current.next_index + 1)
         return _all_owing(current, turn, placing) if turn.planned.plan.forgets else current
+    if turn.planned.plan.forgets:
+        current = current.forget_sources()
     return placing.after(current.lose_turn(), turn, turn.status.retains_as, obeyed=False)
 
 
@@ -119,7 +121,7 @@ def session_owing(session: Session | None, turn: Turn, placing: Placing, *, now:
 def _all_owing(session: Session, turn: Turn, placing: Placing) -> Session:
     """The session with a demand that nobody can confirm who was given the turn."""
     places = all_owed(placing.known(session.places, turn))
-    return replace(session, places=places, demands=session.demands + 1)
+    return replace(session.forget_sources(), places=places, demands=session.demands + 1)
 
 
 def _new_session(turn: Turn, placing: Placing, now: float) -> Session:
