@@ -63,8 +63,8 @@ def _add_now(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Edited turns spliced",
-            "Of the turns that edited cached messages, the share that was spliced, over the time range. "
-            "Bad: near 0 while the engine splices; edits that nobody declared are exact by "
+            "Of the turns that edited cached messages, the share that was spliced, over the time "
+            "range. Bad: near 0 while the engine splices; edits that nobody declared are exact by "
             "default and count here as prefilled again.",
             Query(share(spliced, edited, TURNS, RANGE), instant=True),
             unit="percentunit",

@@ -98,7 +98,7 @@ class TurnService:
         self._planner = planner
         self._openings = Openings()
         self._pinning = pinning
-        self._writing = Writing(store, metrics, hints_secret=hints_secret)
+        self._writing = Writing(store, metrics, hints_secret=hints_secret, erasures=erasures)
 
     async def aclose(self) -> None:
         """Give up what runs beside the requests."""
@@ -155,6 +155,10 @@ class TurnService:
         index = session.next_index if session is not None else 0
         name, message_id = turn_name(index, uuid4().hex[:12]), f"m-{uuid4().hex}"
         rules, named = replace(rules, trust=identity.trust), identity.named
+        allowed = request.tenant.upstreams
+        traced = named and (
+            session is not None or self._placing.all_take_forgets(request.model, allowed)
+        )
         given = PlanInput(
             name,
             request,
@@ -165,6 +169,7 @@ class TurnService:
             index,
             replica=replica.name,
             named=named,
+            traced=traced,
         )
         planned = await self._planner.plan(given, identity.session_id, replica)
         if planned.plan.forgets:
@@ -174,6 +179,8 @@ class TurnService:
         )
         if envelope is not None:
             await self._open_turn(identity, given)
+        elif planned.plan.forgets:
+            self._open.add(name)  # other engines owe what it demands, whatever becomes of it
         return Turn(
             request=request,
             identity=identity,
@@ -188,7 +195,7 @@ class TurnService:
             unnamed=session.unnamed if session is not None else 0,
             unvouched=is_unvouched(session, named=named),
             demands=session.demands if session is not None else 0,
-            untraced=untraced_before(planned.prepared, session, named=named),
+            untraced=untraced_before(planned.prepared, session, traced=traced),
             searched=any(map(may_forget, given.policies)),
             applied=self._planner.applied(given, planned.prepared),
             own_s=own_s + perf_counter() - chosen - planned.asked_s,

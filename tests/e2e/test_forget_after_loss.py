@@ -4,6 +4,8 @@ restarted. The engine is asked what it holds, not the proxy.
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +13,10 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
 from support.agent_history import agent_history
 from support.engine_http import check_clean
 from support.engine_memory import held, holds_text, learn_words
@@ -25,6 +30,7 @@ CHAT = "/v1/chat/completions"
 SECRET = "key=7391"
 REDACT = r"redact:pattern='key=\d+',replacement='[gone]'"
 TRUNCATE = "truncate_older_than:n=1,max_chars=60"
+LATE = "comes late"
 PATIENCE_S = 20.0
 
 Conversation = list[dict[str, Any]]
@@ -43,9 +49,16 @@ def engine() -> Iterator[tuple[Starlette, str]]:
 @contextmanager
 def proxy(origin: str, **settings: Any) -> Iterator[httpx.Client]:
     """A proxy in front of the engine that remembers nothing yet."""
+    with proxy_and_app(origin, **settings) as (client, _):
+        yield client
+
+
+@contextmanager
+def proxy_and_app(origin: str, **settings: Any) -> Iterator[tuple[httpx.Client, FastAPI]]:
+    """The same, and the proxy's own application."""
     app = create_app(Settings(upstream=origin, log_level="error", **settings))
     with serving(app) as address, httpx.Client(base_url=address, timeout=60) as client:
-        yield client
+        yield client, app
 
 
 def knows(app: Starlette, session: str) -> bool:
@@ -138,6 +151,25 @@ def test_a_turn_that_was_cut_off_is_forgotten_later(
         assert account["tokens"]["prefix"] > 0
 
 
+def test_a_forget_whose_client_left_leaves_no_turn_that_holds_the_text(
+    engine: tuple[Starlette, str],
+) -> None:
+    """The session is rewritten without them, though the turn itself is never settled."""
+    app, origin = engine
+    with proxy_and_app(origin) as (client, served):
+        ask(client, "left", history(2, "Left."))
+        store = served.state.services.store
+        before = store._entries["default", "left"].session.turns
+        assert any(SECRET in str(turn.prepared.client) for turn in before)
+        hang_up(client, "left", history(2, "Left."), policy=REDACT)
+        settled(app)
+        assert not store._entries["default", "left"].session.turns
+        account = ask(client, "left", history(3, "Left."), policy=REDACT)
+        assert account["forgot"]["result"] in ("erased", "owed")
+    settled(app)
+    assert not knows(app, "left")
+
+
 def test_a_cut_off_turn_that_hid_the_secret_is_forgotten(engine: tuple[Starlette, str]) -> None:
     """Its prompt showed no secret, but its KV was spliced from what had read it."""
     app, origin = engine
@@ -151,6 +183,74 @@ def test_a_cut_off_turn_that_hid_the_secret_is_forgotten(engine: tuple[Starlette
         assert held(app, "hidden")
         assert not knows(app, "hidden")
         assert not any(spliced for _, spliced in held(app, "hidden"))
+
+
+class _Held:
+    """An engine that is given some requests late, as those of a queue that others overtake."""
+
+    def __init__(self, app: Starlette) -> None:
+        self._app = app
+        self.came = threading.Event()
+        self.free = threading.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] == "lifespan":
+            return await _lives(receive, send)  # the engine goes on without it
+        if scope["type"] == "http" and scope["path"] == CHAT:
+            body = await Request(scope, receive).body()
+            given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+            async def again() -> Message:
+                return given.pop() if given else await receive()
+
+            if LATE.encode() in body and not self.free.is_set():
+                self.came.set()
+                while not self.free.is_set():  # noqa: ASYNC110 - another thread's event
+                    await asyncio.sleep(0.01)
+            return await self._app(scope, again, send)
+        return await self._app(scope, receive, send)
+
+
+async def _lives(receive: Receive, send: Send) -> None:
+    for stage in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{stage}.complete"})
+
+
+def test_a_turn_that_a_forget_overtook_in_the_engines_queue_is_forgotten(
+    engine: tuple[Starlette, str],
+) -> None:
+    """It began behind the forget and ended before that was confirmed; nothing of it is left."""
+    app, _ = engine
+    held_back, accounts = _Held(app), []
+    late = history(2, "Overtaken.")
+    late[0] = {**late[0], "content": f"{late[0]['content']} {LATE}"}
+    with serving(held_back) as origin, proxy(origin) as client:
+        ask(client, "overtaken", history(1, "Overtaken."))
+        request = body(client, history(2, "Overtaken."), leyline={"policy": REDACT}, max_tokens=400)
+        headers = {"x-leyline-session": "overtaken"}
+
+        def forget() -> None:
+            answer = client.post(CHAT, json=request, headers=headers)
+            accounts.append(answer.json()["leyline"])
+
+        overtaken = threading.Thread(target=ask, args=(client, "overtaken", late))
+        overtaken.start()
+        assert held_back.came.wait(PATIENCE_S)
+        forgetting = threading.Thread(target=forget)
+        forgetting.start()
+        deadline = time.monotonic() + PATIENCE_S
+        while not app.state.service._engine.stats().in_flight:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        held_back.free.set()
+        overtaken.join()
+        forgetting.join()
+        assert accounts[0]["forgot"]["result"] == "owed"
+        while knows(app, "overtaken"):
+            assert time.monotonic() < deadline, "it outlived the forget"
+            time.sleep(0.05)
 
 
 def test_a_restarted_proxy_forgets_what_it_never_saw(engine: tuple[Starlette, str]) -> None:

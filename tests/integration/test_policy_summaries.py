@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -12,6 +14,7 @@ from support.fake_engine import (
     Answer,
     FakeEngine,
     chat_json,
+    forgotten,
     proxy_before,
     tool_session,
 )
@@ -20,13 +23,20 @@ CHAT = "/v1/chat/completions"
 POLICY = "summarize:trigger_tokens=500,keep_messages=2"
 
 
-async def ask(client: httpx.AsyncClient, turns: int) -> dict[str, Any]:
+async def ask(client: httpx.AsyncClient, turns: int, **members: Any) -> dict[str, Any]:
     """A turn of the session."""
-    body = {"model": MODEL, "messages": tool_session(turns), "max_tokens": 1}
+    body = {"model": MODEL, "messages": tool_session(turns), "max_tokens": 1, **members}
     answer = await client.post(CHAT, json=body, headers={"x-leyline-session": "summed"})
     assert answer.status_code == 200
     account: dict[str, Any] = answer.json()["leyline"]
     return account
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until something holds."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.01)
 
 
 async def written(client: httpx.AsyncClient, result: str, count: int) -> None:
@@ -66,3 +76,30 @@ async def test_an_engine_that_refuses_is_asked_a_few_times_and_no_more() -> None
             await written(client, "failed", count)
     assert len(engine.bodies) == 5 + 3
     assert account["outcome"] == "unedited"
+
+
+async def test_a_question_that_a_forget_overtook_is_forgotten_when_it_ends() -> None:
+    """What it left in the cache came behind the forget, and its answer tells of it."""
+    engine = FakeEngine()
+    engine.receipt = forgotten
+    engine.answers = [chat_json(), replace(chat_json("a secret"), pause_s=0.5)]
+    async with proxy_before(engine, policy=POLICY, edit_timing="now") as client:
+        await ask(client, 3)
+        await until(lambda: len(engine.bodies) == 2)
+        await ask(client, 3, leyline={"policy": "redact:pattern='List the folders'"})
+        await written(client, "written", 1)
+        await until(lambda: any(b'"content":"."' in body for body in engine.bodies[3:]))
+        await ask(client, 3)
+    assert not any(b"a secret" in body for body in engine.bodies)
+
+
+async def test_what_another_model_was_asked_about_is_unreachable() -> None:
+    """The engine isn't told whose the question is, so no forget finds what it read."""
+    engine = FakeEngine()
+    engine.receipt = forgotten
+    async with proxy_before(engine, policy=f"{POLICY},model=other", edit_timing="now") as client:
+        await ask(client, 3)
+        await written(client, "written", 1)
+        account = await ask(client, 3, leyline={"policy": "redact:pattern='List the folders'"})
+    assert "custom_params" not in json.loads(engine.bodies[1])
+    assert account["forgot"]["result"] == "unreachable"

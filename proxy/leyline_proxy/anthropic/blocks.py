@@ -16,6 +16,7 @@ import msgspec
 from leyline_policies.failures import is_failure_text
 from leyline_policies.verbs import ANNOTATION
 
+from ..core.annotations import said_by_both
 from ..core.messages import Message, text_of
 from .deferred import REFERENCE, changed_tool
 from .errors import FieldError
@@ -83,7 +84,14 @@ def conversation(messages: object) -> Iterator[Placed]:
         # A message stands for all that it becomes; a tool result may say something of its own.
         note = {ANNOTATION: message[ANNOTATION]} if ANNOTATION in message else {}
         for placed in _message(where, message, called):
-            yield Placed(note | placed.message, placed.origin) if note else placed
+            yield Placed(_noted(note, placed.message), placed.origin) if note else placed
+
+
+def _noted(note: Message, message: Message) -> Message:
+    """A message of which the one that it was made from says something."""
+    if ANNOTATION not in message:
+        return note | message
+    return message | {ANNOTATION: said_by_both(note[ANNOTATION], message[ANNOTATION])}
 
 
 def _message(where: str, message: Mapping[str, Any], called: set[str]) -> Iterator[Placed]:
@@ -290,6 +298,9 @@ def _plain(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 
 def _block(place: str, raw: object) -> Block:
     if isinstance(raw, dict) and isinstance(raw.get("type"), str):
+        if ANNOTATION in raw and raw["type"] != "tool_result":
+            field = f"{place}.{ANNOTATION}"
+            raise FieldError(field, f"{field}: only a message or a tool_result may have it.")
         return raw
     raise FieldError(place, f"{place} must be a content block: an object with a type.")
 

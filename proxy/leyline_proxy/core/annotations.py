@@ -68,6 +68,18 @@ def annotations_of(messages: Sequence[Message]) -> dict[int, Annotation]:
     }
 
 
+def said_by_both(first: object, second: object) -> object:
+    """What two members ``leyline`` say of one message: the second, and a forget of either.
+
+    A demand is never left out. What can't be read stays, and is refused where it is checked.
+    """
+    if not isinstance(first, dict):
+        return first
+    if not isinstance(second, dict) or not first.get("forget"):
+        return second
+    return {**second, "forget": first["forget"]}
+
+
 def check_forgets(messages: Sequence[Message], annotations: Mapping[int, Annotation]) -> None:
     """Refuse a forget that can't be carried out: a caller relies on one that it was not refused.
 

@@ -115,23 +115,29 @@ def is_unvouched(session: Session | None, *, named: bool) -> bool:
     return named if session is None else session.unvouched
 
 
-def untraced_before(prepared: Prepared, session: Session | None, *, named: bool) -> int:
+def untraced_before(prepared: Prepared, session: Session | None, *, traced: bool) -> int:
     """The number of the turn before which messages may lie where no forget finds them; see
-    :attr:`~.session.Session.untraced`."""
+    :attr:`~.session.Session.untraced`.
+
+    Args:
+        traced: whether turns that the session may have had before it was known here lie under its
+            id, in engines that take forgets.
+    """
     if session is not None:
         return session.untraced
-    return int(not named and any(each.get("role") in CONTINUES for each in prepared.client))
+    return int(not traced and any(each.get("role") in CONTINUES for each in prepared.client))
 
 
 def is_unreachable(
-    prepared: Prepared, names: SpanNames | None, session: Session | None, *, named: bool
+    prepared: Prepared, names: SpanNames | None, session: Session | None, *, traced: bool
 ) -> bool:
     """Whether this turn demands to forget what may lie in a cache where no forget finds it.
 
     Args:
         names: of this turn's messages; None where they could not be told.
+        traced: as for :func:`untraced_before`.
     """
-    before = untraced_before(prepared, session, named=named)
+    before = untraced_before(prepared, session, traced=traced)
     if not prepared.forget_marks or not before:
         return False
     if session is None or names is None:

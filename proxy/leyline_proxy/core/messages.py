@@ -196,6 +196,14 @@ def _check_content(field: str, role: str, message: Mapping[str, Any]) -> None:
             raise MessageError(place, f"{place} must be a content part: an object with a type.")
         if part["type"] == "text" and not isinstance(part.get("text"), str):
             raise MessageError(f"{place}.text", f"{place}.text must be a string.")
+        _check_unannotated(place, part)
+
+
+def _check_unannotated(place: str, item: Mapping[str, Any]) -> None:
+    """Nothing here would do what is said of less than a message."""
+    if ANNOTATION in item:
+        where = f"{place}.{ANNOTATION}"
+        raise MessageError(where, f"{where}: only a message as a whole may have this member.")
 
 
 def _check_calls(field: str, calls: object) -> None:
@@ -209,6 +217,7 @@ def _check_calls(field: str, calls: object) -> None:
             raise MessageError(place, f"{place} must be an object with id, type and function.")
         if not isinstance(call.get("id"), str):
             raise MessageError(f"{place}.id", f"{place}.id must be a string; results refer to it.")
+        _check_unannotated(place, call)
         function = call.get("function")
         if function is not None and not (
             isinstance(function, dict) and isinstance(function.get("name"), str)

@@ -14,7 +14,19 @@ from .session import Place
 MAX_PLACES = 64
 """Of a session; far more than there are engines."""
 
+_UNKNOWN = "?@"
+
 Places = Mapping[str, Place]
+
+
+def unknown_run(replica: str) -> str:
+    """Stands for whatever run of a replica goes on that is out of reach just now."""
+    return _UNKNOWN + replica
+
+
+def is_unknown_run(run: str) -> bool:
+    """Whether it isn't known which run is meant, so that none can be told to have ended."""
+    return run.startswith(_UNKNOWN)
 
 
 def after_turn(

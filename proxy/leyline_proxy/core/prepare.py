@@ -54,12 +54,12 @@ def prepare(
     untouched = client_stage(client, memo)
     stage = apply_declared(untouched, declared) if declared else untouched
     runner = PolicyRun(session, turn_index, checked=False)
-    done = runner.run_all(stage, policies)
+    done = runner.run_all(stage, policies, untouched)
     is_changed = done.refused is None and done.messages is not stage.messages
     if is_changed and find_fault(stage.messages, done.messages, memo):
         # One of those that are trusted breaks the rules: find out which, and leave it out.
         runner = PolicyRun(session, turn_index, checked=True)
-        done = runner.run_all(stage, policies)
+        done = runner.run_all(stage, policies, untouched)
     scopes: frozenset[str] = frozenset()
     pins: dict[int, Mapping[str, Any]] = {}
     if memo.any(done.messages, SAYS, is_annotated, "sent"):

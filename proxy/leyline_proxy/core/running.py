@@ -99,8 +99,15 @@ class PolicyRun:
         self._annotated = False
         """Whether any message says something of itself, as far as is known."""
 
-    def run_all(self, stage: Stage, policies: Sequence[Policy]) -> Stage:
-        """The list after all policies."""
+    def run_all(
+        self, stage: Stage, policies: Sequence[Policy], client: Stage | None = None
+    ) -> Stage:
+        """The list after all policies.
+
+        Args:
+            client: the list as the client sent it, where ``stage`` has its declared edits.
+        """
+        client = client or stage
         slots = [
             (f"{place}.{policy.name}", policy)
             for place, policy in enumerate(policies)
@@ -109,6 +116,8 @@ class PolicyRun:
         # A plugin may say another thing each time that it is asked.
         self._forgetting = {slot for slot, policy in slots if _mode_of(policy) != "amortize"}
         stage = self._say(stage)
+        if stage is not client:
+            stage = self._demanded(client, stage, slots)
         for slot, policy in slots:
             if slot in self._forgetting and stage.refused is None:
                 stage = self._apply(stage, slot, policy)
@@ -124,6 +133,20 @@ class PolicyRun:
                 if done is not stage:
                     stage = replace(done, demands={**done.demands, **stage.demands})
         return stage
+
+    def _demanded(self, client: Stage, stage: Stage, slots: Sequence[tuple[str, Policy]]) -> Stage:
+        """The list with what policies demand to be forgotten of the client's own: what callers
+        take out themselves, perhaps to amortize it, may be what they look for."""
+        looking = PolicyRun(self._session, self._turn, checked=self._checked)
+        looking._forgetting = {f"client, {slot}" for slot in self._forgetting}
+        seen = client
+        for slot, policy in slots:
+            if slot in self._forgetting and seen.refused is None:
+                seen = looking._apply(seen, f"client, {slot}", policy)
+        if seen.refused is not None:
+            faults = (*stage.faults, *seen.faults)
+            return replace(stage, faults=faults, refused=stage.refused or seen.refused)
+        return replace(stage, demands={**seen.demands, **stage.demands})
 
     def _say(self, stage: Stage, slot: str = "verbs") -> Stage:
         """Do what is said of messages."""

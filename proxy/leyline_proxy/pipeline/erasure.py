@@ -22,7 +22,7 @@ import structlog
 from leyline_engine.contract import EditPayload, edit_envelope, sign_envelope
 
 from ..audit.auditor import Auditor
-from ..core.places import erased, owed
+from ..core.places import erased, is_unknown_run, owed
 from ..core.session import Place, Session
 from ..core.spans import ANYTHING
 from ..errors import ForgetsOwedError, ProxyError
@@ -63,8 +63,8 @@ class _Done:
     seen: Place
     """As it was when this began."""
     result: str
-    """``erased``, ``gone`` (the run has ended), ``pending``, or ``lost``: the session has expired,
-    and nobody knows the engine any more."""
+    """``erased``, ``gone`` (the run has ended), ``pending``, or ``lost``: the session has expired
+    and nobody knows the engine any more, or the engine takes no forgets."""
 
 
 class Erasures:
@@ -198,9 +198,11 @@ class Erasures:
         status = replica.status
         if not status.up or monotonic() < self._silent.get(replica.name, 0):
             return "pending"
+        unknown = is_unknown_run(run)
         if status.capability is None:
-            return "gone" if status.settled else "pending"
-        if status.retains_as != run and not status.capability.splices:
+            ended = "lost" if unknown else "gone"  # no forget finds what a plain server holds
+            return ended if status.settled else "pending"
+        if status.retains_as != run and not status.capability.splices and not unknown:
             return "gone"
         # Another run is asked, too: it may have begun before the turn that is noted for this one.
         try:

@@ -61,6 +61,8 @@ class PlanInput:
     """Name of the upstream that it is for."""
     named: bool = True
     """Whether the caller gave the session its id."""
+    traced: bool = True
+    """Whether earlier turns of a session that isn't known here can be found by its id."""
 
     @property
     def last(self) -> RetainedTurn | None:
@@ -192,7 +194,7 @@ def plan_turn(
         log.error("synthesis_failed", error=type(error).__name__, frames=frames_of(error))
         names, plan = None, _failed(given, prepared)
     plan = _with_uncached(decide(plan, given.status), prepared, given.session)
-    if is_unreachable(prepared, names, given.session, named=given.named):
+    if is_unreachable(prepared, names, given.session, traced=given.traced):
         plan = replace(plan, unreachable=True)
     return Planned(prepared, rendered, names, plan, draft.decision)
 

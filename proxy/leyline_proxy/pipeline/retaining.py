@@ -56,6 +56,8 @@ def session_after(
     """
     turn, receipt, source = settled.turn, settled.receipt, settled.source
     plan = turn.planned.plan
+    # The engine may have been given what others read behind the forget that it confirms.
+    obeyed = settled.obeyed and not _is_overtaken(session, turn)
     current = session or _new_session(turn, placing, now)
     if turn.identity.key == NAMED:
         current = current.take_name(NAMED, turn.planned.prepared.client_fingerprints)
@@ -72,7 +74,7 @@ def session_after(
     if not turn.enveloped:
         # Messages of a turn that isn't retained are named anew by the next one.
         current = _untraced(current, current.next_index + (1 if source is not None else 2))
-    current = placing.after(current, turn, settled.run, obeyed=settled.obeyed)
+    current = placing.after(current, turn, settled.run, obeyed=obeyed)
     index = current.next_index
     kept = replace(source, index=index) if source is not None else None
     current = _with_policies(current, turn.planned.prepared)
@@ -99,7 +101,10 @@ def session_without(
     """
     current = session or _new_session(turn, placing, now)
     if not turn.enveloped:
-        return _untraced(current, current.next_index + 1)
+        current = _untraced(current, current.next_index + 1)
+        return _all_owing(current, turn, placing) if turn.planned.plan.forgets else current
+    if turn.planned.plan.forgets:
+        current = current.forget_sources()
     return placing.after(current.lose_turn(), turn, turn.status.retains_as, obeyed=False)
 
 
@@ -110,8 +115,13 @@ def session_owing(session: Session | None, turn: Turn, placing: Placing, *, now:
         session: as it is now; None where it begins with this turn.
         now: seconds since the epoch.
     """
-    current = session or _new_session(turn, placing, now)
-    return replace(current, places=all_owed(current.places), demands=current.demands + 1)
+    return _all_owing(session or _new_session(turn, placing, now), turn, placing)
+
+
+def _all_owing(session: Session, turn: Turn, placing: Placing) -> Session:
+    """The session with a demand that nobody can confirm who was given the turn."""
+    places = all_owed(placing.known(session.places, turn))
+    return replace(session.forget_sources(), places=places, demands=session.demands + 1)
 
 
 def _new_session(turn: Turn, placing: Placing, now: float) -> Session:
@@ -130,6 +140,17 @@ def _new_session(turn: Turn, placing: Placing, now: float) -> Session:
         # Where a conversation comes from that isn't known here, any engine may hold some of it.
         places=placing.anywhere() if turn.unvouched else {},
     )
+
+
+def _is_overtaken(session: Session | None, turn: Turn) -> bool:
+    """Whether other turns of the session have ended since the turn was planned.
+
+    Args:
+        session: as it is when the turn ends.
+    """
+    if session is None:
+        return False
+    return session.next_index > turn.index or session.unnamed > turn.unnamed
 
 
 def _untraced(session: Session, before: int) -> Session:

@@ -1,7 +1,8 @@
 """What policies ask a model to write: put to the engine beside the requests, found on later turns.
 
 A question holds the conversation, so the engine's KV of it belongs to the session: it is sent under
-the session's name and counted among what has no name here, which a forget then reaches.
+the session's name and counted among what has no name here, which a forget then reaches. Where the
+engine can't be told whose the question is, what it holds of the conversation is out of reach.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from leyline_engine.contract import edit_envelope, sign_envelope
 from leyline_policies.context import Completion
 
 from ..core.cache_scope import MEMBER
+from ..core.places import after_turn
 from ..core.session import Session
 from ..core.synthesis import TurnPlan
 from ..sessions import SessionStore
 from ..telemetry.metrics import Metrics
+from .erasure import Erasures
 from .outgoing import edit_payload
 from .planning import sink_of
 from .turn import Turn
@@ -52,8 +55,10 @@ class Writing:
         metrics: Metrics,
         *,
         hints_secret: str | None,
+        erasures: Erasures,
     ) -> None:
         self._store = store
+        self._erasures = erasures
         self._metrics = metrics
         self._hints_secret = hints_secret
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -94,16 +99,24 @@ class Writing:
 
     async def _answer(self, owner: tuple[str, str], turn: Turn, wanted: Completion) -> bool:
         # Before the engine sees it: whatever happens, a forget must know of it.
-        run = turn.status.retains_as
-        await self._store.update(*owner, lambda session: _asking(_known(session), run))
-        answer = await turn.replica.client.complete(self._body(turn, wanted))
-        if answer is None:
-            return False
-        kept = answer[:LONGEST_ANSWER]
-        await self._store.update(
-            *owner, lambda session: _with_answer(_known(session), wanted.key, kept)
+        body, run = self._body(turn, wanted), turn.status.retains_as
+        told = "custom_params" in body
+        asking = await self._store.update(
+            *owner, lambda session: _asking(_known(session), run, told=told)
         )
-        return True
+        answer: str | None = None
+        try:
+            answer = await turn.replica.client.complete(body)
+        finally:
+            kept = answer[:LONGEST_ANSWER] if answer is not None else None
+            session = await self._store.update(
+                *owner,
+                lambda now: _asked(
+                    _known(now), asking, (run, turn.replica.name), key=wanted.key, answer=kept
+                ),
+            )
+            self._erasures.start(session)
+        return answer is not None
 
     def _body(self, turn: Turn, wanted: Completion) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -139,8 +152,11 @@ class SessionMovedError(Exception):
     """The engine has been made to forget the session since the turn, or is about to be."""
 
 
-def _asking(session: Session, run: str) -> Session:
+def _asking(session: Session, run: str, *, told: bool) -> Session:
     """The session before a run of an engine is given a question.
+
+    Args:
+        told: whether the engine is told whose the question is.
 
     Raises:
         SessionMovedError: a forget may have passed that the question would come behind.
@@ -148,7 +164,32 @@ def _asking(session: Session, run: str) -> Session:
     place = session.places.get(run)
     if run and (place is None or place.owed):
         raise SessionMovedError
+    if not told:
+        retained = session.turns[-1].index + 1 if session.turns else 0
+        # Messages of a turn that isn't retained are named anew by the next one.
+        before = session.next_index + (retained < session.next_index)
+        session = replace(session, untraced=max(session.untraced, before))
     return session.lose_turn()
+
+
+def _asked(
+    session: Session, asking: Session, place: tuple[str, str], *, key: str, answer: str | None
+) -> Session:
+    """The session after a question.
+
+    What was demanded meanwhile came too early for what the question left in the cache, and may be
+    what the answer tells of.
+
+    Args:
+        asking: the session when the question was put.
+        place: the run that was asked, and its replica.
+    """
+    # A forget that is under way must know that something ended meanwhile.
+    session, demands = session.lose_turn(), session.demands
+    if demands == asking.demands:
+        return session if answer is None else _with_answer(session, key, answer)
+    owing = after_turn(session.places, *place, demanded=False, owes=True)
+    return replace(session, places=owing)
 
 
 def _known(session: Session | None) -> Session:

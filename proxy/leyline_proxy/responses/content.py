@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from leyline_policies.verbs import ANNOTATION
+
 from .errors import FieldError
 
 Item = Mapping[str, Any]
@@ -67,12 +69,15 @@ def said_text(field: str, content: object) -> str:
 
 
 def typed(place: str, raw: object) -> Item:
-    """An object with a type.
+    """A part: an object with a type.
 
     Raises:
-        FieldError: it is none.
+        FieldError: it is none, or says of itself what only an item may.
     """
     if isinstance(raw, dict) and isinstance(raw.get("type"), str):
+        if ANNOTATION in raw:
+            field = f"{place}.{ANNOTATION}"
+            raise FieldError(field, f"{field}: only an item as a whole may have this member.")
         return raw
     raise FieldError(place, f"{place} must be an object with a type.")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from leyline_policies.verbs import ANNOTATION
 
+from ..core.annotations import said_by_both
 from ..core.messages import Message
 from .calls import chat_call
 from .content import Item, joined_content, said_text, shown_content, string
@@ -152,7 +153,10 @@ def _add(answer: _Answer, kind: str, owner: str | None, placed: Placed, called: 
     item = placed.value
     answer.owner = answer.owner or owner
     if ANNOTATION in item:
-        answer.note = {ANNOTATION: item[ANNOTATION]}
+        said = item[ANNOTATION]
+        if answer.note:
+            said = said_by_both(answer.note[ANNOTATION], said)
+        answer.note = {ANNOTATION: said}
     if kind == "reasoning":
         answer.thinking.append(reasoning_text(item))
     elif kind == "message":

@@ -29,6 +29,21 @@ def nested(levels: int) -> dict[str, Any]:
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": user({"text": "x"})}, "messages[0].content[0]"),
         ({"messages": user({"type": "text"})}, "messages[0].content[0].text"),
+        (
+            {"messages": user({"type": "text", "text": "a", "leyline": {"forget": True}})},
+            "messages[0].content[0].leyline",
+        ),
+        (
+            {
+                "messages": user({"type": "text", "text": "a"}),
+                "system": [{"type": "text", "text": "a", "leyline": {"forget": True}}],
+            },
+            "system[0].leyline",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{**USE, "leyline": {}}]}]},
+            "messages[0].content[0].leyline",
+        ),
         ({"messages": user(USE)}, "messages[0].content[0].type"),
         ({"messages": user({"type": "image"})}, "messages[0].content[0].source"),
         (

@@ -190,6 +190,13 @@ def test_annotations_go_with_their_messages() -> None:
     ]
 
 
+def test_a_result_that_says_something_of_itself_takes_back_no_forget() -> None:
+    """The message's demand holds for all that it becomes."""
+    block = {"type": "tool_result", "tool_use_id": "t1", "content": "r", "leyline": {"tags": ["a"]}}
+    talk = [*CALLED, {"role": "user", "content": [block], "leyline": {"forget": True}}]
+    assert chat(talk)[2]["leyline"] == {"tags": ["a"], "forget": True}
+
+
 @pytest.mark.parametrize(
     ("choice", "members"),
     [

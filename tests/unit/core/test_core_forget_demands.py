@@ -47,6 +47,21 @@ def test_a_policys_drop_is_told_once() -> None:
     ]
 
 
+@pytest.mark.parametrize("verb", ["drop", "replacement", "evict"])
+def test_what_a_caller_takes_out_to_amortize_hides_nothing_from_a_policy(verb: str) -> None:
+    """The policy looks at the client's own text, and what it finds there is to be forgotten."""
+    source = retained(prepare([*BASE, LEAK, BEHIND], [], [], 0))
+    leak, edits = LEAK, [DeclaredEdit(message=2, drop=True)]
+    if verb == "replacement":
+        edits = [DeclaredEdit(message=2, replacement="cut")]
+    elif verb == "evict":
+        leak, edits = {**LEAK, "leyline": {"evict": True}}, []
+    prepared = prepare([*BASE, leak, BEHIND], [REDACT], edits, 1)
+    assert HIDDEN not in str(prepared.messages)
+    assert prepared.forget_marks.keys() == {2}
+    assert plan_of([source], prepared).forgets
+
+
 def test_a_new_message_binds_no_source() -> None:
     """Redacting what this turn brings is no forget, also where an answer comes with it."""
     source = retained(prepare(BASE, [], [], 0), output="an answer of the model</>")

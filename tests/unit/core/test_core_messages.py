@@ -41,6 +41,14 @@ def test_arguments_are_compared_as_they_are() -> None:
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": 3}], "messages[0].content"),
         ([{"role": "user", "content": [{"text": "a"}]}], "messages[0].content[0]"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "a", "leyline": {}}]}],
+            "messages[0].content[0].leyline",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{**CALL, "leyline": {"forget": True}}]}],
+            "messages[0].tool_calls[0].leyline",
+        ),
         ([{"role": "tool", "content": "r"}], "messages[0].tool_call_id"),
         ([{"role": "tool", "content": "r", "tool_call_id": "c"}], "messages[0].tool_call_id"),
         ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].id"),

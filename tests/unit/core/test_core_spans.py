@@ -361,7 +361,7 @@ def unknown(messages: list[Message], *, named: bool) -> tuple[tuple[str, ...], b
     prepared = prepare(messages, [], [edit], 0)
     names = name_spans("t0-a", prepared, (), UNKNOWN.departed, None)
     forget = spans_to_forget("t0-a", prepared, names, None, named=named)
-    return forget, is_unreachable(prepared, names, None, named=named)
+    return forget, is_unreachable(prepared, names, None, traced=named)
 
 
 @pytest.mark.parametrize("messages", [[user(1)], [user(1), assistant(2), user(3)]])
@@ -382,7 +382,7 @@ def reaches(talk: Talk, messages: list[Message], place: int) -> bool:
     edit = DeclaredEdit(message=place, replacement="[gone]", mode=Mode.FORGET)
     prepared = prepare(messages, [], [edit], 1)
     _, names = talk.names(prepared)
-    return not is_unreachable(prepared, names, talk.session, named=False)
+    return not is_unreachable(prepared, names, talk.session, traced=False)
 
 
 def test_what_lies_untraced_is_unreachable_and_what_came_later_is_not() -> None:

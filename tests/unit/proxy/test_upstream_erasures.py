@@ -13,7 +13,7 @@ import pytest
 from support.fake_engine import CAPABILITY, Answer, FakeEngine, chat_json, forgotten
 
 from leyline_proxy.audit.build import build_auditor
-from leyline_proxy.core.places import after_turn, owed
+from leyline_proxy.core.places import after_turn, owed, unknown_run
 from leyline_proxy.core.session import Place, Session
 from leyline_proxy.pipeline.erasure import Erasures
 from leyline_proxy.sessions.memory import MemorySessionStore
@@ -211,3 +211,40 @@ async def test_an_engine_without_a_cache_of_its_own_any_more_owes_nothing(settle
         await w.owe("s", {run: Place("a", owed=True)})
         await asyncio.sleep(0.2)
         assert bool(owed(await w.places("s"))) is not settled
+
+
+@pytest.mark.parametrize("status", [401, 403, 429, 500, 502, 503, 504])
+async def test_an_engine_that_could_not_be_asked_has_not_ended(status: int) -> None:
+    """It holds what it held, and owes the forget until it confirms it."""
+    async with world() as w:
+        run, engine = w.run("a"), w.engines["a"]
+        engine.scripted["/"] = Answer([b"{}"], status=status)
+        await w.pool.refresh()
+        await w.owe("s", {run: Place("a", owed=True)})
+        await asyncio.sleep(0.2)
+        assert owed(await w.places("s"))
+        engine.scripted.clear()
+        await w.pool.refresh()
+        await w.paid("s")
+        assert len(engine.bodies) == 1
+
+
+async def test_an_engine_that_was_out_of_reach_is_asked_when_it_is_back() -> None:
+    """It may have gone on all the while, whether or not it splices."""
+    async with world() as w:
+        engine = w.engines["a"]
+        engine.capability = msgspec.structs.replace(CAPABILITY, splices=False)
+        await w.pool.refresh()
+        await w.owe("s", {unknown_run("a"): Place("a", owed=True)})
+        await w.paid("s")
+        assert len(engine.bodies) == 1
+
+
+async def test_a_plain_server_that_was_out_of_reach_has_not_ended() -> None:
+    """Nobody can make it forget what it may hold, so the debt is counted as lost."""
+    async with world() as w:
+        w.engines["a"].capability = None
+        await w.pool.refresh()
+        await w.owe("s", {unknown_run("a"): Place("a", owed=True)})
+        await w.paid("s")
+        assert w.erasures._metrics.erasures.labels("lost")._value.get() == 1

@@ -177,6 +177,21 @@ def test_an_engine_owes_what_it_did_not_confirm(failure: str) -> None:
         eventually(lambda: not found.waiting)
 
 
+@pytest.mark.parametrize("failure", [name for name, each in FAILURES.items() if each is not None])
+def test_a_demand_that_a_plain_server_failed_is_owed_by_the_others(failure: str) -> None:
+    """They hold what they held before, whatever became of the turn."""
+    with pair(failover=False, total_timeout_s=2.0) as found:
+        assert found.ask(ASKED).status_code == 200
+        plain = found.engines["b"]
+        plain.capability, answer = None, FAILURES[failure]
+        handshake = found.app.state.services.pool.get("b").handshake
+        eventually(lambda: handshake.status.up and handshake.status.capability is None)
+        found.drain("a", True)
+        plain.answers = [answer] if answer is not None else []
+        assert found.redact(ANSWERED).status_code >= 400
+        eventually(lambda: found.forgets("a"))
+
+
 def test_a_demand_that_reached_no_engine_is_carried_when_one_is_back() -> None:
     """The connection was refused, so that the engine was never given the turn."""
     with pair(failover=False) as found:
@@ -243,6 +258,22 @@ def test_a_turn_that_a_forget_overtook_is_forgotten_when_it_ends() -> None:
         eventually(lambda: found.forgets("a") > carried)
 
 
+def test_a_turn_that_ended_while_a_forget_was_under_way_is_forgotten() -> None:
+    """The engine may have been given it behind the forget, which it confirmed only later."""
+    with pair(failover=False) as found:
+        assert found.ask(ASKED).status_code == 200
+        engine = found.engines["a"]
+        engine.answers = [chat_json(), chat_json()]
+        engine.answers[0].pause_s, engine.answers[1].pause_s = 0.5, 1.5
+        earlier = threading.Thread(target=found.ask, args=(ANSWERED,))
+        earlier.start()
+        eventually(lambda: len(engine.bodies) == 2)
+        account = found.redact(ANSWERED).json()["leyline"]
+        earlier.join()
+        assert account["forgot"]["result"] == "owed"
+        eventually(lambda: found.forgets("a"))
+
+
 def test_what_an_engine_was_not_told_the_owner_of_is_unreachable() -> None:
     """It served a turn while its plugin could not be asked; a later forget can't find that."""
     with pair(failover=False) as found:
@@ -265,3 +296,19 @@ def test_what_an_engine_was_not_told_the_owner_of_is_unreachable() -> None:
         assert account["forgot"]["result"] != "unreachable", (
             "this one came under the session's name"
         )
+
+
+@pytest.mark.parametrize("under_way", [True, False])
+def test_a_lost_session_that_a_plain_server_may_have_served_is_unreachable(under_way: bool) -> None:
+    """Its name is known to the engines that take forgets, and says nothing to the other."""
+    with pair(max_sessions=1) as found:
+        found.engines["b"].capability = None
+        handshake = found.app.state.services.pool.get("b").handshake
+        eventually(lambda: handshake.status.up and handshake.status.capability is None)
+        if under_way:
+            found.drain("a", True)
+            assert found.ask(ASKED).status_code == 200
+            found.drain("a", False)
+            assert found.ask(ASKED, "another").status_code == 200
+        account = found.redact(ANSWERED if under_way else ASKED).json()["leyline"]
+        assert (account["forgot"]["result"] == "unreachable") is under_way

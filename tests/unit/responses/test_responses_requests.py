@@ -349,6 +349,22 @@ def test_what_is_said_of_an_item_is_said_of_its_message() -> None:
     assert [message.get("leyline") for message in chat(talk)] == [note["leyline"]] * 3
 
 
+def test_a_part_says_nothing_of_itself() -> None:
+    """Only items become messages; a demand of less than one is refused."""
+    part = {"type": "input_text", "text": "a", "leyline": {"forget": True}}
+    with pytest.raises(FieldError, match="leyline") as caught:
+        mapped(input=[{"role": "user", "content": [part]}])
+    assert caught.value.param == "input[0].content[0].leyline"
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_no_item_of_an_answer_takes_back_what_another_demands(place: int) -> None:
+    """Several items become one message, and it is forgotten where one of them says so."""
+    items = [{**called(call_id=f"c{number}"), "leyline": {"tags": ["a"]}} for number in range(2)]
+    items[place]["leyline"] = {"forget": True}
+    assert chat([said("a"), *items])[1]["leyline"]["forget"] is True
+
+
 def test_calls_of_openais_own_tools_are_left_out() -> None:
     """A conversation may have begun elsewhere."""
     search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}}
