@@ -37,6 +37,7 @@ from .pipeline.pinning import Pinning
 from .pipeline.placing import Placing
 from .pipeline.planner import Planner
 from .pipeline.planning import PlanInput
+from .pipeline.prompts import PromptSearch
 from .pipeline.records import record_of, record_of_refusal, run_of
 from .pipeline.request import OPTIONS_FIELD, ChatRequest
 from .pipeline.retaining import session_after, session_owing, session_without, settled_turn
@@ -96,6 +97,7 @@ class TurnService:
         self._history_key = history_key(history_secret or token_hex())
         self._catalog = PolicyCatalog(chooser)
         self._planner = planner
+        self.prompts = PromptSearch(planner, self._catalog)
         self._openings = Openings()
         self._pinning = pinning
         self._writing = Writing(store, metrics, hints_secret=hints_secret, erasures=erasures)

@@ -1,4 +1,5 @@
-"""``POST /v1/completions``: forwarded as it is, less what clients may not send.
+"""``POST /v1/completions``: forwarded as it is, less what clients may not send and what policies
+take out of the prompt to be forgotten.
 
 A bare prompt is no conversation: there is nothing to compare it with and no session to keep, so
 no envelope goes with it.
@@ -13,11 +14,9 @@ import httpx
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..core.declared import EDITS_FIELD
-from ..errors import BadRequestError
 from ..pipeline.cache_scope import check_scope
 from ..pipeline.outgoing import salted, without_reserved
-from ..pipeline.request import OPTIONS_FIELD, decode_body, model_of, stream_of
+from ..pipeline.request import decode_body, model_of, stream_of
 from ..tenants import Tenant
 from ..upstream.client import read
 from ..upstream.headers import downstream_headers
@@ -44,14 +43,14 @@ class CompletionExchange(Exchange):
         body = decode_body(raw)
         model = model_of(body)
         stream = stream_of(body)
-        _check_options(body.get(OPTIONS_FIELD))
         pool = self.services.pool
         await pool.check_model(model, tenant.upstreams)
         self.model = pool.label(model)
         # No session: any engine will do, each as often.
         replica = await pool.choose(uuid4().hex, model, allowed=tenant.upstreams)
         check_scope(tenant, replica.status)
-        content = salted(without_reserved(raw), tenant.cache_salt)
+        searched = await self.services.turns.prompts.searched(tenant, raw, body, replica.status)
+        content = salted(without_reserved(searched), tenant.cache_salt)
         work = self._forward(tenant, replica, content, stream, send)
         limit_s = self.services.settings.total_timeout_s
         answer = await within(limit_s, until_disconnect(receive, work))
@@ -85,13 +84,3 @@ class CompletionExchange(Exchange):
             self.status = "502"
         await self.end_stream(send)
         return None
-
-
-def _check_options(options: object) -> None:
-    """Refuse edits: nothing here would carry them out."""
-    if isinstance(options, dict) and options.get("edits"):
-        raise BadRequestError(
-            f"{EDITS_FIELD} are edits of messages, and a bare completion has none; "
-            "use /v1/chat/completions.",
-            param=EDITS_FIELD,
-        )

@@ -21,6 +21,7 @@ from leyline_policies.faults import OnFault
 from ..core.context_management import FIELD as CONTEXT_FIELD
 from ..core.context_management import applied_edits
 from ..core.costs import CostBook
+from ..core.messages import Message
 from ..core.prepared import Prepared
 from ..core.schedule import Timing
 from ..errors import ProxyError, UnsupportedError
@@ -127,6 +128,15 @@ class Planner:
                 "applied_edits": self.applied(given, draft.prepared),
             }
         return counted
+
+    async def searched(self, given: PlanInput) -> list[Message]:
+        """The messages of a request that is no turn, less what policies forget.
+
+        Raises:
+            PolicyFailedClosedError, BadRequestError: the request must not be sent.
+        """
+        draft = await _worked(False, partial(self._draft, given, None, only_forgets=True))
+        return draft.prepared.messages
 
     def applied(self, given: PlanInput, prepared: Prepared) -> list[dict[str, Any]]:
         """What the edits did that the request asked for in ``context_management``."""
