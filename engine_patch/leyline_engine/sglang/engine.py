@@ -103,7 +103,12 @@ class SchedulerEngine:
         self._secret = secret
         self._rules = Rules(self.registry, self.ledger, splices=pool is not None)
         self._forgetter = Forgetter(
-            cache, self.registry, self.ledger, self.publications, told=metrics.forgot
+            cache,
+            self.registry,
+            self.ledger,
+            self.publications,
+            erases=pool is not None,
+            told=metrics.forgot,
         )
         self._splicer = (
             None

@@ -1,7 +1,8 @@
 """Forgetting in SGLang's tree: what a session published is found by path, removed and overwritten.
 
 What running requests hold is condemned instead: matchable for nobody from now on, and removed when
-they let go of it.
+they let go of it. Where the pool's rows can't be touched, what was removed counts as pending for good:
+nobody finds it, but nothing overwrites it before somebody else's KV does.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+
+import msgspec
 
 from leyline_engine.contract import ForgetCounts
 from leyline_engine.ledger import SpanKey, SpanLedger
@@ -30,6 +33,7 @@ class Forgetter:
     """Carries out forgets on one tree.
 
     Args:
+        erases: whether the cache can overwrite what it removes.
         told: called with what a ticket had reached before, and what it has reached now.
     """
 
@@ -40,12 +44,14 @@ class Forgetter:
         ledger: SpanLedger,
         publications: Publications,
         *,
+        erases: bool,
         told: Callable[[ForgetCounts, ForgetCounts], None] = lambda _, __: None,
     ) -> None:
         self._cache = cache
         self._registry = registry
         self._ledger = ledger
         self._publications = publications
+        self._erases = erases
         self._told = told
         self._reached: OrderedDict[str, ForgetCounts] = OrderedDict()
         self.pending = PendingForgets()
@@ -110,12 +116,20 @@ class Forgetter:
         return self._note(ticket, self.pending.open(ticket, erased, shared))
 
     def _note(self, ticket: str, counts: ForgetCounts) -> ForgetCounts:
-        self._told(self._reached.get(ticket, ForgetCounts()), counts)
+        before = self._reached.get(ticket, ForgetCounts())
+        self._told(self._honest(before), self._honest(counts))
         self._reached[ticket] = counts
         self._reached.move_to_end(ticket)
         while len(self._reached) > _REMEMBERED:
             self._reached.popitem(last=False)
-        return counts
+        return self._honest(counts)
+
+    def _honest(self, counts: ForgetCounts) -> ForgetCounts:
+        """What may be told of slots that were removed from the tree."""
+        if self._erases:
+            return counts
+        left = counts.pending + counts.overwritten
+        return msgspec.structs.replace(counts, overwritten=0, pending=left)
 
     def progress(self) -> dict[str, ForgetCounts]:
         """Tickets that came further since the last call."""
