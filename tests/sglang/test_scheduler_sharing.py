@@ -178,6 +178,60 @@ def test_a_running_splice_of_shared_kv_is_not_published_after_a_forget(crew: Cre
     crew.scheduler.check_idle()
 
 
+@pytest.mark.parametrize("began", [False, True])
+def test_a_running_request_that_found_shared_kv_publishes_nothing_after_a_forget(
+    crew: Crew, began: bool
+) -> None:
+    """What it goes on to compute has read the secret, too, whether it decodes or only waits."""
+    prompt = [*crew.prompt, 5, 6]
+    whole = (SpanLabel("k", 0, len(prompt)),)
+    payload = EditPayload(session="y", scope="t", turn="y1", spans=whole, share="crew")
+    running = crew.scheduler.submit(prompt, payload, decode=12, message_id="running")
+    demanded, demand = crew.forgetting()
+    if began:
+        crew.scheduler.step()
+    forget = crew.scheduler.submit(demanded, demand, decode=1, message_id="forget")
+    while not forget.finished():
+        crew.scheduler.step()
+    assert not running.finished()
+    assert crew.scheduler.sender.records["forget"].receipt.forgot.pending > 0
+    crew.scheduler.drain()
+    assert crew.found(source_of(running), SHARED) == HEAD
+    assert crew.scheduler.sender.forgotten["forget"].pending == 0
+    assert crew.held() == 0
+    crew.scheduler.check_idle()
+
+
+def test_a_splice_is_not_filed_as_shared_kv_that_waits_to_be_removed(crew: Crew) -> None:
+    """The same tokens under the same scope, spliced anew from elsewhere, are KV of their own."""
+    scheduler = crew.scheduler
+    prompt = [*crew.prompt, 5, 6]
+    whole = (SpanLabel("k", 0, len(prompt)),)
+    payload = EditPayload(session="y", scope="t", turn="y1", spans=whole, share="crew")
+    running = scheduler.submit(prompt, payload, decode=40)
+    scheduler.step()
+    told = [*TOLD[:HEAD], SECRET + 1, *TOLD[HEAD + 1 :]]
+    source = scheduler.submit(told, EditPayload(session="z", scope="t", turn="z1"))
+    demand = EditPayload(session="s", scope="t", turn="t9", forget=("secret",))
+    scheduler.submit(TOLD[: HEAD - 9], demand, decode=1, message_id="forget")
+    while not source.finished():
+        scheduler.step()
+    assert scheduler.cache.condemned
+    shares = EditPayload(session="z", scope="t", turn="z2", share="crew")
+    anew = scheduler.submit(
+        *spliced(source, [Directive(HEAD, HEAD + 1)], shares, "z1"), decode=3, message_id="anew"
+    )
+    while not anew.output_ids:
+        scheduler.step()
+    assert not running.finished()
+    assert scheduler.remembered(scheduler.slots_of(anew)) == {SECRET + 1}
+    scheduler.drain()
+    assert scheduler.sender.records["anew"].receipt.tokens.spliced > TAIL
+    assert scheduler.sender.forgotten["forget"].pending == 0
+    assert crew.held() == 0
+    scheduler.check_idle()
+
+
 def test_nobody_finds_shared_kv_after_a_forget_that_failed(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:

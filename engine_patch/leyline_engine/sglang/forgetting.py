@@ -1,16 +1,16 @@
 """Forgetting in SGLang's tree: what a session published is found by path, removed and overwritten.
 
 What running requests hold is condemned instead: matchable for nobody from now on, and removed when
-they let go of it. Where the pool's rows can't be touched, what was removed counts as pending for good:
-nobody finds it, but nothing overwrites it before somebody else's KV does.
+they let go of it. Where the pool's rows can't be touched, what was removed counts as pending for
+good: nobody finds it, but nothing overwrites it before somebody else's KV does.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -27,6 +27,17 @@ log = logging.getLogger(__name__)
 
 _REMEMBERED = 4096
 """Tickets of which it is known what they reached; as many as records are kept of requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What a forget came to."""
+
+    counts: ForgetCounts
+    spans: frozenset[SpanKey]
+    """Of which no KV can be found any more."""
+    lineages: Mapping[str, int]
+    """Those whose moved KV had read one of them, and from where on."""
 
 
 class Forgetter:
@@ -63,7 +74,7 @@ class Forgetter:
         *,
         spared: Sequence[Publication],
         ticket: str,
-    ) -> tuple[ForgetCounts, frozenset[SpanKey]]:
+    ) -> Forgotten:
         """Remove what a session published that may have read ``spans``.
 
         That is all but the ``spared`` paths and turns that are known to have read none of them.
@@ -74,9 +85,6 @@ class Forgetter:
             spans: what to forget; None for whatever the session holds.
             spared: what the session's new prompt may go on with.
             ticket: names the forget in :attr:`pending`. Several with one ticket add up.
-
-        Returns:
-            What was reached, and the spans of which no KV can be found any more.
         """
         scope = session[0]
         turns = self._registry.turns(session)
@@ -108,7 +116,7 @@ class Forgetter:
                 self._registry.drop(session, turn.turn)
         self._ledger.strike(scope, spans)
         self._cache.scrub()
-        return self._open(ticket, erased, shared), spans
+        return Forgotten(self._open(ticket, erased, shared), spans, tainted)
 
     def _open(self, ticket: str, erased: int, shared: int) -> ForgetCounts:
         before = self._reached.get(ticket, ForgetCounts())
