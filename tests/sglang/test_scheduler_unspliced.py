@@ -1,4 +1,4 @@
-"""Forgets where the rows of the KV pool can't be touched, as the model or the pool isn't covered."""
+"""Forgets where the rows of the KV pool can't be touched, as model or pool isn't covered."""
 
 from __future__ import annotations
 
