@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from conftest import ModelFolder
@@ -33,7 +34,7 @@ def text(length: int, seed: int) -> list[int]:
     return [rng.randrange(VOCABULARY) for _ in range(length)]
 
 
-def editing(scheduler: Scheduler, cut: Directive, **fields: int) -> tuple[list[int], EditPayload]:
+def editing(scheduler: Scheduler, cut: Directive, **fields: Any) -> tuple[list[int], EditPayload]:
     """The prompt and payload of an edit of a turn of 120 tokens, which has run."""
     told, _ = scheduler.serve(text(120, 1), EditPayload(session="s", scope="t", turn="t1"))
     payload = EditPayload(
