@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from pool_kit import (
+    LAYERS,
     ROUNDING,
     SHAPES,
     SLOTS,
@@ -117,12 +118,12 @@ def test_a_slot_that_was_prefilled_again_is_not_taken_for_a_spliced_one(
     assert chain.error() > 10 * FLAT  # the old tokens are nowhere
 
 
-def test_one_layer_that_differs_is_enough(generator: torch.Generator) -> None:
-    """An entry that fits all layers but the last is not believed in any."""
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_one_layer_that_differs_is_enough(layer: int, generator: torch.Generator) -> None:
+    """An entry that fits all layers but one is not believed in any."""
     chain = Chain(MLA, generator, origins=None)
     chain.step()
-    last = chain.tensors.band(chain.tensors.keys[-1])
-    last[chain.slots, 0, 3] += 1
+    chain.tensors.band(chain.tensors.keys[layer])[chain.slots, 0, 3] += 1
     fresh = [chain.tensors.band(keys[chain.slots]) for keys in chain.tensors.keys]
     here = torch.arange(COUNT) + chain.position
     chain.step()

@@ -214,3 +214,30 @@ def test_other_pool_classes_and_layouts_are_refused_by_name() -> None:
     for pool, width, reason in refused:
         with pytest.raises(UnsupportedPoolError, match=reason):
             read_pool(pool, width)
+
+
+@pytest.mark.parametrize("erase", [SplicePool.erase, SplicePool.erase_used])
+def test_rows_are_erased_behind_the_forwards_in_flight(
+    erase: Callable[[SplicePool, torch.Tensor], None], generator: torch.Generator
+) -> None:
+    """A forward that still writes to a slot writes before it is erased, and no row survives it."""
+    tensors, rotary = random_pool(SHAPES[0], torch.float32, generator), rotary_of(SHAPES[0])
+    slots = torch.arange(1, COUNT + 1)
+    flying = [tensor[slots].clone() for tensor in tensors.keys]
+    for keys in tensors.keys:
+        keys[slots] = 0
+
+    def land() -> None:
+        for keys, written in zip(tensors.keys, flying, strict=True):
+            keys[slots] = written
+        flying.clear()
+
+    def behind_forwards() -> None:
+        if flying:
+            land()
+
+    pool = SplicePool(tensors, rotary, behind_forwards=behind_forwards)
+    erase(pool, slots)
+    if flying:
+        land()
+    assert not any(keys[slots].any() for keys in tensors.keys)

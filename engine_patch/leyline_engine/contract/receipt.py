@@ -37,7 +37,8 @@ class ForgetCounts(msgspec.Struct, frozen=True):
     shared_retained: int = 0
     """Held by other sessions that sent the same tokens themselves; no longer this session's."""
     pending: int = 0
-    """Unmatchable already; overwritten when the running request that holds them ends."""
+    """Unmatchable already; overwritten when the running request that holds them ends. An engine
+    that can't touch its pool's rows never says that they are."""
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

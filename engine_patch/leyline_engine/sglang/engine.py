@@ -23,7 +23,7 @@ from leyline_engine.claims.limits import Limits
 from leyline_engine.contract import Capability, ClaimRefusal, LineageRun, Reason
 from leyline_engine.edits import EditRefusedError, forgets
 from leyline_engine.energy import EnergyAccount
-from leyline_engine.ledger import SpanKey, SpanLedger
+from leyline_engine.ledger import SpanLedger
 from leyline_engine.lineage import fold_keys, runs_before
 from leyline_engine.metrics import EngineMetrics
 from leyline_engine.plan import Plan, plan_turn
@@ -33,7 +33,7 @@ from leyline_engine.sglang.census import open_census
 from leyline_engine.sglang.channel import Sender
 from leyline_engine.sglang.claims import NO_ADMIT, ClaimDesk
 from leyline_engine.sglang.containment import contained
-from leyline_engine.sglang.forgetting import Forgetter
+from leyline_engine.sglang.forgetting import Forgetter, Forgotten
 from leyline_engine.sglang.hints import take_hints
 from leyline_engine.sglang.metrics import Readings
 from leyline_engine.sglang.pool import SplicePool
@@ -105,7 +105,12 @@ class SchedulerEngine:
         self._secret = secret
         self._rules = Rules(self.registry, self.ledger, splices=pool is not None, salt=salt)
         self._forgetter = Forgetter(
-            cache, self.registry, self.ledger, self.publications, told=metrics.forgot
+            cache,
+            self.registry,
+            self.ledger,
+            self.publications,
+            erases=pool is not None,
+            told=metrics.forgot,
         )
         self._splicer = (
             None
@@ -330,6 +335,10 @@ class SchedulerEngine:
             return True
         noted = turn.noted
         with contained("noting what is published"):
+            if turn.lineage and self.cache.is_condemned(turn.keys(tokens)):
+                # It would be filed as the condemned KV of the same name.
+                self._keep_out(req)
+                return False
             self._note(turn, tokens)
             noted = length
         turn.noted = noted
@@ -530,14 +539,14 @@ class SchedulerEngine:
             reused = max(reused, turn.plan.prefix)
         prompt = checked.prompt
         found = Publication(turn.keys(prompt)[:reused], runs_before(turn.lineage, reused))
-        counts, struck = self._forgetter.forget(
+        done = self._forgetter.forget(
             session,
             checked.forgotten,
             spared=(Publication(prompt), found),
             ticket=turn.message_id,
         )
-        turn.forgot = counts
-        self._withhold_readers(turn, struck)
+        turn.forgot = done.counts
+        self._withhold_readers(turn, done)
         if turn.lineage and self.cache.is_condemned(turn.keys(prompt)):
             # What is computed now must not be filed as the condemned KV of the same name.
             fresh = self._rules.fresh_lineage(turn.message_id, turn.scope)
@@ -566,11 +575,18 @@ class SchedulerEngine:
             if other.session == turn.session and not same:
                 self._withhold(other, turn.message_id)
 
-    def _withhold_readers(self, turn: Turn, struck: frozenset[SpanKey]) -> None:
+    def _withhold_readers(self, turn: Turn, done: Forgotten) -> None:
         """Other sessions' requests may draw on shared KV that has read it."""
         for other in tuple(self._turns.values()):
-            carried = other.carried
-            if other is not turn and carried and not struck.isdisjoint(carried.readers):
+            if other is turn or other.scope != turn.scope or other.phase is Phase.NEW:
+                continue
+            prompt = len(other.req.origin_input_ids)
+            carries = other.carried and not done.spans.isdisjoint(other.carried.readers)
+            found = any(
+                max(run.start, done.lineages.get(run.lineage, prompt)) < prompt
+                for run in other.lineage
+            )
+            if carries or found:
                 self._withhold(other, turn.message_id)
 
     def _withhold(self, turn: Turn, ticket: str) -> None:

@@ -1,15 +1,18 @@
 """Forgetting in SGLang's tree: what a session published is found by path, removed and overwritten.
 
 What running requests hold is condemned instead: matchable for nobody from now on, and removed when
-they let go of it.
+they let go of it. Where the pool's rows can't be touched, what was removed counts as pending for
+good: nobody finds it, but nothing overwrites it before somebody else's KV does.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from leyline_engine.contract import ForgetCounts
 from leyline_engine.ledger import SpanKey, SpanLedger
@@ -26,10 +29,22 @@ _REMEMBERED = 4096
 """Tickets of which it is known what they reached; as many as records are kept of requests."""
 
 
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What a forget came to."""
+
+    counts: ForgetCounts
+    spans: frozenset[SpanKey]
+    """Of which no KV can be found any more."""
+    lineages: Mapping[str, int]
+    """Those whose moved KV had read one of them, and from where on."""
+
+
 class Forgetter:
     """Carries out forgets on one tree.
 
     Args:
+        erases: whether the cache can overwrite what it removes.
         told: called with what a ticket had reached before, and what it has reached now.
     """
 
@@ -40,12 +55,14 @@ class Forgetter:
         ledger: SpanLedger,
         publications: Publications,
         *,
+        erases: bool,
         told: Callable[[ForgetCounts, ForgetCounts], None] = lambda _, __: None,
     ) -> None:
         self._cache = cache
         self._registry = registry
         self._ledger = ledger
         self._publications = publications
+        self._erases = erases
         self._told = told
         self._reached: OrderedDict[str, ForgetCounts] = OrderedDict()
         self.pending = PendingForgets()
@@ -57,7 +74,7 @@ class Forgetter:
         *,
         spared: Sequence[Publication],
         ticket: str,
-    ) -> tuple[ForgetCounts, frozenset[SpanKey]]:
+    ) -> Forgotten:
         """Remove what a session published that may have read ``spans``.
 
         That is all but the ``spared`` paths and turns that are known to have read none of them.
@@ -68,9 +85,6 @@ class Forgetter:
             spans: what to forget; None for whatever the session holds.
             spared: what the session's new prompt may go on with.
             ticket: names the forget in :attr:`pending`. Several with one ticket add up.
-
-        Returns:
-            What was reached, and the spans of which no KV can be found any more.
         """
         scope = session[0]
         turns = self._registry.turns(session)
@@ -102,7 +116,7 @@ class Forgetter:
                 self._registry.drop(session, turn.turn)
         self._ledger.strike(scope, spans)
         self._cache.scrub()
-        return self._open(ticket, erased, shared), spans
+        return Forgotten(self._open(ticket, erased, shared), spans, tainted)
 
     def _open(self, ticket: str, erased: int, shared: int) -> ForgetCounts:
         before = self._reached.get(ticket, ForgetCounts())
@@ -110,12 +124,20 @@ class Forgetter:
         return self._note(ticket, self.pending.open(ticket, erased, shared))
 
     def _note(self, ticket: str, counts: ForgetCounts) -> ForgetCounts:
-        self._told(self._reached.get(ticket, ForgetCounts()), counts)
+        before = self._reached.get(ticket, ForgetCounts())
+        self._told(self._honest(before), self._honest(counts))
         self._reached[ticket] = counts
         self._reached.move_to_end(ticket)
         while len(self._reached) > _REMEMBERED:
             self._reached.popitem(last=False)
-        return counts
+        return self._honest(counts)
+
+    def _honest(self, counts: ForgetCounts) -> ForgetCounts:
+        """What may be told of slots that were removed from the tree."""
+        if self._erases:
+            return counts
+        left = counts.pending + counts.overwritten
+        return msgspec.structs.replace(counts, overwritten=0, pending=left)
 
     def progress(self) -> dict[str, ForgetCounts]:
         """Tickets that came further since the last call."""

@@ -24,6 +24,8 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchResult
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from leyline_engine.contract import ATTENTION_SINK, CopySegment, TokenCounts
+from leyline_engine.ledger import Carried
+from leyline_engine.lineage import fold_keys
 from leyline_engine.plan import Plan, plan_turn
 from leyline_engine.rules import CheckedRequest, Rules, extend_lineage
 from leyline_engine.sglang.pool import SplicePool
@@ -140,7 +142,9 @@ class Splicer:
             )
             if plan.spliced and plan.spliced + plan.prefilled > room():
                 raise NoRoomError
-            turn.carried = self._rules.carry(checked, turn.lineage, plan)
+            turn.carried = self._unambiguous(
+                turn, staging.cursor, self._rules.carry(checked, turn.lineage, plan)
+            )
         except BaseException:
             self._let_go(staging)
             raise
@@ -149,6 +153,20 @@ class Splicer:
         turn.staging = staging
         turn.move(Phase.STAGING)
         self._entered(turn)
+
+    def _unambiguous(self, turn: Turn, cursor: int, carried: Carried | None) -> Carried | None:
+        """Copies under a lineage of their own, where KV of that name waits to be removed.
+
+        The tree would take that KV for the copies, and it would be found again.
+        """
+        if carried is None:
+            return None
+        lineage = extend_lineage(turn.lineage, carried)
+        prompt = turn.req.origin_input_ids
+        if not self._cache.is_condemned(fold_keys(prompt, lineage, turn.scope)):
+            return carried
+        fresh = self._rules.fresh_lineage(turn.message_id, turn.scope)
+        return replace(carried, lineage=fresh, start=cursor, share="")
 
     def advance(self, turn: Turn, admit: Admit, room: Callable[[], int]) -> AddReqResult | None:
         """Copy what can be copied and send off the next gap.
