@@ -107,7 +107,8 @@ async def test_policies_work_before_a_plain_back_end_and_the_account_is_honest()
     assert "capability document" in edited["detail"]
     assert [edit["cause"] for edit in edited["edits"]] == ["policy:truncate_older_than"]
     assert edited["tokens"]["spliced"] == 0
-    assert {accounts[at]["outcome"] for at in (0, 1, 3)} == {"unedited"}
+    assert [accounts[at]["outcome"] for at in (0, 1, 3)] == ["unedited", "unedited", "edited"]
+    assert accounts[3]["reason"] == "standing"
 
 
 async def test_edits_wait_before_a_plain_back_end_until_they_pay() -> None:

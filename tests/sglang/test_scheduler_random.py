@@ -16,7 +16,7 @@ from random import Random
 import pytest
 import torch
 from conftest import ModelFolder
-from scheduler_kit import SECRETS, VOCABULARY, Scheduler, install_server_args, source_of
+from scheduler_kit import SALT, SECRETS, VOCABULARY, Scheduler, install_server_args, source_of
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
 from sglang_models import SglangModel
 
@@ -157,7 +157,11 @@ class Driver:
             if isinstance(req.finished_reason, FINISH_ABORT):
                 continue
             self.reused += receipt.tokens.prefix
-            runs = {run.start for run in receipt.lineage if run.lineage == share_lineage(CREW)}
+            runs = {
+                run.start
+                for run in receipt.lineage
+                if run.lineage == share_lineage(CREW, salt=SALT)
+            }
             self.shared += bool(session.joined and runs and receipt.tokens.prefix > min(runs))
             assert list(record.output_ids) == list(req.output_ids)
             prompt = len(req.origin_input_ids)
@@ -219,7 +223,9 @@ class Driver:
     def join(self, session: Session) -> None:
         """A session takes up what another one of its tenant shares, as far as no secret shows."""
         for other in self.sessions:
-            starts = [run.start for run in other.lineage if run.lineage == share_lineage(CREW)]
+            starts = [
+                run.start for run in other.lineage if run.lineage == share_lineage(CREW, salt=SALT)
+            ]
             clean = next((i for i, t in enumerate(other.tokens) if t >= SECRETS), len(other.tokens))
             other_one = other is not session and other.scope == session.scope
             if other_one and starts and clean > starts[0] + 5:

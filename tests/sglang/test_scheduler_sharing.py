@@ -11,7 +11,15 @@ import msgspec
 import pytest
 import torch
 from conftest import ModelFolder
-from scheduler_kit import SECRETS, VOCABULARY, Scheduler, install_server_args, sealed, source_of
+from scheduler_kit import (
+    SALT,
+    SECRETS,
+    VOCABULARY,
+    Scheduler,
+    install_server_args,
+    sealed,
+    source_of,
+)
 from sglang.srt.managers.schedule_batch import Req
 from sglang_models import SglangModel
 
@@ -31,7 +39,7 @@ from leyline_engine.sglang.publications import Space
 
 SECRET = SECRETS + 5
 HEAD, TAIL = 60, 50
-SHARED = (LineageRun(HEAD, share_lineage("crew")),)
+SHARED = (LineageRun(HEAD, share_lineage("crew", salt=SALT)),)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -49,6 +49,8 @@ from leyline_engine.sglang.ranks import Replica
 from leyline_engine.sglang.splicer import StageRow
 
 LATENT, ROTARY, LAYERS = 4, 8, 2
+SALT = b"salt of the test"
+"""Of the names of lineages."""
 VOCABULARY = 500
 SECRETS = 1000
 """Tokens from here on are secrets, each a text of its own."""
@@ -181,7 +183,7 @@ class Scheduler:
             self.sender,
             self.seen,
             secret=None,
-            salt=b"salt of the test",
+            salt=SALT,
             min_copy=min_copy,
             limits=limits,
             replica=replica,
