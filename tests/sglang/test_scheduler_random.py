@@ -38,6 +38,7 @@ from leyline_engine.sglang.splicer import StageRow
 
 CREW = "crew"
 """What sessions of a tenant share some of their splices under."""
+CREWS = share_lineage(CREW, salt=SALT)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -157,11 +158,7 @@ class Driver:
             if isinstance(req.finished_reason, FINISH_ABORT):
                 continue
             self.reused += receipt.tokens.prefix
-            runs = {
-                run.start
-                for run in receipt.lineage
-                if run.lineage == share_lineage(CREW, salt=SALT)
-            }
+            runs = {run.start for run in receipt.lineage if run.lineage == CREWS}
             self.shared += bool(session.joined and runs and receipt.tokens.prefix > min(runs))
             assert list(record.output_ids) == list(req.output_ids)
             prompt = len(req.origin_input_ids)
@@ -223,9 +220,7 @@ class Driver:
     def join(self, session: Session) -> None:
         """A session takes up what another one of its tenant shares, as far as no secret shows."""
         for other in self.sessions:
-            starts = [
-                run.start for run in other.lineage if run.lineage == share_lineage(CREW, salt=SALT)
-            ]
+            starts = [run.start for run in other.lineage if run.lineage == CREWS]
             clean = next((i for i, t in enumerate(other.tokens) if t >= SECRETS), len(other.tokens))
             other_one = other is not session and other.scope == session.scope
             if other_one and starts and clean > starts[0] + 5:
@@ -334,7 +329,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.nightly) for s in (1, 2))])
 def test_random_sessions(variant: dict[str, object], seed: int) -> None:
     """Slots, keys, memories and phases hold over hundreds of random steps."""
     scheduler = Scheduler(**variant)  # type: ignore[arg-type]
