@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 from importlib.metadata import version
 
+from ..settings.audit import PLACE, AuditSettings
 from ..telemetry.metrics import Metrics
 from .auditor import Auditor
 from .chain import AuditKey
 from .chain_file import ChainFile
 from .keys import read_keys
-from .settings import PLACE, AuditSettings
 from .writer import AuditWriter
 
 

@@ -132,7 +132,7 @@ def _findings(flags: Mapping[str, Any], prometheus: str | None, timeout: float) 
     import asyncio
 
     from ..doctor import Situation, checks_for, config_findings, examine
-    from ..settings_faults import faults_of
+    from ..settings.faults import faults_of
     from ..telemetry.logging import configure_logging
 
     # What the parts would log is in the findings.

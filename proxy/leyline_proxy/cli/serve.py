@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from leyline_engine.contract import Capability
 
     from ..settings import Settings
-    from ..settings_faults import Sources
+    from ..settings.faults import Sources
 
 USAGE_ERROR = 2
 
@@ -170,7 +170,7 @@ def settings_of(flags: Mapping[str, Any]) -> Settings:
     Raises:
         typer.Exit: with 2, after it was said what is wrong, where, and how to mend it.
     """
-    from ..settings_faults import faults_of
+    from ..settings.faults import faults_of
 
     try:
         return read_settings(flags)
@@ -195,7 +195,7 @@ def read_settings(flags: Mapping[str, Any]) -> Settings:
 
 def sources_of(flags: Mapping[str, Any]) -> Sources:
     """Where settings come from, for what is said of wrong ones."""
-    from ..settings_faults import Sources
+    from ..settings.faults import Sources
 
     given = [name for name, value in flags.items() if value is not None and name != "config"]
     named = {_SETTINGS.get(name, name): f"--{name.replace('_', '-')}" for name in given}
@@ -245,7 +245,7 @@ def _application(settings: Settings) -> FastAPI:
     from leyline_policies import PolicyError
 
     from ..core.options import OptionError
-    from ..settings_faults import unknown_variables
+    from ..settings.faults import unknown_variables
     from ..telemetry.logging import configure_logging
     from ..tenants import build_directory
 

@@ -13,8 +13,8 @@ from starlette.applications import Starlette
 
 from ..sessions.build import redis_options
 from ..sessions.redis.link import RedisOptions
-from ..sessions.settings import MEMORY
 from ..settings import ONLY_ENGINE, Settings, secret_of
+from ..settings.sessions import MEMORY
 from ..telemetry.metrics import Metrics
 from ..upstream.embedded import EngineUnavailable, create_embedded_engine
 from ..upstream.factory import build_pool

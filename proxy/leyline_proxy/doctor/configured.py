@@ -14,9 +14,9 @@ from ..core.api_keys import HASHED, ApiKey
 from ..core.authorities import ANYWHERE, Authority
 from ..core.options import OptionError
 from ..pipeline.sensitive import sensitive_content
-from ..sessions.settings import MEMORY
 from ..settings import DEFAULT_TENANT, Settings
-from ..settings_faults import Fault, unknown_variables
+from ..settings.faults import Fault, unknown_variables
+from ..settings.sessions import MEMORY
 from ..telemetry.tracing.build import OTEL_INSTALL
 from ..tenants.directory import configured_keys
 from ..tenants.key_file import read_keys

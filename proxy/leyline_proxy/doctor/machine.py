@@ -20,9 +20,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from ..audit.build import build_auditor
 from ..audit.files import AuditError, beside, survey
-from ..audit.settings import PLACE
 from ..installing import PACKAGE, pip_install
 from ..settings import Settings
+from ..settings.audit import PLACE
 from ..telemetry.metrics import Metrics
 from .findings import Finding, fail, ok, skip, warn
 from .reaching import document

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..settings import Settings
+from ..settings.sessions import MEMORY
 from .memory import MemorySessionStore
 from .redis import RedisLink, RedisOptions, RedisResponseStore, RedisSessionStore, Seal
-from .settings import MEMORY
 from .store import SessionStore
 from .stored_responses import MemoryResponseStore, ResponseStore
 

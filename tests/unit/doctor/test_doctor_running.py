@@ -24,7 +24,7 @@ from leyline_proxy.doctor.findings import document, fail, ok
 from leyline_proxy.doctor.reaching import document as server_document
 from leyline_proxy.doctor.running import in_thread
 from leyline_proxy.settings import Settings
-from leyline_proxy.settings_faults import Sources, faults_of, unknown_variables
+from leyline_proxy.settings.faults import Sources, faults_of, unknown_variables
 
 
 async def test_one_check_neither_delays_nor_spoils_the_others() -> None:

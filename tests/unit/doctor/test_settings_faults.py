@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from leyline_proxy.config_file import ConfigError, read_config
 from leyline_proxy.settings import load_settings
-from leyline_proxy.settings_faults import Fault, Sources, faults_of
+from leyline_proxy.settings.faults import Fault, Sources, faults_of
+from leyline_proxy.settings.file import ConfigError, read_config
 
 SECRET = "hunter2-hunter2-hunter2"
 

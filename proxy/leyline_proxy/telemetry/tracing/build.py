@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
+from ...settings.tracing import TraceSettings
 from .current import Tracing
-from .settings import TraceSettings
 
 OTEL_INSTALL = "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
 

@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import SettingsError
 
-from .config_file import ConfigError, Located, read_config
-from .errors import closest
-from .settings import Settings, TenantSettings, UpstreamSettings
+from ..errors import closest
+from .file import ConfigError, Located, read_config
+from .proxy import Settings, TenantSettings, UpstreamSettings
 
 PREFIX = "LEYLINE_"
 

@@ -18,16 +18,16 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from .audit.settings import AuditSettings
-from .config_file import read_config
-from .core.api_keys import check_tenant, parse_key
-from .core.authorities import parse_authority
-from .core.cache_scope import CacheScope
-from .core.options import SHARE_PATTERN
-from .core.other_paths import PassThrough
-from .limit_settings import MIB, LimitSettings, TenantLimitSettings
-from .sessions.settings import SessionSettings
-from .telemetry.tracing.settings import TraceSettings
+from ..core.api_keys import check_tenant, parse_key
+from ..core.authorities import parse_authority
+from ..core.cache_scope import CacheScope
+from ..core.options import SHARE_PATTERN
+from ..core.other_paths import PassThrough
+from .audit import AuditSettings
+from .file import read_config
+from .limits import MIB, LimitSettings, TenantLimitSettings
+from .sessions import SessionSettings
+from .tracing import TraceSettings
 
 DEFAULT_TENANT = "default"
 ONLY_ENGINE = "engine"

@@ -1,0 +1,21 @@
+"""Configuration of the proxy, by topic; :class:`Settings` is all of it."""
+
+from .proxy import (
+    DEFAULT_TENANT,
+    ONLY_ENGINE,
+    Settings,
+    TenantSettings,
+    UpstreamSettings,
+    load_settings,
+    secret_of,
+)
+
+__all__ = [
+    "DEFAULT_TENANT",
+    "ONLY_ENGINE",
+    "Settings",
+    "TenantSettings",
+    "UpstreamSettings",
+    "load_settings",
+    "secret_of",
+]
