@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from secrets import token_hex
 
 from starlette.types import ASGIApp
 
 from .admission import Gate
-from .audit.auditor import Auditor
-from .audit.build import build_auditor
 from .core.bodies import BodyMemory
+from .core.identity import history_key
 from .core.schedule import Timing
 from .live.feed import LiveFeed
+from .observe.auditor import Auditor
+from .observe.build import build_auditor
+from .observe.live import LiveTurns
+from .observe.log import TurnLog
+from .observe.turn_metrics import TurnMetrics
+from .observe.turn_traces import TurnTraces
 from .pipeline.claim_watch import ClaimWatch
 from .pipeline.claims import ClaimService
 from .pipeline.erasure import Erasures
 from .pipeline.pinning import Pinning
+from .pipeline.placing import Placing
 from .pipeline.planner import Planner
+from .pipeline.prompts import PromptSearch
+from .pipeline.rules import PolicyCatalog
 from .pipeline.sensitive import sensitive_content
+from .pipeline.writing import Writing
 from .policy_file import PolicyFile
 from .sessions import SessionStore
 from .sessions.build import build_stores
@@ -30,7 +40,7 @@ from .telemetry.metrics import Metrics
 from .telemetry.tracing import Tracing
 from .telemetry.tracing.build import build_tracing
 from .tenants import KeyFile, TenantDirectory, build_directory
-from .turns import TurnService
+from .turns import TurnOpener, TurnSettler, TurnsUnderWay
 from .upstream.factory import build_pool
 from .upstream.pool import ReplicaPool
 
@@ -45,7 +55,9 @@ class Services:
     responses: ResponseStore
     metrics: Metrics
     pool: ReplicaPool
-    turns: TurnService
+    turns: TurnOpener
+    ends: TurnSettler
+    prompts: PromptSearch
     erasures: Erasures
     claims: ClaimService
     claim_watches: tuple[ClaimWatch, ...]
@@ -114,19 +126,32 @@ def build_services(
         max_owed=settings.max_owed_forgets,
     )
     feed = LiveFeed(metrics.live_viewers)
-    turns = TurnService(
+    under_way = TurnsUnderWay(store, Placing(pool))
+    catalog = PolicyCatalog(policy_file)
+    # Without a secret to share, chains mean something in this process alone.
+    history = history_key(settings.history_secret() or token_hex())
+    turns = TurnOpener(
+        under_way=under_way,
         store=store,
         pool=pool,
-        metrics=metrics,
         planner=planner,
         erasures=erasures,
-        retained_turns=settings.retained_turns,
-        audit=audit,
-        feed=feed,
+        catalog=catalog,
+        metrics=metrics,
         hints_secret=hints_secret,
-        history_secret=settings.history_secret(),
-        chooser=policy_file,
-        pinning=Pinning(claims),
+        history_key=history,
+    )
+    pinning = Pinning(claims)
+    ends = TurnSettler(
+        under_way=under_way,
+        pool=pool,
+        planner=planner,
+        erasures=erasures,
+        writing=Writing(store, metrics, hints_secret=hints_secret, erasures=erasures),
+        pinning=pinning,
+        metrics=metrics,
+        observers=(TurnMetrics(metrics), TurnTraces(), audit, LiveTurns(feed), pinning, TurnLog()),
+        retained_turns=settings.retained_turns,
     )
     return Services(
         settings,
@@ -136,6 +161,8 @@ def build_services(
         metrics,
         pool,
         turns,
+        ends,
+        PromptSearch(planner, catalog),
         erasures,
         claims,
         tuple(watches.values()),

@@ -18,9 +18,9 @@ from pathlib import Path
 import httpx
 from packaging.requirements import InvalidRequirement, Requirement
 
-from ..audit.build import build_auditor
 from ..audit.files import AuditError, beside, survey
 from ..installing import PACKAGE, pip_install
+from ..observe.build import build_auditor
 from ..settings import Settings
 from ..settings.audit import PLACE
 from ..telemetry.metrics import Metrics

@@ -18,12 +18,12 @@ from leyline_engine.contract import RECORD_MEMBER
 from ..core.native import NativeApi
 from ..core.wire import add_members, repeats_members, take_member
 from ..errors import UpstreamUnreachableError
+from ..observe.turn_traces import note_failover, note_planned
 from ..pipeline.accounting import account_headers
 from ..pipeline.outgoing import without_reserved
 from ..pipeline.records import record_in
 from ..pipeline.request import ChatRequest, decode_body, parse_chat
 from ..pipeline.turn import Turn
-from ..telemetry.tracing.notes import note_failover, note_planned
 from ..tenants import Tenant
 from ..turns import Account
 from ..upstream.client import GATEWAY_FAILURES, read
@@ -68,7 +68,7 @@ class ChatExchange(Exchange):
         started = perf_counter()
         chat, self._raw = self.parse(tenant, raw), raw
         parsed_s = perf_counter() - started
-        self.model = self.services.turns.model_label(chat.model)
+        self.model = self.services.pool.label(chat.model)
         failed: set[str] = set()
         turn: Turn | None = None
         while True:
@@ -114,9 +114,9 @@ class ChatExchange(Exchange):
         finally:
             try:
                 if self._pending:
-                    await self.services.turns.abandon(turn)
+                    await self.services.ends.abandon(turn)
             finally:
-                await self.services.turns.release(turn)
+                await self.services.ends.release(turn)
 
     def parse(self, tenant: Tenant, raw: bytes) -> ChatRequest:
         """The chat request that a body is, or stands for."""
@@ -134,7 +134,7 @@ class ChatExchange(Exchange):
 
     def relay(self, turn: Turn) -> TurnRelay:
         """What passes the engine's stream on."""
-        return TurnRelay(self.services.turns, turn, verbatim=True)
+        return TurnRelay(self.services.ends, turn, verbatim=True)
 
     def shown(self, body: bytes, answer: Mapping[str, Any]) -> bytes:
         """The engine's whole answer as the client gets it, less the account.
@@ -179,7 +179,7 @@ class ChatExchange(Exchange):
     def _relay(self, turn: Turn) -> TurnRelay:
         if self._native is None:
             return self.relay(turn)
-        return NativeRelay(self.services.turns, turn, self._native, self.failure_event)
+        return NativeRelay(self.services.ends, turn, self._native, self.failure_event)
 
     async def _fetch(self, turn: Turn) -> Response:
         """The whole answer, with the account in its body and headers."""
@@ -194,7 +194,7 @@ class ChatExchange(Exchange):
         shown = self.shown(body, answer) if api is None else body
         usage = answer.get("usage") if api is None else api.usage(answer)
         usage = usage if isinstance(usage, Mapping) else None
-        account = await self.services.turns.settle(
+        account = await self.services.ends.settle(
             turn,
             usage,
             ttft_s=perf_counter() - self.arrived,
@@ -234,7 +234,7 @@ class ChatExchange(Exchange):
         """What a status of the engine other than 200 becomes."""
         self._pending = upstream.is_server_error
         if upstream.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-            refused = await self.services.turns.refusal(turn)
+            refused = await self.services.ends.refusal(turn)
             if refused is not None:
                 turn.replica.breaker.succeeded()  # it is well, and was asked for too much
                 return self.failure(refused)

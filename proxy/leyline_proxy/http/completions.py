@@ -49,7 +49,7 @@ class CompletionExchange(Exchange):
         # No session: any engine will do, each as often.
         replica = await pool.choose(uuid4().hex, model, allowed=tenant.upstreams)
         check_scope(tenant, replica.status)
-        searched = await self.services.turns.prompts.searched(tenant, raw, body, replica.status)
+        searched = await self.services.prompts.searched(tenant, raw, body, replica.status)
         content = salted(without_reserved(searched), tenant.cache_salt)
         work = self._forward(tenant, replica, content, stream, send)
         limit_s = self.services.settings.total_timeout_s

@@ -25,7 +25,7 @@ class CountExchange(Exchange):
     ) -> None:
         """Count."""
         chat = parse_chat(raw, self.request.headers, tenant, arrived=self.arrived)
-        self.model = self.services.turns.model_label(chat.model)
+        self.model = self.services.pool.label(chat.model)
         counted = await until_disconnect(receive, self.services.turns.count_prompt(chat))
         response = Response(orjson.dumps(counted), media_type="application/json")
         await self.answer(response, scope, receive, send)

@@ -26,7 +26,7 @@ from ..pipeline.request import ChatRequest, decode_body, parse_chat
 from ..pipeline.turn import Turn
 from ..services import Services
 from ..tenants import Tenant
-from ..turns import Account, TurnService
+from ..turns import Account, TurnSettler
 from ..upstream.headers import RawHeaders
 from .chat import ChatExchange
 from .exchange import Exchange
@@ -138,7 +138,7 @@ class MessagesExchange(_AnthropicExchange, ChatExchange):
         events = MessageEvents(
             message_id=self._message_id, model=turn.request.model, stop_sequences=self._stops
         )
-        return _MessageRelay(self.services.turns, turn, events, self.failure_event)
+        return _MessageRelay(self.services.ends, turn, events, self.failure_event)
 
     def refused(self, upstream: httpx.Response, body: bytes) -> Response:
         """The engine's words in Anthropic's shape."""
@@ -163,7 +163,7 @@ class CountTokensExchange(_AnthropicExchange):
     ) -> None:
         """Count."""
         chat = self.parse(tenant, raw)
-        self.model = self.services.turns.model_label(chat.model)
+        self.model = self.services.pool.label(chat.model)
         counted = await until_disconnect(receive, self.services.turns.count_prompt(chat))
         body = orjson.dumps(counted)
         response = Response(body, headers=self.extra_headers, media_type="application/json")
@@ -176,9 +176,9 @@ class _MessageRelay(TurnRelay):
     keeps = True
 
     def __init__(
-        self, turns: TurnService, turn: Turn, events: MessageEvents, failure_event: FailureEvent
+        self, ends: TurnSettler, turn: Turn, events: MessageEvents, failure_event: FailureEvent
     ) -> None:
-        super().__init__(turns, turn)
+        super().__init__(ends, turn)
         self._events = events
         self._failure_event = failure_event
         self._told = False

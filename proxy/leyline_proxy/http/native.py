@@ -9,7 +9,7 @@ from typing import Any
 from ..core.native import NativeApi
 from ..errors import ProxyError
 from ..pipeline.turn import Turn
-from ..turns import TurnService
+from ..turns import TurnSettler
 from .relay import TurnRelay
 from .sse import ChunkFacts, append_to_event, event_data
 
@@ -37,12 +37,12 @@ class NativeRelay(TurnRelay):
 
     def __init__(
         self,
-        turns: TurnService,
+        ends: TurnSettler,
         turn: Turn,
         api: NativeApi,
         failure_event: Callable[[ProxyError], bytes],
     ) -> None:
-        super().__init__(turns, turn)
+        super().__init__(ends, turn)
         self._api = api
         self._failure_event = failure_event
         self._counted: dict[str, Any] = {}
@@ -58,7 +58,7 @@ class NativeRelay(TurnRelay):
         if not told.finishes or self.settled:
             return event
         usage: Mapping[str, Any] = self._counted
-        account = await self._turns.settle(self._turn, usage, ttft_s=self._ttft_s)
+        account = await self._ends.settle(self._turn, usage, ttft_s=self._ttft_s)
         self.settled = True
         return append_to_event(event, account.members)
 

@@ -14,7 +14,7 @@ from leyline_engine.contract import RECORD_MEMBER, TurnRecord
 from ..errors import AnswerTooLargeError, ProxyError, UpstreamUnreachableError
 from ..pipeline.records import record_in
 from ..pipeline.turn import Turn
-from ..turns import Account, TurnService
+from ..turns import Account, TurnSettler
 from ..upstream.bounds import bounds_of
 from ..upstream.client import chunks
 from .errors import error_event
@@ -112,10 +112,10 @@ class TurnRelay(Relay):
         verbatim: events are sent as the engine wrote them, but for the one that gets the account.
     """
 
-    def __init__(self, turns: TurnService, turn: Turn, *, verbatim: bool = False) -> None:
+    def __init__(self, ends: TurnSettler, turn: Turn, *, verbatim: bool = False) -> None:
         super().__init__()
         self._verbatim = verbatim
-        self._turns = turns
+        self._ends = ends
         self._turn = turn
         self._usage: Mapping[str, Any] | None = None
         self._ttft_s: float | None = None
@@ -130,7 +130,7 @@ class TurnRelay(Relay):
 
     async def refusal(self, error: Mapping[str, Any]) -> ProxyError:
         """The error, by its name where claims are in the turn's way."""
-        refused = await self._turns.refusal(self._turn)
+        refused = await self._ends.refusal(self._turn)
         return refused if refused is not None else refusal_of_event(error)
 
     def passes(self, chunk: bytes) -> bool:
@@ -183,7 +183,7 @@ class TurnRelay(Relay):
         refused = None
         if not (self.settled or self._asked):
             self._asked = True
-            refused = await self._turns.refusal(self._turn)
+            refused = await self._ends.refusal(self._turn)
         if refused is None:
             return self.engine_failure(event, error)
         self.refused = True
@@ -192,11 +192,11 @@ class TurnRelay(Relay):
     async def _account(self) -> dict[str, Any]:
         if not self._turn.enveloped:
             # There is no receipt, and the usage comes behind this chunk.
-            return self._turns.preview(self._turn, self._usage).members
+            return self._ends.preview(self._turn, self._usage).members
         return (await self._settle()).members
 
     async def _settle(self) -> Account:
-        account = await self._turns.settle(
+        account = await self._ends.settle(
             self._turn, self._usage, ttft_s=self._ttft_s, came=self._record
         )
         self.settled = True

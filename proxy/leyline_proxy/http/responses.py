@@ -31,7 +31,7 @@ from ..responses.stored import StoredResponse, joined
 from ..responses.stream import Event, ResponseEvents
 from ..services import Services
 from ..tenants import Tenant
-from ..turns import Account, TurnService
+from ..turns import Account, TurnSettler
 from ..upstream.headers import RawHeaders
 from .chat import ChatExchange
 from .errors import error_response
@@ -184,7 +184,7 @@ class ResponsesExchange(_ResponsesExchange, ChatExchange):
     def relay(self, turn: Turn) -> TurnRelay:
         """One that gives events of a response."""
         events = self._events = ResponseEvents(self._read.opening)
-        return _ResponseRelay(self.services.turns, turn, events, self)
+        return _ResponseRelay(self.services.ends, turn, events, self)
 
     async def keep(self, turn: Turn, response: dict[str, Any]) -> None:
         """Store a response, if its request wants that."""
@@ -242,7 +242,7 @@ class InputTokensExchange(_ResponsesExchange):
     ) -> None:
         """Count."""
         asked = await until_disconnect(receive, self.ask(tenant, raw))
-        self.model = self.services.turns.model_label(asked.chat.model)
+        self.model = self.services.pool.label(asked.chat.model)
         counted = await until_disconnect(receive, self.services.turns.count_prompt(asked.chat))
         body = orjson.dumps({"object": "response.input_tokens", **counted})
         response = Response(body, headers=self.extra_headers, media_type="application/json")
@@ -255,9 +255,9 @@ class _ResponseRelay(TurnRelay):
     keeps = True
 
     def __init__(
-        self, turns: TurnService, turn: Turn, events: ResponseEvents, exchange: ResponsesExchange
+        self, ends: TurnSettler, turn: Turn, events: ResponseEvents, exchange: ResponsesExchange
     ) -> None:
-        super().__init__(turns, turn)
+        super().__init__(ends, turn)
         self._events = events
         self._exchange = exchange
 

@@ -19,12 +19,12 @@ from leyline_engine.contract import (
     ListClaims,
 )
 
-from ..audit.auditor import Auditor
 from ..core.claim_memory import ENGINE_RESTARTED, ClaimKey, ClaimMemory, key_of
 from ..errors import ProxyError
 from ..telemetry.claims import ClaimMetrics
 from ..telemetry.metrics import Metrics
 from ..upstream.replica import Replica
+from .ports import EngineLog
 
 log = structlog.get_logger("leyline.claims")
 
@@ -47,7 +47,7 @@ class ClaimWatch:
         shown: ClaimMetrics,
         *,
         interval_s: float,
-        audit: Auditor,
+        audit: EngineLog,
     ) -> None:
         self.memory = ClaimMemory()
         self.seq = 0

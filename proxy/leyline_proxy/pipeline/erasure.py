@@ -21,7 +21,6 @@ import structlog
 
 from leyline_engine.contract import EditPayload, edit_envelope, sign_envelope
 
-from ..audit.auditor import Auditor
 from ..core.places import erased, is_unknown_run, owed
 from ..core.session import Place, Session
 from ..core.spans import ANYTHING
@@ -31,6 +30,7 @@ from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
 from ..upstream.pool import ReplicaPool
 from ..upstream.replica import Replica
+from .ports import EngineLog
 
 log = structlog.get_logger("leyline.forget")
 
@@ -80,7 +80,7 @@ class Erasures:
         pool: ReplicaPool,
         store: SessionStore,
         metrics: Metrics,
-        audit: Auditor,
+        audit: EngineLog,
         *,
         hints_secret: str | None,
         retry_s: float,

@@ -16,15 +16,16 @@ from typing import Any
 
 import structlog
 
-from leyline_engine.contract import GetClaim, ProblemCode, ReleaseClaim, SubmitClaim
+from leyline_engine.contract import GetClaim, ProblemCode, Receipt, ReleaseClaim, SubmitClaim
 
 from ..core.annotations import Pin, pin_terms
 from ..core.pins import MAX_PINS, HeldPin, WantedPin, pin_key, wanted_pins
-from ..core.session import RetainedTurn
+from ..core.session import Session
 from ..errors import ProxyError
 from ..telemetry.logging import frames_of
 from .claim_engine import ClaimEngine
 from .claims import ClaimService
+from .settled import SettledTurn
 from .turn import Turn
 
 log = structlog.get_logger("leyline.claims")
@@ -75,9 +76,10 @@ class Pinning:
         self._running: dict[_Owner, asyncio.Task[None]] = {}
         self._next: dict[_Owner, _Wanted] = {}
 
-    def start(self, turn: Turn, retained: RetainedTurn) -> None:
+    def settled(self, settled: SettledTurn, session: Session) -> None:
         """Begin to ask for what a turn's messages say; nothing is awaited."""
-        if not turn.status.takes_claims:
+        turn, retained = settled.turn, settled.source
+        if retained is None or not turn.enveloped or not turn.status.takes_claims:
             return
         owner = (turn.request.tenant.name, turn.identity.session_id)
         pins = wanted_pins(retained, _pins_of(turn), owner[1])
@@ -88,6 +90,12 @@ class Pinning:
             self._next[owner] = wanted
         elif len(self._running) < _MAX_RUNNING:  # else the next turn asks again
             self._running[owner] = asyncio.create_task(self._run(owner, wanted))
+
+    def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
+        """Nothing: the turn isn't retained."""
+
+    def abandoned(self, turn: Turn, model: str) -> None:
+        """Nothing: the turn isn't retained."""
 
     def refusals(self, turn: Turn) -> list[dict[str, Any]]:
         """Which of a turn's messages are pinned in vain, as far as is known; for the caller."""

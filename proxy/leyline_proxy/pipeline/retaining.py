@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from leyline_engine.contract import Reason, Receipt, TurnRecord
+from leyline_engine.contract import Reason
 
 from ..core.places import all_owed
 from ..core.prepared import Prepared
-from ..core.session import RetainedTurn, Session, TurnSummary
+from ..core.session import Session, TurnSummary
 from ..core.spans import ANYTHING
-from .accounting import retained_turn
 from .identify import NAMED
 from .placing import Placing
+from .settled import SettledTurn
 from .turn import Turn
-
-
-@dataclass(frozen=True, slots=True)
-class SettledTurn:
-    """A turn that the engine has answered in full."""
-
-    turn: Turn
-    receipt: Receipt
-    recorded: bool
-    """The engine gave a record of it."""
-    obeyed: bool
-    """It forgot what it was told to."""
-    run: str
-    """Of the engine; see ``UpstreamStatus.retains_as``."""
-    source: RetainedTurn | None
-    """What later turns may draw on."""
-
-
-def settled_turn(turn: Turn, record: TurnRecord | None, receipt: Receipt, run: str) -> SettledTurn:
-    """A turn with what became of it."""
-    obeyed = record is not None and record.receipt.forgot is not None
-    # Retained, a turn says that its demands were met.
-    met = obeyed or not turn.planned.plan.forgets
-    source = retained_turn(turn, record, receipt, run) if met else None
-    return SettledTurn(turn, receipt, record is not None, obeyed, run, source)
 
 
 def session_after(
@@ -63,7 +38,7 @@ def session_after(
         current = current.take_name(NAMED, turn.planned.prepared.client_fingerprints)
     if current.key == NAMED != turn.identity.key:
         source = None  # the session got its name meanwhile, and this turn may be another's
-    if settled.recorded and plan.forgets:
+    if settled.record is not None and plan.forgets:
         current = current.forget_sources()
         if ANYTHING in plan.forget and settled.obeyed:
             current = current.account_for(turn.unnamed)

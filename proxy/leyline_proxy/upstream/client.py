@@ -43,9 +43,7 @@ T = TypeVar("T")
 GATEWAY_FAILURES = frozenset({502, 503, 504})
 """Statuses by which a server, or what stands before it, says that it can't serve just now."""
 
-_NO_ANSWER = frozenset({401, 403, 408, 425, 429, 500, 502, 504})
-"""Statuses that tell nothing of the engine: it refused the caller, or was in trouble just then. The
-KV that it held may be there still."""
+_NO_ANSWER = frozenset({401, 403, 408, 425, 429, 500, 502, 504})  # its KV may still be there
 
 _BUSY = "All connections to the engine are in use (max_upstream_connections)."
 _SIDE_BUSY = "The engine leaves too many small questions unanswered."

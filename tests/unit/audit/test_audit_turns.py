@@ -15,11 +15,11 @@ from support.claims_engine import ClaimsEngine
 from support.fake_engine import MODEL, FakeEngine, chat_json, proxy_before, tool_session
 
 from leyline_engine.contract import ForgetCounts, Outcome, Reason, Receipt, TokenCounts
-from leyline_proxy.audit import auditor
 from leyline_proxy.audit.chain import AuditKey
 from leyline_proxy.audit.effects import edits_of
 from leyline_proxy.audit.reading import find_logs, records, verify
 from leyline_proxy.audit.records import digest_of
+from leyline_proxy.observe import auditor
 
 REDACT = r"redact:pattern='listing',replacement='[gone]'"
 KEY = AuditKey.derive("k")

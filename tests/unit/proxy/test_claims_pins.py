@@ -38,7 +38,7 @@ class Talk:
 
     def __init__(self, client: httpx.AsyncClient, app: Any, clock: Clock) -> None:
         self._client = client
-        self._pinning = app.state.services.turns._pinning
+        self._pinning = app.state.services.ends._pinning
         self.claims = app.state.services.claims
         self.clock = clock
 
@@ -67,7 +67,7 @@ async def talking(
     clock = Clock()
     monkeypatch.setattr("support.fake_engine.create_app", _remembering(apps))
     async with proxy_before(engine, **{"claims_interval_s": 60, **settings}) as client:
-        apps[0].state.services.turns._pinning._clock = clock
+        apps[0].state.services.ends._pinning._clock = clock
         yield Talk(client, apps[0], clock)
 
 

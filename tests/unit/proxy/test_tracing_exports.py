@@ -25,8 +25,8 @@ from starlette.datastructures import Headers
 from support.fake_engine import MODEL, FakeEngine, proxy_before
 from support.tracing import Recorder, collector
 
+from leyline_proxy.observe.attributes import messages_sent
 from leyline_proxy.settings import Settings
-from leyline_proxy.telemetry.tracing.attributes import messages_sent
 from leyline_proxy.telemetry.tracing.build import build_tracing
 from leyline_proxy.telemetry.tracing.exporting import ReportingExporter, console_exporter
 from leyline_proxy.telemetry.tracing.otel import OtelTracing

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from support.fake_engine import CAPABILITY, Answer, FakeEngine, chat_json, forgotten
 
-from leyline_proxy.audit.build import build_auditor
 from leyline_proxy.core.places import after_turn, owed, unknown_run
 from leyline_proxy.core.session import Place, Session
+from leyline_proxy.observe.build import build_auditor
 from leyline_proxy.pipeline.erasure import Erasures
 from leyline_proxy.sessions.memory import MemorySessionStore
 from leyline_proxy.settings import Settings

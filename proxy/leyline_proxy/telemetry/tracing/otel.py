@@ -27,7 +27,7 @@ from opentelemetry.trace import (
 from starlette.datastructures import Headers
 
 from ...errors import LimitError, ProxyError
-from .attributes import plain_code
+from .codes import plain_code
 from .current import Attribute, Attributes, Hop, RawHeaders, RequestTrace, Tracing, serving
 
 log = structlog.get_logger("leyline.tracing")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 from importlib.metadata import version
 
+from ..audit.chain import AuditKey
+from ..audit.chain_file import ChainFile
+from ..audit.keys import read_keys
+from ..audit.writer import AuditWriter
 from ..settings.audit import PLACE, AuditSettings
 from ..telemetry.metrics import Metrics
 from .auditor import Auditor
-from .chain import AuditKey
-from .chain_file import ChainFile
-from .keys import read_keys
-from .writer import AuditWriter
 
 
 def build_auditor(settings: AuditSettings, metrics: Metrics) -> Auditor:
@@ -35,7 +35,7 @@ def build_auditor(settings: AuditSettings, metrics: Metrics) -> Auditor:
     )
     stream = None
     if settings.audit_redis is not None:
-        from .stream import StreamSink  # Redis is needed here alone
+        from ..audit.stream import StreamSink  # Redis is needed here alone
 
         url = settings.audit_redis.get_secret_value()
         if not url.startswith(("redis://", "rediss://", "unix://")):

@@ -12,17 +12,12 @@ from typing import Any, Literal
 
 import structlog
 
-from leyline_engine.contract import Mode, Receipt, TurnRecord
+from leyline_engine.contract import Mode, Receipt
 
-from ..core.identity import CONTINUES
-from ..core.places import owed
-from ..core.session import Session
-from ..pipeline.turn import Turn
-from ..telemetry.logging import frames_of
-from .chain import AuditKey
-from .facts import TurnEdits, turn_edits
-from .followup import FollowUps
-from .records import (
+from ..audit.chain import AuditKey
+from ..audit.facts import TurnEdits, turn_edits
+from ..audit.followup import FollowUps
+from ..audit.records import (
     Record,
     Status,
     TurnFacts,
@@ -30,7 +25,13 @@ from .records import (
     erasure_record,
     turn_record,
 )
-from .writer import AuditWriter, Job
+from ..audit.writer import AuditWriter, Job
+from ..core.identity import CONTINUES
+from ..core.places import owed
+from ..core.session import Session
+from ..pipeline.settled import SettledTurn
+from ..pipeline.turn import Turn
+from ..telemetry.logging import frames_of
 
 log = structlog.get_logger("leyline.audit")
 
@@ -47,7 +48,8 @@ _TEXTS_PER_BODY = 2
 
 
 class Auditor:
-    """Records turns, claims and forgets; without a writer, nothing.
+    """Records turns, claims and forgets; without a writer, nothing. An observer of turns, and the
+    log of what engines do beside them.
 
     Args:
         turns: which turns have a record: those that edit or forget, or all.
@@ -96,27 +98,16 @@ class Auditor:
             await self._followups.aclose()
             await asyncio.to_thread(self._writer.close, _PATIENCE_S)
 
-    def settled(
-        self,
-        turn: Turn,
-        record: TurnRecord | None,
-        receipt: Receipt,
-        session: Session,
-        model: str,
-    ) -> None:
-        """Record a turn that was answered in full.
-
-        Args:
-            record: the engine's, if it gave one.
-            receipt: what the caller was told.
-            session: after the turn.
-            model: as a metric label.
-        """
+    def settled(self, settled: SettledTurn, session: Session) -> None:
+        """Record a turn that was answered in full."""
         if self._writer is None:
             return
+        turn, record = settled.turn, settled.record
         given = record.receipt if record is not None else None
         waiting = tuple(owed(session.places)) if turn.planned.plan.forgets else ()
-        self._turn(turn, "settled", model, receipt=given, told=receipt, waiting=waiting)
+        self._turn(
+            turn, "settled", settled.model, receipt=given, told=settled.receipt, waiting=waiting
+        )
 
     def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
         """Record a turn that the engine refused for the sake of claims."""

@@ -5,7 +5,6 @@ Names of ``gen_ai.*`` are those of OpenTelemetry's semantic conventions for gene
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +12,8 @@ import orjson
 
 from leyline_engine.contract import Receipt
 
-from ...pipeline.turn import Turn
-from .current import Attribute
+from ..pipeline.turn import Turn
+from ..telemetry.tracing.current import Attribute
 
 _MAX_INT = 2**63 - 1
 """What an attribute holds; a larger one is lost, with a traceback in the log."""
@@ -30,13 +29,6 @@ _REQUEST_NUMBERS = {
     "top_k": "gen_ai.request.top_k",
     "top_p": "gen_ai.request.top_p",
 }
-
-_PLAIN_CODE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-
-
-def plain_code(code: str) -> str:
-    """An error's code; engines may write anything there."""
-    return code if _PLAIN_CODE.fullmatch(code) else "other"
 
 
 def of_planned(turn: Turn) -> dict[str, Attribute]:

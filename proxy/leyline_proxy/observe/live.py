@@ -1,0 +1,29 @@
+"""The live feed's view of turns."""
+
+from __future__ import annotations
+
+from leyline_engine.contract import Receipt
+
+from ..core.session import Session
+from ..live.feed import LiveFeed
+from ..pipeline.settled import SettledTurn
+from ..pipeline.turn import Turn
+
+
+class LiveTurns:
+    """Publishes turns to those who look."""
+
+    def __init__(self, feed: LiveFeed) -> None:
+        self._feed = feed
+
+    def settled(self, settled: SettledTurn, session: Session) -> None:
+        """Publish the session's newest turn."""
+        self._feed.settled(session)
+
+    def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
+        """Publish that a turn isn't part of its session."""
+        self._feed.lost(turn.request.tenant.name, turn.identity.session_id, "refused")
+
+    def abandoned(self, turn: Turn, model: str) -> None:
+        """Publish that a turn isn't part of its session."""
+        self._feed.lost(turn.request.tenant.name, turn.identity.session_id, "abandoned")

@@ -1,0 +1,51 @@
+"""A line of the log for each turn: names and numbers, no text."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import structlog
+
+from leyline_engine.contract import Receipt
+
+from ..core.session import Session
+from ..pipeline.settled import SettledTurn
+from ..pipeline.turn import Turn
+
+log = structlog.get_logger("leyline.turn")
+
+
+class TurnLog:
+    """Writes turns to the log."""
+
+    def settled(self, settled: SettledTurn, session: Session) -> None:
+        """Log what a turn came to."""
+        turn, receipt = settled.turn, settled.receipt
+        log.info(
+            "turn",
+            tenant=turn.request.tenant.name,
+            session=turn.identity.session_id,
+            turn=turn.index,
+            outcome=receipt.outcome.value,
+            reason=receipt.reason.value if receipt.reason else None,
+            prompt_tokens=receipt.tokens.prompt,
+            cached_tokens=receipt.tokens.prefix,
+            spliced_tokens=receipt.tokens.spliced,
+            edits=len(turn.planned.plan.edits),
+            faults=len(turn.planned.prepared.faults),
+            ms=round((perf_counter() - turn.request.arrived) * 1000, 1),
+        )
+
+    def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
+        """Log whose claims were in the way, by number."""
+        refused = receipt.refused
+        log.info(
+            "turn_refused",
+            tenant=turn.request.tenant.name,
+            session=turn.identity.session_id,
+            own_claims=len(refused.own) if refused is not None else 0,
+            other_claims=refused.others if refused is not None else 0,
+        )
+
+    def abandoned(self, turn: Turn, model: str) -> None:
+        """Nothing: the request's own line says so."""

@@ -1,0 +1,75 @@
+"""Turns in the current trace; each call costs a look-up where nothing is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from leyline_engine.contract import Outcome, Receipt
+
+from ..core.session import Session
+from ..pipeline.settled import SettledTurn
+from ..pipeline.turn import Turn
+from ..telemetry.tracing.codes import plain_code
+from ..telemetry.tracing.current import current_trace
+from .attributes import messages_sent, of_planned, of_receipt, of_request_upstream, of_usage
+
+
+def note_planned(turn: Turn) -> None:
+    """A turn is about to be sent."""
+    trace = current_trace()
+    if not trace.recording:
+        return
+    trace.describe(of_planned(turn))
+    upstream = of_request_upstream(turn)
+    if trace.content_chars:
+        sent = turn.planned.prepared.messages
+        upstream["gen_ai.input.messages"] = messages_sent(sent, trace.content_chars)
+    trace.describe_upstream(upstream)
+
+
+def receipt_span(usage: Mapping[str, Any] | None) -> AbstractContextManager[None]:
+    """The engine's answer is complete; a span of the wait for its receipt."""
+    trace = current_trace()
+    if trace.recording:
+        trace.answered(of_usage(usage))
+    return trace.stage("receipt")
+
+
+def note_failover(upstream: str, code: str) -> None:
+    """An engine failed the request, which goes on to another."""
+    trace = current_trace()
+    if trace.recording:
+        trace.event("leyline.failover", {"upstream": upstream, "reason": plain_code(code)})
+
+
+class TurnTraces:
+    """Describes turns in the current trace."""
+
+    def settled(self, settled: SettledTurn, session: Session) -> None:
+        """Describe the receipt, and what was lost."""
+        trace, turn, receipt = current_trace(), settled.turn, settled.receipt
+        if not trace.recording:
+            return
+        for cause, tokens in settled.cache.busts.items():
+            trace.event("leyline.bust", {"cause": cause, "tokens": tokens})
+        # By the conventions, only streams have a first chunk.
+        trace.describe(of_receipt(receipt, settled.ttft_s if turn.request.stream else None))
+        planned = turn.planned.plan.planned
+        edited = receipt.reason is not None or planned is not Outcome.UNEDITED
+        if edited and receipt.outcome not in (Outcome.SPLICED, Outcome.EDITED):
+            trace.event("leyline.fallback", {"reason": _reason(receipt), "planned": planned.value})
+
+    def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
+        """Note a refusal for the sake of claims."""
+        trace = current_trace()
+        if trace.recording:
+            trace.event("leyline.refusal", {"reason": _reason(receipt)})
+
+    def abandoned(self, turn: Turn, model: str) -> None:
+        """Nothing: the request's span says so."""
+
+
+def _reason(receipt: Receipt) -> str:
+    return receipt.reason.value if receipt.reason is not None else "none"

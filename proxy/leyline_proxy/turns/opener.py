@@ -1,0 +1,196 @@
+"""The beginning of a turn: whose it is, what is sent, and what is asked of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+from uuid import uuid4
+
+from leyline_policies import Policy
+from leyline_policies.faults import may_forget
+
+from ..core.forgetting import is_unvouched, untraced_before
+from ..core.options import UndeclaredRules
+from ..core.session import turn_name
+from ..pipeline.cache_scope import check_scope
+from ..pipeline.erasure import Erasures
+from ..pipeline.identify import Identity, identify
+from ..pipeline.outgoing import outgoing_body, turn_envelope
+from ..pipeline.placing import Placing
+from ..pipeline.planner import Planner
+from ..pipeline.planning import PlanInput
+from ..pipeline.request import ChatRequest
+from ..pipeline.rules import PolicyCatalog, effective_rules
+from ..pipeline.turn import Turn
+from ..sessions import SessionStore
+from ..telemetry.metrics import Metrics
+from ..upstream.pool import Names, ReplicaPool
+from .under_way import TurnsUnderWay
+
+
+class TurnOpener:
+    """Begins turns, and searches and counts what is none.
+
+    Args:
+        hints_secret: shared with the engine, which acts on no envelope that isn't signed with it.
+        history_key: keys the histories that sessions without a name are found by.
+    """
+
+    def __init__(
+        self,
+        *,
+        under_way: TurnsUnderWay,
+        store: SessionStore,
+        pool: ReplicaPool,
+        planner: Planner,
+        erasures: Erasures,
+        catalog: PolicyCatalog,
+        metrics: Metrics,
+        hints_secret: str | None,
+        history_key: bytes,
+    ) -> None:
+        self._under_way = under_way
+        self._store = store
+        self._pool = pool
+        self._placing = Placing(pool)
+        self._planner = planner
+        self._erasures = erasures
+        self._catalog = catalog
+        self._metrics = metrics
+        self._hints_secret = hints_secret
+        self._history_key = history_key
+
+    async def begin(
+        self,
+        request: ChatRequest,
+        avoid: Names = frozenset(),
+        *,
+        again: Turn | None = None,
+        parsed_s: float = 0.0,
+    ) -> Turn:
+        """Steps 1 to 5: what to send, where to, and what to ask of the engine.
+
+        Args:
+            avoid: replicas that have failed this request.
+            again: the same request as the last of them was given it.
+            parsed_s: seconds that the request has taken so far, but for waiting.
+
+        Raises:
+            NotFoundError: no engine serves the model.
+            BadRequestError, ForbiddenError: the request's ``leyline`` options.
+        """
+        await self._pool.check_model(request.model, request.tenant.upstreams)
+        started = perf_counter()
+        policies, rules = effective_rules(request, self._catalog)
+        with self._metrics.stage("identify"):
+            identity = await self._identify(request, again)
+        own_s = perf_counter() - started + (parsed_s if again is None else again.own_s)
+        try:
+            return await self._begin(request, identity, (policies, rules), avoid, own_s)
+        except BaseException:
+            self._under_way.openings.leave(identity.hold)
+            raise
+
+    async def _begin(
+        self,
+        request: ChatRequest,
+        identity: Identity,
+        effective: tuple[Sequence[Policy], UndeclaredRules],
+        avoid: Names,
+        own_s: float,
+    ) -> Turn:
+        policies, rules = effective
+        replica = await self._pool.choose(
+            identity.session_id, request.model, allowed=request.tenant.upstreams, avoid=avoid
+        )
+        chosen, status = perf_counter(), replica.status
+        check_scope(request.tenant, status)
+        session = identity.session
+        index = session.next_index if session is not None else 0
+        name, message_id = turn_name(index, uuid4().hex[:12]), f"m-{uuid4().hex}"
+        rules, named = replace(rules, trust=identity.trust), identity.named
+        allowed = request.tenant.upstreams
+        traced = named and (
+            session is not None or self._placing.all_take_forgets(request.model, allowed)
+        )
+        given = PlanInput(
+            name,
+            request,
+            policies,
+            rules,
+            session,
+            status,
+            index,
+            replica=replica.name,
+            named=named,
+            traced=traced,
+        )
+        planned = await self._planner.plan(given, identity.session_id, replica)
+        if planned.plan.forgets:
+            self._erasures.check(request.tenant.name)
+        envelope = turn_envelope(
+            given, planned, identity.session_id, message_id, secret=self._hints_secret
+        )
+        if envelope is not None:
+            await self._under_way.open(identity, given)
+        elif planned.plan.forgets:
+            # Other engines owe what it demands, whatever becomes of it.
+            self._under_way.expect(name)
+        return Turn(
+            request=request,
+            identity=identity,
+            index=index,
+            name=name,
+            message_id=message_id,
+            planned=planned,
+            replica=replica,
+            status=status,
+            body=outgoing_body(request.raw, planned.prepared, envelope, request.tenant.cache_salt),
+            enveloped=envelope is not None,
+            unnamed=session.unnamed if session is not None else 0,
+            unvouched=is_unvouched(session, named=named),
+            demands=session.demands if session is not None else 0,
+            untraced=untraced_before(planned.prepared, session, traced=traced),
+            searched=any(map(may_forget, given.policies)),
+            applied=self._planner.applied(given, planned.prepared),
+            own_s=own_s + perf_counter() - chosen - planned.asked_s,
+            ahead_s=perf_counter() - request.arrived,
+        )
+
+    async def _identify(self, request: ChatRequest, again: Turn | None) -> Identity:
+        """The session of a request, which stays the same when another engine is tried."""
+        if again is None:
+            return await identify(
+                self._store,
+                request,
+                self._history_key,
+                secret=self._hints_secret,
+                openings=self._under_way.openings,
+            )
+        known = again.identity
+        session = await self._store.get(request.tenant.name, known.session_id)
+        hold = self._under_way.openings.take(known.hold) if known.hold is not None else None
+        return replace(known, session=session, hold=hold)
+
+    async def count_prompt(self, request: ChatRequest) -> dict[str, Any]:
+        """How many prompt tokens a request would have, without sending it.
+
+        Raises:
+            NotFoundError: no engine serves the model.
+            BadRequestError, ForbiddenError: the request's ``leyline`` options.
+            UnsupportedError: nobody can tell: the engine's chat template isn't known.
+        """
+        allowed = request.tenant.upstreams
+        await self._pool.check_model(request.model, allowed)
+        policies, rules = effective_rules(request, self._catalog)
+        identity = await identify(
+            self._store, request, self._history_key, secret=self._hints_secret
+        )
+        replica = await self._pool.choose(identity.session_id, request.model, allowed=allowed)
+        status, session = replica.status, identity.session
+        index = session.next_index if session is not None else 0
+        given = PlanInput("count", request, policies, rules, session, status, index)
+        known = identity.session_id if session is not None else None
+        return await self._planner.count(given, known, replica)

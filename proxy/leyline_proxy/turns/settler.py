@@ -1,0 +1,203 @@
+"""The ends of turns: settled, refused for the sake of claims, abandoned or taken back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from leyline_engine.contract import Receipt, TurnRecord
+
+from ..core.context_management import FIELD as CONTEXT_FIELD
+from ..core.places import owed
+from ..core.session import Session
+from ..errors import RefusedByClaimError
+from ..observe.turn_traces import receipt_span
+from ..pipeline.accounting import account_headers, caller_account, final_receipt
+from ..pipeline.erasure import Erasures
+from ..pipeline.pinning import Pinning
+from ..pipeline.placing import Placing
+from ..pipeline.planner import Planner
+from ..pipeline.ports import TurnObserver
+from ..pipeline.records import record_of, record_of_refusal, run_of
+from ..pipeline.request import OPTIONS_FIELD
+from ..pipeline.retaining import session_after, session_owing, session_without
+from ..pipeline.settled import SettledTurn, cache_account, source_of
+from ..pipeline.turn import Turn
+from ..pipeline.writing import Writing
+from ..sessions.store import SessionChange
+from ..telemetry.metrics import Metrics, exemplar
+from ..upstream.pool import ReplicaPool
+from .under_way import TurnsUnderWay
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a turn's caller is given."""
+
+    receipt: Receipt
+    members: dict[str, Any]
+    """For the response: ``leyline``, and ``context_management`` where that was asked for."""
+
+
+class TurnSettler:
+    """Ends turns.
+
+    Args:
+        observers: look on, in this order.
+        pinning: knows which pins were refused.
+        retained_turns: turns of a session that stay as sources.
+    """
+
+    def __init__(
+        self,
+        *,
+        under_way: TurnsUnderWay,
+        pool: ReplicaPool,
+        planner: Planner,
+        erasures: Erasures,
+        writing: Writing,
+        pinning: Pinning,
+        metrics: Metrics,
+        observers: Sequence[TurnObserver],
+        retained_turns: int,
+    ) -> None:
+        self._under_way = under_way
+        self._pool = pool
+        self._placing = Placing(pool)
+        self._planner = planner
+        self._erasures = erasures
+        self._writing = writing
+        self._pinning = pinning
+        self._metrics = metrics
+        self._observers = observers
+        self._retained_turns = retained_turns
+
+    async def aclose(self) -> None:
+        """Give up what runs beside the requests."""
+        await self._writing.aclose()
+        await self._pinning.aclose()
+
+    def preview(self, turn: Turn, usage: Mapping[str, Any] | None) -> Account:
+        """The account of a turn that isn't settled yet."""
+        return self._account(turn, final_receipt(turn, None, usage), turn.identity.session)
+
+    async def settle(
+        self,
+        turn: Turn,
+        usage: Mapping[str, Any] | None,
+        *,
+        ttft_s: float | None,
+        came: TurnRecord | None = None,
+    ) -> Account:
+        """Take a turn that the engine has answered in full into its session, and account for it.
+
+        Args:
+            came: the record that came with the answer.
+        """
+        deadline = turn.replica.records.deadline()
+        with receipt_span(usage):
+            record = await record_of(turn, came, deadline)
+        receipt = final_receipt(turn, record, usage)
+        run = await run_of(turn, record, receipt, deadline)
+        began = perf_counter()
+        with self._metrics.stage("account"):
+            model = self._pool.label(turn.request.model)
+            settled = SettledTurn(
+                turn=turn,
+                receipt=receipt,
+                record=record,
+                usage=usage,
+                ttft_s=ttft_s,
+                run=run,
+                source=source_of(turn, record, receipt, run),
+                cache=cache_account(turn, receipt, usage),
+                model=model,
+                avoided_s=self._planner.avoided_s(model, receipt),
+            )
+            session = await self._retain(settled)
+            streamed = turn.request.stream and ttft_s is not None
+            self._planner.learn(model, receipt, (ttft_s or 0) - turn.ahead_s if streamed else None)
+        if turn.planned.prepared.wanted:
+            self._writing.start(turn)
+        account = self._account(turn, receipt, session)
+        self._erasures.start(session)
+        for observer in self._observers:
+            observer.settled(settled, session)
+        own_s = turn.own_s + perf_counter() - began
+        self._metrics.overhead_seconds.observe(own_s, exemplar(turn.message_id))
+        return account
+
+    async def refusal(self, turn: Turn) -> RefusedByClaimError | None:
+        """Why the engine didn't run a turn, or not to its end, where that is for the sake of
+        claims. The turn isn't retained."""
+        if not turn.enveloped or not turn.status.takes_claims:
+            return None
+        record = await record_of_refusal(turn)
+        refused = record.receipt.refused if record is not None else None
+        if record is None or refused is None:
+            return None
+        model = self._pool.label(turn.request.model)
+        for observer in self._observers:
+            observer.refused(turn, record.receipt, model)
+        headers = account_headers(record.receipt)
+        return RefusedByClaimError(refused.own, refused.others, refused.retry_after_ms, headers)
+
+    async def abandon(self, turn: Turn) -> None:
+        """Note a turn that went to the engine and won't be settled: its client has gone, or its
+        answer broke off. What the engine read in it has no names here."""
+        for observer in self._observers:
+            observer.abandoned(turn, self._pool.label(turn.request.model))
+        now = time.time()
+
+        def change(session: Session | None) -> Session:
+            return session_without(session, turn, self._placing, now=now)
+
+        await self._unsettled(turn, change)
+
+    async def release(self, turn: Turn) -> None:
+        """Take back that an engine may hold something of a turn: it ended, and no engine does.
+
+        What it demanded to be forgotten is owed all the same."""
+        self._under_way.leave(turn)
+        if turn.name not in self._under_way:
+            return
+        if not turn.planned.plan.forgets:
+            await self._under_way.close(turn)
+            return
+        now = time.time()
+
+        def change(session: Session | None) -> Session:
+            return session_owing(session, turn, self._placing, now=now)
+
+        await self._unsettled(turn, change)
+
+    async def _retain(self, settled: SettledTurn) -> Session:
+        now, keep, turn = time.time(), self._retained_turns, settled.turn
+
+        def change(session: Session | None) -> Session:
+            return session_after(session, settled, self._placing, keep=keep, now=now)
+
+        session = await self._under_way.end(turn, change, turn.identity.chain)
+        # Its client may send the next turn before this one's connection is done with.
+        self._under_way.leave(turn)
+        return session
+
+    async def _unsettled(self, turn: Turn, change: SessionChange) -> None:
+        """Leave a turn without an answer in its session, and carry what that owes."""
+        # A session that is known keeps the history that it was answered for.
+        chain = turn.identity.chain if turn.identity.session is None else None
+        session = await self._under_way.end(turn, change, chain)
+        if turn.planned.plan.forgets:
+            self._metrics.forgets.labels(turn.request.tenant.name, "owed").inc()
+        self._erasures.start(session)
+
+    def _account(self, turn: Turn, receipt: Receipt, session: Session | None) -> Account:
+        waiting = len(owed(session.places)) if session is not None else 0
+        account = caller_account(turn, receipt, self._pinning.refusals(turn), waiting)
+        members = {OPTIONS_FIELD: account}
+        if turn.request.requested:
+            members[CONTEXT_FIELD] = {"applied_edits": turn.applied}
+        return Account(receipt, members)
