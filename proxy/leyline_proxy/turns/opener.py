@@ -27,6 +27,7 @@ from ..pipeline.turn import Turn
 from ..sessions import SessionStore
 from ..telemetry.metrics import Metrics
 from ..upstream.pool import Names, ReplicaPool
+from ..upstream.replica import Replica
 from .under_way import TurnsUnderWay
 
 
@@ -101,32 +102,13 @@ class TurnOpener:
         avoid: Names,
         own_s: float,
     ) -> Turn:
-        policies, rules = effective
         replica = await self._pool.choose(
             identity.session_id, request.model, allowed=request.tenant.upstreams, avoid=avoid
         )
-        chosen, status = perf_counter(), replica.status
-        check_scope(request.tenant, status)
-        session = identity.session
-        index = session.next_index if session is not None else 0
-        name, message_id = turn_name(index, uuid4().hex[:12]), f"m-{uuid4().hex}"
-        rules, named = replace(rules, trust=identity.trust), identity.named
-        allowed = request.tenant.upstreams
-        traced = named and (
-            session is not None or self._placing.all_take_forgets(request.model, allowed)
-        )
-        given = PlanInput(
-            name,
-            request,
-            policies,
-            rules,
-            session,
-            status,
-            index,
-            replica=replica.name,
-            named=named,
-            traced=traced,
-        )
+        chosen = perf_counter()
+        check_scope(request.tenant, replica.status)
+        given = self._input(request, identity, effective, replica)
+        session, message_id = given.session, f"m-{uuid4().hex}"
         planned = await self._planner.plan(given, identity.session_id, replica)
         if planned.plan.forgets:
             self._erasures.check(request.tenant.name)
@@ -137,26 +119,53 @@ class TurnOpener:
             await self._under_way.open(identity, given)
         elif planned.plan.forgets:
             # Other engines owe what it demands, whatever becomes of it.
-            self._under_way.expect(name)
+            self._under_way.expect(given.turn)
         return Turn(
             request=request,
             identity=identity,
-            index=index,
-            name=name,
+            index=given.index,
+            name=given.turn,
             message_id=message_id,
             planned=planned,
             replica=replica,
-            status=status,
+            status=given.status,
             body=outgoing_body(request.raw, planned.prepared, envelope, request.tenant.cache_salt),
             enveloped=envelope is not None,
             unnamed=session.unnamed if session is not None else 0,
-            unvouched=is_unvouched(session, named=named),
+            unvouched=is_unvouched(session, named=given.named),
             demands=session.demands if session is not None else 0,
-            untraced=untraced_before(planned.prepared, session, traced=traced),
+            untraced=untraced_before(planned.prepared, session, traced=given.traced),
             searched=any(map(may_forget, given.policies)),
             applied=self._planner.applied(given, planned.prepared),
             own_s=own_s + perf_counter() - chosen - planned.asked_s,
             ahead_s=perf_counter() - request.arrived,
+        )
+
+    def _input(
+        self,
+        request: ChatRequest,
+        identity: Identity,
+        effective: tuple[Sequence[Policy], UndeclaredRules],
+        replica: Replica,
+    ) -> PlanInput:
+        policies, rules = effective
+        session, named = identity.session, identity.named
+        index = session.next_index if session is not None else 0
+        traced = named and (
+            session is not None
+            or self._placing.all_take_forgets(request.model, request.tenant.upstreams)
+        )
+        return PlanInput(
+            turn_name(index, uuid4().hex[:12]),
+            request,
+            policies,
+            replace(rules, trust=identity.trust),
+            session,
+            replica.status,
+            index,
+            replica=replica.name,
+            named=named,
+            traced=traced,
         )
 
     async def _identify(self, request: ChatRequest, again: Turn | None) -> Identity:

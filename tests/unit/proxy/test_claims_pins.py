@@ -220,7 +220,7 @@ async def test_a_policy_can_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ClaimsEngine()
     async with talking(engine, monkeypatch) as talk:
         monkeypatch.setattr(
-            "leyline_proxy.turns.effective_rules", lambda *_: ((PinsPlans(),), EXACT)
+            "leyline_proxy.turns.opener.effective_rules", lambda *_: ((PinsPlans(),), EXACT)
         )
         await talk.turn(conversation(None))
     assert [claim.priority for claim in engine.submitted()] == [7]

@@ -85,7 +85,7 @@ def test_wrong_settings_are_named_without_their_secrets(tmp_path: Path) -> None:
 
 def test_a_loop_that_isnt_installed_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a setting names by itself must be there; ``auto`` does without."""
-    monkeypatch.setattr("leyline_proxy.settings.find_spec", lambda _: None)
+    monkeypatch.setattr("leyline_proxy.settings.proxy.find_spec", lambda _: None)
     assert load_settings().loop == "auto"
     with pytest.raises(ValueError, match="uvloop isn't installed"):
         load_settings(loop="uvloop")
