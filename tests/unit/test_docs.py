@@ -91,7 +91,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_broken_links_are_noticed() -> None:
     """A link to no file, to no heading, or out of a table cell is told; links in code aren't."""
     text = (
-        "# A title, `code` & more\n\n[a](nope.md) [b](#no) [c](index.md#what-it-promises)\n"
+        "# A title, `code` & more\n\n[a](nope.md) [b](#no) [c](index.md#promises)\n"
         "[d](#a-title-code--more) `[e](x.md)`\n\n| t |\n|---|\n| [f](y.md) |\n\n"
         "```\n[g](z.md)\n```\n"
     )
