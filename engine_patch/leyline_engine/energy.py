@@ -161,7 +161,7 @@ def open_account(
 
     Raises:
         EnergyUnavailableError: the operator insists, and energy can't be read.
-        ValueError: the variable has none of its values.
+        ValueError: the variable has an unknown value.
     """
     wish = environment.get(ENERGY_VARIABLE) or "auto"
     if wish not in ("off", "on", "auto"):

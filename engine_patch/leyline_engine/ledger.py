@@ -39,8 +39,7 @@ MAX_READERS = 4096
 """Maximum number of spans noted per lineage; of more, only the first position of all is kept."""
 
 MAX_SHARED_STARTS = 8
-"""Maximum number of a scope's positions at which shared KV is looked for; the least recently
-spliced go first."""
+"""Maximum number of a scope's starts of shared KV; the least recently spliced are dropped first."""
 
 
 @dataclass(frozen=True, slots=True)

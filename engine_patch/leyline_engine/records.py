@@ -21,7 +21,7 @@ class RecordBook:
     def put(self, record: TurnRecord) -> None:
         """Add a record, or replace the earlier one of the same message.
 
-        The earlier record's news of a forget stays.
+        News of a forget since the request began stays.
         """
         with self._lock:
             key = record.receipt.message_id

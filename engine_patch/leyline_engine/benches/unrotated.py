@@ -58,9 +58,7 @@ def copy(original: Callable[..., None], splicer: Any, turn: Any, *args: Any) -> 
 
 
 def write_distribution(folder: Path) -> None:
-    """Write a distribution into ``folder`` that loads the control into every Python with it on its
-    path.
-    """
+    """Write a distribution into ``folder``; a Python with it on its path loads the control."""
     info = folder / "leyline_unrotated-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text(_METADATA, encoding="utf-8")

@@ -51,7 +51,7 @@ class Shelf(Protocol):
         """Return the slots of the cached prefix of ``keys``, in order; nobody's recency changes."""
 
     def lock(self, claim: ClaimKey, keys: array[int]) -> None:
-        """Keep the cached path of ``keys`` from eviction, and no neighbour of it."""
+        """Lock the cached path of ``keys`` against eviction, and no neighbour of it."""
 
     def unlock(self, claim: ClaimKey) -> None:
         """Undo a :meth:`lock`."""

@@ -359,7 +359,8 @@ class MicroRuntime:
         return frozenset(key for key, page in self._pages.items() if page.locks)
 
     def blocks(self) -> list[int]:
-        """Return every block once per owner (free, resident, running), sorted: all of the pool."""
+        """Return every block of its one owner (free, resident, running), sorted: all of the
+        pool."""
         held = [page.block for page in self._pages.values()]
         running = [block for run in self._running.values() for block in run.blocks]
         return sorted([*self._free, *held, *running])

@@ -139,9 +139,7 @@ class EngineClaims(CacheListener):
     def follow(
         self, turn: SourceTurn, sources: Sequence[SourceTurn], copies: Sequence[CopySegment]
     ) -> None:
-        """Move claims with their tokens once a spliced turn is retained; see
-        :meth:`ClaimKeeper.follow`.
-        """
+        """Move claims after a spliced turn was retained; see :meth:`ClaimKeeper.follow`."""
         if self.keeper:
             self.keeper.follow(turn, sources, copies)
 

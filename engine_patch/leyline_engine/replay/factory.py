@@ -146,9 +146,7 @@ def _gpus(device: torch.device) -> list[str]:
 
 
 def stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
-    """Return the tokens that end an answer, by generation configuration, configuration and
-    tokenizer.
-    """
+    """Return tokens that end an answer, by generation and model configuration and tokenizer."""
     found: set[int] = set()
     generation = getattr(model, "generation_config", None)
     for value in (

@@ -55,7 +55,7 @@ class Sequence:
     """The locked node at which the tree's part of the sequence ends."""
     pending: deque[Prefill]
     computed: int
-    """Number of leading positions with complete KV; a prompt's last come with its last chunk."""
+    """Number of leading positions with complete KV; a prompt's count after its last chunk."""
     on_end: Callable[[Sequence], None]
     spans: tuple[SpanLabel, ...] = ()
     """Labels of the parts of the prompt."""

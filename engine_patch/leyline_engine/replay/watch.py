@@ -45,9 +45,7 @@ class WatchedClaims(EngineClaims):
         self._requests: dict[str, _Watched] = {}
 
     def arrived(self, request: Candidate, *, admits: bool) -> None:
-        """Note an arrival, which is recorded when it takes something; see
-        :meth:`EngineClaims.arrived`.
-        """
+        """Note an arrival, to record when it takes something; see :meth:`EngineClaims.arrived`."""
         self._requests[request.name] = _Watched(request, admits, EMPTY_SLOTS)
 
     def matched(self, request: str, slots: Slots) -> None:

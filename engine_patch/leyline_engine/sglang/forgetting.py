@@ -133,7 +133,7 @@ class Forgetter:
         return self._honest(counts)
 
     def _honest(self, counts: ForgetCounts) -> ForgetCounts:
-        """Return the counts that are true of slots that were removed from the tree."""
+        """Return the counts to report for slots that were removed from the tree."""
         if self._erases:
             return counts
         left = counts.pending + counts.overwritten

@@ -24,7 +24,7 @@ from leyline_engine.sources import SourceRegistry
 EVERY_S = 1.0
 
 _IDLE_STEPS = 2
-"""Steps without a batch before levels are read as idle.
+"""Number of first steps without a batch at which levels are read.
 
 With overlap scheduling, the last batch's requests end in the first step without a batch.
 """

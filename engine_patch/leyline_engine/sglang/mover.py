@@ -24,8 +24,7 @@ class PoolTensors:
     """Values per layer; empty if a key's row holds everything (MLA)."""
     rotary_start: int
     rotary_dim: int
-    """Number of key dimensions, ``[rotary_start, rotary_start + rotary_dim)``, that turn with
-    position."""
+    """The key's dimensions ``[rotary_start, rotary_start + rotary_dim)`` turn with position."""
     capacity: int
     """Number of slots that can hold tokens; the tensors have a few more."""
 

@@ -12,8 +12,7 @@ BACKEND = "leyline"
 
 MIN_COPY_VARIABLE = "LEYLINE_MIN_COPY_TOKENS"
 _MIN_COPY = 32
-"""Minimum length of copies, in tokens; shorter ones cost more, as a forward and a launch, than
-their prefill."""
+"""Minimum length of copies, in tokens; a shorter prefill costs less than a forward and a launch."""
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,7 @@ _POSITIONS = (0, 1, 977, 4093)
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 """Tolerance of a turned key, as a share of its largest element."""
 _TABLE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2**-8, torch.float16: 2**-11}
-"""Tolerance of a cached cosine, which fp32 angles of long positions make uncertain by
-themselves."""
+"""Tolerance of a cached cosine, which fp32 angles of long positions alone make uncertain."""
 
 
 class UnsupportedRotaryError(Exception):

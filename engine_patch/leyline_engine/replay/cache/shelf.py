@@ -1,5 +1,4 @@
-"""The radix tree as claims see it: paths that stay, and paths that are evicted later than
-others."""
+"""The radix tree as claims see it: paths that stay, and paths that go later than others."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ class TreeShelf:
         self._locks: dict[ClaimKey, Node] = {}
         self._ranks: dict[ClaimKey, Node] = {}
         self.locks_taken = 0
-        """Evictions since the beginning. While unchanged, nothing has less room than it had."""
+        """Number of locks taken since the beginning. While unchanged, nothing has less room."""
 
     def slots(self, keys: array[int]) -> Sequence[int]:
         """Return the slots of the cached prefix of ``keys``; nothing is split or touched."""

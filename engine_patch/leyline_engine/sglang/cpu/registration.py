@@ -1,5 +1,4 @@
-"""Parts that SGLang's ``torch_native`` back end lacks for MLA models and short suffixes on a
-CPU."""
+"""Additions to SGLang's ``torch_native`` back end for MLA models and short suffixes on a CPU."""
 
 from __future__ import annotations
 
