@@ -103,9 +103,8 @@ class Gated(_Wrapper):
             attempt = apply(self.policy, list(messages), turn_idx, inner)
             return context.total(without_dropped(edited)) - context.total(attempt)
 
-        # Gates judge the messages that would be sent: the client resends messages that were edited
-        # long
-        # ago, so its own list would hold gates open for ever.
+        # Gates judge the messages that would be sent: the client resends messages edited long ago,
+        # so its own list would hold gates open for ever.
         if committed < len(messages) and self.gate.opens(without_dropped(edited), context, gain):
             state["committed"] = len(messages)
             state.update(turn=context.turn, turn_idx=turn_idx, idle_s=context.idle_s)

@@ -73,7 +73,7 @@ def every_gate(turns: int) -> Gate:
 
 
 def at_least_gate(tokens: int) -> Gate:
-    """Return a gate that opens when that reclaims this many tokens.
+    """Return a gate that opens when a commit would reclaim this many tokens.
 
     Raises:
         ValueError: fewer than one token.

@@ -30,7 +30,7 @@ class Kind:
     """A type of setting. Without ``read`` and ``take`` it can be set from Python only."""
 
     words: str
-    """Description of its values, as in the continuation of "... is not"."""
+    """Its values in words, to follow "... is not"."""
     read: Callable[[Value], object] | None = None
     """Reads a value of the spec language. Raises ValueError."""
     take: Callable[[object], object] | None = None

@@ -16,8 +16,7 @@ from leyline_policies.marks import edit
 from leyline_policies.policy import Message
 
 MAX_DEPTH = 128
-"""Maximum depth of nested lists and objects below a message's members; deeper ones are replaced as
-a whole."""
+"""Maximum depth of nested lists and objects in a message's members; deeper ones go as a whole."""
 
 _DECODER = json.JSONDecoder(strict=False)
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
