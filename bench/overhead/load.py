@@ -23,7 +23,7 @@ Message = dict[str, Any]
 ANSWERS = 32
 
 _CHARS_PER_TOKEN = 3.0
-"""A first guess at the length of a session of so many tokens."""
+"""A first guess at the characters per token of a session."""
 _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 
 

@@ -1,5 +1,4 @@
-"""Writes the schema of Leyline's settings into the chart's values.schema.json: ``make
-chart-schema``.
+"""Writes Leyline's settings into the chart's values.schema.json: ``make chart-schema``.
 
 All else in that file is written by hand, including the settings that the chart keeps to itself.
 """
