@@ -359,8 +359,7 @@ class MicroRuntime:
         return frozenset(key for key, page in self._pages.items() if page.locks)
 
     def blocks(self) -> list[int]:
-        """Return every block of its one owner (free, resident, running), sorted: all of the
-        pool."""
+        """Return every block of its one owner (free, resident, running), sorted: the whole pool."""
         held = [page.block for page in self._pages.values()]
         running = [block for run in self._running.values() for block in run.blocks]
         return sorted([*self._free, *held, *running])

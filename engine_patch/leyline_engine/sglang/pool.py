@@ -172,8 +172,7 @@ class SplicePool:
         scattered once per layer.
 
         Args:
-            source: int64 ``[n]`` slots on the pool's device; row i is at position ``source_start +
-                i``.
+            source: int64 ``[n]`` slots on the pool's device; row i is at ``source_start + i``.
             target: int64 ``[n]`` slots, distinct, none of them in ``source``; row i will be at
                 ``dest_start + i``.
 
