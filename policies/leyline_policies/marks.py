@@ -74,7 +74,7 @@ def edit(
 
 
 def drop(message: Message, *, mode: Mode | None = None, cause: str | None = None) -> Message:
-    """Return a mark to put in the place of a message that is removed.
+    """Return a mark for the place of a removed message, to say more of it than its absence.
 
     Raises:
         ValueError: as `edit`.

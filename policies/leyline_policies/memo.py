@@ -147,7 +147,7 @@ class Memo:
         places: Sequence[int],
         place: str = "",
     ) -> list[Message]:
-        """Return the messages with ``compute`` of those at ``places``; the same list if equal.
+        """Return messages with ``compute`` of those at ``places``; the same list if none differs.
 
         Neither list may be changed. Messages that were edited on the last turn and still are cost
         nothing.

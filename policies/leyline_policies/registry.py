@@ -149,7 +149,7 @@ def _from_entry_point(point: EntryPoint) -> Candidate:
 def _define(candidate: Candidate) -> PolicyDefinition:
     try:
         loaded = candidate.load()
-    except (Exception, SystemExit) as error:  # any error of a plugin's import names it
+    except (Exception, SystemExit) as error:  # whatever a plugin's import raises, it is named
         raise PluginError(
             f"policy {candidate.name!r} can't be imported ({candidate.origin}): {_described(error)}"
         ) from error

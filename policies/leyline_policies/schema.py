@@ -12,7 +12,7 @@ from leyline_policies.registry import PolicyDefinition, Registry
 
 
 def policy_schema(registry: Registry) -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of `leyline_policies.config.load_policies`.
+    """Return the JSON Schema (2020-12) of files for `leyline_policies.config.load_policies`.
 
     It imports every plugin; one that is broken can't be configured, so it is left out.
     """

@@ -17,8 +17,7 @@ A tool result that is removed leaves a stub, so that its call stays answered, an
 that makes calls, whose arguments are removed with the rest. The user's last message is never
 removed. Turns are counted by the answers after a message.
 
-Policies express the same with the functions here: ``[pin(m) if is_plan(m) else m for m in
-messages]``.
+Policies say the same with the functions here: ``[pin(m) if is_plan(m) else m for m in messages]``.
 """
 
 from __future__ import annotations

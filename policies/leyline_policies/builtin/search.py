@@ -14,7 +14,7 @@ _SHARE = 4
 _LEAST_S = 0.01
 _CHARACTER_S = 1e-6
 _RULE_S = 5e-8
-"""Seconds for each character and rule. Ordinary text takes a tenth of it."""
+"""Seconds for each character, and more for each rule. Ordinary text takes a tenth of it."""
 _CLOSER_S = 2e-4
 _MOST_CLOSER = 5_000
 """Seconds for each match that is examined, and the maximum number of such matches in a message."""
@@ -107,7 +107,7 @@ def replaced(text: str, spans: Sequence[Span], replacement: str) -> str:
 def in_small_letters(text: str) -> str:
     """Return the text with small letters a to z for all that patterns take for them, case aside.
 
-    Beside capitals, those are the long s, the Kelvin sign, and i with and without a dot. All else
+    Besides capitals, those are the long s, the Kelvin sign, and i with and without a dot. All else
     outside ASCII is a question mark.
     """
     if not text.isascii():
@@ -125,7 +125,7 @@ def _inside(text: str, span: Span, replacement: str) -> bool:
 
 
 def _uncut(span: Span, read: View, known: Sequence[Span]) -> Span:
-    """Return the span, grown if it begins within an escape: the n of a line break is no letter.
+    """Return the span without a cut escape at its start: the n of a line break is no letter.
 
     Args:
         read: the text with its escapes undone.

@@ -169,7 +169,7 @@ class Summarize:
         return cut
 
     def _question(self, span: Sequence[Message], context: Context) -> list[Message]:
-        """Return the model's question: the newest part of ``span`` that fits, as text."""
+        """Return the question to the model: the newest part of ``span`` that fits, as text."""
         left, told = self.summarized_tokens, list[str]()
         for message in reversed(span):
             left -= context.tokens(message)

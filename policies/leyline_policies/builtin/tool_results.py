@@ -41,7 +41,7 @@ def result_stub(message: Message, stub: str, cause: str | None = None) -> Messag
 
 
 def first_answer(messages: Sequence[Message]) -> int:
-    """Return the place of the first assistant message; before it are instructions and the task."""
+    """Return the first assistant message's place, after instructions, examples and the task."""
     return next(
         (i for i, message in enumerate(messages) if message.get("role") == "assistant"),
         len(messages),

@@ -71,8 +71,8 @@ def check_policy(
         without: rules that are not checked.
 
     Raises:
-        RuleBrokenError: the policy breaks a rule. It is an AssertionError.
-        ValueError: no rule has a name in ``without``, or there is no turn to check.
+        RuleBrokenError: the policy breaks a rule. It is an AssertionError. ValueError: ``without``
+        names an unknown rule, or there is no turn to check.
     """
     for name in without:
         if name not in RULES:
