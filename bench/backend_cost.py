@@ -1,9 +1,9 @@
-"""What does Leyline's back end cost a server that nobody sends edits?
+"""The cost of Leyline's back end to a server that nobody sends edits.
 
-Two SGLang servers run side by side on this machine's CPU: one without Leyline's plugin and back
-end (``stock``), one with them. Both are sent the same conversations, in turns, with a third way
-between them: the same server again, each request with an envelope that only registers its turn.
-What is compared is the CPU time of the scheduler process, per conversation.
+Two SGLang servers run side by side on this machine's CPU: one without Leyline's plugin and back end
+(``stock``), one with them. Both are sent the same conversations, in turns, with a third way between
+them: the same server again, each request with an envelope that only registers its turn. The CPU
+time of the scheduler process, per conversation, is compared.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from leyline_proxy.sglang_process import SglangProcess, sglang_server
 GOAL = 1.03
 WAYS = ("stock", "leyline", "registering")
 _SCHEDULER = "sglang::schedul"
-"""What the kernel keeps of the process's name."""
+"""The part of the process's name that the kernel keeps."""
 _VOCABULARY = range(10, 400)
 _SETTLE_S = 0.05
-"""For what a scheduler does behind a last answer."""
+"""Seconds for a scheduler's work after a last answer."""
 # Idle schedulers poll otherwise, and that counts as CPU time.
 _FLAGS = ("--sleep-on-idle",)
 _STOCK_FLAGS = (*_FLAGS, "--radix-cache-backend=")
@@ -47,7 +47,7 @@ class Ratio:
     median: float
     low: float
     high: float
-    """Ends of the median's 95 % interval."""
+    """Upper end of the median's 95 % interval; ``low`` is its lower end."""
     n: int
     cpu_ms: float
     """Median CPU time per request."""
@@ -62,13 +62,13 @@ class Scheduler:
         )
 
     def cpu_ms(self) -> float:
-        """Of all its threads, from the kernel's own account in nanoseconds."""
+        """Return the CPU ms of all its threads, from the kernel's own account in nanoseconds."""
         tasks = Path(f"/proc/{self._pid}/task").iterdir()
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e6
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """All processes below one, parents before their children."""
+    """Yield all processes below one, parents before their children."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in map(int, (task / "children").read_text().split()):
             yield child
@@ -88,7 +88,7 @@ class Shape:
     new_tokens: int
 
     def prompts(self, seed: int) -> list[list[int]]:
-        """Token ids of its requests."""
+        """Return the token ids of its requests."""
         chance = Random(seed)
         drawn = [chance.choice(_VOCABULARY) for _ in range(self.turns * self.tokens)]
         return [drawn[: self.tokens * (turn + 1)] for turn in range(self.turns)]
@@ -109,7 +109,7 @@ async def converse(client: GenerateClient, shape: Shape, seed: int, *, register:
 async def measure(
     servers: Mapping[str, SglangProcess], shape: Shape, count: int, progress: Progress
 ) -> dict[str, list[float]]:
-    """CPU ms per request by way, one entry per conversation; the order turns from one to the next.
+    """Return CPU ms per request by way, one entry per conversation; the order rotates.
 
     A few conversations at the start don't count.
     """
@@ -133,7 +133,7 @@ async def measure(
 
 
 def compare(stock: Sequence[float], way: Sequence[float]) -> Ratio:
-    """The median ratio, and the order statistics that enclose the true one with 95 %."""
+    """Return the median ratio, and the order statistics that enclose the true one with 95 %."""
     ratios = sorted(mine / theirs for mine, theirs in zip(way, stock, strict=True))
     count = len(ratios)
     spread = 0.98 * math.sqrt(count)  # 1.96 standard deviations of a Binomial(n, ½), halved

@@ -1,8 +1,8 @@
-"""What a chain of edits does to spliced keys: the rounding error by number of edits.
+"""The effect of a chain of edits on spliced keys: the rounding error by number of edits.
 
 Tokens are spliced again and again through the replay engine's KV pool, each edit moving them by a
-random distance. The pool turns each key from where it was computed. Beside it the naive way: the
-rounded key that the last splice left is turned again. No model takes part.
+random distance. The pool turns each key from the position where it was computed. Beside it is the
+naive way: the rounded key that the last splice left is turned again. No model takes part.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ SHOWN = (1, 10, 100, 1000)  # edits; the table's columns
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a model family keeps its keys."""
+    """A model family's form of keys."""
 
     layout: tuple[str, tuple[int, int], tuple[int, int], int]
-    """Pool class, (heads, dim) of the two cached tensors, and which of them turns."""
+    """Pool class, (heads, dim) of the two cached tensors, and the one of them that turns."""
     rotary_dim: int
     pairing: Pairing
 
@@ -55,7 +55,7 @@ SHAPES = {
 
 
 def fresh_pool(shape: Shape, dtype: torch.dtype) -> tuple[KVPool, Slots]:
-    """A pool of one layer, and the slots of random tokens computed at ``COMPUTED_AT``."""
+    """Return a pool of one layer, and the slots of random tokens computed at ``COMPUTED_AT``."""
     pool_class, first, second, turning = shape.layout
     width = shape.rotary_dim
     layout = KVLayout(pool_class, 1, (first, second), turning, 0, width, dtype)
@@ -69,7 +69,7 @@ def fresh_pool(shape: Shape, dtype: torch.dtype) -> tuple[KVPool, Slots]:
 
 
 def pairs(pool: KVPool, slots: Slots) -> torch.Tensor:
-    """The rotated pairs of the stored keys as complex numbers ``[T, heads, d/2]``."""
+    """Return the rotated pairs of the stored keys as complex numbers ``[T, heads, d/2]``."""
     band = pool.read(0, slots)[pool.layout.rotary_tensor].double()
     if pool.rotary.pairing is Pairing.INTERLEAVED:
         return torch.complex(band[..., 0::2].contiguous(), band[..., 1::2].contiguous())
@@ -77,7 +77,7 @@ def pairs(pool: KVPool, slots: Slots) -> torch.Tensor:
 
 
 def turned(pool: KVPool, keys: torch.Tensor, start: int) -> torch.Tensor:
-    """``keys`` as they were computed, turned in fp64 by the model's fp32 angles to ``start…``."""
+    """Turn ``keys`` as computed, in fp64 by the model's fp32 angles, to ``start…``."""
     rows = torch.arange(TOKENS, dtype=torch.float32)[:, None]
     to, away = ((rows + place) * pool.rotary.inv_freq for place in (start, COMPUTED_AT))
     angles = (to.double() - away.double())[:, None, :]
@@ -85,7 +85,7 @@ def turned(pool: KVPool, keys: torch.Tensor, start: int) -> torch.Tensor:
 
 
 def random_places(edits: int, seed: int = 3) -> list[int]:
-    """Where each edit of a chain moves the tokens, in steps of at most ``FARTHEST``."""
+    """Return the places of the tokens after each edit, in steps of at most ``FARTHEST``."""
     steps = np.random.default_rng(seed).integers(-FARTHEST, FARTHEST + 1, edits)
     place, places = COMPUTED_AT, []
     for step in steps.tolist():
@@ -95,14 +95,14 @@ def random_places(edits: int, seed: int = 3) -> list[int]:
 
 
 def chain(shape: Shape, dtype: torch.dtype, way: str, tick: Callable[[], object]) -> list[float]:
-    """Largest error behind each edit, as a share of the length of its pair."""
+    """Return the largest error after each edit, as a share of the length of its pair."""
     pool, origin = fresh_pool(shape, dtype)
     computed = pairs(pool, origin)
     source, errors = origin, []
     for index, start in enumerate(random_places(max(SHOWN))):
         target = np.arange(TOKENS, 2 * TOKENS) + index % 2 * TOKENS
         pool.copy(source, target, start)
-        if way == "naive":  # what was moved passes for computed where it is
+        if way == "naive":  # moved keys pass for computed where they are
             pool.write(target, start, [pool.read(0, target)])
         truth = turned(pool, computed, start)
         apart = torch.view_as_real(pairs(pool, target) - truth).abs().amax(-1)
@@ -113,7 +113,7 @@ def chain(shape: Shape, dtype: torch.dtype, way: str, tick: Callable[[], object]
 
 
 def measure(tick: Callable[[], object]) -> Results:
-    """Errors by layout and dtype, one per edit, both ways."""
+    """Return errors by layout and dtype, one per edit, both ways."""
     return {
         name: {
             dtype: {way: chain(shape, DTYPES[dtype], way, tick) for way in WAYS} for dtype in DTYPES
@@ -123,7 +123,7 @@ def measure(tick: Callable[[], object]) -> Results:
 
 
 def table(results: Results) -> Table:
-    """The largest error so far, behind 1, 10, 100 and 1,000 edits."""
+    """Return the largest error so far, after 1, 10, 100 and 1,000 edits."""
     shown = Table(title="Largest error of a spliced key, as a share of its pair's length")
     for column in ("keys", "dtype", "way", *(f"{edits:,} edits" for edits in SHOWN)):
         shown.add_column(column, justify="right" if "edits" in column else "left")
@@ -137,7 +137,7 @@ def table(results: Results) -> Table:
 
 
 def draw(results: Results, out: Path) -> None:
-    """Error by number of edits, one panel per layout."""
+    """Draw the error by number of edits, one panel per layout."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")

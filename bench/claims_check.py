@@ -1,4 +1,4 @@
-"""What the admission check costs a request while many claims are live."""
+"""The cost of the admission check for a request while many claims are live."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from leyline_engine.contract import Claim, ClaimKind, Predicate
 GOAL_US = 50.0
 PAGE, SPAN, TENANTS = 16, 64, 10
 LIMITS = Limits(claims=10**6, tokens=10**12, share=9, engine_claims=10**6, engine_share=9)
-"""Claims that overlap count in full, each; together they may be more than the pool."""
+"""Limits for claims that overlap and each count in full; together they may exceed the pool."""
 
 
 def claim_of(number: int, *, one_source: bool, revision: int = 1) -> Claim:
-    """Claims of their own sources; or over one source, each beginning in the last one's middle."""
+    """Return a claim of its own source; or over one source, from the last one's middle on."""
     start = number * SPAN // 2 if one_source else 0
     return Claim(
         id=f"c{number}",
@@ -43,14 +43,14 @@ def claim_of(number: int, *, one_source: bool, revision: int = 1) -> Claim:
 
 
 def hold(book: ClaimBook, claim: Claim) -> None:
-    """Enter a claim whose pages are all there."""
+    """Enter a claim whose pages are all resident."""
     book.submit(claim, claim.predicate.end)
     first, end = claim.predicate.page_span(PAGE)
     book.seek((claim.tenant, claim.id), [Run(claim.predicate.source, first, end)])
 
 
 def filled(claims: int, *, one_source: bool) -> ClaimBook:
-    """A book whose live claims leave 1,000 pages."""
+    """Return a book whose live claims leave 1,000 pages."""
     pages = (claims + 1) * SPAN // 2 if one_source else claims * SPAN
     book = ClaimBook(pages + 1000, Arithmetic(PAGE), EventLedger(), limits=LIMITS)
     for number in range(claims):
@@ -59,7 +59,7 @@ def filled(claims: int, *, one_source: bool) -> ClaimBook:
 
 
 def timed(work: Callable[[], object], repeat: int) -> list[float]:
-    """Microseconds of each call."""
+    """Return the microseconds of each call."""
     found = []
     for _ in range(repeat):
         started = time.perf_counter_ns()
@@ -69,19 +69,19 @@ def timed(work: Callable[[], object], repeat: int) -> list[float]:
 
 
 def come_and_go(book: ClaimBook, revisions: count[int], *, one_source: bool) -> None:
-    """One of the claims ends and is entered again."""
+    """End one of the claims, and enter it again."""
     claim = claim_of(0, one_source=one_source, revision=next(revisions))
     book.release(claim.tenant, claim.id)
     hold(book, claim)
 
 
 def figures(times: list[float]) -> dict[str, float]:
-    """Median and 99th percentile."""
+    """Return median and 99th percentile."""
     return {"p50_us": statistics.median(times), "p99_us": statistics.quantiles(times, n=100)[98]}
 
 
 def measure(claims: int, repeat: int) -> dict[str, dict[str, float]]:
-    """Of the check by situation, and of a claim that comes and goes."""
+    """Measure the check by situation, and a claim that comes and goes."""
     found: dict[str, dict[str, float]] = {}
     for one_source in (False, True):
         where = "over one source" if one_source else "of many sources"
@@ -104,7 +104,7 @@ def measure(claims: int, repeat: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Run from the command line; ends with 1 where a check takes longer than the goal."""
+    """Run from the command line; ends with 1 if a check takes longer than the goal."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--claims", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=2000)

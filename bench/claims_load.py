@@ -1,10 +1,10 @@
-"""Claims coming and going near the pool's limit, while clients talk: does anything hang or leak?
+"""Claims that come and go near the pool's limit while clients talk: a test for hangs and leaks.
 
 Clients hold conversations through a running proxy; beside them, claims of random kinds come, are
 revised and go. Four things must hold:
 
 * every request ends within a minute: with an answer, or with 503 ``refused_by_claim``;
-* every refusal says who is in the way: ids of claims that are live, or a number of others;
+* every refusal names the claims in the way: ids of claims that are live, or a number of others;
 * a request that was refused is served once the claims are gone;
 * in the end no claim is live and nothing is locked.
 
@@ -40,21 +40,21 @@ WORDS = ("cache", "span", "claim", "prefix", "slot", "token", "radix", "turn", "
 
 @dataclass
 class Tally:
-    """What came of it all."""
+    """Counts of a run."""
 
     counts: Counter[str] = field(default_factory=Counter)
     claims: Counter[str] = field(default_factory=Counter)
     """Claims by the state in which they ended, or by the limit that refused them."""
     seconds: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    """What must not happen."""
+    """Observations that must not happen."""
 
 
 class Load:
     """One run against one proxy.
 
     Args:
-        http: its base is the proxy.
+        http: client whose base URL is the proxy's.
         capacity: tokens of the engine's pool.
     """
 
@@ -71,11 +71,11 @@ class Load:
         self.ever: set[str] = set()
 
     def text(self, tokens: int) -> str:
-        """Something to say; the words are about a token and a half each."""
+        """Return a text of ``tokens`` tokens; the words are about a token and a half each."""
         return " ".join(self.rng.choices(WORDS, k=max(1, int(tokens / 1.5))))
 
     async def talk(self, client: int, requests: int, progress: Progress, task: TaskID) -> None:
-        """One client: conversations that grow, and begin anew when they are long."""
+        """Run one client: conversations that grow, and begin again when they are long."""
         number = 0
         for _ in range(requests):
             session = f"load-{client}-{number}"
@@ -91,7 +91,7 @@ class Load:
             progress.advance(task)
 
     async def ask(self, session: str, messages: list[dict[str, str]]) -> str | None:
-        """One request; None where it was refused."""
+        """Send one request; returns None if it was refused."""
         body = {"model": self.model, "messages": messages, "max_tokens": OUTPUT, "temperature": 0}
         began = time.monotonic()
         try:
@@ -128,7 +128,7 @@ class Load:
             self.tally.counts["refusals with Retry-After"] += 1
 
     async def claim(self, claims: int, until: asyncio.Event) -> None:
-        """Claims come, are revised and go until the clients have ended."""
+        """Make, revise and release claims until the clients have ended."""
         while not until.is_set():
             await asyncio.sleep(self.rng.uniform(0.01, 0.1))
             talked = [name for name, messages in self.sessions.items() if messages]
@@ -137,12 +137,12 @@ class Load:
             if len(self.live) >= claims or (self.live and self.rng.random() < 0.3):
                 await self.change(self.rng.choice(sorted(self.live)))
             elif self.made < 20 * claims:
-                # Those talked with lately are cached; now and then one that may not be.
+                # Recently used sessions are cached; now and then one that may not be.
                 lately = talked[-4:] if self.rng.random() < 0.9 else talked
                 await self.submit(self.rng.choice(lately))
 
     async def submit(self, session: str) -> None:
-        """A new claim on a session."""
+        """Submit a new claim on a session."""
         self.made += 1
         name = f"load-{self.made}"
         self.ever.add(name)
@@ -175,7 +175,7 @@ class Load:
             self.tally.wrong.append(f"a revision got status {answer.status_code}")
 
     async def release(self, name: str) -> None:
-        """End a claim; how it ended is counted."""
+        """End a claim, and count how it ended."""
         del self.live[name]
         answer = await self.http.delete(f"{CLAIMS}/{name}")
         if answer.status_code != httpx.codes.OK:
@@ -184,7 +184,7 @@ class Load:
         self.tally.claims[answer.json()["state"]] += 1
 
     async def settle(self) -> None:
-        """All claims go; then what needs most of the pool is served."""
+        """Release all claims; then serve a request that needs most of the pool."""
         for name in sorted(self.live):
             await self.release(name)
         left = (await self.http.get(CLAIMS)).json()["claims"]
@@ -198,7 +198,7 @@ class Load:
 
 
 async def run(url: str, *, clients: int, requests: int, claims: int, seed: int) -> Tally:
-    """The whole load."""
+    """Run the whole load."""
     async with httpx.AsyncClient(base_url=url, timeout=STUCK_S) as http:
         capability = (await http.get("/leyline/capability")).raise_for_status().json()
         model = (await http.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
@@ -216,7 +216,7 @@ async def run(url: str, *, clients: int, requests: int, claims: int, seed: int) 
 
 
 def report(tally: Tally) -> dict[str, Any]:
-    """Figures of a run."""
+    """Return the figures of a run."""
     return {
         "requests": dict(tally.counts),
         "claims": dict(tally.claims),
@@ -228,7 +228,7 @@ def report(tally: Tally) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run from the command line; ends with 1 where something happened that must not."""
+    """Run from the command line; ends with 1 if anything happened that must not."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--url", default="http://127.0.0.1:8790", help="the proxy")
     parser.add_argument("--clients", type=int, default=4)

@@ -1,4 +1,4 @@
-"""Real clients against the proxy: the table in docs/clients/README.md.
+"""Sessions of real clients against the proxy: the table in docs/clients/README.md.
 
 Each client of tests/clients plays its session against the proxy, before an engine whose model
 follows a script; those that speak chat completions play it against the engine alone, too.
@@ -37,7 +37,7 @@ PINS = REPOSITORY / "deploy" / "clients.txt"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A client's session through the proxy, and without it where an engine can serve it."""
+    """A client's session through the proxy, and without it if an engine can serve it."""
 
     client: Client
     version: str
@@ -45,7 +45,7 @@ class Row:
     direct: Verdict | None
 
     def cells(self) -> tuple[str, ...]:
-        """As the table shows it."""
+        """Return its cells of the table."""
         went = self.proxied
         prompt = f"{went.prompt_tokens[-1]:,}" if went.prompt_tokens else "·"
         return (
@@ -60,7 +60,7 @@ class Row:
         )
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return it as JSON."""
         verdicts = {"proxied": self.proxied, "direct": self.direct}
         return {
             "client": self.client.name,
@@ -89,7 +89,7 @@ def _figures(verdict: Verdict) -> dict[str, Any]:
 
 
 def installed_version(client: Client) -> str:
-    """The client's version: as pinned, or as installed beside the tests."""
+    """Return the client's version: as pinned, or as installed beside the tests."""
     if not client.venv:
         return version(client.package)
     for line in PINS.read_text(encoding="utf-8").splitlines():
@@ -100,7 +100,7 @@ def installed_version(client: Client) -> str:
 
 
 def play_all(chosen: Sequence[Client]) -> Iterable[Row]:
-    """One row per client, as it ends."""
+    """Yield one row per client, as it ends."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         files = build_scripted(folder / "model")
@@ -113,7 +113,7 @@ def play_all(chosen: Sequence[Client]) -> Iterable[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown."""
+    """Return the table as Markdown."""
     cells = (COLUMNS, ("---",) * len(COLUMNS), *(row.cells() for row in rows))
     lines = [f"| {' | '.join(line)} |" for line in cells]
     return "\n".join(lines)
@@ -127,7 +127,7 @@ def write(page: Path, text: str) -> None:
 
 
 def main() -> int:
-    """Run, print, write; 1 where a client failed."""
+    """Run, print, write; returns 1 if a client failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="folders or packages of clients; all by default")
     parser.add_argument("--json", type=Path, help="write the figures to this file")

@@ -1,9 +1,9 @@
-"""When should an edit be sent? The proxy's scheduler against fixed rules, in tokens prefilled.
+"""The proxy's scheduler of edits against fixed rules, in tokens prefilled.
 
-Recorded sessions are gone through turn by turn with a policy. Every strategy decides on each turn
-whether the edits that wait are sent; the arithmetic of what is prefilled then is that of a prefix
-cache (all behind the first difference to the turn before) or of a splicing engine (what is new or
-rewritten). No strategy may let the prompt outgrow the window: beyond the pressure all commit.
+Recorded sessions are replayed turn by turn with a policy. Every strategy decides on each turn if
+the waiting edits are sent; the prefilled tokens then are those of a prefix cache (all after the
+first difference to the turn before) or of a splicing engine (new or rewritten tokens). No strategy
+may let the prompt outgrow the window: beyond the pressure all commit.
 
 Settings are tuned on every other session and the rest is reported.
 """
@@ -39,12 +39,12 @@ SCHEDULER = "scheduler"
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a strategy knows when it decides."""
+    """A strategy's input when it decides."""
 
     found: Balance
     turn: int
     since: int
-    """Turns since it committed last."""
+    """Number of turns since it committed last."""
     cost: EditCost
     window: int
 
@@ -53,12 +53,12 @@ Strategy = Callable[[Moment], bool]
 
 
 def scheduled(timing: Timing) -> Strategy:
-    """The proxy's own rule."""
+    """Return the proxy's own rule."""
     return lambda now: pays(now.found, now.cost, timing, turns=now.turn, window=now.window)
 
 
 def fixed_strategies() -> dict[str, Strategy]:
-    """Rules with one fixed number each; ``never`` commits only when it must."""
+    """Return rules with one fixed number each; ``never`` commits only when it must."""
 
     def reclaims(tokens: int) -> Strategy:
         return lambda now: now.found.reclaimed >= tokens
@@ -86,12 +86,12 @@ class Turns:
     memo: Memo
 
     def tokens(self, message: Message) -> int:
-        """Of one message, counted once."""
+        """Return the tokens of one message, counted once."""
         return self.memo.get(message, "tokens", approximate_tokens)
 
 
 def turns_of(session: RecordedSession, policies: Sequence[Policy]) -> Turns:
-    """What the policies make of each request."""
+    """Return the policies' edits of each request."""
     memo = Memo()
     states: dict[str, dict[str, Any]] = {}
     made: list[Prepared] = []
@@ -103,7 +103,7 @@ def turns_of(session: RecordedSession, policies: Sequence[Policy]) -> Turns:
 
 
 def prefilled(turns: Turns, strategy: Strategy, cost: EditCost, window: int) -> int:
-    """Prompt tokens that the engine computes over the session."""
+    """Return the prompt tokens that the engine computes over the session."""
     total, since, sent = 0, 0, None
     for index, now in enumerate(turns.prepared):
         chosen, since = now, since + 1
@@ -122,7 +122,7 @@ def prefilled(turns: Turns, strategy: Strategy, cost: EditCost, window: int) -> 
 def computed(
     last: Prepared | None, now: Prepared, cost: EditCost, tokens: Callable[[Message], int]
 ) -> int:
-    """Tokens of a turn's prompt that aren't in the cache; the last answer is."""
+    """Return the tokens of a turn's prompt that aren't in the cache; the last answer is."""
     messages = now.messages
     if last is None:
         return sum(map(tokens, messages))
@@ -144,17 +144,17 @@ def computed(
 
 
 def halves(sessions: Sequence[Turns]) -> tuple[list[Turns], list[Turns]]:
-    """Every other session to tune on, the rest to report."""
+    """Return every other session for tuning, and the rest for the report."""
     return list(sessions[::2]), list(sessions[1::2])
 
 
 def summed(sessions: Sequence[Turns], strategy: Strategy, cost: EditCost, window: int) -> int:
-    """Prefilled tokens of several sessions."""
+    """Return the prefilled tokens of several sessions."""
     return sum(prefilled(turns, strategy, cost, window) for turns in sessions)
 
 
 def tuned(sets: Mapping[str, Sequence[Turns]], cost: EditCost, windows: Sequence[int]) -> Timing:
-    """The scheduler's setting with the least prefilled on the halves to tune on."""
+    """Return the scheduler's setting with the fewest prefilled tokens on the tuning halves."""
 
     def loss(timing: Timing) -> float:
         # Relative to each set's own least, so that long sessions don't decide alone.
@@ -174,7 +174,7 @@ def tuned(sets: Mapping[str, Sequence[Turns]], cost: EditCost, windows: Sequence
 def compare(
     sets: Mapping[str, Sequence[Turns]], windows: Sequence[int]
 ) -> Iterator[dict[str, object]]:
-    """One row per engine, set and window."""
+    """Yield one row per engine, set and window."""
     for engine, cost in ENGINES.items():
         timing = tuned(sets, cost, windows)
         for name, turns in track(list(sets.items()), description=engine):
@@ -200,7 +200,7 @@ def compare(
 
 
 def main() -> None:
-    """Command line."""
+    """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("traces", nargs="+", type=Path, help="recorded sessions, .jsonl(.gz)")
     parser.add_argument("--policy", default="truncate_older_than", help="what edits")

@@ -1,6 +1,6 @@
-"""What it costs an engine to tell whose its slots are, and how much it remembers.
+"""The cost to an engine of its levels: the owners of its slots, and the sizes of its records.
 
-The marks beside SGLang's pool are measured where SGLang is installed; all else anywhere. Medians of
+The marks beside SGLang's pool are measured if SGLang is installed; all else anywhere. Medians of
 CPU time, on one thread.
 """
 
@@ -29,7 +29,7 @@ REPEATS = 50
 
 
 def milliseconds(what: Callable[[], object], repeats: int = REPEATS) -> float:
-    """Median time of a call."""
+    """Return the median time of a call."""
     found = []
     for _ in range(repeats):
         began = perf_counter()
@@ -39,14 +39,14 @@ def milliseconds(what: Callable[[], object], repeats: int = REPEATS) -> float:
 
 
 def marks(capacity: int) -> float:
-    """The sum over a pool's marks, a third of them set."""
+    """Time the sum over a pool's marks, a third of them set."""
     flags = torch.zeros(capacity + 1, dtype=torch.uint8)
     flags[::3] = 1
     return milliseconds(lambda: int(flags.sum()))
 
 
 def claims(count: int) -> float:
-    """The union of what claims hold, three runs each."""
+    """Time the union of the pages that claims hold, three runs each."""
     holds = [
         (500, [Run(f"turn{n % 97}", start, start + 400) for start in (n, n + 700, n + 1500)])
         for n in range(count)
@@ -55,7 +55,7 @@ def claims(count: int) -> float:
 
 
 def registries() -> float:
-    """Sizes of a full registry and ledger."""
+    """Time the sizes of a full registry and ledger."""
     registry, ledger = SourceRegistry(), SpanLedger()
     tokens = array("q", range(64))
     for number in range(1024):
@@ -69,7 +69,7 @@ def registries() -> float:
 
 
 def tree(nodes: int, length: int = 100) -> tuple[float, float]:
-    """What running counts add to the insertion of a node, and what a walk would cost instead."""
+    """Time what running counts add to the insertion of a node, and what a walk would cost."""
     grown = RadixTree()
     for number in range(nodes):
         fold = (number % 2) << TOKEN_BITS
@@ -83,7 +83,7 @@ def tree(nodes: int, length: int = 100) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measure, print, and write what was measured."""
+    """Measure, print, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()

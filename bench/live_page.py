@@ -17,7 +17,7 @@ from leyline_proxy.replay.traces import TraceRequest
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SHORTER = (("review-auth", 9), ("triage-flaky", 14), ("stockroom", 41))
-"""Sessions and how many turns each has, the last one at last."""
+"""Sessions and the number of turns of each; the last one comes last."""
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
 WIDTH, HEIGHT = 1280, 960
 
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _apart(request: TraceRequest, name: str) -> TraceRequest:
-    """The request, with an opening that no other session shares: each prefills its own."""
+    """Return the request with an opening that no other session shares: each prefills its own."""
     opening = {"role": "system", "content": f"You work on {name}."}
     return replace(request, messages=(opening, *request.messages[1:]))
 

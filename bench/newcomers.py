@@ -1,8 +1,8 @@
-"""How long does a new connection wait while the proxy has all that it can do?
+"""The wait of a new connection while the proxy has all the work that it can do.
 
 Residents stream on connections of their own, without a pause, until the proxy's core is full.
 Meanwhile newcomers come one by one, each on a new connection: sessions that nobody has seen, and
-questions after ``/healthz``, as an orchestrator asks them. Each event loop has its turns in a run.
+requests for ``/healthz``, as an orchestrator sends them. Each event loop has its turns in a run.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from rich.table import Table
 from leyline_proxy.render import ChatRenderer
 
 EVERY_S = 0.25
-"""Between two newcomers."""
+"""Seconds between two newcomers."""
 TURNS = 8
-"""Of a resident's session; the next one begins on the same connection."""
+"""Turns of a resident's session; the next one begins on the same connection."""
 
 
 @dataclass
 class Seen:
-    """What one loop's turns measured, in seconds to the first byte."""
+    """Measurements of one loop's turns, in seconds to the first byte."""
 
     residents: list[float] = field(default_factory=list)
     newcomers: list[float] = field(default_factory=list)
@@ -118,12 +118,12 @@ class Run:
 
 
 def batched(clients: Sequence[Client], count: int) -> Iterator[Sequence[Client]]:
-    """So many at a time."""
+    """Yield the clients in groups of ``count``."""
     return (clients[start : start + count] for start in range(0, len(clients), count))
 
 
 def figures(turns: Sequence[Seen]) -> dict[str, float]:
-    """One loop's figures over all its turns."""
+    """Return one loop's figures over all its turns."""
     found: dict[str, float] = {}
     requests = sum(len(each.residents) + len(each.newcomers) for each in turns)
     found["requests_per_s"] = round(requests / sum(each.wall_s for each in turns), 1)
@@ -136,7 +136,7 @@ def figures(turns: Sequence[Seen]) -> dict[str, float]:
 
 
 def table(results: dict[str, dict[str, float]]) -> Table:
-    """Figures by loop."""
+    """Return the figures by loop."""
     shown = Table(title="Seconds to the first byte")
     shown.add_column("")
     for name in results:

@@ -1,8 +1,9 @@
-"""What policies cost per turn: every one that ships, alone and all in one pipeline.
+"""The cost of policies per turn: every one that ships, alone and all in one pipeline.
 
-A synthetic agent session grows to each size; then it goes on turn by turn, each with one more call
-and its result, through the proxy's own `prepare`, with what the proxy keeps between turns. CPU time
-of the whole stage: policies, their marks, the checks, the fingerprints of what they edited.
+A synthetic agent session grows to each size; then it continues turn by turn, each with one more
+call and its result, through the proxy's own `prepare`, with the state that the proxy keeps between
+turns. CPU time of the whole stage: policies, their marks, the checks, the fingerprints of what they
+edited.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from leyline_proxy.core.prepared import Prepared
 from leyline_proxy.pipeline.policy_facts import PolicyMemos, known_objects
 
 GOAL_MS = 2.0
-"""All together, at 100K tokens."""
+"""Milliseconds of all together, at 100K tokens."""
 
 SETTINGS = {
     "clear_tool_uses": "trigger_tokens=20000",
@@ -39,7 +40,7 @@ SETTINGS = {
     "remove_regex": "remove=['<diff>.*?</diff>']",
     "sliding_window": "max_messages=1000",
 }
-"""So that each of them has something to do."""
+"""Settings that give each of them something to do."""
 
 WINDOW = 128_000
 FILLER = "".join(f"\nsrc/module_{n}.py:{n}: unused import" for n in range(21))
@@ -47,7 +48,7 @@ Message = dict[str, Any]
 
 
 def sessions(tokens: int) -> Iterator[list[Message]]:
-    """Message lists of turns, from about ``tokens`` tokens on, each decoded anew as in a proxy."""
+    """Yield message lists of turns from about ``tokens`` tokens on, each decoded as in a proxy."""
     messages: list[Message] = [
         {"role": "system", "content": "You are a careful software engineer."},
         {"role": "user", "content": "Find out why the cache loses tokens, and mend it."},
@@ -62,7 +63,7 @@ def sessions(tokens: int) -> Iterator[list[Message]]:
 
 
 def measured(policies: Sequence[Policy], tokens: int, turns: int) -> list[float]:
-    """CPU milliseconds of the policy stage on each turn; the first three are to warm up."""
+    """Return CPU milliseconds of the policy stage on each turn, without three to warm up."""
     memos = PolicyMemos()
     last: Prepared | None = None
     spent: list[float] = []
@@ -86,12 +87,12 @@ def measured(policies: Sequence[Policy], tokens: int, turns: int) -> list[float]
 
 
 def spec(name: str) -> str:
-    """A policy with the settings that give it something to do."""
+    """Return a policy with the settings that give it something to do."""
     return f"{name}:{SETTINGS[name]}" if SETTINGS.get(name) else name
 
 
 def main() -> None:
-    """Command line."""
+    """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sizes", default="25000,50000,100000", help="in tokens")
     parser.add_argument("--turns", type=int, default=40, help="measured per policy and size")

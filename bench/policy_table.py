@@ -1,4 +1,4 @@
-"""What each built-in policy reclaims of recorded sessions: the table in docs/policies.md.
+"""The tokens that each built-in policy reclaims of recorded sessions: a table in docs/policies.md.
 
 Every session is played turn by turn, as ``leyline policies try --window 32000 --idle 10m`` does.
 Counted are the tokens of the last request, before and after the policy, over a file's sessions
@@ -30,19 +30,19 @@ SETTINGS = {
     "remove_regex": r"remove=['<returncode>0</returncode>\n';'\[Python Interpreter: .*?\]\n']",
     "sliding_window": "max_messages=40",
 }
-"""Where the defaults are for longer sessions, or for other tools."""
+"""Settings where the defaults are for longer sessions, or for other tools."""
 
 BEGIN, END = "<!-- bench/policy_table.py -->", "<!-- end of the table -->"
 NOTHING = "·"
 
 
 def spec(name: str) -> str:
-    """A policy with its settings."""
+    """Return a policy with its settings."""
     return f"{name}:{SETTINGS[name]}" if name in SETTINGS else name
 
 
 def last_turns(name: str, trace: Trace) -> list[TurnTrial]:
-    """The last turn of each session under a policy.
+    """Return the last turn of each session under a policy.
 
     Raises:
         RuntimeError: the policy broke a rule.
@@ -58,31 +58,31 @@ def last_turns(name: str, trace: Trace) -> list[TurnTrial]:
 
 
 def unedited(trace: Trace) -> int:
-    """Tokens of the last requests as their clients sent them."""
+    """Return the tokens of the last requests as their clients sent them."""
     return sum(turn.original_tokens for turn in last_turns("keep_all", trace))
 
 
 def reclaimed(name: str, trace: Trace) -> int:
-    """Tokens that a policy takes out of the last requests."""
+    """Return the tokens that a policy removes from the last requests."""
     return sum(turn.original_tokens - turn.sent_tokens for turn in last_turns(name, trace))
 
 
 def column(path: Path) -> str:
-    """What the column of a file is called."""
+    """Return the title of a file's column."""
     return path.name.partition(".")[0].replace("_", " ")
 
 
 def row(label: str, figures: Sequence[int]) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     cells = [f"{figure:,}" if figure else NOTHING for figure in figures]
     return f"| {' | '.join([label, *cells])} |"
 
 
 def table(traces: Mapping[str, Trace]) -> str:
-    """The whole table, without the policies that find nothing to do; then the settings.
+    """Return the whole table, without policies that find nothing to do; then the settings.
 
     Args:
-        traces: by column.
+        traces: traces by column.
     """
     lines = [
         f"| {' | '.join(['', *traces])} |",
@@ -100,7 +100,7 @@ def table(traces: Mapping[str, Trace]) -> str:
 
 
 def put_into(document: str, text: str) -> str:
-    """``document`` with ``text`` between its two marks.
+    """Return ``document`` with ``text`` between its two marks.
 
     Raises:
         ValueError: it has no such marks.
@@ -113,7 +113,7 @@ def put_into(document: str, text: str) -> str:
 
 
 def main() -> None:
-    """Command line."""
+    """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("traces", nargs="+", type=Path, help="recorded sessions, .jsonl(.gz)")
     parser.add_argument("--into", type=Path, metavar="FILE.md", help="replace the table in here")

@@ -1,8 +1,8 @@
-"""What a proxy costs a request: Leyline, LiteLLM and no proxy before the same idle upstream.
+"""The cost of a proxy to a request: Leyline, LiteLLM and no proxy before the same idle upstream.
 
-Agents go on with sessions of a size, turn after turn, through each system in turn. The upstream
-answers from canned bytes, so that what is measured is the proxies. It shares the machine's cores
-with them and with the load, so the CPU time of the proxy's own processes decides.
+Agents continue sessions of a size, turn after turn, through each system in turn. The upstream
+answers from canned bytes, so that only the proxies are measured. It shares the machine's cores with
+them and with the load, so the CPU time of the proxy's own processes decides.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SIZES = {"1K": 1_000, "50K": 50_000, "100K": 100_000}
 FEW, MANY = 16, 512
 """Chunks of the streams whose difference gives the cost of a chunk."""
 PACE_US, PACED = 1000, 272
-"""Between chunks of streams in which each arrives by itself, and how many they have."""
+"""Microseconds between chunks of streams in which each arrives by itself, and their number."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One load, by the name under which its figures stand in the detail."""
+    """One load, and the name of its figures in the detail."""
 
     name: str
     load: Load
@@ -43,7 +43,7 @@ class Cell:
 
 
 def cells(tokens: int, crowds: Sequence[int], *, quick: bool) -> list[Cell]:
-    """The loads of one size. A session grows by its turns, a short one by much, so it has few."""
+    """Return the loads of one size. A session grows by its turns, a short one much: it has few."""
     short = tokens < 10_000
     turns, sessions = (4, 5) if short else (20, 1)
     if quick:
@@ -69,7 +69,7 @@ async def run(
     rounds: int,
     step: Callable[[str], None],
 ) -> dict[str, dict[str, Sample]]:
-    """Samples by system and cell; within a round each system has its turn: ABAB."""
+    """Return samples by system and cell; within a round each system has its turn: ABAB."""
     samples: dict[str, dict[str, Sample]] = {each.name: {} for each in systems}
     for cell in plan:
         set_pause(systems[0], cell.pace_us)
@@ -84,12 +84,12 @@ async def run(
 
 
 def p99(seconds: Sequence[float]) -> float:
-    """The 99th percentile."""
+    """Return the 99th percentile."""
     return quantiles(seconds, n=100, method="inclusive")[98]
 
 
 def figures_of(sample: Sample, direct: Sample) -> dict[str, float]:
-    """Figures of one cell; what is added is told from the same load without a proxy."""
+    """Return the figures of one cell; the overhead is over the same load without a proxy."""
     return {
         "cpu_ms_per_request": round(1e3 * sample.cpu_s / len(sample.seconds), 3),
         "rps": round(len(sample.seconds) / sample.wall_s, 1),
@@ -104,7 +104,7 @@ def figures_of(sample: Sample, direct: Sample) -> dict[str, float]:
 
 
 def us_per_chunk(few: Sample, many: Sample, chunks: int) -> float:
-    """CPU that a request's ``chunks`` more chunks take, each."""
+    """Return the CPU µs of each of a request's ``chunks`` further chunks."""
     more = many.cpu_s / len(many.seconds) - few.cpu_s / len(few.seconds)
     return round(1e6 * more / chunks, 2)
 
@@ -112,7 +112,7 @@ def us_per_chunk(few: Sample, many: Sample, chunks: int) -> float:
 def figures(
     samples: Mapping[str, Mapping[str, Sample]], rss_mb: Mapping[str, float]
 ) -> dict[str, dict[str, Any]]:
-    """The figures of one size by system."""
+    """Return the figures of one size by system."""
     found: dict[str, dict[str, Any]] = {}
     for system, own in samples.items():
         detail = {name: figures_of(sample, samples["direct"][name]) for name, sample in own.items()}

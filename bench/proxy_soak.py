@@ -1,4 +1,4 @@
-"""Half an hour of agents: does the proxy's memory stay flat, and is every request answered?
+"""Half an hour of agents, as a test that memory stays flat and every request is answered.
 
 The proxy runs in a process of its own before an engine in another. Sessions talk side by side:
 each turn appends a call and a result; the proxy's policies shorten old results and redact keys; now
@@ -42,13 +42,13 @@ CHAT = "/v1/chat/completions"
 POLICY = r"truncate_older_than:n=3,max_chars=120 | redact:pattern='key-\d+',replacement='[key]'"
 WORDS = ("cache", "span", "claim", "prefix", "slot", "token", "radix", "turn", "edit", "pool")
 TURNS = 16
-"""Of a session, before another takes its place."""
+"""Turns of a session, before another takes its place."""
 
 STORED = 64
 """Sessions that the store may hold, so that it is full early in the run."""
 
 TEXT_MEMORY_MB = 48
-"""What the proxy may remember of texts; the default would take longer than the run to fill."""
+"""Bound of the proxy's memory of texts; the default would take longer than the run to fill."""
 
 START_S = 120.0
 SAMPLE_S = 2.0
@@ -56,7 +56,7 @@ SAMPLE_S = 2.0
 
 @dataclass
 class Tally:
-    """What came of it all."""
+    """Counts of a run."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -75,14 +75,14 @@ def serve_engine(port: int) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a port on which nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 @contextmanager
 def stack() -> Iterator[tuple[str, int]]:
-    """An engine and a proxy before it; the proxy's address and process id."""
+    """Run an engine and a proxy before it; yields the proxy's address and process id."""
     engine_port, port = free_port(), free_port()
     engine = get_context("spawn").Process(target=serve_engine, args=(engine_port,), daemon=True)
     engine.start()
@@ -105,7 +105,7 @@ def stack() -> Iterator[tuple[str, int]]:
 
 
 async def ready(http: httpx.AsyncClient) -> str:
-    """Wait for the stack; the model that it serves."""
+    """Wait for the stack; returns the model that it serves."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         try:
@@ -119,7 +119,7 @@ async def ready(http: httpx.AsyncClient) -> str:
 
 
 def resident_mb(pid: int) -> float:
-    """Resident memory of a process."""
+    """Return the resident memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
@@ -127,7 +127,7 @@ def resident_mb(pid: int) -> float:
 
 
 class Agent:
-    """One place in which session follows session."""
+    """A place in which session follows session."""
 
     def __init__(self, http: httpx.AsyncClient, model: str, tally: Tally, seed: int) -> None:
         self._http, self._model, self._tally = http, model, tally
@@ -160,7 +160,7 @@ class Agent:
             self._meddle(messages)
 
     def _meddle(self, messages: list[dict[str, Any]]) -> None:
-        """What harnesses do to their histories now and then."""
+        """Change a history as harnesses do now and then."""
         chance, pairs = self._rng.random(), (len(messages) - 2) // 2
         if chance < 0.1 and pairs > 2:
             messages[3] = {**messages[3], "content": self._text(5)}
@@ -202,7 +202,7 @@ async def watch(pid: int, tally: Tally, seconds: float, progress: Progress, task
 
 
 def growth(rss_mb: list[tuple[float, float]]) -> tuple[float, float]:
-    """What a line through the second half rises by, and the half's mean; both in MB."""
+    """Return the rise of a line through the second half, and the half's mean; both in MB."""
     half = rss_mb[len(rss_mb) // 2 :]
     times, sizes = zip(*half, strict=True)
     slope = statistics.linear_regression(times, sizes).slope
@@ -210,7 +210,7 @@ def growth(rss_mb: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def draw(path: Path, tally: Tally) -> None:
-    """Memory over time."""
+    """Draw memory over time."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -224,7 +224,7 @@ def draw(path: Path, tally: Tally) -> None:
 
 
 async def soak(minutes: float, sessions: int, seed: int) -> Tally:
-    """Run it all."""
+    """Run the engine, the proxy, the sessions and the watch."""
     tally = Tally()
     with stack() as (origin, pid), Progress() as progress:
         task = progress.add_task("Talking", total=minutes * 60)
@@ -241,7 +241,7 @@ async def soak(minutes: float, sessions: int, seed: int) -> Tally:
 
 
 def main() -> int:
-    """The command."""
+    """Run from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""What the proxy itself costs per chat turn: CPU time by stage and prompt size.
+"""The cost of the proxy itself per chat turn: CPU time by stage and prompt size.
 
 A synthetic agent session (calls, and results of mixed sizes) is brought to each size and its
 latest turns are retained, as in a running proxy. Then one more turn with texts that are new goes
@@ -64,7 +64,7 @@ TOOLS = [
 
 
 def text_of_size(rng: random.Random, chars: int) -> str:
-    """Source lines, log lines and listings, of ``chars`` characters."""
+    """Return source lines, log lines and listings, of ``chars`` characters."""
     lines: list[str] = []
     for _ in range(chars // 20 + 1):
         number, word = rng.randrange(10**5), rng.choice(("cache", "token", "radix", "größe"))
@@ -79,7 +79,7 @@ def text_of_size(rng: random.Random, chars: int) -> str:
 
 
 def rounds(rng: random.Random, longest: int) -> Iterator[tuple[Message, Message]]:
-    """An assistant's call and its result of up to ``longest`` characters, without end."""
+    """Yield an assistant's call and its result of up to ``longest`` characters, without end."""
     for number in count():
         path = json.dumps({"path": f"src/module_{rng.randrange(999)}.py"})
         function = {"name": rng.choice(("read_file", "shell")), "arguments": path}
@@ -94,7 +94,7 @@ def rounds(rng: random.Random, longest: int) -> Iterator[tuple[Message, Message]
 
 
 def session_messages(renderer: ChatRenderer, tokens: int) -> list[Message]:
-    """A session whose next prompt has about ``tokens`` tokens; ends with an assistant's call."""
+    """Return a session whose next prompt has about ``tokens`` tokens; ends with a call."""
     rng = random.Random(7)
     task = {"role": "user", "content": "Find out why the cache loses tokens, and mend it."}
     messages: list[Message] = [{"role": "system", "content": SYSTEM}, task]
@@ -112,7 +112,7 @@ def session_messages(renderer: ChatRenderer, tokens: int) -> list[Message]:
 def retain(
     renderer: ChatRenderer, history: Sequence[Message], earlier: Sequence[RetainedTurn]
 ) -> RetainedTurn:
-    """The turn that the last message of ``history`` answered, as the session keeps it."""
+    """Return the turn that the last message of ``history`` answered, as the session keeps it."""
     index = len(history)
     prepared = prepare(list(history[:-1]), (), (), index)
     rendered = renderer.render(prepared.messages, TOOLS)
@@ -136,7 +136,7 @@ def retain(
 
 
 def retained_turns(renderer: ChatRenderer, history: Sequence[Message]) -> list[RetainedTurn]:
-    """The session's latest turns, oldest first."""
+    """Return the session's latest turns, oldest first."""
     ends = range(len(history) - 2 * (RETAINED - 1), len(history) + 1, 2)
     turns: list[RetainedTurn] = []
     for end in ends:
@@ -146,7 +146,7 @@ def retained_turns(renderer: ChatRenderer, history: Sequence[Message]) -> list[R
 
 
 def next_body(history: Sequence[Message], kind: str, variant: str) -> bytes:
-    """The request that follows; every variant's new texts are different."""
+    """Return the request that follows; every variant's new texts are different."""
     rng = random.Random(f"{kind}-{variant}")
     messages = list(history)
     call = messages[-1]["tool_calls"][0]["id"]
@@ -171,7 +171,7 @@ def clocked(seconds: dict[str, float], stage: str) -> Iterator[None]:
 def measure_turn(
     renderer: ChatRenderer, turns: Sequence[RetainedTurn], raw: bytes, *, edited: bool
 ) -> tuple[dict[str, float], int]:
-    """CPU seconds by stage, and the prompt's tokens."""
+    """Return CPU seconds by stage, and the prompt's tokens."""
     # In a session the newest turn has just been put together: its tokens aren't joined yet.
     retained, index = (*turns[:-1], replace(turns[-1])), len(turns)
     assert all(turn.tokens for turn in turns[:-1])
@@ -203,7 +203,7 @@ def measure_turn(
 def measure(
     renderer: ChatRenderer, sizes: Sequence[int], repeat: int, step: Callable[[], None]
 ) -> Results:
-    """Medians for every size and kind."""
+    """Return medians for every size and kind."""
     results: Results = {}
     for size in sizes:
         history = session_messages(renderer, size)
@@ -229,7 +229,7 @@ def measure(
 
 
 def slopes(results: Results) -> dict[str, float]:
-    """Growth of an append's cost by stage, µs per 1,000 tokens: least squares over the sizes."""
+    """Return an append's cost by stage, µs per 1,000 tokens: least squares over the sizes."""
     entries = [kinds["append"] for kinds in results.values()]
     if len(entries) < 2:  # a line needs two points
         return dict.fromkeys((*STAGES, ASIDE, "total"), float("nan"))
@@ -239,7 +239,7 @@ def slopes(results: Results) -> dict[str, float]:
 
 
 def table(results: Results) -> Table:
-    """Milliseconds by stage, and how they grow."""
+    """Return milliseconds by stage, and their growth."""
     shown = Table(title="CPU time of the proxy per turn, ms (medians)")
     for column in ("tokens", "turn", *STAGES, "total", "µs/1K tokens", f"({ASIDE})"):
         shown.add_column(column, justify="left" if column == "turn" else "right")
@@ -256,7 +256,7 @@ def table(results: Results) -> Table:
 
 
 def draw(results: Results, out: Path) -> None:
-    """Totals by prompt size, and the goal."""
+    """Draw totals by prompt size, and the goal."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
@@ -272,7 +272,7 @@ def draw(results: Results, out: Path) -> None:
 
 
 def source_texts() -> Iterator[str]:
-    """Source files of the standard library, in a fixed order, 3 MB in all."""
+    """Yield source files of the standard library, in a fixed order, 3 MB in all."""
     remaining = 3_000_000
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         text = path.read_text(encoding="utf-8", errors="replace")[:remaining]
@@ -283,9 +283,9 @@ def source_texts() -> Iterator[str]:
 
 
 def renderer_document() -> dict[str, Any]:
-    """The shipped models' template and a tokenizer of source code, as an engine hands them over.
+    """Return the shipped models' template and a tokenizer of source code, as an engine does.
 
-    Not the shipped tokenizer: that is made for one task, and cuts source code into more tokens.
+    Not the shipped tokenizer, which is made for one task and cuts source code into more tokens.
     """
     pieces = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer = train_bpe(pieces, source_texts(), vocab_size=8192, max_context=131_072)

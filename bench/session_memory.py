@@ -1,8 +1,9 @@
-"""What an idle session costs in memory: many sessions of one size in the proxy's own store.
+"""The memory of an idle session: many sessions of one size in the proxy's own store.
 
-Each holds the turns that the proxy retains, with texts of its own. Measured are the resident memory
-of the process, what the store reckons and, with ``--traced``, the bytes that Python has allocated,
-all per session: while in use, and once the store has packed them. Opening them again is timed.
+Each holds the turns that the proxy retains, with texts of its own. The figures are the resident
+memory of the process, the store's own estimate and, with ``--traced``, the bytes that Python has
+allocated, all per session: while in use, and once the store has packed them. Opening them again is
+timed.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MB = 1e6
 
 
 def recorded_texts(traces: Path) -> list[str]:
-    """Texts of recorded sessions: what agents really read and write."""
+    """Return texts of recorded sessions: what agents really read and write."""
     texts: list[str] = []
     for name in ("sessions_openhands_codeact", "sessions_swe_agent"):
         for session in read_trace(traces / f"{name}.jsonl.gz").sessions:
@@ -56,8 +57,10 @@ def recorded_texts(traces: Path) -> list[str]:
 def conversation(
     renderer: ChatRenderer, seed: int, tokens: int, recorded: Sequence[str]
 ) -> list[Message]:
-    """A history of so many tokens, roughly, that ends with an assistant's call; in no other
-    session's stands the same long text."""
+    """Return a history of so many tokens, roughly, that ends with an assistant's call.
+
+    No other session has the same long text.
+    """
     rng = random.Random(seed)
     messages: list[Message] = [
         {"role": "system", "content": SYSTEM},
@@ -79,7 +82,7 @@ def conversation(
 
 
 def session_of(renderer: ChatRenderer, number: int, messages: Sequence[Message]) -> Session:
-    """The session after its last turns, and after an account of all before."""
+    """Return the session after its last turns, and after an account of all before."""
     turns: list[RetainedTurn] = []
     for end in range(len(messages) - 2 * (RETAINED - 1), len(messages) + 1, 2):
         turns.append(retain(renderer, messages[:end], turns))
@@ -106,7 +109,7 @@ def session_of(renderer: ChatRenderer, number: int, messages: Sequence[Message])
 
 
 def resident() -> int:
-    """Bytes of the process that lie in memory."""
+    """Return the bytes of the process that are in memory."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * 4096
 
@@ -125,13 +128,13 @@ def write_sessions(folder: Path, given: argparse.Namespace) -> list[int]:
 
 
 async def measure(folder: Path, tokens: Sequence[int], given: argparse.Namespace) -> dict[str, Any]:
-    """The figures."""
+    """Return the figures."""
     clock = [0.0]
     store = MemorySessionStore(
         max_sessions=10**6, ttl_s=1e9, max_bytes=1 << 40, clock=lambda: clock[0]
     )
     warm = decode_session((folder / "0").read_bytes())
-    assert warm is not None  # what code and first use take is no session's
+    assert warm is not None  # the memory of code and first use is no session's
     await asyncio.to_thread(encode_session, warm)
     del warm
     if given.traced:
@@ -190,7 +193,7 @@ def main() -> None:
     parser.add_argument("--traced", action="store_true", help="ask tracemalloc, too; slows it down")
     given = parser.parse_args()
     with TemporaryDirectory() as folder, ProcessPoolExecutor(1) as other:
-        # Made in another process, so that only what the store holds is measured in this one.
+        # Made in another process, so that only the store's memory is measured in this one.
         tokens = other.submit(write_sessions, Path(folder), given).result()
         figures = asyncio.run(measure(Path(folder), tokens, given))
     console = Console()

@@ -1,13 +1,13 @@
-"""Whose answer does a splice give? One prompt, three ways to take an output out of it.
+"""The answers of a splice, compared: one prompt, three ways to take an output out of it.
 
 A session of the recall task reads a configuration and is later asked for one of its settings.
 The output that shows the setting is then replaced by a stub, and the question is answered
 
 * over the whole history (``full``),
-* over the edited history, prefilled anew (``reprefill``),
+* over the edited history, prefilled again (``reprefill``),
 * over the edited history, spliced from the whole one's KV (``splice``).
 
-Prompts at which the first two say the same prove nothing and are counted, not compared.
+Prompts at which the first two give the same answer prove nothing and are counted, not compared.
 """
 
 from __future__ import annotations
@@ -69,21 +69,21 @@ class Case:
     """One prompt as tokens, and the edit."""
 
     before: array[int]
-    """Up to the output's content."""
+    """Tokens up to the output's content."""
     output: array[int]
-    """What the edit takes out; the only place that says the answer, unless a note restates it."""
+    """The output that the edit removes; the only place of the answer, unless a note restates it."""
     after: array[int]
-    """From the output's end to the end of the last turn before the question."""
+    """Tokens from the output's end to the end of the last turn before the question."""
     question: array[int]
     """The question, and the beginning of the answer's message."""
     stub: array[int]
     answer: str
     line: int
-    """Of the output: the one that says the answer, from 0."""
+    """Line of the output that has the answer, from 0."""
 
     @property
     def history(self) -> array[int]:
-        """All that was there when the question was asked."""
+        """All tokens before the question."""
         return self.before + self.output + self.after
 
     @property
@@ -99,12 +99,12 @@ class Said:
     first: torch.Tensor
     """fp32 logits [vocab] of its first token."""
     tokens: tuple[int, ...]
-    """Greedily decoded, up to the end of the message."""
+    """Tokens decoded greedily, up to the end of the message."""
     receipt: Receipt
 
 
 def draw_case(rng: Random, loaded: LoadedModel, note: Note, turns: int) -> Case:
-    """A session with ``turns`` other turns, half of them before the output and half behind."""
+    """Draw a session with ``turns`` other turns, half of them before the output, half after."""
     keys = rng.sample(KEYS[:WORDS], k=FACTS)
     facts = {key: value(rng, WORDS) for key in keys}
     other = _other_turns(rng, keys)
@@ -133,13 +133,13 @@ def draw_case(rng: Random, loaded: LoadedModel, note: Note, turns: int) -> Case:
 
 
 def _other_turns(rng: Random, taken: Sequence[str]) -> Iterator[Turn]:
-    """Turns of the task that don't name the settings ``taken``."""
+    """Yield turns of the task that don't name the settings ``taken``."""
     while True:
         for turn in session(rng, Mix(system=0.0, words=WORDS)):
             said = " ".join(render(message) for message in turn)
             if not any(key in said for key in taken):
                 yield turn
-            if rng.random() < 0.1:  # go on with another session: no setting runs out
+            if rng.random() < 0.1:  # another session begins: no setting runs out
                 break
 
 
@@ -165,7 +165,7 @@ def answer(
 
 
 def retain(engine: ReplayEngine, tokens: array[int]) -> Receipt:
-    """Prefill tokens as a turn that a later one may draw on."""
+    """Prefill tokens as a turn that a later one may use."""
     payload = EditPayload(session="s", scope="bench", turn="source")
     sequence = engine.admit(GenerationRequest("source", tokens, payload))
     while sequence.prefill_step() is None:
@@ -195,7 +195,7 @@ def splice(engine: ReplayEngine, loaded: LoadedModel, case: Case, *, asked: bool
 
 
 def run_case(engine: ReplayEngine, loaded: LoadedModel, case: Case) -> dict[str, Said]:
-    """All arms on one prompt, none of them with anything of another's in the cache."""
+    """Run all arms on one prompt, none of them with anything of another's in the cache."""
     said: dict[str, Said] = {}
     runs: dict[str, Callable[[], Said]] = {
         "full": lambda: answer(engine, loaded, case.history + case.question, None),
@@ -210,13 +210,16 @@ def run_case(engine: ReplayEngine, loaded: LoadedModel, case: Case) -> dict[str,
 
 
 def divergence(reference: torch.Tensor, other: torch.Tensor) -> float:
-    """Kullback-Leibler divergence of the first token's distributions, nats."""
+    """Return the Kullback-Leibler divergence of the first token's distributions, nats."""
     one, two = (logits.double().log_softmax(-1) for logits in (reference, other))
     return float((one.exp() * (one - two)).sum())
 
 
 def follows(cases: Sequence[dict[str, Said]], arm: str) -> dict[str, float]:
-    """Whom ``arm`` follows where full and re-prefill differ in the first token; shares."""
+    """Return the shares of ``cases`` in which ``arm`` answers like full or like re-prefill.
+
+    These two differ in the first token in all ``cases``.
+    """
     first: Counter[str] = Counter()
     whole: Counter[str] = Counter()
     for said in cases:
@@ -305,7 +308,7 @@ def main() -> None:
 
 
 def table(results: Results) -> Table:
-    """Who is right, and whom the splice follows."""
+    """Return the shares of right answers, and of those that the splice follows."""
     shown = Table(title="Where full and re-prefill differ, whom does the splice follow?")
     columns = ("model", "note", "differ", "right: full", "re-prefill", "splice", "follows full")
     for column in (*columns, "re-prefill", "neither", "asked first: full", "re-prefill", "neither"):
@@ -325,7 +328,7 @@ def table(results: Results) -> Table:
 
 
 def draw(results: Results, out: Path) -> None:
-    """Whom the splice follows, by model and kind of note."""
+    """Draw the answers that the splice follows, by model and kind of note."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4), layout="constrained")

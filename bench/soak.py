@@ -1,11 +1,11 @@
-"""Random sessions against a running SGLang server: does anything leak, hang, or come out wrong?
+"""Random sessions against a running SGLang server, as a test for leaks, hangs and wrong answers.
 
-Every session appends, edits, goes back to an earlier turn and hangs up, at random; now and then all
+Every session appends, edits, returns to an earlier turn and hangs up, at random; now and then all
 of them pause and the cache is flushed. Three things must hold:
 
 * no request waits for longer than a minute, and in the end nothing runs or is locked;
-* every answer that no splice had a part in is the answer of the same prompt computed from nothing
-  (where the two differ at a tie, within ``TIE`` of log-probability, it is counted as one);
+* every answer without a splice is the answer of the same prompt computed from nothing (where the
+  two differ at a tie, within ``TIE`` of log-probability, it is counted as one);
 * receipts come for every request that ended.
 
 Give the server a pool too small for the sessions, so that turns are evicted, retracted and staged
@@ -53,10 +53,10 @@ SCOPE = "soak"
 STUCK_S = 60.0
 RECEIPT_S = 10.0
 TIE = 1e-4
-"""Two tokens whose log-probabilities are this close may change places with the batch."""
+"""Difference of log-probabilities below which two tokens may change places with the batch."""
 LONGEST = 600
 BRANCHES = 4
-"""Turns that a session may go back to."""
+"""Number of turns to which a session may return."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Kept:
 
 @dataclass
 class Tally:
-    """What came of all sessions. One lock, as sessions run side by side."""
+    """Counts of all sessions. One lock, as sessions run side by side."""
 
     counts: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
@@ -85,7 +85,7 @@ class Tally:
             self.counts[name] += 1
 
     def receipt(self, record: TurnRecord) -> None:
-        """Count what a receipt says."""
+        """Count a receipt's outcome."""
         receipt = record.receipt
         with self.lock:
             self.reasons[receipt.reason.value if receipt.reason else "none"] += 1
@@ -93,7 +93,7 @@ class Tally:
                 self.tokens[kind] += getattr(receipt.tokens, kind)
 
     def load(self, requests: int, locked: int) -> None:
-        """Note how full the server is."""
+        """Note the server's load."""
         with self.lock:
             self.peak_requests = max(self.peak_requests, requests)
             self.peak_locked = max(self.peak_locked, locked)
@@ -131,7 +131,7 @@ class Gate:
 
 
 class Server:
-    """What the soak asks of SGLang."""
+    """The soak's requests to SGLang."""
 
     def __init__(self, url: str) -> None:
         self.http = httpx.Client(base_url=url, timeout=STUCK_S)
@@ -141,7 +141,7 @@ class Server:
     def generate(
         self, prompt: Sequence[int], decode: int, envelope: object = None, **members: Any
     ) -> dict[str, Any]:
-        """One greedy answer."""
+        """Return one greedy answer."""
         sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": decode, "ignore_eos": True}
         if envelope is not None:
             sampling["custom_params"] = {"kv_hints": msgspec.to_builtins(envelope)}
@@ -151,7 +151,7 @@ class Server:
         return decoded
 
     def record(self, name: str) -> TurnRecord | None:
-        """The finished record of a message; None where none comes."""
+        """Return the finished record of a message; None if none comes."""
         deadline = time.monotonic() + RECEIPT_S
         while time.monotonic() < deadline:
             answer = self.http.get(RECEIPT_PATH.format(message_id=name))
@@ -163,13 +163,13 @@ class Server:
         return None
 
     def load(self) -> tuple[int, int]:
-        """Requests that run or wait, and tokens that are locked."""
+        """Return the number of requests that run or wait, and of tokens that are locked."""
         loads = self.http.get("/v1/loads").raise_for_status().json()["loads"]
         requests = sum(each["num_running_reqs"] + each["num_waiting_reqs"] for each in loads)
         return requests, sum(each["num_used_tokens"] for each in loads)
 
     def wait_idle(self) -> tuple[int, int]:
-        """The load when nothing is under way any more, or after a minute."""
+        """Return the load when nothing is under way any more, or after a minute."""
         deadline = time.monotonic() + STUCK_S
         while (load := self.load()) != (0, 0) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -192,7 +192,7 @@ class Session:
         return [self._rng.randrange(10, 400) for _ in range(length)]
 
     def take_turn(self) -> None:
-        """An opening, an append, an edit or a branch; sometimes the client hangs up."""
+        """Take an opening, an append, an edit or a branch; sometimes the client hangs up."""
         self._turns += 1
         turn, name = str(self._turns), f"{self._name} {self._turns} {time.monotonic_ns()}"
         if not self._kept or len(self._kept[-1].tokens) > LONGEST or self._rng.random() < 0.04:
@@ -220,7 +220,7 @@ class Session:
             self._kept = [*self._kept[1 - BRANCHES :], Kept(turn, [*prompt, *answer], lineage)]
 
     def _go_on(self, turn: str) -> tuple[list[int], EditPayload]:
-        """The next prompt, from the last turn or an earlier one, edited or not."""
+        """Return the next prompt, from the last turn or an earlier one, edited or not."""
         base = self._kept[-1]
         if self._rng.random() < 0.2:
             base = self._rng.choice(self._kept)
@@ -284,7 +284,7 @@ def soak(server: Server, given: argparse.Namespace, step: Callable[[], None]) ->
         step: called after each turn.
 
     Returns:
-        What is written to the JSON file.
+        The content of the JSON file.
     """
     tally, gate = Tally(), Gate()
     began = time.monotonic()
@@ -348,7 +348,7 @@ def soak(server: Server, given: argparse.Namespace, step: Callable[[], None]) ->
 
 
 def main() -> None:
-    """Run, print, write; exits with 1 where something was wrong."""
+    """Run, print, write; exits with 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="a server that is idle")
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")

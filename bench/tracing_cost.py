@@ -1,4 +1,4 @@
-"""What tracing costs a turn: CPU time of the proxy with it off, unsampled, and exported.
+"""The cost of tracing to a turn: CPU time of the proxy with it off, unsampled, and exported.
 
 Turns go through the whole application in this process, before an upstream that answers from canned
 bytes; the modes take turns, so that a busy machine slows all of them. Exported spans are encoded as
@@ -46,11 +46,11 @@ ANSWER = {
 }
 BATCH, WARM_UP = 20, 20
 LOOK_UPS = 15
-"""How often a turn asks for the current trace."""
+"""Number of times that a turn asks for the current trace."""
 
 
 class _Dropped(SpanExporter):
-    """Encodes what it is given."""
+    """Encodes spans and drops them."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         encode_spans(spans).SerializeToString()
@@ -64,7 +64,7 @@ def _traced(sampler: Sampler) -> Tracing:
 
 
 async def upstream(scope: Scope, receive: Receive, send: Send) -> None:
-    """A server that knows one model and one answer."""
+    """Serve one model and one answer."""
     path = scope["path"]
     found: Any = {"data": [{"id": MODEL}]} if path == "/v1/models" else {}
     found = ANSWER if path == "/v1/chat/completions" else found
@@ -74,7 +74,7 @@ async def upstream(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def measure(turns: int) -> dict[str, dict[str, float]]:
-    """Microseconds of a turn by mode: of the event loop's thread, and of all threads."""
+    """Return the µs of a turn by mode: of the event loop's thread, and of all threads."""
     modes = {
         "off": Tracing(),
         "on, not sampled": _traced(ALWAYS_OFF),
@@ -112,7 +112,7 @@ async def measure(turns: int) -> dict[str, dict[str, float]]:
 
 
 def look_ups_us(repeat: int = 20_000) -> float:
-    """Microseconds that the stages of one turn spend on asking for a trace that isn't there."""
+    """Return the µs that the stages of one turn spend on asking for a trace that isn't there."""
     started = thread_time()
     for _ in range(repeat):
         for _ in range(LOOK_UPS):

@@ -23,7 +23,7 @@ BOARDS = {
 
 
 def render(name: str) -> str:
-    """The JSON text of the board file ``name``."""
+    """Return the JSON text of the board file ``name``."""
     board = BOARDS[name]().build()
     for number, panel in enumerate(board.panels or [], start=1):
         panel.id_val = number  # stable links to a panel

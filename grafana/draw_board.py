@@ -1,4 +1,4 @@
-"""Draw a board as a picture, from what a Prometheus server has; no Grafana is needed:
+"""Draw a board as a picture, from a Prometheus server's data; no Grafana is needed:
 
     python grafana/draw_board.py cache-hit http://127.0.0.1:9090 out/cache-hit.png
 
@@ -31,7 +31,7 @@ Series = list[tuple[str, list[float], list[float]]]
 
 
 class Data:
-    """The series behind a board.
+    """The series of a board.
 
     Args:
         rate: window of rates.
@@ -44,7 +44,7 @@ class Data:
         self._rate, self._range = rate, f"{60 * minutes:.0f}s"
 
     def of(self, target: Mapping[str, Any]) -> Series:
-        """Name, times and values of each series that a query gives."""
+        """Return name, times and values of each series that a query gives."""
         expr = str(target["expr"])
         expr = expr.replace("$__rate_interval", self._rate).replace("$__range", self._range)
         expr = re.sub(r"\$[a-z]+", ".*", expr)

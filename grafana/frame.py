@@ -1,4 +1,4 @@
-"""What all boards have alike: variables, links to each other, marks on the time axis."""
+"""The common parts of all boards: variables, links to each other, marks on the time axis."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ FIRING = 'ALERTS{alertname=~"Leyline.*",alertstate="firing"}'
 
 
 def _datasource_variable() -> dashboard.DatasourceVariable:
-    """``$datasource``: which Prometheus to ask."""
+    """Return ``$datasource``, the Prometheus server to query."""
     return dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
 
 
 def _label_variable(name: str) -> dashboard.QueryVariable:
-    """A multi-select variable filled from a label's values; "All" matches everything."""
+    """Return a multi-select variable of a label's values; "All" matches everything."""
     label, query = VARIABLES[name]
     everything = models.VariableOption(selected=True, text=["All"], value=["$__all"])
     return (
@@ -47,7 +47,7 @@ def _label_variable(name: str) -> dashboard.QueryVariable:
 
 
 def _links() -> dashboard.DashboardLink:
-    """To the other boards, which keep the time range and the variables."""
+    """Return links to the other boards, which keep the time range and the variables."""
     return (
         dashboard.DashboardLink("Leyline")
         .type(models.DashboardLinkType.DASHBOARDS)
@@ -70,7 +70,7 @@ def _mark(name: str, expr: str, color: str) -> dashboard.AnnotationQuery:
 
 
 def frame(uid: str, title: str, description: str, variables: Sequence[str]) -> dashboard.Dashboard:
-    """An empty board.
+    """Return an empty board.
 
     Args:
         variables: names of :data:`VARIABLES` that its queries use.

@@ -25,8 +25,8 @@ class Query:
     """One PromQL expression.
 
     Attributes:
-        instant: for the value at the end of the time range only.
-        exemplars: mark single measurements that the metric names, with their traces.
+        instant: True for the value at the end of the time range only.
+        exemplars: True to mark single measurements that the metric names, with their traces.
     """
 
     expr: str
@@ -37,7 +37,7 @@ class Query:
     def build(
         self, ref: str, form: PromQueryFormat = PromQueryFormat.TIME_SERIES
     ) -> prometheus.Dataquery:
-        """The SDK's form, under the panel-wide unique ``ref``."""
+        """Return the SDK's form, under the panel-wide unique ``ref``."""
         query = (
             prometheus.Dataquery()
             .ref_id(ref)
@@ -90,7 +90,7 @@ def time_series(
     ceiling: float | None = None,
     width: int = 12,
 ) -> timeseries_builders.Panel:
-    """A graph over time; ``stacked`` fills the series on top of each other.
+    """Return a graph over time; ``stacked`` fills the series on top of each other.
 
     ``colors`` fixes the colour of a series by its legend, ``ceiling`` the axis' upper end.
     """
@@ -130,7 +130,7 @@ def single_value(
     words: Mapping[str, str] | None = None,
     width: int = 4,
 ) -> stat.Panel:
-    """One large number, coloured by ``thresholds``; ``words`` replaces values by text."""
+    """Return one large number, coloured by ``thresholds``; ``words`` replaces values by text."""
     panel = stat.Panel()
     _common(panel, title, description, [query], unit=unit, size=(width, 5))
     panel.thresholds(_scale(thresholds)).reduce_options(_last_value()).no_value("no traffic")
@@ -154,7 +154,7 @@ def bars(
     thresholds: Thresholds,
     width: int = 12,
 ) -> bargauge.Panel:
-    """Horizontal bars between 0 and 1, in the order of the queries."""
+    """Return horizontal bars between 0 and 1, in the order of the queries."""
     panel = bargauge.Panel()
     _common(panel, title, description, queries, unit=unit, size=(width, 8))
     panel.min(0).max(1).thresholds(_scale(thresholds)).reduce_options(_last_value())
@@ -171,7 +171,7 @@ def table(
     labels: Mapping[str, str],
     width: int = 24,
 ) -> table_builders.Panel:
-    """A row for each set of labels, as it is at the end of the time range.
+    """Return a row for each set of labels, as it is at the end of the time range.
 
     Args:
         columns: instant queries by their columns' titles; one titled "" only gives rows.

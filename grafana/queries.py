@@ -13,40 +13,40 @@ RANGE = "$__range"
 
 
 def grouped(by: str) -> str:
-    """``sum``, keeping the labels ``by`` apart."""
+    """Return ``sum``, keeping the labels ``by`` apart."""
     return f"sum by ({by})" if by else "sum"
 
 
 def total(metric: str, labels: str = "", by: str = "") -> str:
-    """The sum of a gauge."""
+    """Return the sum of a gauge."""
     return f"{grouped(by)} ({metric}{{{labels}}})"
 
 
 def per_second(metric: str, labels: str, by: str) -> str:
-    """A counter's increase per second."""
+    """Return a counter's increase per second."""
     return f"{grouped(by)} (rate({metric}{{{labels}}}[{RATE}]))"
 
 
 def per_minute(metric: str, labels: str, by: str) -> str:
-    """A counter's increase per minute."""
+    """Return a counter's increase per minute."""
     return f"60 * {per_second(metric, labels, by)}"
 
 
 def over_range(metric: str, labels: str, by: str = "") -> str:
-    """A counter's increase over the board's time range."""
+    """Return a counter's increase over the board's time range."""
     return f"{grouped(by)} (increase({metric}{{{labels}}}[{RANGE}]))"
 
 
 def or_zero(expr: str) -> str:
-    """``expr``, or 0 where nothing was counted yet; for single values."""
+    """Return ``expr``, or 0 if nothing was counted yet; for single values."""
     return f"{expr} or vector(0)"
 
 
 def share(part: str, whole: str, metric: str, window: str = RATE, by: str = "") -> str:
-    """What share of a counter's increase the selector ``part`` has of that of ``whole``.
+    """Return the share that the selector ``part`` has of the increase of ``whole``.
 
-    Where ``whole`` grew and ``part`` isn't there yet, the share is 0; groups without traffic give
-    no sample instead of NaN.
+    If ``whole`` grew and ``part`` isn't there yet, the share is 0; groups without traffic give no
+    sample instead of NaN.
     """
     all_of = f"{grouped(by)} (rate({metric}{{{whole}}}[{window}]))"
     some = f"{grouped(by)} (rate({metric}{{{part}}}[{window}]))"
@@ -54,7 +54,7 @@ def share(part: str, whole: str, metric: str, window: str = RATE, by: str = "") 
 
 
 def hit_ratio(by: str = "", window: str = RATE, extra: str = "") -> str:
-    """The share of prompt tokens that were not prefilled.
+    """Return the share of prompt tokens that were not prefilled.
 
     Written as 1 - prefilled / all because every prompt prefills at least its last token: the
     prefilled series always exists, those of the cached and spliced tokens may not yet. Groups
@@ -70,6 +70,6 @@ def hit_ratio(by: str = "", window: str = RATE, extra: str = "") -> str:
 
 
 def quantile(q: float, metric: str, labels: str = "", by: str = "") -> str:
-    """A quantile of a histogram."""
+    """Return a quantile of a histogram."""
     groups = ", ".join(label for label in ("le", by) if label)
     return f"histogram_quantile({q}, sum by ({groups}) (rate({metric}_bucket{{{labels}}}[{RATE}])))"

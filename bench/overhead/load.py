@@ -1,4 +1,4 @@
-"""The load: agents that go on with their sessions, turn after turn, on connections of their own."""
+"""The load: agents that continue their sessions, turn after turn, on connections of their own."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Message = dict[str, Any]
 ANSWERS = 32
 
 _CHARS_PER_TOKEN = 3.0
-"""A first guess at how long a session of so many tokens is."""
+"""A first guess at the characters per token of a session."""
 _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 
 
 def canned_answers(renderer: ChatRenderer) -> list[dict[str, Any]]:
-    """The assistant's messages that the upstream answers with, and their tokens."""
+    """Return the assistant's messages with which the upstream answers, and their tokens."""
     before = [{"role": "user", "content": "Go on."}]
     start = len(renderer.render(before, TOOLS).tokens)
     found = []
@@ -40,11 +40,11 @@ def canned_answers(renderer: ChatRenderer) -> list[dict[str, Any]]:
 
 
 class Session:
-    """One agent's session, whose requests go on with one another.
+    """One agent's session, whose requests continue one another.
 
     Args:
-        seed: of its texts, which no other session has.
-        opening: the messages that it begins with.
+        seed: seed of its texts, which no other session has.
+        opening: the messages with which it begins.
     """
 
     def __init__(self, seed: str, opening: Sequence[Message], answers: Sequence[Message]) -> None:
@@ -54,7 +54,7 @@ class Session:
         self._turn = 0
 
     def next_request(self, *, stream: bool, chunks: int) -> bytes:
-        """The next turn's body: an answer and a tool result more than the last."""
+        """Return the next turn's body: an answer and a tool result more than the last."""
         if self._turn:
             said = self._answers[(self._turn - 1) % len(self._answers)]
             result = {
@@ -77,10 +77,10 @@ class Session:
 
 
 class Sessions:
-    """Makes sessions of a size; no two have a text in common that is long.
+    """Makes sessions of a size; no two have a long text in common.
 
     Args:
-        tokens: of a session's first prompt.
+        tokens: tokens of a session's first prompt.
     """
 
     def __init__(self, renderer: ChatRenderer, tokens: int, answers: Sequence[Message]) -> None:
@@ -90,11 +90,11 @@ class Sessions:
 
     @property
     def messages(self) -> int:
-        """How many a session begins with."""
+        """Number of messages with which a session begins."""
         return len(self._base)
 
     def make(self) -> Session:
-        """A session that nobody has seen."""
+        """Return a session that nobody has seen."""
         self._made += 1
         mark = f"[{self._made:04d}] "
         opening = [{**each, "content": mark + each["content"]} for each in self._base]
@@ -130,14 +130,14 @@ class Client:
         self._writer: asyncio.StreamWriter | None = None
 
     async def post(self, body: bytes) -> float:
-        """Seconds to the answer's last byte.
+        """Post a body; returns the seconds to the answer's last byte.
 
         Raises:
             RuntimeError: the answer isn't whole, or not that of the upstream.
         """
         asked = perf_counter()
         if self._reader is not None and self._reader.at_eof():
-            await self.aclose()  # the server closes what is idle
+            await self.aclose()  # the server closes idle connections
         if self._reader is None or self._writer is None:
             opened = await asyncio.open_connection(self._host, self._port, limit=1 << 20)
             self._reader, self._writer = opened
@@ -172,21 +172,21 @@ class Client:
 
 @dataclass
 class Sample:
-    """What one run of a load measured."""
+    """Measurements of one run of a load."""
 
     seconds: list[float] = field(default_factory=list)
-    """Of each request, to the last byte."""
+    """Seconds of each request, to the last byte."""
     cpu_s: float = 0.0
-    """Of the system's processes."""
+    """CPU seconds of the system's processes."""
     opening_cpu_s: float = 0.0
-    """The same for the sessions' first requests."""
+    """CPU seconds for the sessions' first requests."""
     wall_s: float = 0.0
     sessions: int = 0
     upstream_requests: int = 0
-    """What the upstream was asked, handshakes included."""
+    """Number of requests to the upstream, handshakes included."""
 
     def add(self, other: Sample) -> None:
-        """Take in another run of the same load."""
+        """Add another run of the same load."""
         self.seconds += other.seconds
         self.cpu_s += other.cpu_s
         self.opening_cpu_s += other.opening_cpu_s
@@ -197,12 +197,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Load:
-    """So many connections, each with sessions of so many turns behind the first."""
+    """A number of connections, each with sessions of some turns after the first."""
 
     connections: int
     turns: int
     sessions: int = 1
-    """On each connection, one after the other."""
+    """Number of sessions on each connection, one after the other."""
     stream: bool = False
     chunks: int = 0
 
@@ -210,8 +210,11 @@ class Load:
 async def measure(
     origin: str, load: Load, make: Callable[[], Session], cpu: Callable[[], float]
 ) -> Sample:
-    """Run a load. The first request of each session counts apart: it is a prompt that nobody has
-    seen, and a session has but one."""
+    """Run a load.
+
+    The first request of each session counts apart: it is a prompt that nobody has seen, and a
+    session has but one.
+    """
     sample = Sample()
     clients = [Client(origin) for _ in range(load.connections)]
     try:

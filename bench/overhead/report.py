@@ -19,7 +19,7 @@ _COLORS = {
 
 
 def table(results: Results) -> Table:
-    """The figures of one connection, not streamed, and of chunks."""
+    """Return the figures of one connection, not streamed, and of chunks."""
     shown = Table(title="One connection, not streamed; a direct request's CPU is the upstream's")
     for column in (
         "tokens",
@@ -56,7 +56,7 @@ def table(results: Results) -> Table:
 
 
 def draw(results: Results, out: Path) -> None:
-    """CPU time, added latency and the cost of chunks, by size."""
+    """Draw CPU time, added latency and the cost of chunks, by size."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), layout="constrained")

@@ -1,4 +1,4 @@
-"""The processes under the load, and what CPU and memory they take."""
+"""The processes under the load, and their CPU time and memory."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ ROOM = {
     "LEYLINE_MAX_QUEUED": "4096",
     "LEYLINE_CONNECT_TIMEOUT_S": "60",
 }
-"""Settings under which no crowd is refused: what is measured is the work."""
+"""Settings under which no crowd is refused, so that the work is measured."""
 
 _RESIDENT = re.compile(r"VmRSS:\s+(\d+) kB")
 
 
 def set_up() -> None:
-    """Make the environment of the proxy that Leyline is compared with."""
+    """Make the environment of the proxy with which Leyline is compared."""
     subprocess.run([sys.executable, "-m", "venv", str(BENCH_VENV)], check=True)
     command = [str(BENCH_VENV / "bin" / "pip"), "install", "-q", LITELLM]
     subprocess.run(command, check=True)
@@ -48,11 +48,11 @@ class System:
     pid: int
 
     def cpu_s(self) -> float:
-        """CPU seconds of its processes, to the nanosecond, ended threads included."""
+        """Return the CPU seconds of its processes, to the nanosecond, ended threads included."""
         return sum(time.clock_gettime(_clock_of(pid)) for pid in _family(self.pid))
 
     def rss_mb(self) -> float:
-        """Resident memory of its processes."""
+        """Return the resident memory of its processes."""
         found = 0
         for pid in _family(self.pid):
             resident = _RESIDENT.search(Path(f"/proc/{pid}/status").read_text())
@@ -61,12 +61,12 @@ class System:
 
 
 def _clock_of(pid: int) -> int:
-    """The clock of another process's CPU time: the kernel's CPUCLOCK_SCHED."""
+    """Return the clock of another process's CPU time: the kernel's CPUCLOCK_SCHED."""
     return (~pid << 3) | 2
 
 
 def _family(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and all below it."""
     found = [pid]
     for parent in found:
         for task in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -78,11 +78,11 @@ def _family(pid: int) -> list[int]:
 def running(
     document: Path, *, litellm: bool, asked: bool, loops: Sequence[str] = ()
 ) -> Iterator[list[System]]:
-    """The upstream, which is also what ``direct`` asks, and the proxies before it.
+    """Run the upstream, which is also ``direct``, and the proxies before it.
 
     Args:
-        asked: also Leyline before an engine whose answers don't bring their records.
-        loops: event loops on which Leyline runs besides, by the setting's words.
+        asked: True to run Leyline also before an engine whose answers don't bring their records.
+        loops: further event loops on which Leyline runs, by the setting's words.
     """
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -130,7 +130,7 @@ def _process(
 
 @contextmanager
 def canned_upstream(document: Path) -> Iterator[System]:
-    """The upstream of ``upstream.py``."""
+    """Run the upstream of ``upstream.py``."""
     with _process([sys.executable, "-m", "overhead.upstream", str(document)]) as process:
         assert process.stdout is not None
         port = process.stdout.readline().strip()
@@ -139,7 +139,7 @@ def canned_upstream(document: Path) -> Iterator[System]:
 
 @contextmanager
 def leyline(name: str, upstream: str, logs: Path, **environment: str) -> Iterator[System]:
-    """The proxy before ``upstream``, with further settings in its environment."""
+    """Run the proxy before ``upstream``, with further settings in its environment."""
     port, log = _free_port(), logs / name
     program = str(Path(sys.executable).parent / "leyline")
     command = [program, "serve", "--upstream", upstream, "--port", str(port)]
@@ -195,12 +195,12 @@ def _await(system: System, path: str, process: subprocess.Popen[str], log: Path)
 
 
 def set_pause(upstream: System, micros: int) -> None:
-    """Seconds between the chunks of the upstream's streams, in millionths."""
+    """Set the time between the chunks of the upstream's streams, in microseconds."""
     with urllib.request.urlopen(f"{upstream.origin}/pause/{micros}"):  # noqa: S310 - loopback
         return
 
 
 def requests_of(upstream: System) -> int:
-    """How many requests the upstream has had."""
+    """Return the number of requests that the upstream has had."""
     with urllib.request.urlopen(upstream.origin + COUNTED) as answer:  # noqa: S310 - loopback
         return int(answer.read())

@@ -4,8 +4,8 @@ It looks like an engine with Leyline's plugin, so that a proxy before it identif
 renders and accounts as in production. Run as ``python -m overhead.upstream DOCUMENT``. Below
 ``/asked`` it looks like one whose answers don't bring their records.
 
-Two members of a request say what it gets: ``max_tokens`` how many chunks a stream has, ``seed``
-which of the canned answers it is. Other proxies pass both on.
+Two members of a request choose its answer: ``max_tokens`` the number of chunks in a stream,
+``seed`` one of the canned answers. Other proxies pass both on.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from leyline_proxy.render import ChatRenderer
 
 MODEL = "bench"
 RECORDS = 4096
-"""Records kept for proxies that ask."""
+"""Number of records kept for proxies that ask."""
 
 _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 _NUMBER = re.compile(rb"\s*(\d+)")
 _ID = re.compile(rb'"message_id":"([^"]+)"')
 _TAIL = 1 << 16
-"""Envelopes stand in the last bytes of a body."""
+"""Length of a body's end that holds its envelope, in bytes."""
 COUNTED = "/requests"
-"""Path of how many requests there were."""
+"""Path that returns the number of requests."""
 ASKED = "/asked"
-"""Before a path: the engine is one that is asked for its records."""
+"""Prefix of paths on which the engine is one that is asked for its records."""
 _ASKS = b'"%b"' % RECEIPT_ACTION.encode()
 
 
 class Canned:
-    """All that is ever answered, made before the first request.
+    """All answers, made before the first request.
 
     Args:
-        document: ``renderer`` is what an engine tells about its rendering; ``answers`` are the
-            assistant's messages, each with the tokens that it is in a prompt.
+        document: ``renderer`` is an engine's renderer document; ``answers`` are the assistant's
+            messages, each with the tokens that it is in a prompt.
     """
 
     def __init__(self, document: dict[str, Any]) -> None:
@@ -73,12 +73,12 @@ class Canned:
         self._messages = [each["message"] for each in document["answers"]]
 
     def whole(self, answer: int, asks: bytes | None) -> bytes:
-        """A whole answer, head and body, with the record of the message that asks for it."""
+        """Return a whole answer, head and body, with the record of the message that asks for it."""
         body = self._completed(self.answers[answer], answer, asks)
         return _head("application/json", f"content-length: {len(body)}") + body
 
     def stream(self, answer: int, count: int, asks: bytes | None) -> list[bytes]:
-        """The framed events of a stream with ``count`` chunks of text, and such a record."""
+        """Return the framed events of a stream with ``count`` chunks of text, and such a record."""
         key = (answer, count)
         if key not in self.streams:
             self.streams[key] = [_framed_event(e) for e in _events(self._messages[answer], count)]
@@ -121,7 +121,7 @@ def _answer(message: dict[str, Any]) -> bytes:
 
 
 def _record(output: list[int]) -> tuple[bytes, bytes]:
-    """A turn's record in front of its id, and behind it."""
+    """Return a turn's record before its id, and after it."""
     counts = TokenCounts(prompt=10, prefix=4, prefilled=6)
     receipt = Receipt(message_id="@", tokens=counts)
     record = TurnRecord(receipt=receipt, finished=True, output_ids=tuple(output))
@@ -141,7 +141,7 @@ def _chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
 
 
 def _events(message: dict[str, Any], count: int) -> Iterator[bytes]:
-    """All chunks of a stream but the one that finishes."""
+    """Yield all chunks of a stream but the one that finishes."""
     yield _chunk({"role": "assistant", "content": ""})
     for number in range(count):  # some proxies take a text that stays the same for an endless loop
         yield _chunk({"content": f" token {number}"})
@@ -167,7 +167,7 @@ _STREAM_HEAD = _head("text/event-stream; charset=utf-8", "transfer-encoding: chu
 
 
 class Server:
-    """What connections share.
+    """The state that connections share.
 
     Args:
         pause_s: seconds between the chunks of a stream; at 0 each follows on the last.
@@ -177,12 +177,14 @@ class Server:
         self.canned = canned
         self.pause_s = 0.0
         self.asked: OrderedDict[bytes, int] = OrderedDict()
-        """Answer by message id."""
+        """Answers by message id."""
         self.requests = 0
 
     def note(self, body: bytes, answer: int) -> bytes | None:
-        """Remember which answer a proxy's request got; its message id, if it asks for its record
-        in the answer."""
+        """Remember which answer a proxy's request got.
+
+        Returns its message id, if it asks for its record in the answer.
+        """
         found = _ID.search(body, max(0, len(body) - _TAIL)) or _ID.search(body)
         if found is None:
             return None
@@ -206,17 +208,17 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.Handle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has come."""
+        """Store the transport of a new client."""
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, _: Exception | None) -> None:
-        """It has gone."""
+        """Note that the client has gone."""
         self._transport = None
         if self._timer is not None:
             self._timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """A part of a request."""
+        """Take a part of a request."""
         self._received += data
         if not self._end:
             split = self._received.find(b"\r\n\r\n")

@@ -1,9 +1,9 @@
 """Builds the documentation as a site, in strict mode: a broken link or anchor is an error.
 
-    .venv/bin/python deploy/docs/build.py        # what `make docs` does, into out/site
+    .venv/bin/python deploy/docs/build.py        # like `make docs`, into out/site
 
-The generator reads one folder. So docs/ and the pages that lie elsewhere in the repository are
-copied into one, and links between them are set right.
+The generator reads one folder. So docs/ and the pages elsewhere in the repository are copied into
+one, and links between them are set right.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ELSEWHERE = {
     f"{CARD}/README.md": "project/model-card.md",
     f"{CARD}/loss.svg": "project/loss.svg",
 }
-"""Files outside docs/, and where they are on the site. README.md stands for the first page, which
+"""Files outside docs/, and their places on the site. README.md is replaced by the first page, which
 docs/ has, too."""
 
 _LINK = re.compile(r"(\]\()([^()\s]+)(\))")
@@ -41,14 +41,14 @@ _FENCE = re.compile(r"^ *(```+|~~~+)")
 
 
 class BrokenLinkError(ValueError):
-    """A link leads to what is no page of the site."""
+    """A link leads to a file that isn't a page of the site."""
 
 
 def stage(folder: Path) -> None:
     """Copy all pages and pictures into ``folder``, with the configuration beside its ``docs``.
 
     Raises:
-        BrokenLinkError: for a link out of the site.
+        BrokenLinkError: a link leads out of the site.
     """
     shutil.rmtree(folder, ignore_errors=True)
     for source, place in _sources():
@@ -68,10 +68,10 @@ def build(folder: Path, site: Path) -> str:
     """Make the site from a staged ``folder``, and move it to ``site``.
 
     Returns:
-        What the generator said.
+        The generator's output.
 
     Raises:
-        RuntimeError: when it warned of anything.
+        RuntimeError: it gave a warning.
     """
     zensical = str(Path(sys.executable).with_name("zensical"))
     done = subprocess.run(  # noqa: S603
@@ -91,7 +91,7 @@ def build(folder: Path, site: Path) -> str:
 
 
 def _sources() -> Iterator[tuple[str, str]]:
-    """Files by their paths in the repository, and where each is in the site."""
+    """Yield files by their paths in the repository, and the place of each in the site."""
     docs = REPOSITORY / "docs"
     for path in sorted(docs.rglob("*")):
         if path.is_file():
@@ -102,7 +102,7 @@ def _sources() -> Iterator[tuple[str, str]]:
 
 
 def _relinked(text: str, source: str, place: str) -> str:
-    """A page with its links as they must be at its place in the site."""
+    """Return a page with its links corrected for its place in the site."""
     fence, lines = "", []
     for line in text.splitlines(keepends=True):
         mark = _FENCE.match(line)

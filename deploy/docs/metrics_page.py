@@ -16,7 +16,7 @@ INTRODUCTION = HERE / "metrics-introduction.md"
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -50,7 +50,7 @@ def _table(specs: Iterable[MetricSpec]) -> Iterator[str]:
 
 
 def exposed_name(spec: MetricSpec) -> str:
-    """As queries name it; a histogram without its suffixes."""
+    """Return the name for queries; a histogram's without its suffixes."""
     return f"{spec.name}_total" if spec.kind == "counter" else spec.name
 
 

@@ -25,7 +25,7 @@ _MIB = 1024 * 1024
 
 
 def settings_page() -> str:
-    """Every setting of the proxy with its default, its bounds and what it is for."""
+    """Return every setting of the proxy with its default, its bounds and its purpose."""
     from pydantic import BaseModel
 
     from leyline_proxy.settings import Settings, TenantSettings, UpstreamSettings
@@ -108,14 +108,14 @@ def _default(name: str, member: Schema) -> str:
 
 
 def _size(name: str, value: float) -> str:
-    """Bytes as people write them, other numbers as they are."""
+    """Return bytes as people write them, other numbers as they are."""
     if name.endswith("_bytes"):
         return f"{value // _MIB} MiB" if value >= _MIB else f"{value // 1024} KiB"
     return f"{int(value) if value == int(value) else value}"
 
 
 def _resolve(member: Schema, root: Schema) -> Schema:
-    """The schema itself where a definition is meant, without what stands for 'unset'."""
+    """Return the schema itself if a definition is meant, without the part for 'unset'."""
     if "$ref" in member:
         return _resolve(root["$defs"][member["$ref"].rpartition("/")[2]], root)
     ways = [way for way in member.get("anyOf", ()) if way.get("type") != "null"]
@@ -150,7 +150,7 @@ def _values(name: str, member: Schema) -> str:
 
 
 def http_page() -> str:
-    """Every route of the OpenAPI document, and the schemas that it names."""
+    """Return every route of the OpenAPI document, and the schemas that it names."""
     from leyline_proxy.http.app import create_app
     from leyline_proxy.settings import Settings
 
@@ -200,7 +200,7 @@ def _operation(method: str, path: str, operation: Schema) -> Iterator[str]:
 
 
 def _kind(schema: Schema) -> str:
-    """A schema in a few words."""
+    """Return a schema in a few words."""
     if "$ref" in schema:
         name = schema["$ref"].removeprefix(_REF)
         return f"[{name}](#{name.lower()})"
@@ -245,7 +245,7 @@ def _members(schema: Schema, within: str) -> Iterator[str]:
 
 
 def cli_page() -> str:
-    """Every command with its options, as ``--help`` tells them."""
+    """Return every command with its options, as ``--help`` prints them."""
     import typer
     from typer.cli import get_docs_for_click
 
@@ -264,7 +264,7 @@ def cli_page() -> str:
 
 
 def _escaped(line: str) -> str:
-    """Words in brackets are no links here, and names in angles no HTML; code stays as it is."""
+    """Escape a line: words in brackets aren't links, names in angles aren't HTML; code stays."""
     parts = re.split(r"(`[^`]*`)", line)
     return (
         "".join(
@@ -284,7 +284,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def stale() -> dict[str, str]:
-    """Pages that aren't what the code says, with what they should be."""
+    """Return pages that differ from the code's, with their new text."""
     return {
         name: text
         for name, text in ((name, page()) for name, page in PAGES.items())
@@ -293,7 +293,7 @@ def stale() -> dict[str, str]:
 
 
 def main() -> int:
-    """Write the pages, or with ``--check`` say which are out of date."""
+    """Write the pages, or with ``--check`` report those that are out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check

@@ -1,6 +1,6 @@
-"""Writes what Leyline's settings are into the chart's values.schema.json: ``make chart-schema``.
+"""Writes Leyline's settings into the chart's values.schema.json: ``make chart-schema``.
 
-All else in that file is written by hand, also which settings the chart keeps to itself.
+All else in that file is written by hand, including the settings that the chart keeps to itself.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ ALSO_TAKEN: dict[str, list[dict[str, Any]]] = {
     "undeclared": [{"type": "array", "items": _STRING}, _STRING],
     "trace": [{"const": False}],  # as YAML reads a bare off
 }
-"""What settings are read from beside their own type."""
+"""Schemas of values that settings are read from, besides their own type."""
 
 
 def updated(schema: dict[str, Any]) -> dict[str, Any]:
-    """The chart's schema with the settings of this version."""
+    """Return the chart's schema with the settings of this version."""
     document = Settings.model_json_schema()
     proxy = schema["properties"]["proxy"]["properties"]
     kept = set(proxy["settings"]["propertyNames"]["not"]["enum"])
@@ -55,7 +55,7 @@ def _with_forms(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(schema: Any, parts: dict[str, Any]) -> Any:
-    """Without titles and defaults, and with parts in place of references to them."""
+    """Return it without titles and defaults, and with parts in place of references to them."""
     if isinstance(schema, list):
         return [_plain(item, parts) for item in schema]
     if not isinstance(schema, dict):
@@ -72,7 +72,7 @@ def _plain(schema: Any, parts: dict[str, Any]) -> Any:
 
 
 def text() -> str:
-    """The file as it should be."""
+    """Return the file as it should be."""
     return json.dumps(updated(json.loads(SCHEMA.read_text(encoding="utf-8"))), indent=2) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Checking an edit payload against the engine's own record, before anything is touched."""
+"""Checks of an edit payload against the engine's own record, before anything is changed."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class ResolvedEdit:
     payload: EditPayload
     sources: tuple[SourceTurn, ...]
     copies: tuple[CopySegment, ...]
-    """Clipped to what can't have read a forgotten span."""
+    """Copies, clipped to tokens that can't have read a forgotten span."""
     forgotten: frozenset[SpanKey] | None
-    """What the edit forgets as the ledger names it; None where the ledger can't tell."""
+    """Spans that the edit forgets, by their ledger names; None if the ledger doesn't know them."""
 
 
 def carries_edit(payload: EditPayload | None) -> bool:
-    """Whether a payload asks for more than registering its turn."""
+    """Return True if a payload asks for more than the registration of its turn."""
     return payload is not None and bool(payload.directives or payload.segments or payload.sources)
 
 
 def forgets(payload: EditPayload | None) -> bool:
-    """Whether a payload demands forgetting."""
+    """Return True if a payload demands forgetting."""
     return payload is not None and bool(
         payload.forget or any(d.mode is Mode.FORGET for d in payload.directives)
     )
@@ -64,7 +64,7 @@ def resolve_edit(
     """Check sources, directives and segments.
 
     Raises:
-        EditRefusedError: with the reason for the receipt.
+        EditRefusedError: holds the reason for the receipt.
     """
     sources = tuple(
         _resolve_source(payload, index, registry) for index in range(len(payload.sources))
@@ -81,13 +81,13 @@ def resolve_edit(
 def forgotten_spans(
     payload: EditPayload, sources: Sequence[SourceTurn], ledger: SpanLedger
 ) -> frozenset[SpanKey] | None:
-    """The spans that a payload forgets: those it names, and those under its forget directives.
+    """Return the spans that a payload forgets: by name, and under its forget directives.
 
     Args:
-        sources: of the payload; empty where they couldn't be resolved.
+        sources: sources of the payload; empty if they couldn't be resolved.
 
     Returns:
-        None where the ledger doesn't know them all.
+        None if the ledger doesn't know them all.
     """
     names = set(payload.forget)
     for directive in payload.directives:
@@ -115,18 +115,18 @@ def _limits(
     ledger: SpanLedger,
     forgotten: frozenset[SpanKey] | None,
 ) -> list[int]:
-    """Per source, how many leading tokens can't have read a forgotten span."""
+    """Return, per source, the number of leading tokens that can't have read a forgotten span."""
     if forgotten is not None:
         return [ledger.first_reader(source, forgotten) for source in sources]
     if payload.forget:
-        # Nothing says where it stood; what the prompt itself has in exact KV needs no copy.
+        # Its place is unknown; what the prompt itself has in exact KV needs no copy.
         return [0] * len(sources)
     limits = [
         forget_limit(payload.directives, index, source.lineage, len(source.tokens))
         for index, source in enumerate(sources)
     ]
-    # A span may stand in several sources at different places, so another source lends only what
-    # it has in common with each source that a forget directive names.
+    # A span may be in several sources at different places, so another source lends only what it has
+    # in common with each source that a forget directive names.
     for named in {d.source for d in payload.directives if d.mode is Mode.FORGET}:
         named_keys = sources[named].keys()
         for index, source in enumerate(sources):
@@ -166,7 +166,7 @@ def check_lineage(runs: Sequence[LineageRun]) -> None:
     """Refuse a lineage map that isn't sorted.
 
     Raises:
-        EditRefusedError: with the reason for the receipt.
+        EditRefusedError: holds the reason for the receipt.
     """
     starts = [run.start for run in runs]
     if starts != sorted(set(starts)):
@@ -177,7 +177,7 @@ def check_spans(labels: Sequence[SpanLabel], length: int) -> None:
     """Refuse labels that aren't sorted or lie outside the prompt.
 
     Raises:
-        EditRefusedError: with the reason for the receipt.
+        EditRefusedError: holds the reason for the receipt.
     """
     start = 0
     for index, label in enumerate(labels):
@@ -191,14 +191,14 @@ def check_spans(labels: Sequence[SpanLabel], length: int) -> None:
 def _segments(
     payload: EditPayload, sources: Sequence[SourceTurn], prompt: array[int]
 ) -> tuple[Segment, ...]:
-    """The payload's segments, or its directives lowered where it brings none."""
+    """Return the payload's segments, or its lowered directives if it has none."""
     if payload.segments or len(sources) != 1:
         return payload.segments
     return lower_directives(payload.directives, len(sources[0].tokens), len(prompt))
 
 
 def _check_agreement(directives: Sequence[Directive], copies: Sequence[CopySegment]) -> None:
-    """No copy may bring back what a directive takes out of the same source."""
+    """Refuse copies that bring back tokens that a directive removes from the same source."""
     for index, directive in enumerate(directives):
         for copy in copies:
             overlap = min(copy.end, directive.end) - max(copy.start, directive.start)

@@ -1,9 +1,9 @@
-"""Energy by request: what the GPUs used meanwhile, shared by the tokens computed. An estimate.
+"""Energy by request: the GPUs' use, shared by the tokens computed meanwhile. An estimate.
 
 A window opens with the first token computed in it, and ends when levels are read, about a second
-later. What was used meanwhile is shared among the requests that computed in it, by their tokens. So
-a prompt's token counts as much as a generated one, and idle power within the window is shared, too;
-what is used between two windows is nobody's.
+later. The energy used in it is shared among the requests that computed in it, by their tokens. So a
+prompt's token counts as much as a generated one, and idle power within the window is shared, too;
+energy used between two windows belongs to no request.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ENERGY_VARIABLE = "LEYLINE_ENERGY"
 """Environment variable: ``off``, ``on`` (or the engine doesn't start) or ``auto``, the default."""
 
 _MOST_REQUESTS = 16_384
-"""Of more than these, the ones that came first are no longer followed."""
+"""Maximum number of requests that are followed; of more, the oldest are dropped."""
 
 _JOULES = 1e-3
-"""NVML counts millijoules."""
+"""Joules in NVML's unit, the millijoule."""
 
 
 class EnergyUnavailableError(RuntimeError):
@@ -35,7 +35,7 @@ class EnergyMeter(Protocol):
     """A reading that only grows."""
 
     def joules(self) -> float:
-        """What was used since any fixed moment.
+        """Return the energy used since any fixed moment.
 
         Raises:
             EnergyUnavailableError: it can't be read any more.
@@ -43,7 +43,7 @@ class EnergyMeter(Protocol):
 
 
 class Nvml(Protocol):
-    """What is used of NVML's own Python library, ``pynvml``."""
+    """The part of NVML's own Python library, ``pynvml``, that is used."""
 
     NVMLError: type[Exception]
 
@@ -73,7 +73,7 @@ class NvmlMeter:
         self.joules()
 
     def joules(self) -> float:
-        """See :class:`EnergyMeter`."""
+        """Return the sum of the counters; see :class:`EnergyMeter`."""
         read = self._library.nvmlDeviceGetTotalEnergyConsumption
         try:
             return sum(read(handle) for handle in self._handles) * _JOULES
@@ -82,11 +82,11 @@ class NvmlMeter:
 
 
 class EnergyAccount:
-    """Shares of requests. Driven by the engine's thread.
+    """Shares of requests. The engine's thread drives it.
 
     Args:
         meter: read when a window opens, and at each :meth:`settle`.
-        metrics: told what was used.
+        metrics: records what was used.
     """
 
     def __init__(self, meter: EnergyMeter, metrics: EngineMetrics) -> None:
@@ -98,21 +98,21 @@ class EnergyAccount:
         self._ended: list[str] = []
 
     def computed(self, request: str, tokens: int) -> None:
-        """A request computes so many tokens. Called before they are."""
+        """Record that a request computes that many tokens. Called before it does."""
         if tokens <= 0:
             return
         if not self._computed:
-            self._advance()  # nobody's: the engine may have been idle for hours
+            self._advance()  # no request's: the engine may have been idle for hours
         if self._meter is not None:
             self._computed[request] = self._computed.get(request, 0) + tokens
 
     def ended(self, request: str) -> None:
-        """A request computes nothing more."""
+        """Record that a request computes nothing more."""
         if request in self._computed or request in self._shares:
             self._ended.append(request)
 
     def settle(self) -> None:
-        """Share what was used since the window opened."""
+        """Share the energy used since the window opened."""
         used = self._advance()
         total = sum(self._computed.values())
         for request, tokens in self._computed.items():
@@ -127,7 +127,7 @@ class EnergyAccount:
             del self._shares[next(iter(self._shares))]
 
     def _advance(self) -> float:
-        """Count what was used since the last reading, and say it."""
+        """Count the energy used since the last reading, and return it."""
         if self._meter is None:
             return 0.0
         try:
@@ -135,12 +135,12 @@ class EnergyAccount:
         except Exception as error:
             log.warning("energy isn't counted any more: %s", error)
             self._meter = None
-            # Part of a share is no share.
+            # A partial reading gives no share.
             self._computed.clear()
             self._shares.clear()
             self._ended.clear()
             return 0.0
-        # A driver that was loaded anew counts from 0.
+        # A driver that was loaded again counts from 0.
         used, self._read = max(0.0, read - self._read), read
         self._metrics.energy(used)
         return used
@@ -153,15 +153,15 @@ def open_account(
     environment: Mapping[str, str] = os.environ,
     library: Callable[[], Nvml] | None = None,
 ) -> EnergyAccount | None:
-    """An account, where the operator wants one and the GPUs count energy.
+    """Open an account, if the operator wants one and the GPUs count energy.
 
     Args:
         devices: the UUIDs of the engine's GPUs; none on a CPU.
-        library: gives ``pynvml``; by default it is imported.
+        library: returns ``pynvml``; by default it is imported.
 
     Raises:
         EnergyUnavailableError: the operator insists, and energy can't be read.
-        ValueError: the variable has another value than it may.
+        ValueError: the variable has an unknown value.
     """
     wish = environment.get(ENERGY_VARIABLE) or "auto"
     if wish not in ("off", "on", "auto"):
@@ -190,7 +190,7 @@ def _pynvml() -> Nvml:
 
 
 def cuda_uuids(indices: Sequence[int]) -> list[str]:
-    """UUIDs of GPUs, as NVML writes them, by torch's own numbers."""
+    """Return the UUIDs of GPUs, as NVML writes them, by torch's own numbers."""
     import torch
 
     if not torch.cuda.is_available():

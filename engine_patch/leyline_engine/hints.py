@@ -23,23 +23,23 @@ from leyline_engine.contract import (
 
 _OUR_ACTIONS = "leyline."
 _ANYTHING = "*"
-"""Names no span, so that forgetting it reaches all that a session published."""
+"""The name of no span, so that forgetting it reaches all that a session published."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What a request's ``kv_hints`` amount to."""
+    """The decoded ``kv_hints`` of a request."""
 
     message_id: str | None = None
     payload: EditPayload | None = None
-    """Where ``invalid`` is set: what can be relied on, which is no edit."""
+    """The payload; if ``invalid`` is set, its reliable part, which holds no edit."""
     skipped: tuple[SkippedAction, ...] = ()
     invalid: Reason | None = None
     detail: str = ""
 
     @property
     def nameless(self) -> bool:
-        """Whether an edit came along from which nobody can tell whose the prompt is.
+        """True if there is an edit that doesn't say whose the prompt is.
 
         No forget would find its KV, so none of it may be kept.
         """
@@ -48,17 +48,17 @@ class Hints:
 
 
 def read_hints(custom_params: object, secret: str | None = None) -> Hints:
-    """Decode ``custom_params.kv_hints``; what is wrong with it goes into the result.
+    """Decode ``custom_params.kv_hints``; errors go into the result.
 
     Args:
-        secret: what the proxy signs envelopes with; None takes them unsigned.
+        secret: the secret with which the proxy signs envelopes; None takes them unsigned.
     """
     raw = envelope_of(custom_params)
     return Hints() if raw is None else decode_hints(raw, secret)
 
 
 def envelope_of(custom_params: object) -> object:
-    """The envelope among a request's parameters as it came; None where there is none."""
+    """Return the envelope among a request's parameters as it came; None if there is none."""
     match custom_params:
         case {"kv_hints": raw}:
             return raw
@@ -88,8 +88,11 @@ def _refused(message_id: str | None, detail: str, rest: EditPayload | None = Non
 
 
 def _rest_of_edit(envelope: Envelope) -> EditPayload | None:
-    """What an edit says that can't be read as a whole, less the edit: whose the prompt is, what
-    stands in it, and what to forget. None where it doesn't say whose."""
+    """Return the readable rest of a malformed edit, without the edit itself; or None.
+
+    The rest says whose the prompt is, which spans it has, and what to forget. It is None if it
+    doesn't say whose.
+    """
     ours = (EDIT_ACTION, ACTION_VERSION)
     edits = [a.payload for a in envelope.actions if (a.action_type, a.action_version) == ours]
     if len(edits) != 1:
@@ -106,7 +109,7 @@ def _rest_of_edit(envelope: Envelope) -> EditPayload | None:
         payload = msgspec.structs.replace(payload, turn="")
     unread = bool(raw.get("forget")) and not payload.forget
     if unread or _may_forget(raw.get("directives")):
-        # What a directive forgets is said by its source, and a name that can't be read by nothing.
+        # A directive names what it forgets by its source, and nothing says what a bad name means.
         payload = msgspec.structs.replace(payload, forget=(*payload.forget, _ANYTHING))
     return payload
 
@@ -120,7 +123,7 @@ def _is_payload(fields: dict[str, Any]) -> bool:
 
 
 def _may_forget(directives: object) -> bool:
-    """Whether one of the directives as they came may be of mode ``forget``."""
+    """Return True if one of the directives as they came may be of mode ``forget``."""
     if not isinstance(directives, list | tuple):
         return directives is not None
     return any(
@@ -130,12 +133,12 @@ def _may_forget(directives: object) -> bool:
 
 
 def is_ours(action_type: str) -> bool:
-    """Whether an action is Leyline's, of whatever version."""
+    """Return True if an action is Leyline's, of any version."""
     return action_type.startswith(_OUR_ACTIONS)
 
 
 def message_id_of(raw: object) -> str | None:
-    """The message id of an envelope that may be malformed otherwise."""
+    """Return the message id of an envelope that may be malformed elsewhere."""
     match raw:
         case {"message_id": str(found)} if 0 < len(found) <= 256:
             return found

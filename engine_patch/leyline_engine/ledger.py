@@ -1,16 +1,16 @@
-"""The ledger of spans: what each span's first reader is, wherever an edit has moved it. Pure.
+"""The ledger of spans: each span's first reader, wherever an edit has moved it. Pure.
 
 ::
 
-    turn 1   0 ── system ──[ m3 ]── m4 ── m5            m3 stands there: its first reader is itself
-    turn 2   0 ── system ──[stub]══ m4 ══ m5 ── m6      copied behind the cut: m4's KV has read m3
+    turn 1   0 ── system ──[ m3 ]── m4 ── m5            m3 is in place: its first reader is itself
+    turn 2   0 ── system ──[stub]══ m4 ══ m5 ── m6      copied after the cut: m4's KV has read m3
                                   └ first reader of m3, found under the lineage of the splice
 
-A position has read what stands before it and, through KV that a splice moved, what stood before
-that KV in its source. Readers are kept as the first such position: everything behind it counts as
+A position has read the content before it and, through KV that a splice moved, the content before
+that KV in its source. Readers are stored as the first such position: everything after it counts as
 a reader too, so a wrong answer errs to the left, which costs a prefill and never a secret.
 
-What the ledger doesn't know, because its bounds made it drop something, is read by everything.
+Spans that the ledger had to drop because of its bounds count as read by everything.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from leyline_engine.lineage import run_extents, runs_before
 from leyline_engine.sources import SessionKey, SourceTurn
 
 ANYTHING = ("", "")
-"""Reader entry of lineages that carry something which the ledger no longer knows."""
+"""Reader entry of lineages that carry a span which the ledger no longer knows."""
 
 NOWHERE = sys.maxsize
 
@@ -36,15 +36,15 @@ Readers = Mapping[SpanKey, int]
 """First position that has read a span, by span."""
 
 MAX_READERS = 4096
-"""Spans noted per lineage; of more than these only the first position of all is kept."""
+"""Maximum number of spans noted per lineage; of more, only the first position of all is kept."""
 
 MAX_SHARED_STARTS = 8
-"""Positions from which a scope's shared KV is looked for; the least recently spliced go first."""
+"""Maximum number of a scope's starts of shared KV; the least recently spliced are dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What a splice brings into a lineage, to be entered once its KV can be found."""
+    """The readers that a splice brings into a lineage, to be entered once its KV can be found."""
 
     lineage: str
     start: int
@@ -53,7 +53,7 @@ class Carried:
 
 
 class SpanLedger:
-    """Span names by session, readers by lineage. Bounded; positions and names only."""
+    """Span names by session, readers by lineage. Bounded; it stores positions and names only."""
 
     def __init__(
         self, *, max_sessions: int = 1024, max_names: int = 65_536, max_lineages: int = 4096
@@ -71,25 +71,25 @@ class SpanLedger:
         self._names.move_to_end(session)
         known.update(names)
         if len(known) > self._max_names:
-            # Which of them are still held isn't known: none is, and a forget reaches everything.
+            # The spans still held aren't known: none is, and a forget reaches everything.
             known.clear()
         while len(self._names) > self._max_sessions:
             self._names.popitem(last=False)
 
     def span_count(self) -> int:
-        """How many names are noted."""
+        """Return the number of names noted."""
         return sum(len(names) for names in self._names.values())
 
     def lineage_count(self) -> int:
-        """Of how many lineages it is known what they have read."""
+        """Return the number of lineages whose readers are noted."""
         return len(self._readers)
 
     def knows(self, session: SessionKey, names: Collection[str]) -> bool:
-        """Whether readers of all these spans can be told."""
+        """Return True if the readers of all these spans are known."""
         return self._names.get(session, set()).issuperset(names)
 
     def first_reader(self, turn: SourceTurn, spans: Collection[SpanKey]) -> int:
-        """First position of a retained turn that has read one of ``spans``; its length if none."""
+        """Return the first position of a turn that read one of ``spans``; its length if none."""
         length = len(turn.tokens)
         standing = min(
             (label.start for label in turn.spans if (turn.session, label.span) in spans),
@@ -104,7 +104,7 @@ class SpanLedger:
     def hidden_reader(
         self, runs: Sequence[LineageRun], scope: str, spans: Collection[SpanKey], length: int
     ) -> int:
-        """First position under a lineage map whose moved KV has read one of ``spans``.
+        """Return the first position under a lineage map whose moved KV has read one of ``spans``.
 
         Returns:
             A position; ``length`` if there is none.
@@ -120,15 +120,15 @@ class SpanLedger:
     def carry(
         self, sources: Sequence[SourceTurn], copies: Sequence[CopySegment], shared: Sequence[int]
     ) -> dict[SpanKey, int]:
-        """Spans that copied KV has read though they don't stand whole in the new prompt.
+        """Return the spans that copied KV has read though they aren't whole in the new prompt.
 
         Args:
-            sources: by the index that copies name.
-            copies: what the prompt takes from each source.
-            shared: per source, how many leading tokens it has in common with the prompt.
+            sources: sources by the index that copies name.
+            copies: spans that the prompt takes from each source.
+            shared: per source, the number of leading tokens that it shares with the prompt.
 
         Returns:
-            Their first readers, in prompt positions.
+            First reader of each, in prompt positions.
         """
         readers: dict[SpanKey, int] = {}
         for index, source in enumerate(sources):
@@ -143,9 +143,9 @@ class SpanLedger:
     def _read(
         self, source: SourceTurn, kept: Sequence[CopySegment]
     ) -> Iterable[tuple[SpanKey, int, int]]:
-        """Spans that a source has read, their first readers, and where in the prompt each stands.
+        """Yield the spans that a source has read, their first readers and places in the prompt.
 
-        A span that doesn't stand whole in one of the ``kept`` pieces stands nowhere.
+        A span that isn't whole in one of the ``kept`` pieces has no place.
         """
         for label in source.spans:
             places = [
@@ -160,7 +160,7 @@ class SpanLedger:
     def _hidden(
         self, runs: Sequence[LineageRun], scope: str, length: int
     ) -> Iterator[tuple[SpanKey, int]]:
-        """Every span that KV under a lineage map remembers, and its reader in each run."""
+        """Yield every span that KV under a lineage map remembers, and its reader in each run."""
         for start, end, readers in self._by_run(runs, scope, length):
             for span, position in readers.items():
                 if position < end:
@@ -169,20 +169,20 @@ class SpanLedger:
     def _by_run(
         self, runs: Sequence[LineageRun], scope: str, length: int
     ) -> Iterator[tuple[int, int, Readers]]:
-        """Where each run begins and ends, and its readers; an unknown lineage has read anything."""
+        """Yield each run's start, end and readers; an unknown lineage has read anything."""
         for run, end in run_extents(runs_before(runs, length), length):
             readers = self._readers.get((scope, run.lineage), {ANYTHING: run.start})
             yield run.start, end, readers
 
     def remembered(self, runs: Sequence[LineageRun], scope: str, length: int) -> frozenset[SpanKey]:
-        """The spans that the first ``length`` positions under a lineage map remember."""
+        """Return the spans that the first ``length`` positions under a lineage map remember."""
         return frozenset(span for span, _ in self._hidden(runs, scope, length))
 
     def enter(self, scope: str, carried: Carried) -> tuple[tuple[str, str], ...]:
-        """Note a lineage's readers; where it is known already, the earlier position holds.
+        """Note a lineage's readers; if it is known already, the earlier position holds.
 
         Returns:
-            (scope, lineage) of records that had to go for it. Their KV must not stay matchable.
+            (scope, lineage) of records that were dropped for it. Their KV must not stay matchable.
         """
         key = (scope, carried.lineage)
         known = self._readers.setdefault(key, {})
@@ -207,11 +207,11 @@ class SpanLedger:
             self._shared.popitem(last=False)
 
     def shared_starts(self, scope: str, share: str) -> tuple[int, ...]:
-        """Where KV that a scope shares begins, latest first."""
+        """Return the positions at which KV that a scope shares begins, latest first."""
         return tuple(reversed(self._shared.get((scope, share), ())))
 
     def lineages_reading(self, scope: str, spans: Collection[SpanKey]) -> dict[str, int]:
-        """Lineages of a tenant whose moved KV has read one of ``spans``, and from where on."""
+        """Return a tenant's lineages whose moved KV read one of ``spans``, and from where on."""
         found: dict[str, int] = {}
         for (owner, lineage), readers in self._readers.items():
             first = [readers[span] for span in (*spans, ANYTHING) if span in readers]
@@ -220,7 +220,7 @@ class SpanLedger:
         return found
 
     def hidden_spans(self, session: SessionKey) -> frozenset[SpanKey]:
-        """All spans of a session that any lineage remembers."""
+        """Return all spans of a session that any lineage remembers."""
         scope, name = session
         return frozenset(
             span
@@ -231,7 +231,7 @@ class SpanLedger:
         )
 
     def strike(self, scope: str, spans: Collection[SpanKey]) -> None:
-        """Take spans off the readers' list: no KV that read them can be found any more."""
+        """Remove spans from the readers: no KV that read them can be found any more."""
         for (owner, _), readers in self._readers.items():
             if owner == scope:
                 for span in spans:
@@ -239,7 +239,7 @@ class SpanLedger:
 
 
 def first_unlabelled(labels: Sequence[SpanLabel], length: int) -> int:
-    """First position that no label covers, ``length`` if all are. Labels are sorted by start."""
+    """Return the first position that no label covers, or ``length``. Labels are sorted by start."""
     covered = 0
     for label in labels:
         if label.start > covered:
@@ -249,5 +249,5 @@ def first_unlabelled(labels: Sequence[SpanLabel], length: int) -> int:
 
 
 def _landing(copy: CopySegment, position: int) -> int:
-    """Where the first token of a copy stands that lies at or behind a source position."""
+    """Return the place of a copy's first token that is at or after a source position."""
     return copy.dest + max(0, position - copy.start) if position < copy.end else NOWHERE

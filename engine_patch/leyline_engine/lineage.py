@@ -1,4 +1,4 @@
-"""Lineages: who may see KV that remembers content no longer in the prompt.
+"""Lineages: private keys for KV that remembers content no longer in the prompt.
 
 From the first spliced position on, radix keys are private to a lineage. The key of a token is
 the token id with the lineage folded into the bits above it, so that one radix tree of 64-bit
@@ -24,17 +24,17 @@ MAX_TOKEN = (1 << TOKEN_BITS) - 1
 _LINEAGE_BITS = 63 - TOKEN_BITS
 
 SALT_BYTES = 32
-"""Of the salt that an engine draws when it starts."""
+"""Length of the salt that an engine draws when it starts."""
 
 
 def lineage_bits(lineage: str, scope: str) -> int:
-    """The key prefix of a lineage within a tenant scope, in ``[1, 2**39)``."""
+    """Return the key prefix of a lineage within a tenant scope, in ``[1, 2**39)``."""
     digest = blake2b(_framed(scope) + _framed(lineage), digest_size=8).digest()
     return (int.from_bytes(digest, "big") % ((1 << _LINEAGE_BITS) - 1)) + 1
 
 
 def _framed(part: str) -> bytes:
-    """A part with its length, so that no two sequences of parts look alike."""
+    """Return a part with its length, so that no two sequences of parts look alike."""
     data = part.encode("utf-8", "surrogatepass")
     return len(data).to_bytes(4, "big") + data
 
@@ -47,14 +47,14 @@ def derive_lineage(
     *,
     salt: bytes = b"",
 ) -> str:
-    """A lineage's name: hash(salt, parent lineage, tenant scope, sources, applied copies).
+    """Return a lineage's name: hash(salt, parent lineage, tenant scope, sources, applied copies).
 
     Args:
         salt: at most 64 bytes, drawn at each start of the engine. Keys carry 39 bits of a name;
             without the salt, anybody could search for a name whose bits are another tenant's.
         parent: lineage in force before the first spliced position; empty for exact KV.
-        sources: digest and lineage map of each source drawn on.
-        copies: the copies as executed, which the directives were lowered to.
+        sources: digest and lineage map of each source.
+        copies: the executed copies, to which the directives were lowered.
 
     Returns:
         32 hex digits. Equal tokens reached by different edits get different names.
@@ -71,15 +71,15 @@ def derive_lineage(
 
 
 def run_extents(runs: Sequence[LineageRun], length: int) -> Iterator[tuple[LineageRun, int]]:
-    """Each run with the position at which it ends: where the next begins, else ``length``."""
+    """Yield each run with its end: the start of the next, or ``length``."""
     for index, run in enumerate(runs):
         yield run, runs[index + 1].start if index + 1 < len(runs) else length
 
 
 def share_lineage(share: str, *, salt: bytes = b"") -> str:
-    """The lineage of what a scope within a tenant shares; empty for the empty scope.
+    """Return the lineage of KV that a scope within a tenant shares; empty for the empty scope.
 
-    Not a name that :func:`derive_lineage` can give, so no private lineage is ever shared.
+    :func:`derive_lineage` can't return such a name, so no private lineage is ever shared.
 
     Args:
         salt: see :func:`derive_lineage`.
@@ -92,18 +92,18 @@ def share_lineage(share: str, *, salt: bytes = b"") -> str:
 def fold_keys(
     tokens: Iterable[int], runs: Sequence[LineageRun] = (), scope: str = ""
 ) -> array[int]:
-    """Radix keys of a token sequence under a lineage map.
+    """Return the radix keys of a token sequence under a lineage map.
 
     Args:
         tokens: token ids in ``[0, 2**24)``.
-        runs: sorted by start; each holds up to the next.
-        scope: tenant scope; a lineage's name finds nothing outside of it.
+        runs: sorted by start; each reaches to the next.
+        scope: tenant scope; a lineage's name means nothing outside of it.
 
     Returns:
         int64 keys of the same length; before the first run they are the ids themselves.
 
     Raises:
-        ValueError: for a token id that is negative or too large to fold.
+        ValueError: a token id is negative or too large to fold.
     """
     keys = array("q", token_array(tokens))
     view = np.frombuffer(keys, dtype=np.int64)
@@ -115,7 +115,7 @@ def fold_keys(
 
 
 def exact_length(keys: array[int]) -> int:
-    """How many leading keys are plain token ids: KV that depends on visible tokens alone."""
+    """Return the number of leading plain keys: their KV depends on visible tokens alone."""
     if not keys:
         return 0
     folded = np.frombuffer(keys, dtype=np.int64) > MAX_TOKEN
@@ -124,7 +124,7 @@ def exact_length(keys: array[int]) -> int:
 
 
 def first_under(keys: array[int], start: int, lineages: Mapping[int, int]) -> int:
-    """Index of the first key under one of ``lineages``, counted from where each matters.
+    """Return the index of the first key under one of ``lineages``, from where each matters on.
 
     Args:
         keys: radix keys.
@@ -141,10 +141,10 @@ def first_under(keys: array[int], start: int, lineages: Mapping[int, int]) -> in
 
 
 def runs_before(runs: Sequence[LineageRun], position: int) -> tuple[LineageRun, ...]:
-    """The part of a lineage map that governs positions below ``position``."""
+    """Return the part of a lineage map that governs positions below ``position``."""
     return tuple(run for run in runs if run.start < position)
 
 
 def first_spliced(runs: Sequence[LineageRun], length: int) -> int:
-    """Length of the exact prefix: the first spliced position, else ``length``."""
+    """Return the length of the exact prefix: the first spliced position, or ``length``."""
     return min((length, *(run.start for run in runs)))

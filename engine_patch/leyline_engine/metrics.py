@@ -1,4 +1,4 @@
-"""What both engines count, and its Prometheus series; see :data:`.contract.metrics.ENGINE_METRICS`.
+"""The counts of both engines as Prometheus series; see :data:`.contract.metrics.ENGINE_METRICS`.
 
 Labels take values of closed vocabularies only.
 """
@@ -22,45 +22,45 @@ _TOKEN_KINDS = ("prefix", "spliced", "prefilled", "freed")
 
 
 class EngineMetrics(Protocol):
-    """What an engine counts. Called on the thread that drives the engine; raises nothing."""
+    """An engine's counts. Called on the thread that drives the engine; raises nothing."""
 
     @property
     def collects(self) -> bool:
-        """Whether anything comes of it; False spares the engine what only metrics need."""
+        """True if the counts are used; False spares the engine work that only metrics need."""
 
     def request(self, receipt: Receipt) -> None:
-        """A request that carried an envelope; once, when its final receipt is known."""
+        """Count a request that carried an envelope; once, when its final receipt is known."""
 
     def forgot(self, before: ForgetCounts, now: ForgetCounts) -> None:
-        """How far a forget has come since ``before``; all zeros before the first time."""
+        """Count a forget's progress since ``before``, which is all zeros the first time."""
 
     def refused(self) -> None:
-        """A request ended because it didn't fit beside hard claims."""
+        """Count a request that ended because it didn't fit beside hard claims."""
 
     def copied(self, size: int) -> None:
-        """A splice copied so many bytes of KV."""
+        """Count the bytes of KV that a splice copied."""
 
     def evicted(self, tokens: int) -> None:
-        """So much cached KV went to make room."""
+        """Count the tokens of cached KV that were evicted to make room."""
 
     def receipt_dropped(self) -> None:
-        """A message to the HTTP process was dropped."""
+        """Count a dropped message to the HTTP process."""
 
     def pool(self, levels: PoolLevels) -> None:
-        """Whose the pool's slots are now."""
+        """Set the pool's slots by owner."""
 
     def registries(self, levels: RegistryLevels) -> None:
-        """How much is remembered of turns now."""
+        """Set the sizes of the records of turns."""
 
     def energy(self, joules: float) -> None:
-        """The GPUs used so much since the last time."""
+        """Count the GPUs' energy since the last call."""
 
     def request_energy(self, joules: float) -> None:
-        """An ended request's share of that, estimated."""
+        """Count an ended request's estimated share of the energy."""
 
 
 class NoMetrics:
-    """Nothing is counted."""
+    """Counts nothing."""
 
     @property
     def collects(self) -> bool:
@@ -68,38 +68,38 @@ class NoMetrics:
         return False
 
     def request(self, receipt: Receipt) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def forgot(self, before: ForgetCounts, now: ForgetCounts) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def refused(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def copied(self, size: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def evicted(self, tokens: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def receipt_dropped(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def pool(self, levels: PoolLevels) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def registries(self, levels: RegistryLevels) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def energy(self, joules: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def request_energy(self, joules: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def _harmless(count: Callable[_Counted, None]) -> Callable[_Counted, None]:
-    """What can't be counted is logged: no request fails for it, and no rank alone."""
+    """Log an error of a count: no request fails for it, and no rank fails alone."""
 
     @wraps(count)
     def counted(*args: _Counted.args, **kwargs: _Counted.kwargs) -> None:
@@ -195,8 +195,8 @@ class PrometheusMetrics:
 
 
 def _series_in(registry: Any) -> dict[str, Any]:
-    """All series of the catalogue, by name."""
-    # Chooses its storage when it is imported: in SGLang, only after that has set the directory.
+    """Return all series of the catalogue, by name."""
+    # Its import chooses its storage: in SGLang, only after SGLang has set the directory.
     from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
     where = REGISTRY if registry is None else registry
@@ -206,7 +206,7 @@ def _series_in(registry: Any) -> dict[str, Any]:
             case "counter":
                 made: Any = Counter(spec.name, spec.help, spec.labels, registry=where)
             case "gauge":
-                # Of several schedulers, what those have that are alive.
+                # Of several schedulers, the sum over those that are alive.
                 made = Gauge(
                     spec.name,
                     spec.help,

@@ -1,4 +1,4 @@
-"""Whose the slots of a KV pool are: claimed, cached exact or spliced, in flight, or free. Pure.
+"""A KV pool's slots by owner: claimed, cached exact or spliced, in flight, or free. Pure.
 
 Each slot counts once, so that the owners sum to the capacity::
 
@@ -21,8 +21,8 @@ class Cached:
     """Tokens in a radix tree, or a part of them.
 
     Attributes:
-        exact: under plain keys: KV that depends on the tokens before it and on nothing else.
-        spliced: behind the first spliced position of their path.
+        exact: tokens under plain keys: KV that depends on the tokens before it and on nothing else.
+        spliced: tokens after the first spliced position of their path.
     """
 
     exact: int = 0
@@ -38,9 +38,9 @@ class PoolLevels:
     """Slots of a pool by owner, in tokens.
 
     Attributes:
-        cached: all that the tree has.
-        claimed: what live claims hold of it.
-        peak: the most slots that weren't free at once.
+        cached: all tokens of the tree.
+        claimed: those of them that live claims hold.
+        peak: the most slots that weren't free at one time.
     """
 
     capacity: int
@@ -50,7 +50,7 @@ class PoolLevels:
     peak: int
 
     def by_owner(self) -> dict[str, int]:
-        """Slots by the names of :data:`~leyline_engine.contract.metrics.POOL_OWNERS`."""
+        """Return slots by the names of :data:`~leyline_engine.contract.metrics.POOL_OWNERS`."""
         return {
             "exact": self.cached.exact - self.claimed.exact,
             "spliced": self.cached.spliced - self.claimed.spliced,
@@ -62,7 +62,7 @@ class PoolLevels:
 
 @dataclass(frozen=True, slots=True)
 class RegistryLevels:
-    """Sizes of what an engine remembers of turns."""
+    """Sizes of an engine's records of turns."""
 
     turns: int = 0
     tokens: int = 0
@@ -71,14 +71,14 @@ class RegistryLevels:
 
     @classmethod
     def of(cls, registry: SourceRegistry, ledger: SpanLedger) -> RegistryLevels:
-        """Sizes as they are now."""
+        """Return the sizes as they are now."""
         return cls(
             registry.count(), registry.token_count, ledger.span_count(), ledger.lineage_count()
         )
 
 
 def held_by_claims(holds: Iterable[tuple[int, Iterable[Run]]]) -> Cached:
-    """What claims hold together; pages that several hold count once.
+    """Return what claims hold together; pages that several hold count once.
 
     Args:
         holds: by claim, the position from which on its path is spliced, and its runs of pages. A
@@ -96,7 +96,7 @@ def held_by_claims(holds: Iterable[tuple[int, Iterable[Run]]]) -> Cached:
 
 
 def _union(spans: list[tuple[int, int]]) -> int:
-    """Length of the union of (start, end)."""
+    """Return the length of the union of (start, end)."""
     found = reached = 0
     for start, end in sorted(spans):
         if end > reached:

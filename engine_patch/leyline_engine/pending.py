@@ -1,4 +1,4 @@
-"""Forgets that wait for running requests to give back what they hold."""
+"""Forgets that wait for running requests to give back their slots."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ class PendingForgets:
         self._released: list[tuple[str, int]] = []
 
     def open(self, ticket: str, overwritten: int, shared: int) -> ForgetCounts:
-        """Begin a ticket, with what waits for it already."""
+        """Open a ticket, and count the slots that wait for it already."""
         pending = sum(waits.get(ticket, 0) for waits in self._waiting.values())
         pending += sum(count for name, count in self._released if name == ticket)
         self._counts[ticket] = ForgetCounts(overwritten, shared, pending)
         return self._counts[ticket]
 
     def wait(self, ticket: str, holder: Hashable, count: int) -> None:
-        """``holder`` keeps ``count`` slots that ``ticket`` wants overwritten; once per holder."""
+        """Note that ``ticket`` wants ``count`` slots of ``holder`` overwritten; once per holder."""
         waits = self._waiting.setdefault(holder, {})
         more = count - waits.get(ticket, 0)
         waits[ticket] = count
         self._add(ticket, pending=more)
 
     def let_go(self, holders: Iterable[Hashable]) -> None:
-        """These hold nothing any more; what they held is overwritten by the next :meth:`settle`."""
+        """Note that holders gave back slots; the next :meth:`settle` counts them."""
         for holder in holders:
             self._released.extend(self._waiting.pop(holder, {}).items())
 
     def settle(self) -> None:
-        """All that was let go has been overwritten."""
+        """Count all slots that were given back as overwritten."""
         for ticket, count in self._released:
             self._add(ticket, overwritten=count, pending=-count)
         self._released.clear()
@@ -54,7 +54,7 @@ class PendingForgets:
             )
 
     def take(self) -> dict[str, ForgetCounts]:
-        """Tickets that changed since the last call; those with nothing pending end with it."""
+        """Return the tickets that changed since the last call; ends those with none pending."""
         changed = {ticket: self._counts[ticket] for ticket in self._changed}
         self._changed.clear()
         self._counts = {t: counts for t, counts in self._counts.items() if counts.pending}

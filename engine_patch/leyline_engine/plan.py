@@ -1,4 +1,4 @@
-"""Planning one turn: from what is cached and what was declared to ordered steps. Pure.
+"""The plan of one turn: ordered steps from the cache and the declared copies. Pure.
 
 ::
 
@@ -21,7 +21,7 @@ from leyline_engine.lineage import first_spliced
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Compute prompt positions ``[start, end)`` anew."""
+    """Compute prompt positions ``[start, end)``."""
 
     start: int
     end: int
@@ -29,14 +29,14 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ordered steps behind a cached prefix; copies and prefills tile ``[prefix, length)``."""
+    """Ordered steps after a cached prefix; copies and prefills tile ``[prefix, length)``."""
 
     length: int
     prefix: int
     copies: tuple[CopySegment, ...]
     prefills: tuple[Prefill, ...]
     evicted: int = 0
-    """Tokens that a copy asked for and whose source slots are gone."""
+    """Tokens of copies whose source slots are gone."""
 
     @property
     def spliced(self) -> int:
@@ -62,7 +62,7 @@ def plan_turn(
         length: prompt tokens, at least 1.
         prefix: tokens found in the radix tree; below ``length``.
         copies: sorted by destination, non-overlapping.
-        available: per source, how many of its leading tokens are still cached.
+        available: per source, the number of its leading tokens that are still cached.
         sink: destinations below this are prefilled.
         min_copy: shorter copies are prefilled with their neighbours, which costs no forward.
     """
@@ -92,7 +92,7 @@ def plan_turn(
 def forget_limit(
     directives: Sequence[Directive], source: int, runs: Sequence[LineageRun], length: int
 ) -> int:
-    """Tokens of a source that can't have read any span that the directives forget.
+    """Return the number of a source's tokens that can't have read any span that is forgotten.
 
     Positions before a forgotten span never read it, unless an earlier splice moved KV that
     did; so the exact prefix of the source bounds the answer too.
@@ -104,13 +104,13 @@ def forget_limit(
         length: its tokens.
 
     Returns:
-        A length; the whole source when nothing is forgotten.
+        A length; the whole source if nothing is forgotten.
     """
     starts = [d.start for d in directives if d.mode is Mode.FORGET and d.source == source]
     return min(*starts, first_spliced(runs, length)) if starts else length
 
 
 def clip_copies(copies: Sequence[CopySegment], limits: Sequence[int]) -> tuple[CopySegment, ...]:
-    """Keep of each copy what lies below its source's limit."""
+    """Return the part of each copy that is below its source's limit."""
     clipped = (CopySegment(c.source, c.start, min(c.end, limits[c.source]), c.dest) for c in copies)
     return tuple(copy for copy in clipped if copy.length > 0)

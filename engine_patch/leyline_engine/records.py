@@ -21,7 +21,7 @@ class RecordBook:
     def put(self, record: TurnRecord) -> None:
         """Add a record, or replace the earlier one of the same message.
 
-        What was learned of a forget since the request began stays.
+        News of a forget since the request began stays.
         """
         with self._lock:
             key = record.receipt.message_id
@@ -34,7 +34,7 @@ class RecordBook:
                 self._records.popitem(last=False)
 
     def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
-        """Note how far a forget has come; closes the receipt when nothing is pending."""
+        """Note a forget's progress; closes the receipt when nothing is pending."""
         with self._lock:
             record = self._records.get(message_id)
             if record is not None:

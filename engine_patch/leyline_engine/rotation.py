@@ -1,4 +1,4 @@
-"""Rotating rotary keys to new positions (Leyline paper, section 3.2, equation 1).
+"""The rotation of rotary keys to new positions (Leyline paper, section 3.2, equation 1).
 
 A key computed at position p and needed at q is multiplied by R(q − p). The angles are the
 model's own: fp32 products of position and inverse frequency, whose difference is then taken in
@@ -14,17 +14,17 @@ import torch
 
 
 class Pairing(StrEnum):
-    """Which dimensions of a cached key form a rotated pair."""
+    """The pairing of a cached key's dimensions for rotation."""
 
     INTERLEAVED = "interleaved"
-    """(2i, 2i+1), as DeepSeek-V2 keys lie in the cache."""
+    """(2i, 2i+1), the order of DeepSeek-V2 keys in the cache."""
     HALF_SPLIT = "half_split"
     """(i, i+d/2), as in Llama, Qwen3 and transformers' DeepSeek-V3."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """A model's rotary embedding, as far as moving keys needs it."""
+    """The part of a model's rotary embedding that moves keys."""
 
     inv_freq: torch.Tensor
     """fp32 ``[d/2]`` from the model's rotary module (any scaling folded in)."""
@@ -35,7 +35,7 @@ class Rotary:
         return 2 * int(self.inv_freq.numel())
 
     def angles(self, positions: torch.Tensor) -> torch.Tensor:
-        """Angles of int64 ``positions [T]``: fp64 ``[T, d/2]`` holding fp32 products."""
+        """Return the angles of int64 ``positions [T]``: fp64 ``[T, d/2]`` holding fp32 products."""
         products = positions.to(torch.float32)[:, None] * self.inv_freq[None, :]
         return products.to(torch.float64)
 
@@ -50,28 +50,28 @@ class Rotary:
             needed_at: int64 ``[T]``.
 
         Returns:
-            ``[T, heads, d]`` in the dtype of ``keys``. Attention scaling (YaRN mscale) is in
-            the keys already and is left alone.
+            ``[T, heads, d]`` in the dtype of ``keys``. Attention scaling (YaRN mscale) is in the
+            keys already and isn't changed.
         """
         return self.apply(keys, *self.spread(*self.turns(computed_at, needed_at)))
 
     def turns(
         self, computed_at: torch.Tensor, needed_at: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine of the angles between two int64 positions ``[T]``: fp32 ``[T, d/2]``."""
+        """Return cos and sin of the angles between int64 positions ``[T]``: fp32 ``[T, d/2]``."""
         delta = self.angles(needed_at) - self.angles(computed_at)
         return delta.cos().to(torch.float32), delta.sin().to(torch.float32)
 
     def spread(self, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """``[T, d/2]`` of :meth:`turns` as factors of a key and of its swapped pairs.
+        """Return ``[T, d/2]`` of :meth:`turns` as factors of a key and of its swapped pairs.
 
         Returns:
-            fp32 ``[T, 1, d]`` each, as the key's dimensions lie.
+            fp32 ``[T, 1, d]`` each, in the order of the key's dimensions.
         """
         return self._join(cos, cos)[:, None, :], self._join(-sin, sin)[:, None, :]
 
     def apply(self, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Turn ``keys [T, heads, d]`` by ``cos`` and ``sin`` of :meth:`spread`; same dtype."""
+        """Rotate ``keys [T, heads, d]`` by ``cos`` and ``sin`` of :meth:`spread`; same dtype."""
         first, second = self._split(keys)
         swapped = self._join(second, first).to(torch.float32).mul_(sin)
         return keys.to(torch.float32).mul(cos).add_(swapped).to(keys.dtype)

@@ -1,8 +1,8 @@
-"""What both engines decide about a request before any KV moves: pure over registry and ledger.
+"""Both engines' decisions on a request before any KV moves: pure over registry and ledger.
 
-An engine checks the request (:meth:`Rules.check`), looks its prompt up under the lineage maps that
-it may be cached under (:meth:`Rules.maps`, :meth:`Rules.clean_length`), plans and executes, asks
-what the copies hide (:meth:`Rules.carry`), and names the outcome (:func:`judge`).
+An engine checks the request (:meth:`Rules.check`), looks its prompt up under the lineage maps under
+which it may be cached (:meth:`Rules.maps`, :meth:`Rules.clean_length`), plans and executes, asks
+for the spans that the copies hide (:meth:`Rules.carry`), and names the outcome (:func:`judge`).
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ from leyline_engine.sources import SourceRegistry
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A prompt with its payload, checked as far as it goes."""
+    """A prompt with its payload, checked as far as possible."""
 
     prompt: array[int]
     payload: EditPayload | None
     edit: ResolvedEdit | None
     refusal: EditRefusedError | None
     spans: tuple[SpanLabel, ...]
-    """The prompt's labels, empty where they can't be relied on."""
+    """The prompt's labels; empty if they can't be relied on."""
     forgotten: frozenset[SpanKey] | None
-    """None where nothing is forgotten, or where the ledger can't tell what."""
+    """Forgotten spans; None if nothing is forgotten, or if the ledger doesn't know them."""
 
     @property
     def forgets(self) -> bool:
         return forgets(self.payload)
 
     def refused(self, reason: Reason, detail: str) -> CheckedRequest:
-        """The same request as an ordinary prefill that says why."""
+        """Return the same request as an ordinary prefill, with the reason."""
         return replace(self, edit=None, refusal=EditRefusedError(reason, detail))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a request's edit."""
+    """The outcome of a request's edit."""
 
     outcome: Outcome = Outcome.UNEDITED
     reason: Reason | None = None
@@ -74,7 +74,7 @@ class Rules:
     """Decisions over one engine's registry and ledger.
 
     Args:
-        splices: whether the engine's model and pool are on the allow-list.
+        splices: True if the engine's model and pool are on the allow-list.
         salt: see :func:`~.lineage.derive_lineage`; the same on all ranks of a replica.
     """
 
@@ -95,7 +95,7 @@ class Rules:
         """Check a payload against the prompt and the engine's own record; refusals are noted.
 
         Args:
-            refusal: why the edit was refused before; what else the payload says still holds.
+            refusal: reason of an earlier refusal of the edit; the rest of the payload holds.
         """
         edit: ResolvedEdit | None = None
         spans: tuple[SpanLabel, ...] = ()
@@ -121,7 +121,7 @@ class Rules:
         return resolve_edit(payload, prompt, self._registry, self._ledger)
 
     def maps(self, request: CheckedRequest) -> Iterator[tuple[LineageRun, ...]]:
-        """Lineage maps under which the prompt may be cached: its own, then what is shared."""
+        """Yield lineage maps under which the prompt may be cached: its own, then shared ones."""
         payload = request.payload
         if payload is None or request.refusal is not None:
             return
@@ -132,7 +132,7 @@ class Rules:
                 yield (LineageRun(start, share_lineage(payload.share, salt=self._salt)),)
 
     def clean_length(self, request: CheckedRequest, lineage: tuple[LineageRun, ...]) -> int:
-        """How much of the prompt a lineage may serve: nothing that read what is forgotten now."""
+        """Return how much of the prompt a lineage may serve: nothing that read a forgotten span."""
         limit = len(request.prompt) - 1
         payload = request.payload
         if payload is None or not request.forgets:
@@ -144,13 +144,13 @@ class Rules:
     def carry(
         self, request: CheckedRequest, runs: tuple[LineageRun, ...], plan: Plan
     ) -> Carried | None:
-        """The lineage that a plan's copies begin, and the readers that they bring along.
+        """Return the lineage that a plan's copies begin, and the readers that they bring along.
 
         Args:
-            runs: lineage map of the prefix that the plan begins with.
+            runs: lineage map of the plan's prefix.
 
         Returns:
-            None where nothing is copied.
+            None if nothing is copied.
         """
         edit, prompt = request.edit, request.prompt
         if edit is None or not plan.copies:
@@ -170,7 +170,7 @@ class Rules:
         shared = [common_prefix(source.tokens, prompt) for source in edit.sources]
         readers = self._ledger.carry(edit.sources, plan.copies, shared)
         if not payload.share:
-            # Who has these runs remembers them from there on; a shared lineage has other parents.
+            # Holders of these runs remember them from there on; a shared lineage has other parents.
             known = self._ledger.remembered(runs, payload.scope, plan.copies[0].dest)
             readers = {span: at for span, at in readers.items() if span not in known}
         goes_on = bool(runs) and runs[-1].lineage == name
@@ -178,12 +178,12 @@ class Rules:
         return Carried(name, start, readers, payload.share)
 
     def fresh_lineage(self, message_id: str, scope: str) -> str:
-        """The name of a lineage that only this request has."""
+        """Return the name of a lineage that only this request has."""
         return derive_lineage(message_id, scope, (), (), salt=self._salt)
 
 
 def extend_lineage(runs: tuple[LineageRun, ...], carried: Carried | None) -> tuple[LineageRun, ...]:
-    """The lineage map after a splice: private from the first spliced position on."""
+    """Return the lineage map after a splice: private from the first spliced position on."""
     if carried is None or (runs and runs[-1].lineage == carried.lineage):
         return runs
     return (*runs, LineageRun(carried.start, carried.lineage))
@@ -213,5 +213,5 @@ def judge(request: CheckedRequest, plan: Plan, forgot: ForgetCounts | None) -> V
 
 
 def _directive_reason(mode: Mode, reason: Reason) -> Reason:
-    """A forget is obeyed by prefilling, also where the turn's other edits were spliced."""
+    """Return a forget's reason: prefilled, also if the turn's other edits were spliced."""
     return Reason.REPREFILLED if (mode, reason) == (Mode.FORGET, Reason.SPLICED) else reason

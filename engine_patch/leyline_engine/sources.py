@@ -1,4 +1,4 @@
-"""Retained turns: the token sequences that later turns may draw on. Bounded; no text but ids."""
+"""Retained turns: token sequences that later turns may use. Bounded; no text but ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SessionKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class SourceTurn:
-    """One retained turn: prompt and generated tokens, and how they lie in the tree."""
+    """One retained turn: prompt and generated tokens, and their place in the tree."""
 
     turn: str
     tokens: array[int]
@@ -24,10 +24,10 @@ class SourceTurn:
     scope: str
     session: str = ""
     spans: tuple[SpanLabel, ...] = ()
-    """What stands where, sorted by start."""
+    """Labels of its parts, sorted by start."""
 
     def keys(self) -> array[int]:
-        """Radix keys of the turn's tokens."""
+        """Return the radix keys of the turn's tokens."""
         return fold_keys(self.tokens, self.lineage, self.scope)
 
     @property
@@ -40,7 +40,7 @@ class SourceRegistry:
     """Turns by tenant scope and session, least recently used sessions dropped first.
 
     Args:
-        secret: what digests of prompt text are sealed with where others see them.
+        secret: secret that seals digests of prompt text before others see them.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SourceRegistry:
         self._max_turns = max_turns
         self._sessions: OrderedDict[SessionKey, OrderedDict[str, SourceTurn]] = OrderedDict()
         self.token_count = 0
-        """Tokens of all retained turns together."""
+        """Number of tokens of all retained turns together."""
 
     def get(self, session: SessionKey, turn: str) -> SourceTurn | None:
         turns = self._sessions.get(session)
@@ -61,11 +61,11 @@ class SourceRegistry:
         return turns.get(turn)
 
     def seal(self, source: SourceTurn) -> str:
-        """The source's digest as proxies name it."""
+        """Return the source's digest as proxies name it."""
         return sealed_digest(source.digest, self._secret)
 
     def retain(self, session: SessionKey, source: SourceTurn) -> None:
-        """Retain a turn; one that is named again, as by a replayed request, stays as it was."""
+        """Retain a turn; one of the same name, as of a replayed request, stays as it was."""
         turns = self._sessions.setdefault(session, OrderedDict())
         self._sessions.move_to_end(session)
         if source.turn not in turns:
@@ -79,15 +79,15 @@ class SourceRegistry:
             self.token_count -= sum(len(turn.tokens) for turn in gone.values())
 
     def turns(self, session: SessionKey) -> tuple[SourceTurn, ...]:
-        """A session's retained turns, oldest first."""
+        """Return a session's retained turns, oldest first."""
         return tuple(self._sessions.get(session, {}).values())
 
     def count(self) -> int:
-        """How many turns are retained."""
+        """Return the number of retained turns."""
         return sum(len(turns) for turns in self._sessions.values())
 
     def drop(self, session: SessionKey, turn: str) -> None:
-        """Retain a turn no longer."""
+        """Drop a retained turn."""
         turns = self._sessions.get(session, OrderedDict())
         gone = turns.pop(turn, None)
         self.token_count -= len(gone.tokens) if gone is not None else 0

@@ -1,4 +1,4 @@
-"""The board that a user opens first: what of the prompts came from the cache, and what didn't."""
+"""The board that a user opens first: prompt tokens from the cache, and the others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def build() -> dashboard.Dashboard:
 
 
 def _add_now(board: dashboard.Dashboard) -> None:
-    """The row of single numbers."""
+    """Add the row of single numbers."""
     board.with_row(dashboard.Row("Now"))
     board.with_panel(
         single_value(
@@ -84,7 +84,7 @@ def _add_now(board: dashboard.Dashboard) -> None:
 
 
 def _add_cost(board: dashboard.Dashboard) -> None:
-    """What it costs and saves, in single numbers."""
+    """Add costs and savings, in single numbers."""
     board.with_panel(
         single_value(
             "Prefill time avoided",
@@ -124,7 +124,7 @@ def _add_cost(board: dashboard.Dashboard) -> None:
 
 
 def _add_hits(board: dashboard.Dashboard) -> None:
-    """Hit ratio over time and by the age of the session."""
+    """Add the hit ratio over time and by the age of the session."""
     board.with_row(dashboard.Row("Hit ratio"))
     board.with_panel(
         time_series(
@@ -158,7 +158,7 @@ def _add_hits(board: dashboard.Dashboard) -> None:
 
 
 def _add_savings(board: dashboard.Dashboard) -> None:
-    """Where tokens came from, and what splicing spared."""
+    """Add the origins of tokens, and the savings of splicing."""
     board.with_row(dashboard.Row("Tokens"))
     board.with_panel(
         time_series(
@@ -195,7 +195,7 @@ def _add_savings(board: dashboard.Dashboard) -> None:
 
 
 def _add_busts(board: dashboard.Dashboard) -> None:
-    """What was in the cache and was computed again."""
+    """Add tokens that were in the cache and computed again."""
     board.with_row(dashboard.Row("Cache busts"))
     board.with_panel(
         time_series(
@@ -246,7 +246,7 @@ def _add_busts(board: dashboard.Dashboard) -> None:
 
 
 def _add_turns(board: dashboard.Dashboard) -> None:
-    """What became of the turns, and how long they took."""
+    """Add the outcomes and durations of turns."""
     board.with_row(dashboard.Row("Turns"))
     board.with_panel(
         time_series(

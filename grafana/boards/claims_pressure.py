@@ -1,4 +1,4 @@
-"""Claims on KV, in total and one by one, and how much room they leave."""
+"""Claims on KV, in total and one by one, and the room they leave."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def build() -> dashboard.Dashboard:
 
 
 def _add_now(board: dashboard.Dashboard) -> None:
-    """The row of single numbers."""
+    """Add the row of single numbers."""
     board.with_row(dashboard.Row("Now"))
     board.with_panel(
         single_value(
@@ -74,7 +74,7 @@ def _add_now(board: dashboard.Dashboard) -> None:
 
 
 def _add_refused(board: dashboard.Dashboard) -> None:
-    """Who had to stand back, in single numbers."""
+    """Add refusals and losses, in single numbers."""
     board.with_panel(
         single_value(
             "Requests refused by claims",
@@ -110,7 +110,7 @@ def _add_refused(board: dashboard.Dashboard) -> None:
 
 
 def _add_claims(board: dashboard.Dashboard) -> None:
-    """All claims together."""
+    """Add all claims together."""
     board.with_row(dashboard.Row("Claims"))
     kinds = "tenant, kind"
     board.with_panel(
@@ -163,7 +163,7 @@ def _add_claims(board: dashboard.Dashboard) -> None:
 
 
 def _add_each(board: dashboard.Dashboard) -> None:
-    """Claims one by one."""
+    """Add claims one by one."""
     board.with_row(dashboard.Row("Single claims"))
     board.with_panel(
         table(
@@ -185,7 +185,7 @@ def _add_each(board: dashboard.Dashboard) -> None:
 
 
 def _of_claim(metric: str) -> Query:
-    """A gauge of each claim, with its kind and state, so that rows can be merged."""
+    """Return a gauge of each claim, with its kind and state, so that rows can be merged."""
     state = f"leyline_claim_state{{{BY_TENANT}}}"
     return Query(
         f"{metric}{{{BY_TENANT}}} * on (job, instance, tenant, claim)"
@@ -195,7 +195,7 @@ def _of_claim(metric: str) -> Query:
 
 
 def _add_pressure(board: dashboard.Dashboard) -> None:
-    """How full the pool is, and who suffers."""
+    """Add the pool's fill, and its effects."""
     board.with_row(dashboard.Row("Pressure"))
     board.with_panel(pool_by_owner())
     board.with_panel(

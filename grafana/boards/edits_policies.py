@@ -1,4 +1,4 @@
-"""What is edited, by whom and in which mode, and what the policies do."""
+"""Edits by source and mode, and the policies' work."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def build() -> dashboard.Dashboard:
 
 
 def _add_now(board: dashboard.Dashboard) -> None:
-    """The row of single numbers."""
+    """Add the row of single numbers."""
     board.with_row(dashboard.Row("Now"))
     amortized = f'{BY_TENANT},mode="amortize"'
     board.with_panel(
@@ -88,7 +88,7 @@ def _add_now(board: dashboard.Dashboard) -> None:
 
 
 def _add_files_and_forgets(board: dashboard.Dashboard) -> None:
-    """Files and forgets, in single numbers."""
+    """Add files and forgets, in single numbers."""
     board.with_panel(
         single_value(
             "Policy files refused",
@@ -123,7 +123,7 @@ def _add_files_and_forgets(board: dashboard.Dashboard) -> None:
 
 
 def _add_edits(board: dashboard.Dashboard) -> None:
-    """What was edited, by whom, and what it gave."""
+    """Add edits, their sources, and their savings."""
     board.with_row(dashboard.Row("Edits"))
     board.with_panel(
         time_series(
@@ -149,7 +149,7 @@ def _add_edits(board: dashboard.Dashboard) -> None:
 
 
 def _add_decisions(board: dashboard.Dashboard) -> None:
-    """What was sent of the edits, and when."""
+    """Add the edits that were sent, and their delays."""
     board.with_panel(
         time_series(
             "Directives by mode and reason",
@@ -192,7 +192,7 @@ def _add_decisions(board: dashboard.Dashboard) -> None:
 
 
 def _add_policies(board: dashboard.Dashboard) -> None:
-    """What policies did, said and failed at."""
+    """Add the policies' edits, notes and faults."""
     board.with_row(dashboard.Row("Policies"))
     board.with_panel(
         time_series(
@@ -228,7 +228,7 @@ def _add_policies(board: dashboard.Dashboard) -> None:
 
 
 def _add_words(board: dashboard.Dashboard) -> None:
-    """What policies said and had written."""
+    """Add the policies' notes and completions."""
     board.with_panel(
         time_series(
             "Notes of policies",
@@ -267,7 +267,7 @@ def _add_words(board: dashboard.Dashboard) -> None:
 
 
 def _add_forgets(board: dashboard.Dashboard) -> None:
-    """What was erased, and where."""
+    """Add erased tokens by place."""
     board.with_row(dashboard.Row("Forgets"))
     board.with_panel(
         time_series(

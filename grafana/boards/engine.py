@@ -56,7 +56,7 @@ def build() -> dashboard.Dashboard:
 
 
 def _add_now(board: dashboard.Dashboard) -> None:
-    """What engines there are, and single numbers."""
+    """Add the engines, and single numbers."""
     board.with_row(dashboard.Row("Now"))
     board.with_panel(
         table(
@@ -87,7 +87,7 @@ def _add_now(board: dashboard.Dashboard) -> None:
 
 
 def _add_numbers(board: dashboard.Dashboard) -> None:
-    """Single numbers of the pool and its splices."""
+    """Add single numbers of the pool and its splices."""
     board.with_panel(
         single_value(
             "Edited requests spliced",
@@ -131,7 +131,7 @@ def _add_numbers(board: dashboard.Dashboard) -> None:
 
 
 def _add_losses(board: dashboard.Dashboard) -> None:
-    """What was refused or lost, in single numbers."""
+    """Add refusals and losses, in single numbers."""
     board.with_panel(
         single_value(
             "KV copied",
@@ -166,7 +166,7 @@ def _add_losses(board: dashboard.Dashboard) -> None:
 
 
 def _add_pool(board: dashboard.Dashboard) -> None:
-    """Whose the KV is."""
+    """Add the KV's owners."""
     board.with_row(dashboard.Row("KV pool"))
     board.with_panel(pool_by_owner())
     board.with_panel(
@@ -195,7 +195,7 @@ def _add_pool(board: dashboard.Dashboard) -> None:
 
 
 def _add_work(board: dashboard.Dashboard) -> None:
-    """What engines did with edits."""
+    """Add the engines' work on edits."""
     board.with_row(dashboard.Row("Splices"))
     board.with_panel(
         time_series(
@@ -247,7 +247,7 @@ def _add_work(board: dashboard.Dashboard) -> None:
 
 
 def _add_registries(board: dashboard.Dashboard) -> None:
-    """What engines remember, and what forgets reached."""
+    """Add the engines' records, and the reach of forgets."""
     board.with_row(dashboard.Row("Registries and forgets"))
     gauges = {
         "retained turns": "leyline_engine_retained_turns",
@@ -296,7 +296,7 @@ def _add_registries(board: dashboard.Dashboard) -> None:
 
 
 def _add_energy(board: dashboard.Dashboard) -> None:
-    """What engines draw, where NVML says."""
+    """Add the engines' power, if NVML reports it."""
     board.with_row(dashboard.Row("Energy (NVML)"))
     board.with_panel(
         time_series(

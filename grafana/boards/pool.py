@@ -1,4 +1,4 @@
-"""A panel of two boards: whose the KV pool's slots are."""
+"""A panel of two boards: the KV pool's slots by owner."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _OWNERS = {
     "exact": "green",
     "free": "text",
 }
-"""From what nothing can take away to what anybody may have, with their colours."""
+"""Owners with their colours, from the least to the most available."""
 
 
 def pool_by_owner() -> timeseries.Panel:
-    """The slots, stacked up to the capacity."""
+    """Return the slots, stacked up to the capacity."""
     return time_series(
         "Pool by owner",
         "Slots of the KV pool: claimed, in flight (of running requests), spliced and exact cache, "

@@ -53,7 +53,7 @@ def build() -> dashboard.Dashboard:
 
 
 def _add_now(board: dashboard.Dashboard) -> None:
-    """The row of single numbers."""
+    """Add the row of single numbers."""
     board.with_row(dashboard.Row("Now"))
     board.with_panel(
         single_value(
@@ -87,7 +87,7 @@ def _add_now(board: dashboard.Dashboard) -> None:
 
 
 def _add_store(board: dashboard.Dashboard) -> None:
-    """What is kept, in single numbers."""
+    """Add stored data, in single numbers."""
     board.with_panel(
         single_value(
             "Sessions",
@@ -127,7 +127,7 @@ _LOSSES = (AUDIT, AUDIT_STREAM)
 
 
 def _add_requests(board: dashboard.Dashboard) -> None:
-    """What callers get."""
+    """Add the callers' results."""
     board.with_row(dashboard.Row("Requests"))
     board.with_panel(
         time_series(
@@ -179,7 +179,7 @@ def _add_requests(board: dashboard.Dashboard) -> None:
 
 
 def _add_time(board: dashboard.Dashboard) -> None:
-    """How long the proxy itself takes."""
+    """Add the proxy's own time."""
     board.with_row(dashboard.Row("Time in the proxy"))
     overhead = "leyline_overhead_seconds"
     board.with_panel(
@@ -207,7 +207,7 @@ def _add_time(board: dashboard.Dashboard) -> None:
 
 
 def _add_admission(board: dashboard.Dashboard) -> None:
-    """Who waits, and who is turned away."""
+    """Add requests that wait, and requests that are refused."""
     board.with_row(dashboard.Row("Queues and limits"))
     board.with_panel(
         time_series(
@@ -251,7 +251,7 @@ def _add_admission(board: dashboard.Dashboard) -> None:
 
 
 def _add_state(board: dashboard.Dashboard) -> None:
-    """What the proxy keeps, reloads and writes."""
+    """Add the data that the proxy keeps, reloads and writes."""
     board.with_row(dashboard.Row("State"))
     board.with_panel(
         time_series(

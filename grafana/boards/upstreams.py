@@ -1,4 +1,4 @@
-"""The rows of the board *Proxy* about the engines behind it."""
+"""The rows of the board *Proxy* about its engines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from queries import BY_MODEL, BY_UPSTREAM, per_minute, quantile, share, total
 
 
 def add_engines(board: dashboard.Dashboard) -> None:
-    """The engines behind the proxy."""
+    """Add the engines of the proxy."""
     board.with_row(dashboard.Row("Engines"))
     board.with_panel(
         time_series(
@@ -70,7 +70,7 @@ def add_engines(board: dashboard.Dashboard) -> None:
 
 
 def add_comparison(board: dashboard.Dashboard) -> None:
-    """The engines beside each other."""
+    """Add a comparison of the engines."""
     turns, tokens = "leyline_upstream_turns_total", "leyline_upstream_prompt_tokens_total"
     board.with_panel(
         time_series(

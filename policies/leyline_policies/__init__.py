@@ -1,8 +1,8 @@
-"""Policies: what to edit in an agent's history.
+"""Policies: edits of an agent's history.
 
-`Policy` says what a policy is, `load_pipeline` makes policies of a line of text, `Registry` knows
-which there are, and `leyline_policies.conversation` helps to write new ones. `regex` is
-needed where patterns are used, and nothing else.
+`Policy` defines a policy, `load_pipeline` makes policies of a line of text, `Registry` lists those
+that there are, and `leyline_policies.conversation` helps to write new ones. The package needs
+`regex` if patterns are used, and nothing else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which message of an edited list stands for which of the list before.
+"""Pairs of messages of an edited list and the list before it.
 
-What `leyline_policies.marks` made says so itself. For what a policy copied by hand, messages that
-share a tool call belong together, then equal ones; what is left between these pairs up where both
-lists have the same roles there.
+Messages that `leyline_policies.marks` made name their origin. For messages that a policy copied by
+hand, those that share a tool call belong together, then equal ones; the rest between these pairs up
+if both lists have the same roles there.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from leyline_policies.policy import Message
 
 Pairs = list[tuple[int, int]]
 _MAX_COMPARED = 1 << 18
-"""Pairs of messages beyond which only what stands once in each list is compared: a matcher that
-looks at all takes minutes for thousands that are alike."""
+"""Pairs of messages beyond which only messages that are unique in each list are compared: a matcher
+that looks at all takes minutes for thousands that are alike."""
 
 
 def align(before: Sequence[Message], after: Sequence[Message]) -> Pairs:
-    """Index pairs in order, each index at most once."""
+    """Return index pairs in order, each index at most once."""
     pairs = pair_by_origin(before, after)
     if len(pairs) == len(before) == len(after):
         return pairs
-    # What a policy moved is no copy of what stands there.
+    # A message that a policy moved is no copy of the one at its new place.
     old_ids, new_ids = set(map(id, before)), set(map(id, after))
     for message in after:
         if isinstance(message, MarkedMessage):
@@ -50,23 +50,23 @@ def align(before: Sequence[Message], after: Sequence[Message]) -> Pairs:
 def put_back(
     before: Sequence[Message], after: Sequence[Message], kept: Collection[int]
 ) -> list[Message]:
-    """``after`` with the messages ``kept`` of ``before`` as they were, in their places.
+    """Return ``after`` with the messages ``kept`` of ``before`` as they were, in their places.
 
-    Where it can't be told what became of a kept message, all around it stays as it was.
+    If the fate of a kept message is unknown, all around it stays as it was.
     """
     result: list[Message] = []
     mine = {id(before[index]) for index in kept}
     present = {each for message in after for each in identities(message)}
     for old, new in _pieces(align(before, after), len(before), len(after)):
         gone = [index for index in old if index in kept]
-        # One that stands elsewhere now is put back here and taken out there.
+        # One that is elsewhere now is put back here and removed there.
         came = [m for m in (after[index] for index in new) if mine.isdisjoint(identities(m))]
         if gone:
             roles = {before[index].get("role") for index in old}
             if any(m.get("role") in roles and not is_dropped(m) for m in came):
                 gone = [i for i in old if i in kept or id(before[i]) not in present]
             came = [m for m in came if m.get("role") not in roles]
-        # What the policy put in stays in front of what it took away and must give back.
+        # Messages that the policy added stay before those that it removed and must give back.
         result += [*came, *(before[index] for index in gone)]
         if old.stop < len(before):
             result.append(before[old.stop] if old.stop in kept else after[new.stop])
@@ -76,7 +76,7 @@ def put_back(
 def rejoin(
     whole: Sequence[Message], live: Sequence[Message], after: Sequence[Message]
 ) -> list[Message]:
-    """``after``, made of ``live``, with what else stood in ``whole`` in its old places."""
+    """Return ``after``, made of ``live``, with the rest of ``whole`` in its old places."""
     alive = set(map(id, live))
     became = dict(align(live, after))
     result: list[Message] = []
@@ -92,7 +92,7 @@ def rejoin(
 
 
 def identities(message: Message) -> set[int]:
-    """Of a message and of those that it was made from, one after the other."""
+    """Return the identities of a message and of those that it was made from."""
     found = {id(message)}
     while isinstance(message, MarkedMessage) and id(message.origin) not in found:
         message = message.origin
@@ -101,7 +101,7 @@ def identities(message: Message) -> set[int]:
 
 
 def _pieces(pairs: Pairs, old_end: int, new_end: int) -> Iterator[tuple[range, range]]:
-    """What lies between the pairs; where a range stops, the next pair stands."""
+    """Yield the ranges between the pairs; where a range stops, the next pair is."""
     for (old, new), (next_old, next_new) in pairwise([(-1, -1), *pairs, (old_end, new_end)]):
         yield range(old + 1, next_old), range(new + 1, next_new)
 
@@ -116,7 +116,7 @@ def _refined(
     loose: tuple[Collection[int], Collection[int]],
     match: _Match,
 ) -> Pairs:
-    """``pairs`` and those that ``match`` finds between them among what is ``loose``."""
+    """Return ``pairs`` and those that ``match`` finds between them among the ``loose`` ones."""
     result: Pairs = []
     for old, new in _pieces(pairs, len(before), len(after)):
         left = [index for index in old if index in loose[0]]
@@ -130,7 +130,7 @@ def _refined(
 
 
 def _single(old: Sequence[Message], new: Sequence[Message]) -> Pairs:
-    """One for one, as where a policy edits here and there: then nothing need be compared."""
+    """Pair one for one, as where a policy edits here and there: then nothing need be compared."""
     return _same_roles(old, new) if len(old) == len(new) == 1 else []
 
 
@@ -141,7 +141,7 @@ def _equal(old: Sequence[Message], new: Sequence[Message]) -> Pairs:
 
 
 def _same_call(old: Sequence[Message], new: Sequence[Message]) -> Pairs:
-    """By the id of the answered call, or the ids of the calls made."""
+    """Pair by the id of the answered call, or the ids of the calls made."""
     pairs = _common([_call_key(m, "o") for m in old], [_call_key(m, "n") for m in new])
     return [(i, j) for i, j in pairs if old[i].get("role") == new[j].get("role")]
 
@@ -152,7 +152,7 @@ def _call_key(message: Message, other: str) -> Hashable:
         return "result", answered
     calls = message.get("tool_calls")
     made = [call.get("id") for call in calls or () if isinstance(call, dict)]
-    # A message of no call matches nothing: its key says which list it is in.
+    # A message without calls matches nothing: its key names its list.
     return ("calls", str(made[0])) if made else ("none", other)
 
 
@@ -172,7 +172,7 @@ def _common(old: Sequence[Hashable], new: Sequence[Hashable]) -> Pairs:
 
 
 def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> Pairs:
-    """Pairs of what stands once in each list, as many as can be."""
+    """Return pairs of messages that are unique in each list, as many as possible."""
     olds, news = Counter(old), Counter(new)
     places = {key: index for index, key in enumerate(old) if olds[key] == news[key] == 1}
     return longest_rising([(places[key], index) for index, key in enumerate(new) if key in places])

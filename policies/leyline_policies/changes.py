@@ -1,4 +1,4 @@
-"""In which places a list holds other objects than the list before it, found at the speed of C."""
+"""The places at which a list holds other objects than the list before it, found at C's speed."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ Places = Sequence[int]
 
 
 def changed_places(known: Sequence[Any], now: Sequence[Any]) -> Places:
-    """Where both lists have something and it isn't the same object, in order."""
+    """Return the places, in order, at which both lists have something, but not the same object."""
     return [*compress(count(), map(is_not, known, now))]
 
 
 class Changes:
-    """`changed_places` of lists that aren't changed any more: each two are compared once a turn.
+    """`changed_places` of lists that aren't changed any more: each pair is compared once a turn.
 
-    Most policies of a pipeline edit nothing, and the next one is given the very same list; what is
-    known of it is known for all of them. A tuple never changes; of a list somebody has to say so.
+    Most policies of a pipeline edit nothing, and the next one gets the very same list; a result for
+    it holds for all of them. A tuple never changes; a list has to be declared unchanged.
     """
 
     def __init__(self) -> None:
         self._settled: dict[int, Sequence[Any]] = {}
-        # By identity: the lists are held here, so that no other gets theirs.
+        # By identity: the lists are kept here, so that no other gets theirs.
         self._found: dict[tuple[int, int], tuple[Sequence[Any], Sequence[Any], Places]] = {}
 
     def settle(self, items: Sequence[Any]) -> None:
-        """Nobody changes this list any more."""
+        """Declare that nobody changes this list any more."""
         self._settled[id(items)] = items
 
     def is_settled(self, items: Sequence[Any]) -> bool:
-        """Whether the list keeps what it holds."""
+        """Return True if the list keeps its items."""
         return type(items) is tuple or id(items) in self._settled
 
     def between(self, known: Sequence[Any], now: Sequence[Any]) -> Places:
-        """As `changed_places`; ``known`` must be settled or the caller's own."""
+        """Return `changed_places`; ``known`` must be settled or the caller's own."""
         if known is now:
             return ()
         if not self.is_settled(now):
@@ -48,11 +48,11 @@ class Changes:
         return found[2]
 
     def note(self, known: Sequence[Any], now: Sequence[Any], places: Places) -> None:
-        """No other than these places differ: who made ``now`` from ``known`` knows."""
+        """Note that only these places differ: the maker of ``now`` from ``known`` knows."""
         if self.is_settled(now):
             self._found[id(known), id(now)] = known, now, places
 
     def next_turn(self) -> None:
-        """Let the lists go."""
+        """Drop the lists."""
         self._settled.clear()
         self._found.clear()

@@ -1,9 +1,9 @@
 """Policies made of policies: pipelines, conditions, guards, dry runs.
 
-Whatever has a condition acts on the *committed* part of the conversation: the messages up to where
-the condition last held. What was edited once stays edited, and newer messages stay whole until the
-condition holds again, for what would be sent then. So an edit costs the cache once, not on every
-turn.
+A policy with a condition acts on the *committed* part of the conversation: the messages up to where
+the condition last held. Edited messages stay edited, and newer messages stay whole until the
+condition holds again, for the messages that would be sent then. So an edit costs the cache once,
+not on every turn.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ from leyline_policies.triggers import Trigger
 
 @dataclass(frozen=True, slots=True)
 class _Wrapper:
-    """A policy around another, which it is called like."""
+    """A policy around another, called like it."""
 
     policy: Policy
 
     @property
     def name(self) -> str:
-        """The inner policy's."""
+        """The inner policy's name."""
         return self.policy.name
 
     @property
     def mode(self) -> Mode:
-        """The inner policy's."""
+        """The inner policy's mode."""
         return self.policy.mode
 
     @property
     def trusted(self) -> bool:
-        """Whether the inner policy is."""
+        """True if the inner policy is trusted."""
         return _trusted(self.policy)
 
     @property
     def edits(self) -> bool:
-        """Whether the inner policy does."""
+        """True if the inner policy edits."""
         return _edits(self.policy)
 
     @property
     def forgets(self) -> bool:
-        """Whether the inner policy may."""
+        """True if the inner policy may forget."""
         return may_forget(self.policy)
 
     @property
     def on_fault(self) -> OnFault | None:
-        """What was chosen for the inner policy."""
+        """The choice for the inner policy's faults."""
         return on_fault_of(self.policy)
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen(_Wrapper):
-    """A policy for which it was chosen what its faults do."""
+    """A policy with a choice for its faults."""
 
     choice: OnFault
 
@@ -78,7 +78,7 @@ class Chosen(_Wrapper):
         return self.choice
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
-        """What the inner policy makes."""
+        """Return the inner policy's messages."""
         return run(self.policy, messages, turn_idx, context)
 
 
@@ -89,7 +89,7 @@ class Gated(_Wrapper):
     gate: Gate
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
-        """What the inner policy makes of the committed part, and the rest as it is."""
+        """Return the inner policy's edit of the committed part, and the rest as it is."""
         state = context.state
         committed = min(int(state.get("committed", 0)), len(messages))
         committed = whole_pairs(messages, committed, context.calls(messages))
@@ -103,8 +103,8 @@ class Gated(_Wrapper):
             attempt = apply(self.policy, list(messages), turn_idx, inner)
             return context.total(without_dropped(edited)) - context.total(attempt)
 
-        # Gates judge what would be sent: the client resends what was edited long ago, so its own
-        # list would hold them open for ever.
+        # Gates judge the messages that would be sent: the client resends messages edited long ago,
+        # so its own list would hold gates open for ever.
         if committed < len(messages) and self.gate.opens(without_dropped(edited), context, gain):
             state["committed"] = len(messages)
             state.update(turn=context.turn, turn_idx=turn_idx, idle_s=context.idle_s)
@@ -132,35 +132,35 @@ class Pipeline:
 
     @property
     def mode(self) -> Mode:
-        """Forget, if any of them forgets."""
+        """``forget`` if any of them forgets."""
         return "forget" if any(policy.mode == "forget" for policy in self.policies) else "amortize"
 
     @property
     def trusted(self) -> bool:
-        """Whether all of them are."""
+        """True if all of them are trusted."""
         return all(map(_trusted, self.policies))
 
     @property
     def edits(self) -> bool:
-        """Whether any of them does."""
+        """True if any of them edits."""
         return any(map(_edits, self.policies))
 
     @property
     def forgets(self) -> bool:
-        """Whether any of them may."""
+        """True if any of them may forget."""
         return any(map(may_forget, self.policies))
 
     @property
     def on_fault(self) -> OnFault | None:
-        """What holds for all: where one of them fails, none of their edits is made."""
+        """The choice for all: if one of them fails, none of their edits is made."""
         return strictest_on_fault(self.policies)
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
-        """Each policy gets what the one before made."""
+        """Give each policy the messages of the one before, and return the last one's."""
         given, known = messages, set(map(id, messages))
         for place, policy in enumerate(self.policies):
             live = without_dropped(messages)
-            # The very list that was handed on: what was worked out of it holds.
+            # The very list that was passed on: results for it hold.
             live = live if len(live) < len(messages) else messages
             after = run(policy, live, turn_idx, context.inner(f"{place}.{policy.name}"))
             if after is live:
@@ -189,7 +189,7 @@ class Protected(_Wrapper):
     tags: frozenset[str] = frozenset()
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
-        """What the inner policy makes, with the protected messages put back."""
+        """Return the inner policy's messages, with the protected messages put back."""
         edited = run(self.policy, messages, turn_idx, context.inner(self.policy.name))
         if edited is messages:
             return messages
@@ -198,7 +198,7 @@ class Protected(_Wrapper):
 
     def _protected(self, messages: list[Message], context: Context) -> set[int]:
         count = len(messages)
-        # The instructions in front aren't what "first" means.
+        # The instructions at the front aren't what "first" means.
         head = instructions_end(messages)
         kept = set(range(head + self.keep_first if self.keep_first else 0))
         kept |= set(range(count - self.keep_last, count))
@@ -216,25 +216,25 @@ class Protected(_Wrapper):
 
 @dataclass(frozen=True, slots=True)
 class DryRun(_Wrapper):
-    """A policy that reports what it would do and does nothing."""
+    """A policy that reports its edits and makes none."""
 
     @property
     def mode(self) -> Mode:
-        """Nothing is edited."""
+        """``amortize``: nothing is edited."""
         return "amortize"
 
     @property
     def forgets(self) -> bool:
-        """Nothing is forgotten."""
+        """False: nothing is forgotten."""
         return False
 
     @property
     def on_fault(self) -> OnFault | None:
-        """Nothing is missing where it fails."""
+        """``skip``: nothing is missing if it fails."""
         return "skip"
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
-        """The messages as they are; the note ``dry_run`` says what would have been."""
+        """Return the messages as they are; the note ``dry_run`` reports the edit not made."""
         edited = apply(self.policy, messages, turn_idx, context.inner(self.policy.name))
         pairs = align(messages, edited)
         same = sum(messages[old] == edited[new] for old, new in pairs)
@@ -247,22 +247,22 @@ class DryRun(_Wrapper):
 
 
 def _result_of(message: Message) -> object:
-    """The tool that a result names itself; most don't."""
+    """Return the tool that a result names itself; most don't."""
     return message.get("name") if message.get("role") in RESULT_ROLES else None
 
 
 def pipeline(*policies: Policy, name: str = "pipeline") -> Policy:
-    """The policies one after the other, as one."""
+    """Return the policies one after the other, as one."""
     return Pipeline(name, policies)
 
 
 def when(trigger: Trigger, policy: Policy) -> Policy:
-    """``policy`` on all that had been said when ``trigger`` last held."""
+    """Return ``policy`` on all that had been said when ``trigger`` last held."""
     return _gated(policy, when_gate(trigger))
 
 
 def every(turns: int, policy: Policy) -> Policy:
-    """``policy`` on all that had been said at every ``turns``-th turn.
+    """Return ``policy`` on all that had been said at every ``turns``-th turn.
 
     Raises:
         ValueError: fewer than one turn.
@@ -271,7 +271,7 @@ def every(turns: int, policy: Policy) -> Policy:
 
 
 def at_least(tokens: int, policy: Policy) -> Policy:
-    """``policy`` once it reclaims this many tokens more than it has reclaimed already.
+    """Return ``policy`` for when it reclaims this many tokens more than it has reclaimed already.
 
     Raises:
         ValueError: fewer than one token.
@@ -280,7 +280,7 @@ def at_least(tokens: int, policy: Policy) -> Policy:
 
 
 def all_gates(policy: Policy, gates: Sequence[Gate]) -> Policy:
-    """``policy`` on all that had been said when every gate was last open at once."""
+    """Return ``policy`` on all that had been said when every gate was last open at once."""
     return _gated(policy, all_of(gates))
 
 
@@ -293,10 +293,10 @@ def protect(
     tools: Collection[str] = (),
     tags: Collection[str] = (),
 ) -> Policy:
-    """``policy`` without effect on some messages; what belongs to them as a pair stays too.
+    """Return ``policy`` without effect on some messages and those paired with them.
 
     Args:
-        keep_first: messages behind the instructions in front (which then stay as well).
+        keep_first: messages after the instructions at the front (which then stay as well).
         keep_last: messages at the end.
         roles: whole roles.
         tools: calls of these tools and their results.
@@ -313,24 +313,24 @@ def protect(
 
 
 def dry_run(policy: Policy) -> Policy:
-    """``policy`` without effect; it reports what it would do."""
+    """Return ``policy`` without effect; it reports its edits."""
     return DryRun(policy)
 
 
 def whole_pairs(
     messages: Sequence[Message], end: int, calls: Sequence[ToolCall] | None = None
 ) -> int:
-    """The largest part ``[0, end)`` or shorter that splits no call from its results.
+    """Return the largest end of ``end`` or less that splits no call from its results.
 
     Args:
-        calls: of the messages, where already known.
+        calls: of the messages, if already known.
     """
     if not 0 < end < len(messages):
         return end
     for call in reversed(pair_calls(messages) if calls is None else calls):
         if call.message < end and any(index >= end for index in call.results):
             end = call.message
-    # Results that answer no call aren't torn from those before them either.
+    # Results that answer no call aren't separated from those before them either.
     while end > 0 and messages[end].get("role") in RESULT_ROLES:
         end -= 1
     return end

@@ -36,7 +36,7 @@ _NAMED = re.compile(r"(?:[\w.-]+: )?(\w+)[=:]")
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredPipeline:
-    """The policies of one place in the file, and how they would be written as a spec."""
+    """The policies of one place in the file, and their spec."""
 
     policies: tuple[Policy, ...] = ()
     spec: str = ""
@@ -44,17 +44,17 @@ class ConfiguredPipeline:
 
 @dataclass(frozen=True, slots=True)
 class PolicySet:
-    """Which policies hold for whom."""
+    """The policies for each tenant and model."""
 
     default: ConfiguredPipeline
     tenants: Mapping[str, ConfiguredPipeline]
     models: Mapping[str, ConfiguredPipeline]
-    """By pattern; the first that fits holds."""
+    """Pipelines by pattern; the first that fits holds."""
 
     def choose(self, tenant: str | None, model: str | None) -> tuple[Policy, ...]:
-        """The policies of the tenant, else of the model, else of everyone.
+        """Return the policies of the tenant, else of the model, else of everyone.
 
-        The same tuple every time, so that what was computed for it can be found by identity.
+        The same tuple every time, so that results for it can be found by identity.
         """
         if tenant is not None and tenant in self.tenants:
             return self.tenants[tenant].policies
@@ -64,14 +64,14 @@ class PolicySet:
         return self.default.policies
 
     def describe(self) -> dict[str, str]:
-        """Each pipeline as a spec, under ``default``, ``tenant NAME`` and ``model PATTERN``."""
+        """Return each pipeline as a spec, by ``default``, ``tenant NAME`` and ``model PATTERN``."""
         named = {f"tenant {name}": each for name, each in self.tenants.items()}
         named |= {f"model {pattern}": each for pattern, each in self.models.items()}
         return {key: each.spec for key, each in {"default": self.default, **named}.items()}
 
 
 def load_policies(path: Path | str, registry: Registry | None = None) -> PolicySet:
-    """The policies that a file configures.
+    """Return the policies that a file configures.
 
     Raises:
         ConfigError: the file can't be read, or is wrong; names line and column.
@@ -95,10 +95,10 @@ def load_policies(path: Path | str, registry: Registry | None = None) -> PolicyS
 def parse_policies(
     text: str, registry: Registry | None = None, *, source: str = "policies.yaml"
 ) -> PolicySet:
-    """The policies that a text configures.
+    """Return the policies that a text configures.
 
     Args:
-        registry: which policies there are; without it, the installed packages are looked through.
+        registry: the known policies; without it, the installed packages are searched.
         source: the text's name, for errors.
 
     Raises as `load_policies`.
@@ -192,7 +192,7 @@ class _Parser:
     def _located(
         self, error: SpecError, at: tuple[int, int], settings: Mapping[str, tuple[int, int]]
     ) -> ConfigError:
-        """The error at the setting that it is about, where it says so; else at the policy."""
+        """Return the error at the setting that it is about, if it names one; else at the policy."""
         named = _NAMED.match(str(error))
         key = error.key if isinstance(error, SettingError) else named[1] if named else ""
         return self._error(str(error), settings.get(key, at))

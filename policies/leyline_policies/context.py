@@ -1,4 +1,4 @@
-"""What a policy may know besides the messages.
+"""Facts for policies besides the messages.
 
 A policy asks for it by signature: ``transform(self, messages, turn_idx, context)``, or a function
 ``f(messages, turn_idx, context, *, settings…)``. The third parameter must be called ``context``.
@@ -30,23 +30,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EditCost:
-    """What an edit costs on the engine in use, as its receipts told; zeros until one came."""
+    """The cost of an edit on the engine in use, from its receipts; zeros until one came."""
 
     splices: bool = False
-    """Whether the engine moves the KV behind an edit; if not, it is computed again."""
+    """True if the engine moves the KV after an edit; if not, it is computed again."""
     prefill_us: float = 0.0
     """Microseconds to prefill one token."""
     splice_us: float = 0.0
     """Microseconds to move one token's KV."""
 
     def of(self, tokens_behind: int) -> float:
-        """Microseconds that an edit costs with so many tokens behind it."""
+        """Return the microseconds that an edit costs with so many tokens after it."""
         return tokens_behind * (self.splice_us if self.splices else self.prefill_us)
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that a policy reports without editing: a warning, what a dry run would do."""
+    """A policy's report without an edit: a warning, or the edit of a dry run."""
 
     policy: str
     kind: str
@@ -60,12 +60,12 @@ class Completion:
     key: str
     messages: tuple[Message, ...] = field(repr=False)
     model: str
-    """Empty for the session's own."""
+    """Name of the model; empty for the session's own."""
     max_tokens: int
 
 
 def texts_of(message: Message) -> Iterator[str]:
-    """All that a chat template writes of a message: its text, its reasoning, its calls."""
+    """Yield all that a chat template writes of a message: its text, its reasoning, its calls."""
     yield text_of(message)
     yield str(message.get("reasoning_content") or "")
     calls = [call for call in message.get("tool_calls") or () if isinstance(call, dict)]
@@ -77,67 +77,67 @@ def texts_of(message: Message) -> Iterator[str]:
 
 
 def approximate_tokens(message: Message) -> int:
-    """Tokens of a message, roughly: a quarter of its characters, and three for its frame."""
+    """Estimate a message's tokens: a quarter of its characters, and three for its frame."""
     return sum(map(len, texts_of(message))) // 4 + 3
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Facts of the session, the policy's own state, and where it may report."""
+    """Facts of the session, the policy's own state, and a place for its reports."""
 
     turn: int = 0
-    """Turns that the session had before this one."""
+    """Number of the session's turns before this one."""
     window: int | None = None
-    """The model's context window in tokens; None where unknown."""
+    """The model's context window in tokens; None if unknown."""
     idle_s: float = 0.0
     """Seconds since the session's last turn ended; 0 on the first."""
     model: str = ""
     cost: EditCost = field(default_factory=EditCost)
     state: State = field(default_factory=dict)
-    """The policy's own, as JSON; what it leaves here it finds on the next turn."""
+    """The policy's own state, as JSON, which lasts from turn to turn."""
     count: Callable[[Message], int] = approximate_tokens
     memo: Memo = field(default_factory=Memo)
     policy: str = ""
-    """Its name."""
+    """The policy's name."""
     slot: str = ""
-    """Its place in the pipeline, by which its results are told from another's."""
+    """The policy's place in the pipeline, which tells its results from another's."""
     rerun: bool = False
-    """Whether the policy runs for the second time on this turn, on what others left."""
+    """True if the policy runs a second time on this turn, on the messages that others left."""
     elapsed_s: float = 0.0
     """Seconds since the session began."""
     notes: list[Note] = field(default_factory=list)
     completions: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What models have written for the session's policies."""
+    """Answers of models for the session's policies."""
     wanted: list[Completion] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
 
     def tokens(self, message: Message) -> int:
-        """Tokens of one message, counted once in its life."""
+        """Return the tokens of one message, counted once in its life."""
         return self.memo.get(message, TOKENS, self.count)
 
     def total(self, messages: Sequence[Message]) -> int:
-        """Tokens of several messages."""
+        """Return the tokens of several messages."""
         return sum(self.each_tokens(messages))
 
     def each_tokens(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens of each message; not to be changed."""
+        """Return the tokens of each message; not to be changed."""
         return self.memo.map(messages, TOKENS, self.count, self._place)
 
     def calls(self, messages: list[Message]) -> tuple[ToolCall, ...]:
-        """`pair_calls`, worked out once where policies change no call."""
+        """Return `pair_calls`, computed once while policies change no call."""
         return self.memo.pairing(messages, self._place).calls
 
     def results(self, messages: list[Message]) -> tuple[int, ...]:
-        """Where the tool results are, oldest first."""
+        """Return the places of the tool results, oldest first."""
         return self.memo.pairing(messages, self._place).results
 
     def users(self, messages: list[Message]) -> list[int]:
-        """Where the user's messages are, oldest first."""
+        """Return the places of the user's messages, oldest first."""
         are = self.memo.map(messages, _USER, is_user, self._place)
         return [*compress(range(len(messages)), are)]
 
     def failed(self, messages: list[Message]) -> list[bool]:
-        """Which messages are tool results that say that their call failed."""
+        """Return True for each message that is a tool result of a failed call."""
         return self.memo.map(messages, _FAILED, is_failed_result, self._place)
 
     @property
@@ -145,7 +145,7 @@ class Context:
         return f"{self.slot}, again" if self.rerun else self.slot
 
     def once(self, message: Message, compute: Callable[[Message], T], key: object = None) -> T:
-        """``compute(message)``, computed once in the message's life.
+        """Return ``compute(message)``, computed once in the message's life.
 
         The result may depend on the message and the policy's settings only. A policy with several
         such computations tells them apart by ``key``.
@@ -159,10 +159,10 @@ class Context:
         key: object = None,
         told: Sequence[Hashable] | None = None,
     ) -> list[T]:
-        """`once` for all messages, at the cost of those that are new; not to be changed.
+        """Return `once` for all messages, at the cost of new ones; not to be changed.
 
         Args:
-            told: one thing more for each message; then it is ``compute(message, told)``.
+            told: a further argument for each message; then it is ``compute(message, told)``.
         """
         return self.memo.map(messages, (self.slot, key), compute, self._place, told)
 
@@ -173,22 +173,22 @@ class Context:
         places: Sequence[int],
         key: object = None,
     ) -> list[Message]:
-        """The messages with `once` of those at ``places``; the same list if none differs.
+        """Return the messages with `once` of those at ``places``; the same list if none differs.
 
-        It costs what is new, in the messages and at the end of ``places``. Not to be changed.
+        The cost is that of the new messages and new ``places``. Not to be changed.
         """
         return self.memo.edited(messages, (self.slot, key), compute, places, self._place)
 
     def any(
         self, messages: Sequence[Message], test: Callable[[Message], object], key: object = None
     ) -> bool:
-        """Whether ``test`` holds for any message."""
+        """Return True if ``test`` holds for any message."""
         return self.memo.any(messages, (self.slot, key), test, self._place)
 
     def where(
         self, messages: Sequence[Message], test: Callable[[Message], object], key: object = None
     ) -> list[int]:
-        """Indices of the messages for which ``test`` holds, which is asked as by `each`."""
+        """Return the indices of messages for which ``test`` holds, which is called as by `each`."""
         return [*compress(range(len(messages)), self.each(messages, test, key))]
 
     def fold(
@@ -199,21 +199,21 @@ class Context:
         *read: Sequence[Any],
         key: object = None,
     ) -> T:
-        """What ``begin()`` becomes when ``step(state, item)`` has changed it for each item in turn.
+        """Return ``begin()``, changed by ``step(state, item)`` for each item in turn.
 
-        Items that go on from those of the last turn cost only what is new. What else ``step`` looks
-        at is given as ``read``, and must go on as well (as values), or the state begins anew. It is
-        the same object on every turn: only ``step`` may change it.
+        Items that continue those of the last turn cost only the new ones. Any other input of
+        ``step`` is given as ``read``, and must continue as well (as values), or the state begins
+        again. It is the same object on every turn: only ``step`` may change it.
         """
         return self.memo.fold(items, step, begin, (self.slot, key), self._place, read)
 
     def complete(
         self, key: str, messages: Sequence[Message], *, model: str = "", max_tokens: int = 1_000
     ) -> str | None:
-        """What a model answers to ``messages``; None until it has, on some later turn.
+        """Return a model's answer to ``messages``; None until it has come, on some later turn.
 
-        The question is put beside the request, which doesn't wait. It is put once per ``key`` while
-        the policy goes on asking; an answer that a turn doesn't ask for is forgotten.
+        The question is sent beside the request, which doesn't wait. It is sent once per ``key``
+        while the policy continues to ask; an answer that a turn doesn't ask for is forgotten.
         """
         answer = self.completed(key)
         if answer is None:
@@ -222,7 +222,7 @@ class Context:
         return answer
 
     def completed(self, key: str) -> str | None:
-        """The answer to an earlier question, if it has come."""
+        """Return the answer to an earlier question, if it has come."""
         place = f"{self.slot}:{key}"
         self.used.add(place)
         return self.completions.get(place)
@@ -231,14 +231,14 @@ class Context:
         """Report something for the response and the metrics; numbers only, never text.
 
         Raises:
-            ValueError: ``kind`` is no short word of small letters, digits and ``_``.
+            ValueError: ``kind`` isn't a short word of small letters, digits and ``_``.
         """
         if not _KIND.fullmatch(kind):
             raise ValueError(f"a note's kind is a short word such as near_limit, not {kind[:60]!r}")
         self.notes.append(Note(self.policy, kind, values))
 
     def inner(self, name: str, turn: int | None = None, idle_s: float | None = None) -> Context:
-        """The context for a policy inside another: its state is a part of the outer one's."""
+        """Return the context for a policy inside another; its state is part of the outer one's."""
         state = self.state.setdefault("inner", {})
         return replace(
             self,
@@ -249,7 +249,7 @@ class Context:
         )
 
     def attempt(self) -> Context:
-        """The same context with states and notes that lead nowhere."""
+        """Return the same context with states and notes that lead nowhere."""
         return replace(self, state=deepcopy(self.state), notes=[], wanted=[], used=set())
 
 
@@ -259,7 +259,7 @@ TOKENS = "tokens"
 
 
 def run(policy: Policy, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
-    """Call ``policy`` with what its signature asks for.
+    """Call ``policy`` with the arguments of its signature.
 
     The result may hold the marks of `leyline_policies.marks`, dropped messages included.
     """
@@ -273,5 +273,5 @@ def run(policy: Policy, messages: list[Message], turn_idx: int, context: Context
 def apply(
     policy: Policy, messages: list[Message], turn_idx: int, context: Context | None = None
 ) -> list[Message]:
-    """The messages to send after ``policy``: `run` without what it dropped."""
+    """Return the messages to send after ``policy``: `run` without dropped ones."""
     return without_dropped(run(policy, messages, turn_idx, context or Context(turn=turn_idx)))

@@ -15,7 +15,7 @@ INSTRUCTION_ROLES = frozenset({"system", "developer"})
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call and where its results are; indices count messages.
+    """A tool call and the places of its results; indices count messages.
 
     ``position`` is the call's place in the assistant message's ``tool_calls``, or None for the
     older ``function_call``. ``results`` is empty while the call is unanswered.
@@ -28,7 +28,7 @@ class ToolCall:
 
 
 def text_of(message: Message) -> str:
-    """The message's text: a string content, or the text parts of a list joined; else empty."""
+    """Return the message's text: a string content, or a list's text parts joined; else empty."""
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -38,9 +38,9 @@ def text_of(message: Message) -> str:
 
 
 def map_text(message: Message, edit: Callable[[str], str]) -> Message:
-    """A copy of ``message`` with ``edit`` applied to its string content or to each text part.
+    """Return a copy of ``message`` with ``edit`` applied to its string content or each text part.
 
-    Other parts and all other keys stay. Returns ``message`` itself when no text changes.
+    Other parts and all other keys stay. If no text changes, it is ``message`` itself.
     """
     content = message.get("content")
     edited: Any = content
@@ -57,7 +57,7 @@ nothing."""
 
 
 def pair_calls(messages: Sequence[Message]) -> tuple[ToolCall, ...]:
-    """Every tool call in order, with the results that answer it.
+    """Return every tool call in order, with the results that answer it.
 
     A result belongs to the latest call of its id before it, so ids may be used again.
     """
@@ -65,7 +65,7 @@ def pair_calls(messages: Sequence[Message]) -> tuple[ToolCall, ...]:
 
 
 def part_of(message: Message) -> Part:
-    """The message's part in calling tools."""
+    """Return the message's part in calling tools."""
     role = message.get("role")
     if role == "assistant":
         return tuple(_calls_of(message)) or None
@@ -73,7 +73,7 @@ def part_of(message: Message) -> Part:
 
 
 def pair_parts(parts: Sequence[Part]) -> tuple[ToolCall, ...]:
-    """`pair_calls` for messages of which the parts are known."""
+    """Return `pair_calls` for messages of which the parts are known."""
     return CallPairs().through(parts)
 
 
@@ -84,11 +84,11 @@ class CallPairs:
         self._taken = 0
         self._found: list[tuple[str, int, int | None, list[int]]] = []
         self._calls: list[ToolCall] = []
-        self._touched: set[int] = set()  # calls of `_found` that `_calls` doesn't tell of yet
+        self._touched: set[int] = set()  # calls of `_found` that `_calls` doesn't contain yet
         self._waiting: dict[str, list[int]] = {}  # the latest calls of an id
 
     def through(self, parts: Sequence[Part]) -> tuple[ToolCall, ...]:
-        """The calls of all ``parts``, which begin with those that were taken before."""
+        """Return the calls of all ``parts``, which begin with those of the last call."""
         for index in range(self._taken, len(parts)):
             part = parts[index]
             if isinstance(part, str):
@@ -119,8 +119,10 @@ class CallPairs:
 
 
 def with_partners(indices: Collection[int], calls: Sequence[ToolCall]) -> set[int]:
-    """``indices`` with all that must stay together with them: a call and its results, and the calls
-    of one message."""
+    """Return ``indices`` with all that must stay with them.
+
+    Those are a call and its results, and the calls of one message.
+    """
     found = set(indices)
     for call in calls:
         if not found.isdisjoint(call.results):
@@ -132,7 +134,7 @@ def with_partners(indices: Collection[int], calls: Sequence[ToolCall]) -> set[in
 
 
 def instructions_end(messages: Sequence[Message]) -> int:
-    """Where the instructions in front end."""
+    """Return where the instructions at the front end."""
     return next(
         (i for i, message in enumerate(messages) if message.get("role") not in INSTRUCTION_ROLES),
         len(messages),
@@ -140,12 +142,12 @@ def instructions_end(messages: Sequence[Message]) -> int:
 
 
 def is_user(message: Message) -> bool:
-    """Whether the message is the user's."""
+    """Return True if the message is the user's."""
     return message.get("role") == "user"
 
 
 def nth_last(messages: Sequence[Message], role: str, n: int) -> int | None:
-    """Where the ``n``-th message of ``role``, counted from the end, is; None with fewer."""
+    """Return the place of the ``n``-th message of ``role`` from the end; None with fewer."""
     for index in range(len(messages) - 1, -1, -1):
         if messages[index].get("role") == role:
             n -= 1
@@ -155,7 +157,7 @@ def nth_last(messages: Sequence[Message], role: str, n: int) -> int | None:
 
 
 def tool_uses_in(messages: Sequence[Message]) -> int:
-    """Tool calls in all messages."""
+    """Return the number of tool calls in all messages."""
     return sum(
         len(message.get("tool_calls") or ()) + bool(message.get("function_call"))
         for message in messages
@@ -164,7 +166,7 @@ def tool_uses_in(messages: Sequence[Message]) -> int:
 
 
 def tags_of(message: Message) -> tuple[str, ...]:
-    """Tags of a message: its member ``tags``, or ``leyline.tags``."""
+    """Return the tags of a message: its member ``tags``, or ``leyline.tags``."""
     own = message.get("tags")
     noted = message.get("leyline")
     if isinstance(noted, dict) and isinstance(noted.get("tags"), list):
@@ -173,7 +175,7 @@ def tags_of(message: Message) -> tuple[str, ...]:
 
 
 def _calls_of(message: Message) -> Iterator[tuple[str, int | None, str]]:
-    """Name, position and pairing key of each call in an assistant message."""
+    """Yield name, position and pairing key of each call in an assistant message."""
     for position, call in enumerate(message.get("tool_calls") or ()):
         if isinstance(call, dict):
             body = call.get("function") or call.get("custom") or {}

@@ -1,4 +1,4 @@
-"""What can go wrong when policies are chosen, split by whose fault it is."""
+"""Errors in the choice of policies, split by whose fault they are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SpecError(PolicyError, ValueError):
 
 
 class UnknownPolicyError(SpecError):
-    """No built-in or installed policy has the name that was asked for."""
+    """No built-in or installed policy has the requested name."""
 
 
 class PluginError(PolicyError):
@@ -25,17 +25,17 @@ class PluginError(PolicyError):
 
 
 class NameClashError(PluginError):
-    """Two policies claim one name: one of the packages has to go or be renamed."""
+    """Two policies claim one name: one of the packages has to be removed or renamed."""
 
 
 def shown(text: str) -> str:
-    """``text`` quoted for an error message, its middle left out when it is long."""
+    """Return ``text`` quoted for an error message, without its middle if it is long."""
     if len(text) > _SHOWN:
         text = f"{text[: _SHOWN // 2]}...{text[-_SHOWN // 4 :]}"
     return repr(text)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x' or 'y'?"``, or nothing when no known word is close."""
+    """Return ``"; did you mean 'x' or 'y'?"``, or nothing if no known word is close."""
     close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(repr(name) for name in close)}?" if close else ""

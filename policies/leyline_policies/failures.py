@@ -1,4 +1,4 @@
-"""How a tool result says that its call failed.
+"""Signs of failed calls in tool results.
 
 There is no standard; these are the signs that coding and tool-calling harnesses use:
 
@@ -38,17 +38,17 @@ _FLAG_KEYS = ("is_error", "isError")
 
 
 def is_failure(message: Message) -> bool:
-    """Whether a tool result says that its call failed (see the module's text for the signs)."""
+    """Return True if a tool result reports a failed call (see the module's text for the signs)."""
     return message.get("is_error") is True or is_failure_text(text_of(message))
 
 
 def is_failed_result(message: Message) -> bool:
-    """Whether a message is a tool result that says so."""
+    """Return True if a message is a tool result that reports a failed call."""
     return message.get("role") in RESULT_ROLES and is_failure(message)
 
 
 def is_failure_text(text: str) -> bool:
-    """Whether the text of a tool result says that its call failed."""
+    """Return True if the text of a tool result reports a failed call."""
     if text.lstrip()[:1] == "{":
         verdict = _json_verdict(text)
         if verdict is not None:
@@ -60,7 +60,7 @@ def is_failure_text(text: str) -> bool:
 
 
 def _json_verdict(text: str) -> bool | None:
-    """The verdict of a JSON object; None when the text is none and shows no sign either."""
+    """Return the verdict of a JSON object; None if the text is none and shows no sign either."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -80,7 +80,7 @@ def _members_fail(value: Any) -> bool:
 
 
 def _status(text: str) -> int | None:
-    """The exit status that one of the first or last lines states."""
+    """Return the exit status that one of the first or last lines states."""
     stripped = text.strip()
     head = stripped.split("\n", _EDGE_LINES)[:_EDGE_LINES]
     tail = stripped.rsplit("\n", _EDGE_LINES)[-_EDGE_LINES:]

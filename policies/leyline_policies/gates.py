@@ -1,4 +1,4 @@
-"""When the committed part of a conversation grows, for policies that wait (`compose`)."""
+"""Gates: when the committed part of a conversation grows, for policies that wait (`compose`)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from leyline_policies.triggers import Trigger
 
 
 class Gate(Protocol):
-    """When the committed part may grow."""
+    """The condition under which the committed part may grow."""
 
     def opens(self, messages: Sequence[Message], context: Context, gain: Callable[[], int]) -> bool:
-        """Whether to commit all messages.
+        """Return True to commit all messages.
 
         Args:
-            messages: what would be sent if not.
-            gain: how many tokens it would reclaim.
+            messages: the messages that would be sent if not.
+            gain: the number of tokens it would reclaim.
         """
 
 
@@ -57,12 +57,12 @@ class _Together:
 
 
 def when_gate(trigger: Trigger) -> Gate:
-    """Opens while ``trigger`` holds."""
+    """Return a gate that opens while ``trigger`` holds."""
     return _OnTrigger(trigger)
 
 
 def every_gate(turns: int) -> Gate:
-    """Opens ``turns`` turns after it opened last.
+    """Return a gate that opens ``turns`` turns after it opened last.
 
     Raises:
         ValueError: fewer than one turn.
@@ -73,7 +73,7 @@ def every_gate(turns: int) -> Gate:
 
 
 def at_least_gate(tokens: int) -> Gate:
-    """Opens when that reclaims this many tokens.
+    """Return a gate that opens when a commit would reclaim this many tokens.
 
     Raises:
         ValueError: fewer than one token.
@@ -84,5 +84,5 @@ def at_least_gate(tokens: int) -> Gate:
 
 
 def all_of(gates: Sequence[Gate]) -> Gate:
-    """Opens when all of them would."""
+    """Return a gate that opens when all of them would."""
     return _Together(tuple(gates))

@@ -3,7 +3,7 @@
 A value is one of
 
 - bare text up to the next ``,`` or ``|``, without the spaces around it;
-- quoted, ``"a,b"`` or ``'a|b'``: everything between the quotes as it stands, backslashes too (so
+- quoted, ``"a,b"`` or ``'a|b'``: everything between the quotes literally, backslashes too (so
   regular expressions need no escaping); the quote itself is written twice;
 - a list, ``[a;b;"c;d"]``; a comma separates as well.
 """
@@ -19,14 +19,14 @@ from leyline_policies.errors import SpecError, shown
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _BARE = re.compile(r"[\w.*/+-]+")
 MAX_STEPS = 16
-"""Policies in one pipeline; each may spend its own time on a turn."""
+"""Maximum number of policies in one pipeline; each may spend its own time on a turn."""
 
 _QUOTES = "\"'"
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A setting's value as written: its text, whether it was quoted, its items if a list."""
+    """A setting's value as written: its text, if it was quoted, and its items if a list."""
 
     text: str
     quoted: bool = False
@@ -58,12 +58,12 @@ def parse_steps(spec: str) -> tuple[Step, ...]:
 
 
 def write_steps(steps: Iterable[Step]) -> str:
-    """The text of a pipeline, such that `parse_steps` gives the steps back."""
+    """Return the text of a pipeline; `parse_steps` returns the steps again."""
     return " | ".join(map(_written, steps))
 
 
 def value_of(typed: object) -> Value:
-    """A typed setting as it is written; what is neither text nor number nor list as its `str`."""
+    """Return a typed setting as it is written; as its `str` if neither text, number nor list."""
     if typed is None or isinstance(typed, bool):
         return Value(str(typed).lower())
     if isinstance(typed, str):
@@ -81,9 +81,9 @@ def _written(step: Step) -> str:
 
 def _written_value(value: Value) -> str:
     if value.items is not None and not value.quoted:
-        # As it was written: a parameter that takes text may read a list's text.
+        # As written: a parameter that takes text may read a list's text.
         return value.text or f"[{';'.join(map(_written_text, value.items))}]"
-    # Text that was quoted needs it still only where it would read as something else.
+    # Quoted text needs quotes again only if it would read as something else.
     needed = value.quoted and value.text.lower() == "none"
     return _quoted(value.text) if needed else _written_text(value.text)
 
@@ -125,7 +125,7 @@ class _Scanner:
     def quoted(self) -> str:
         quote, start = self.peek(), self.at
         parts: list[str] = []
-        while self.take(quote):  # a doubled quote closes and opens again: it stands for one
+        while self.take(quote):  # a doubled quote closes and opens again: it means one
             begin = self.at
             self.at = self.text.find(quote, begin)
             if self.at < 0:

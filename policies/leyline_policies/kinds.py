@@ -1,4 +1,4 @@
-"""The types that a policy's settings may have: how each is read, checked and described."""
+"""Types of a policy's settings: how each is read, checked and described."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Kind:
     """A type of setting. Without ``read`` and ``take`` it can be set from Python only."""
 
     words: str
-    """What its values are, as "... is not" goes on."""
+    """Its values in words, to follow "... is not"."""
     read: Callable[[Value], object] | None = None
-    """From the spec language. Raises ValueError."""
+    """Reads a value of the spec language. Raises ValueError."""
     take: Callable[[object], object] | None = None
-    """From a value that is typed already, without changing its meaning. Raises ValueError."""
+    """Takes a value that is typed already, without changing its meaning. Raises ValueError."""
     schema: dict[str, Any] | None = None
 
 
 def without_none(annotation: Any) -> tuple[Any, bool]:
-    """An annotation without the None in its union, and whether it had one."""
+    """Return an annotation without the None in its union, and True if it had one."""
     if typing.get_origin(annotation) not in (types.UnionType, Union):
         return annotation, False
     members = [each for each in typing.get_args(annotation) if each is not type(None)]
@@ -48,7 +48,7 @@ def without_none(annotation: Any) -> tuple[Any, bool]:
 
 
 def kind_of(annotation: Any) -> Kind:
-    """How settings of an annotated type are read."""
+    """Return the kind of settings of an annotated type."""
     if annotation in _SCALARS:
         return _SCALARS[annotation]
     origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
@@ -62,7 +62,7 @@ def kind_of(annotation: Any) -> Kind:
 
 
 def _any_of(members: Sequence[Kind], annotation: object) -> Kind:
-    """The first member that takes a value; text takes any, so it comes last."""
+    """Return the kind of the first member that takes a value; text takes any, so it comes last."""
     ordered = sorted(members, key=lambda member: member is _SCALARS[str])
     reads = [member.read for member in ordered if member.read is not None]
     takes = [member.take for member in ordered if member.take is not None]

@@ -1,4 +1,4 @@
-"""YAML whose every value knows its line and column, and that can't be made to blow up.
+"""YAML whose every value has its line and column, and that can't be made to blow up.
 
 Plain values are read as YAML 1.2 does: ``true``, ``null`` and numbers, all else is text (so ``on``,
 ``no`` and ``12:30`` are). Tags and merge keys aren't understood, keys are text and unique, and
@@ -51,15 +51,15 @@ class ConfigError(SpecError):
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A value and where it begins; lines and columns count from 1."""
+    """A value and the place where it begins; lines and columns count from 1."""
 
     value: bool | int | float | str | list[Located] | dict[str, Located] | None
     at: tuple[int, int]
     keys_at: dict[str, tuple[int, int]]
-    """Of an object, where its keys are."""
+    """Places of an object's keys."""
 
     def plain(self) -> Any:
-        """The value without its places."""
+        """Return the value without its places."""
         if isinstance(self.value, list):
             return [item.plain() for item in self.value]
         if isinstance(self.value, dict):
@@ -68,13 +68,13 @@ class Located:
 
 
 def read_yaml(text: str, source: str) -> Located:
-    """The one document in ``text``.
+    """Return the one document in ``text``.
 
     Args:
         source: the file's name, for errors.
 
     Raises:
-        ConfigError: names line and column of what can't be read or isn't allowed.
+        ConfigError: names line and column of a part that can't be read or isn't allowed.
         MissingExtraError: PyYAML is not installed.
     """
     try:

@@ -1,7 +1,7 @@
-"""What a policy says about a single edit: how it reaches the cache, why, and what took its place.
+"""A policy's marks on a single edit: its mode, its cause, and its placeholder.
 
-A policy that returns plain messages says nothing, and its mode holds for all it changed. With
-`edit` and `drop` it says more of one change::
+A policy that returns plain messages makes no marks, and its mode holds for all its edits. With
+`edit` and `drop` it marks one edit::
 
     return [edit(m, stub="[cleared]", cause="stale") if stale(m) else m for m in messages]
 """
@@ -22,18 +22,18 @@ _CAUSE = re.compile(r"[a-z0-9][a-z0-9_.-]{0,47}")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What is said of an edit; None leaves it to the policy."""
+    """The mark of an edit; None leaves a field to the policy."""
 
     mode: Mode | None = None
     cause: str | None = None
     """A short name for accounts and metrics, never text of the conversation."""
     stub: bool = False
-    """Whether a placeholder stands where the content was."""
+    """True if a placeholder replaces the content."""
     dropped: bool = False
 
 
 class MarkedMessage(dict[str, Any]):
-    """An edited message together with what is said of the edit. It compares as a plain one."""
+    """An edited message together with the mark of its edit. It compares as a plain one."""
 
     __slots__ = ("mark", "origin")
 
@@ -53,16 +53,16 @@ def edit(
     without: Collection[str] = (),
     **members: Any,
 ) -> Message:
-    """A copy of ``message`` with ``members`` in place of its own.
+    """Return a copy of ``message`` with ``members`` in place of its own.
 
     Args:
         stub: text that replaces the content as a placeholder for it.
-        mode: what the edit promises, where that isn't the policy's mode.
-        cause: why, in a word for accounts: small letters, digits, ``_``, ``.`` and ``-``.
+        mode: the edit's promise, if it isn't the policy's mode.
+        cause: the reason, in a word for accounts: small letters, digits, ``_``, ``.`` and ``-``.
         without: members to leave out.
 
     Raises:
-        ValueError: an unknown mode or a cause that is no such word.
+        ValueError: an unknown mode or a cause that isn't such a word.
     """
     edited = MarkedMessage(message, message, _mark(mode, cause, stub=stub is not None))
     for key in without:
@@ -74,7 +74,7 @@ def edit(
 
 
 def drop(message: Message, *, mode: Mode | None = None, cause: str | None = None) -> Message:
-    """What to return in the place of a message that is to go, to say more of it than its absence.
+    """Return a mark for the place of a removed message, to say more of it than its absence.
 
     Raises:
         ValueError: as `edit`.
@@ -83,21 +83,21 @@ def drop(message: Message, *, mode: Mode | None = None, cause: str | None = None
 
 
 def remark(message: Message, origin: Message, mode: Mode | None) -> Message:
-    """``message``, made from ``origin``, with the mode ``mode`` in its mark."""
+    """Return ``message``, made from ``origin``, with the mode ``mode`` in its mark."""
     mark = replace(mark_of(message) or Mark(), mode=mode)
     return MarkedMessage(message, origin, mark)
 
 
 def mark_of(message: Message) -> Mark | None:
-    """What was said of the edit that made ``message``."""
+    """Return the mark of the edit that made ``message``."""
     return message.mark if isinstance(message, MarkedMessage) else None
 
 
 def marks_since(message: Message, given: Collection[int]) -> Iterator[Mark]:
-    """What was said of each edit between a given message and ``message``, the latest first.
+    """Yield the mark of each edit between a given message and ``message``, the latest first.
 
     Args:
-        given: identities of the messages that were given.
+        given: identities of the given messages.
     """
     while isinstance(message, MarkedMessage) and id(message) not in given:
         yield message.mark
@@ -105,22 +105,23 @@ def marks_since(message: Message, given: Collection[int]) -> Iterator[Mark]:
 
 
 def is_dropped(message: Message) -> bool:
-    """Whether `drop` put ``message`` in a list in place of one that goes."""
+    """Return True if `drop` put ``message`` in a list in place of one that is removed."""
     return isinstance(message, MarkedMessage) and message.mark.dropped
 
 
 def without_dropped(messages: list[Message]) -> list[Message]:
-    """The messages that stay; the very list where none is to go."""
+    """Return the messages that stay; the very list if none is removed."""
     if not any(map(is_dropped, messages)):
         return messages
     return [message for message in messages if not is_dropped(message)]
 
 
 def pair_by_origin(before: Sequence[Message], after: Sequence[Message]) -> list[tuple[int, int]]:
-    """Which message of ``after`` is, or was made with `edit` or `drop` from, which of ``before``.
+    """Return index pairs of messages of ``after`` and those of ``before`` that they were made from.
 
-    Index pairs in order, each index at most once, as many as there can be. What a policy moved
-    past others or copied by hand isn't paired.
+    In order, each index at most once, as many as possible. A message of ``after`` may be one of
+    ``before``, or made from it with `edit` or `drop`. Messages that a policy moved past others or
+    copied by hand aren't paired.
     """
     places: dict[int, list[int]] = {}
     for index, message in enumerate(before):
@@ -135,7 +136,7 @@ def pair_by_origin(before: Sequence[Message], after: Sequence[Message]) -> list[
             found = places.get(id(source))
         if found is None:
             continue
-        # One object may stand in several places: then the next one behind the last found.
+        # One object may be in several places: then the next one after the last found.
         place = found[0] if len(found) == 1 else found[min(bisect(found, newest), len(found) - 1)]
         in_order = in_order and place > newest
         newest = max(newest, place)
@@ -144,9 +145,9 @@ def pair_by_origin(before: Sequence[Message], after: Sequence[Message]) -> list[
 
 
 def longest_rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The most pairs whose first numbers rise, as their second ones do."""
+    """Return the most pairs whose first numbers rise, as their second ones do."""
     ends: list[int] = []  # by length, the smallest number that a run of this length ends with
-    last: list[int] = []  # which pair that is
+    last: list[int] = []  # the number of that pair
     previous: list[int | None] = []
     for index, (place, _) in enumerate(pairs):
         length = bisect_left(ends, place)

@@ -1,4 +1,4 @@
-"""What was computed of single messages and of whole lists, kept from turn to turn."""
+"""Results for single messages and for whole lists, kept from turn to turn."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from leyline_policies.policy import Message
 
 _EPOCH_TURNS = 16
 _PAIRINGS = 4
-"""Lists whose pairs of calls and results are remembered, those of the last turn included."""
+"""Number of lists whose pairs of calls and results are kept, those of the last turn included."""
 _PART = "part"
 _FEW = 8
-"""Messages that are looked up one by one; of more, those that only moved are found together."""
+"""Number of messages that are looked up one by one; of more, moved ones are found together."""
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 _Table = dict[Hashable, tuple[object, Any]]
-"""Results by the identity of what they were computed of, and by what was said of it besides. It is
-held, so that no other gets its identity."""
+"""Results by the identity of their subject and by its further argument. The subject is kept, so
+that no other gets its identity."""
 
 
 class _Mapped(NamedTuple):
-    """A list, what is said of its items besides, and what came of them; none is changed."""
+    """A list, its further arguments, and the results for its items; none is changed."""
 
     subjects: Sequence[Any]
     told: Sequence[Any] | None
     results: list[Any]
 
     def entries(self) -> _Table:
-        """The list as a table."""
+        """Return the list as a table."""
         identities = map(id, self.subjects)
         names = identities if self.told is None else zip(identities, self.told, strict=True)
         entries = zip(self.subjects, self.results, strict=True)
@@ -54,12 +54,12 @@ class _Edited(NamedTuple):
     places: tuple[int, ...]
     made: Sequence[Message]
     chosen: set[int] | None
-    """The places; for the next turn to change, as what follows."""
+    """The places; for the next turn to change, like the next field."""
     differing: set[int] | None
-    """Where another message stands in it now."""
+    """Places at which the edited list now has another message."""
 
     def entries(self) -> Mapping[Hashable, tuple[object, Any]]:
-        """What was made of each, as a table."""
+        """Return the result for each, as a table."""
         at = self.places
         return {id(self.subjects[i]): (self.subjects[i], self.made[i]) for i in at}
 
@@ -71,8 +71,8 @@ class Memo:
     """Results by message, and by list.
 
     A message that the conversation held before comes as the very same object, so results are found
-    by identity, and a turn costs what is new in it. What isn't asked for is gone some turns later.
-    For one session; not safe for two threads.
+    by identity, and a turn costs only its new messages. Results that aren't requested are dropped
+    some turns later. For one session; not safe for two threads.
     """
 
     def __init__(self) -> None:
@@ -87,10 +87,10 @@ class Memo:
         self._pairing_at: dict[str, tuple[Sequence[Message], Pairing]] = {}
         self.changes = Changes()
         self.kept: dict[object, Any] = {}
-        """What others keep for the next turn."""
+        """Data that others keep for the next turn."""
 
     def get(self, subject: S, key: object, compute: Callable[[S], T]) -> T:
-        """``compute(subject)``, remembered under ``key``."""
+        """Return ``compute(subject)``, remembered under ``key``."""
         table, past = self._results_of(key)
         entry = table.get(id(subject))
         if entry is None:
@@ -107,13 +107,13 @@ class Memo:
         place: str = "",
         told: Sequence[Hashable] | None = None,
     ) -> list[T]:
-        """``compute(subject)`` of each, remembered under ``key``; not to be changed.
+        """Return ``compute(subject)`` of each, remembered under ``key``; not to be changed.
 
-        What stands where it stood in the last list from the same ``place`` isn't looked at one by
+        Items at the same place as in the last list from the same ``place`` aren't looked up one by
         one.
 
         Args:
-            told: one thing more for each subject; then it is ``compute(subject, told)``.
+            told: a further argument for each subject; then it is ``compute(subject, told)``.
         """
         known = self._lists.get((key, place)) or _Mapped((), None, [])
         if not self.changes.is_settled(subjects):
@@ -147,9 +147,10 @@ class Memo:
         places: Sequence[int],
         place: str = "",
     ) -> list[Message]:
-        """The messages with ``compute`` of those at ``places``; the same list if none differs.
+        """Return messages with ``compute`` of those at ``places``; the same list if none differs.
 
-        Neither list may be changed. What was edited on the last turn and still is isn't looked at.
+        Neither list may be changed. Messages that were edited on the last turn and still are cost
+        nothing.
         """
         given, places = messages, tuple(places)
         if not self.changes.is_settled(messages):
@@ -188,7 +189,7 @@ class Memo:
         test: Callable[[S], object],
         place: str = "",
     ) -> bool:
-        """Whether ``test`` holds for any; it is asked once for each."""
+        """Return True if ``test`` holds for any; it is called once for each."""
         if not self.changes.is_settled(subjects):
             subjects = list(subjects)
         known, at = self._held.get((key, place), ((), None))
@@ -210,18 +211,18 @@ class Memo:
         place: str = "",
         read: Sequence[Sequence[Any]] = (),
     ) -> T:
-        """What ``begin()`` becomes when ``step(state, item)`` has changed it for each item in turn.
+        """Return ``begin()``, changed by ``step(state, item)`` for each item in turn.
 
-        Where ``items`` go on from those of the last time, so does the state.
+        If ``items`` continue those of the last time, so does the state.
 
         Args:
-            read: all else that ``step`` looks at, which must go on as well.
+            read: all other input of ``step``, which must continue as well.
         """
         now = (items, *read)
         before, state = self._folded.pop((key, place), ((), None))
         goes_on = bool(before) and all(map(_goes_on, before, now))
         folded: T = state if goes_on else begin()
-        # A step that fails leaves nothing behind: the next turn begins anew.
+        # A step that fails leaves nothing behind: the next turn begins again.
         for item in items[len(before[0]) if goes_on else 0 :]:
             step(folded, item)
         kept = tuple(each if type(each) is tuple else [*each] for each in now)
@@ -229,7 +230,7 @@ class Memo:
         return folded
 
     def pairing(self, messages: Sequence[Message], place: str = "") -> Pairing:
-        """Calls and results, looked up where an edit changed no call and no result's id."""
+        """Return calls and results, looked up if an edit changed no call and no result's id."""
         if not self.changes.is_settled(messages):
             return self._pairing_of([*map(self._part_once, messages)])
         last = self._pairing_at.get(place)
@@ -243,8 +244,7 @@ class Memo:
     def _pairing_since(
         self, known: Sequence[Message], pairing: Pairing, messages: Sequence[Message]
     ) -> Pairing | None:
-        """The pairing of ``known``, or the newest one if that goes on from it, where it is that of
-        ``messages`` too."""
+        """Return ``known``'s pairing, or a newer one that continues it, if ``messages`` has it."""
         places = self.changes.between(known, messages)
         for found in (pairing, *self._paired):
             if len(found.parts) == len(messages) and (found is pairing or found.before is pairing):
@@ -263,7 +263,7 @@ class Memo:
         return pairing
 
     def next_turn(self) -> None:
-        """Forget what no list of the last turn holds, and now and then what wasn't asked for."""
+        """Drop what no list of the last turn holds, and now and then all unrequested results."""
         self.changes.next_turn()
         for pairing in self._paired:
             pairing.before = None
@@ -275,7 +275,7 @@ class Memo:
         return self.get(message, _PART, self._part_of)
 
     def _part_of(self, message: Message) -> Part:
-        """As `part_of`; the very object of the message before an edit, to be compared quickly."""
+        """Return `part_of`; after an edit, the very object of before, to be compared quickly."""
         part = part_of(message)
         if isinstance(message, MarkedMessage) and message.origin is not message:
             before = self.get(message.origin, _PART, self._part_of)
@@ -285,7 +285,7 @@ class Memo:
     def _changed(
         self, known: _Mapped, subjects: Sequence[Any], told: Sequence[Any] | None
     ) -> Places:
-        """Where another subject stands, or something else is said of it."""
+        """Return the places with another subject, or another further argument."""
         places = self.changes.between(known.subjects, subjects)
         if told is known.told:
             return places
@@ -298,7 +298,7 @@ class Memo:
         return sorted({*places, *others})
 
     def _results_of(self, key: object) -> tuple[_Table, _Table]:
-        """What is remembered under ``key``, and what goes unless it is asked for."""
+        """Return the results under ``key``, and those that are dropped unless requested."""
         table = self._tables.get(key)
         if table is None:
             table = self._tables[key] = {}
@@ -306,6 +306,6 @@ class Memo:
 
 
 def _goes_on(before: Sequence[Any], now: Sequence[Any]) -> bool:
-    """Whether ``now`` begins with what was there before, by value."""
+    """Return True if ``now`` begins with what was there before, by value."""
     size = len(before)
     return size <= len(now) and now[:size] == before

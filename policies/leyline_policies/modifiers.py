@@ -1,4 +1,4 @@
-"""Settings that every policy takes besides its own: when it acts, and on what it may not."""
+"""Settings that every policy takes besides its own: when it acts, and on which messages."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 @dataclass(frozen=True, slots=True)
 class Modifiers:
-    """How a policy is wrapped; the defaults wrap nothing.
+    """The wrapping of a policy; the defaults wrap nothing.
 
-    Conditions must hold together for the policy to act on what is new; what it has edited stays
-    edited (`leyline_policies.compose`).
+    Conditions must hold together for the policy to act on new messages; those that it has edited
+    stay edited (`leyline_policies.compose`).
     """
 
     when: Annotated[str, "a trigger, such as 'tokens > 100000 and idle > 5m'"] = ""
@@ -38,7 +38,7 @@ class Modifiers:
     on_fault: Annotated[OnFault | None, "when it fails: refuse the request, or skip it"] = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a number out of range or an unknown role."""
+        """Raise ValueError for a number out of range or an unknown role."""
         for key in ("at_least", "protect_first", "protect_last"):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key}={getattr(self, key)} is negative; it must be 0 or more")
@@ -50,7 +50,7 @@ class Modifiers:
                 )
 
     def around(self, policy: Policy) -> Policy:
-        """``policy`` with these settings.
+        """Return ``policy`` with these settings.
 
         Raises:
             ValueError: a number out of range, a trigger that can't be read.

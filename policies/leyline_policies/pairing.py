@@ -1,4 +1,4 @@
-"""Calls and results of a whole list, worked out anew only where it doesn't go on from another."""
+"""Calls and results of a whole list, computed again only if it doesn't continue another."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from leyline_policies.conversation import CallPairs, Part, ToolCall
 
 
 class Pairing:
-    """Calls with what answers them, and where results are, oldest first; found when asked for.
+    """Calls with their results, and the places of results, oldest first; found when requested.
 
     Args:
-        parts: what each message does in calling tools; not changed any more.
+        parts: each message's part in calling tools; not changed any more.
         before: the pairing of a list that this one begins with.
     """
 
     def __init__(self, parts: list[Part], before: Pairing | None = None) -> None:
         self.parts = parts
         self.before = before
-        """For this turn, or a session would hold all there ever were."""
+        """The pairing before; for this turn only, or a session would hold all there ever were."""
         self._pairs: CallPairs | None = CallPairs() if before is None else before._hand_over()
         self._known = () if before is None else before.results
         self._from = 0 if before is None else len(before.parts)
 
     def leads_to(self, parts: list[Part]) -> bool:
-        """Whether ``parts`` begin with these, and nobody has gone on from here before."""
+        """Return True if ``parts`` begin with these, and nobody has continued from here before."""
         known = len(self.parts)
         return self._pairs is not None and known < len(parts) and parts[:known] == self.parts
 

@@ -17,7 +17,7 @@ REQUIRED: Any = inspect.Parameter.empty
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One setting: its name, what values it takes, its default and what it is for."""
+    """One setting: its name, its type of values, its default and its purpose."""
 
     name: str
     type: Kind
@@ -27,19 +27,19 @@ class Parameter:
 
     @property
     def kind(self) -> str:
-        """What values it takes, in words."""
+        """Type of its values, in words."""
         return self.type.words
 
     @property
     def required(self) -> bool:
-        """Whether a spec must give it."""
+        """True if a spec must give it."""
         return self.default is REQUIRED
 
     def convert(self, value: object) -> object:
-        """The setting's value from what was written.
+        """Return the setting's value from its written form.
 
         Args:
-            value: a `Value` of the spec language, or what another format has typed already.
+            value: a `Value` of the spec language, or a value that another format has typed already.
 
         Raises:
             ValueError: with the words that follow "key=value" in the message.
@@ -55,7 +55,7 @@ class Parameter:
             raise ValueError(f"is not {self.kind}") from error
 
     def schema(self) -> dict[str, Any]:
-        """JSON Schema of the setting's values."""
+        """Return the JSON Schema of the setting's values."""
         described: dict[str, Any] = {"description": self.help} if self.help else {}
         if self.type.schema is None:
             return {**described, "not": {}}
@@ -67,11 +67,11 @@ class Parameter:
 
 
 def read_parameters(target: Callable[..., object], *, skip: int = 0) -> tuple[Parameter, ...]:
-    """The named parameters of ``target``, the first ``skip`` left out.
+    """Return the named parameters of ``target``, without the first ``skip``.
 
-    What a parameter is for may stand in its annotation: ``limit: Annotated[int, "characters"]``.
+    The annotation of a parameter may hold its purpose: ``limit: Annotated[int, "characters"]``.
 
-    Raises TypeError, ValueError or NameError when the signature can't be read.
+    Raises TypeError, ValueError or NameError if the signature can't be read.
     """
     signature = inspect.signature(target, eval_str=True)
     parameters = list(signature.parameters.values())[skip:]
@@ -85,7 +85,7 @@ def convert_settings(
     settings: Iterable[tuple[str, object]],
     common: Sequence[Parameter] = (),
 ) -> dict[str, object]:
-    """Typed arguments for a policy from the settings of a spec.
+    """Return typed arguments for a policy from the settings of a spec.
 
     Args:
         settings: keys with values as `Parameter.convert` takes them.
@@ -112,7 +112,7 @@ def convert_settings(
 
 
 class SettingError(SpecError):
-    """A setting that a policy doesn't take; ``key`` is the one."""
+    """A policy doesn't take a setting; ``key`` is the one."""
 
     def __init__(self, message: str, key: str) -> None:
         super().__init__(message)
@@ -144,7 +144,7 @@ def _parameter(source: inspect.Parameter) -> Parameter:
 
 
 def _written(value: object) -> str:
-    """A wrong value, about as its writer wrote it."""
+    """Return a wrong value, about as its writer wrote it."""
     if isinstance(value, Value):
         return shown(value.text)
     if isinstance(value, str):

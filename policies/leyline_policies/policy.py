@@ -1,4 +1,4 @@
-"""What a policy is.
+"""The interface of a policy.
 
 A policy decides *what* to edit in an agent's history; how the engine's KV cache follows is not
 its concern. It is anything with a name, a mode and a ``transform``::
@@ -34,7 +34,7 @@ Message = dict[str, Any]
 """An OpenAI chat message as decoded JSON; keys that a policy does not know must survive it."""
 
 Mode = Literal["amortize", "forget"]
-"""What an edit promises.
+"""An edit's promise.
 
 ``amortize``: the KV computed after the edited text is kept and moved; later tokens have already
 read that text, so it may still influence the model. For tidying up.
@@ -42,7 +42,7 @@ read that text, so it may still influence the model. For tidying up.
 """
 
 CONTEXT = "context"
-"""The name of the parameter by which a policy asks for a `leyline_policies.context.Context`."""
+"""Name of the parameter by which a policy asks for a `leyline_policies.context.Context`."""
 
 MODES: tuple[Mode, ...] = ("amortize", "forget")
 
@@ -59,14 +59,14 @@ class Policy(Protocol):
     earlier result) and the turn's number in the session, counted from 0. It returns the messages to
     send. It must not change its input: return new message dictionaries for what it edits and the
     given ones for what it does not. The same input must give the same output, or every turn edits
-    the history anew and nothing of the cache is kept. A tool call and its result stay or go
+    the history again and nothing of the cache is kept. A tool call and its result stay or go
     together, and the last user message stays. A policy that raises, or that breaks these rules, is
-    skipped for the turn and counted; the request goes on without it.
+    skipped for the turn and counted; the request continues without it.
     """
 
     # A policy that never changes anything may say so with an attribute ``edits = False``: then it
     # isn't run. One that never changes the messages it is given and always ends soon may say so
-    # with ``trusted = True``: then it is spared the copy of the messages and the time limit. One of
+    # with ``trusted = True``: then it gets no copy of the messages and no time limit. One of
     # the mode amortize that marks single edits as forget says so with ``forgets = True``.
 
     @property
@@ -75,26 +75,26 @@ class Policy(Protocol):
 
     @property
     def mode(self) -> Mode:
-        """What the policy's edits promise."""
+        """The promise of the policy's edits."""
 
     @property
     def transform(self) -> TransformFunction:
-        """``transform(messages, turn_idx)``: the messages to send instead of ``messages``.
+        """``transform(messages, turn_idx)``: returns the messages to send instead of ``messages``.
 
-        With a third parameter, ``context``, it is given a `leyline_policies.context.Context`.
+        With a third parameter, ``context``, it gets a `leyline_policies.context.Context`.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionPolicy:
-    """A plain function as a policy; ``settings`` are passed to it as keyword arguments."""
+    """A plain function as a policy; it gets ``settings`` as keyword arguments."""
 
     name: str
     mode: Mode
     function: TransformFunction
     settings: tuple[tuple[str, object], ...] = ()
     forgets: bool = False
-    """Whether it marks single edits as forget, whatever its mode."""
+    """True if it marks single edits as forget, whatever its mode."""
 
     def transform(
         self, messages: list[Message], turn_idx: int, context: object = None
@@ -106,16 +106,16 @@ class FunctionPolicy:
         return self.function(*given, **dict(self.settings))
 
     def with_settings(self, **settings: object) -> FunctionPolicy:
-        """The same policy with ``settings`` in place of those it has."""
+        """Return the same policy with ``settings`` in place of those it has."""
         return replace(self, settings=tuple(settings.items()))
 
 
 @lru_cache(maxsize=1024)
 def wants_context(function: Callable[..., object], bound: bool = False) -> bool:
-    """Whether a ``transform`` method or a policy function takes the context as third argument.
+    """Return True if a ``transform`` or policy function takes the context as third argument.
 
     Args:
-        bound: whether ``function`` takes the instance before all arguments.
+        bound: True if ``function`` takes the instance before all arguments.
     """
     taken = inspect.signature(function).parameters.values()
     positional = [each.name for each in taken if each.kind in _POSITIONAL]
@@ -125,9 +125,9 @@ def wants_context(function: Callable[..., object], bound: bool = False) -> bool:
 def function_policy(
     *, name: str | None = None, mode: Mode = "amortize", forgets: bool = False
 ) -> Callable[[TransformFunction], FunctionPolicy]:
-    """Decorator that makes a policy of ``f(messages, turn_idx, *, …)``.
+    """Make a policy of ``f(messages, turn_idx, *, …)``, as a decorator.
 
-    Only needed to give a function another name, to give it the mode ``forget``, or where it marks
+    Only needed to give a function another name, to give it the mode ``forget``, or if it marks
     single edits as such: a bare function can be registered as it is, under its own name and as
     ``amortize``.
     """

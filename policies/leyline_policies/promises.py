@@ -1,4 +1,4 @@
-"""What marks promise stays promised when policies follow one another as one."""
+"""Promises of marks that last when policies follow one another as one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from leyline_policies.verbs import is_forgotten
 def still_forgotten(
     before: Sequence[Message], after: list[Message], given: Collection[int]
 ) -> list[Message]:
-    """``after`` with the mark forget on what has it in ``before``, whatever became of it.
+    """Return ``after`` with the mark forget on messages that have it in ``before``.
 
     Args:
-        given: identities of the messages that the policies together were given; what others said
-            of those before is not theirs.
+        given: identities of the messages that the policies together got; marks that others made
+            before that aren't theirs.
     """
     owed = [i for i, message in enumerate(before) if forgets(message, given)]
     if not owed:
@@ -40,7 +40,7 @@ def still_forgotten(
 
 
 def strictest(given: Sequence[Message], after: list[Message]) -> list[Message]:
-    """``after`` where no edit of an edit takes back what the first one promised."""
+    """Return ``after`` so that no edit of an edit takes back the first one's promise."""
     known = set(map(id, given))
     if all(_promised(message) != "amortize" for message in after):
         return after
@@ -60,10 +60,10 @@ def _promised(message: Message) -> Mode | None:
 
 
 def forgets(message: Message, given: Collection[int]) -> bool:
-    """Whether ``message`` is said to be forgotten, or an edit that led to it is marked so.
+    """Return True if ``message``, or an edit that led to it, is marked as forgotten.
 
     Args:
-        given: identities of the messages that were given.
+        given: identities of the given messages.
     """
     return is_forgotten(message) or any(
         mark.mode == "forget" for mark in marks_since(message, given)

@@ -1,4 +1,4 @@
-"""Which policies there are: the built-in ones and those that installed packages offer.
+"""The known policies: the built-in ones and those that installed packages offer.
 
 A package offers a policy through the entry-point group ``leyline.policies``::
 
@@ -38,7 +38,7 @@ BUILT_IN = "built into leyline"
 
 @dataclass(frozen=True, slots=True)
 class PolicyDefinition:
-    """A policy that can be built: where it comes from, what it takes."""
+    """A policy that can be built: its origin and its settings."""
 
     name: str
     origin: str
@@ -49,7 +49,7 @@ class PolicyDefinition:
     def create(self, arguments: Mapping[str, object]) -> Policy:
         """Build the policy.
 
-        Raises SpecError when the policy refuses the arguments with a ValueError, PluginError when
+        Raises SpecError if the policy refuses the arguments with a ValueError, and PluginError if
         its constructor fails otherwise or what it builds is no policy.
         """
         try:
@@ -66,7 +66,7 @@ class PolicyDefinition:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A name that something claims; ``load`` gives the class, function or FunctionPolicy."""
+    """A name that something claims; ``load`` returns the class, function or FunctionPolicy."""
 
     name: str
     origin: str
@@ -74,7 +74,7 @@ class Candidate:
 
 
 class Registry:
-    """The policies that can be asked for by name."""
+    """The policies that can be requested by name."""
 
     def __init__(self, candidates: Iterable[Candidate]) -> None:
         self._candidates: dict[str, list[Candidate]] = {}
@@ -83,23 +83,23 @@ class Registry:
 
     @classmethod
     def discover(cls) -> Registry:
-        """The built-in policies and the entry points of every installed package.
+        """Return the built-in policies and the entry points of every installed package.
 
         Reads package metadata and imports no plugin. Scanning a large environment takes tens of
         milliseconds: keep the registry.
         """
-        # Imported here: it costs more than the rest of the package, and choosing needs it only.
+        # Imported here: it costs more than the rest of the package, and only this method needs it.
         from importlib.metadata import entry_points
 
         points = entry_points(group=ENTRY_POINT_GROUP)
         return cls((*built_in_candidates(), *map(_from_entry_point, points)))
 
     def names(self) -> tuple[str, ...]:
-        """Every name that is claimed, sorted; imports nothing."""
+        """Return every name that is claimed, sorted; imports nothing."""
         return tuple(sorted(self._candidates))
 
     def get(self, name: str) -> PolicyDefinition:
-        """The policy of that name.
+        """Return the policy of that name.
 
         Raises UnknownPolicyError (with the closest names), NameClashError (naming both packages)
         or PluginError (naming the package and its entry point).
@@ -117,7 +117,7 @@ class Registry:
         return _define(candidates[0])
 
     def all(self) -> tuple[PolicyDefinition, ...]:
-        """Every policy, sorted by name; imports every plugin.
+        """Return every policy, sorted by name; imports every plugin.
 
         Raises NameClashError or PluginError for the first one that is broken.
         """
@@ -125,7 +125,7 @@ class Registry:
 
 
 def built_in_candidates() -> tuple[Candidate, ...]:
-    """The policies of this package."""
+    """Return the policies of this package."""
 
     def candidate(name: str, class_name: str) -> Candidate:
         def load() -> object:
@@ -149,7 +149,7 @@ def _from_entry_point(point: EntryPoint) -> Candidate:
 def _define(candidate: Candidate) -> PolicyDefinition:
     try:
         loaded = candidate.load()
-    except (Exception, SystemExit) as error:  # whatever a plugin's import does, it is named
+    except (Exception, SystemExit) as error:  # whatever a plugin's import raises, it is named
         raise PluginError(
             f"policy {candidate.name!r} can't be imported ({candidate.origin}): {_described(error)}"
         ) from error
@@ -162,9 +162,9 @@ def _define(candidate: Candidate) -> PolicyDefinition:
 
 
 def _definition(candidate: Candidate, loaded: object) -> PolicyDefinition:
-    """A class gives its constructor's settings, a function its own after the first two."""
+    """Return a definition; a class has its constructor's settings, a function those after two."""
     if inspect.isclass(loaded):
-        build = cast("Callable[..., Policy]", loaded)  # what it builds is checked when it is built
+        build = cast("Callable[..., Policy]", loaded)  # its product is checked when it is built
         parameters = _own_parameters(loaded)
         return PolicyDefinition(
             candidate.name, candidate.origin, _summary(loaded), parameters, build
@@ -200,7 +200,7 @@ def _own_parameters(target: Callable[..., object], skip: int = 0) -> tuple[Param
 
 
 def _check(policy: Policy, definition: PolicyDefinition) -> None:
-    """Refuse at load what would otherwise fail on every turn."""
+    """Refuse at load an error that would otherwise fail every turn."""
     name, mode = getattr(policy, "name", None), getattr(policy, "mode", None)
     problem = ""
     if not callable(getattr(policy, "transform", None)):

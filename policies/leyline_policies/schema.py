@@ -12,9 +12,9 @@ from leyline_policies.registry import PolicyDefinition, Registry
 
 
 def policy_schema(registry: Registry) -> dict[str, Any]:
-    """JSON Schema (2020-12) of what `leyline_policies.config.load_policies` reads.
+    """Return the JSON Schema (2020-12) of files for `leyline_policies.config.load_policies`.
 
-    Imports every plugin; one that is broken can't be configured, so it is left out.
+    It imports every plugin; one that is broken can't be configured, so it is left out.
     """
     definitions = list(usable(registry))
     named = {each.name: {"$ref": f"#/$defs/{each.name}"} for each in definitions}
@@ -57,7 +57,7 @@ def policy_schema(registry: Registry) -> dict[str, Any]:
 
 
 def usable(registry: Registry) -> Iterable[PolicyDefinition]:
-    """The policies that aren't broken."""
+    """Return the policies that aren't broken."""
     for name in registry.names():
         try:
             yield registry.get(name)

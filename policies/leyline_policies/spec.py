@@ -1,4 +1,4 @@
-"""From a line of text to policies: ``"truncate_older_than:n=2 | redact:pattern='sk-\\w+'"``."""
+"""Policies from a line of text: ``"truncate_older_than:n=2 | redact:pattern='sk-\\w+'"``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["Step", "Value", "build_policy", "load_pipeline", "parse_steps"]
 
 
 def load_pipeline(spec: str, registry: Registry | None = None) -> tuple[Policy, ...]:
-    """The policies that ``spec`` names, in order; none for blank text.
+    """Return the policies that ``spec`` names, in order; none for blank text.
 
     ``spec`` is ``name:key=value,key=value | name…`` (see `leyline_policies.grammar`); values are
-    read as the types that the policy's constructor states. Without a ``registry`` the installed
-    packages are looked through anew.
+    read as the types of the policy's constructor. Without a ``registry`` the installed packages are
+    searched again.
 
-    Raises SpecError when the text is wrong (unknown name or key, a value of the wrong type, a
-    setting that the policy refuses) and PluginError when an installed policy is broken.
+    Raises SpecError if the text is wrong (unknown name or key, a value of the wrong type, a setting
+    that the policy refuses) and PluginError if an installed policy is broken.
     """
     steps = parse_steps(spec)
     if not steps:
@@ -33,7 +33,7 @@ def load_pipeline(spec: str, registry: Registry | None = None) -> tuple[Policy, 
 
 
 def build_policy(name: str, settings: Iterable[tuple[str, object]], registry: Registry) -> Policy:
-    """One policy with its settings, those that every policy takes included.
+    """Return one policy with its settings, those that every policy takes included.
 
     Args:
         settings: keys with values: a `Value` as written in a spec, or a typed one, which must be

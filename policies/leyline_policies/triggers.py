@@ -1,4 +1,4 @@
-"""When a policy acts: conditions on the conversation, combined with ``&``, ``|`` and ``~``.
+"""Triggers: conditions on the conversation, combined with ``&``, ``|`` and ``~``.
 
 As text (`parse_trigger`): ``tokens > 100000 and (idle > 5m or fraction > 0.8)``.
 """
@@ -26,7 +26,7 @@ class Trigger:
     __slots__ = ()
 
     def fires(self, messages: Sequence[Message], context: Context) -> bool:
-        """Whether the condition holds."""
+        """Return True if the condition holds."""
         raise NotImplementedError
 
     def __and__(self, other: Trigger) -> Trigger:
@@ -64,7 +64,7 @@ class _Not(Trigger):
 
 
 def _parts(trigger: Trigger, joint: type[_All] | type[_Any]) -> tuple[Trigger, ...]:
-    """A chain of any length stays flat: a caller's text must not nest without end."""
+    """Return the parts of a chain, flat: a caller's text must not nest without end."""
     return trigger.parts if isinstance(trigger, joint) else (trigger,)
 
 
@@ -94,7 +94,7 @@ class _Tagged(Trigger):
 
 @dataclass(frozen=True, slots=True)
 class _Keyword(Trigger):
-    """A word in the newest message of the user, whatever its case."""
+    """A word in the newest message of the user, in any case."""
 
     word: str
 
@@ -121,17 +121,17 @@ _WORDS: dict[str, Callable[[str], Trigger]] = {"tag": _Tagged, "keyword": _Keywo
 
 
 def tokens(over: int) -> Trigger:
-    """More than ``over`` tokens in the messages."""
+    """Fire at more than ``over`` tokens in the messages."""
     return _over("tokens", over)
 
 
 def messages(over: int) -> Trigger:
-    """More than ``over`` messages."""
+    """Fire at more than ``over`` messages."""
     return _over("messages", over)
 
 
 def fraction(over: float) -> Trigger:
-    """More than this share of the model's window; never where the window is unknown.
+    """Fire at more than this share of the model's window; never if the window is unknown.
 
     Raises:
         ValueError: not between 0 and 1.
@@ -140,27 +140,27 @@ def fraction(over: float) -> Trigger:
 
 
 def tool_uses(over: int) -> Trigger:
-    """More than ``over`` tool calls."""
+    """Fire at more than ``over`` tool calls."""
     return _over("tool_uses", over)
 
 
 def idle(over: float | str) -> Trigger:
-    """The session slept longer than this: seconds, or a text such as ``5m``."""
+    """Fire if the session slept longer than this: seconds, or a text such as ``5m``."""
     return _over("idle", duration_s(over) if isinstance(over, str) else over)
 
 
 def turns(over: int) -> Trigger:
-    """More than ``over`` turns went before."""
+    """Fire after more than ``over`` turns."""
     return _over("turns", over)
 
 
 def tag(name: str) -> Trigger:
-    """A message carries this tag."""
+    """Fire if a message carries this tag."""
     return _Tagged(name)
 
 
 def keyword(word: str) -> Trigger:
-    """The user's newest message holds this word."""
+    """Fire if the user's newest message holds this word."""
     return _Keyword(word)
 
 
@@ -171,7 +171,7 @@ def _over(name: str, bound: float, sign: str = ">") -> Trigger:
 
 
 def duration_s(text: str) -> float:
-    """Seconds of ``30``, ``30s``, ``5m``, ``1.5h`` or ``2d``.
+    """Return the seconds of ``30``, ``30s``, ``5m``, ``1.5h`` or ``2d``.
 
     Raises:
         ValueError: anything else.
@@ -192,10 +192,10 @@ _TOKEN = re.compile(
 
 
 def parse_trigger(text: str) -> Trigger:
-    """A trigger from its text form; ``and`` binds before ``or``.
+    """Return a trigger from its text form; ``and`` binds before ``or``.
 
     Raises:
-        SpecError: names the place and what is known there.
+        SpecError: names the place and the words known there.
     """
     return _Reader(text).whole()
 

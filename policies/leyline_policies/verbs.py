@@ -1,4 +1,4 @@
-"""Verbs: what a caller or a policy says should become of a message.
+"""Verbs: a caller's or a policy's wishes for a message.
 
 A message may carry a member ``leyline``, which never reaches the engine::
 
@@ -13,9 +13,9 @@ pin        no policy edits it, except to forget; that its KV stays resident is a
 share      what this turn splices may be seen in this scope
 =========  ====================================================================================
 
-A tool result that goes leaves a stub, so that its call stays answered, and so does a message that
-makes calls, whose arguments go with the rest. The user's last message never goes. Turns are counted
-by the answers after a message.
+A tool result that is removed leaves a stub, so that its call stays answered, and so does a message
+that makes calls, whose arguments are removed with the rest. The user's last message is never
+removed. Turns are counted by the answers after a message.
 
 Policies say the same with the functions here: ``[pin(m) if is_plan(m) else m for m in messages]``.
 """
@@ -55,21 +55,21 @@ _BODIES = ("function", "custom")
 _NOTHING = {"arguments": "{}", "input": ""}
 _SEEN = "seen"
 _MAX_SEEN = 400
-"""Messages whose first sight is remembered: about 12 KiB of state."""
+"""Number of messages whose first sight is remembered: about 12 KiB of state."""
 
 
 def evict(message: Message) -> Message:
-    """The message goes; what was computed after reading it stays."""
+    """Remove the message; KV computed after reading it stays."""
     return annotated(message, evict=True)
 
 
 def forget(message: Message) -> Message:
-    """The message goes, and nothing computed after reading it survives."""
+    """Remove the message, and all that was computed after reading it."""
     return annotated(message, forget=True)
 
 
 def decay(message: Message, *, turns: int | None = None, seconds: float | None = None) -> Message:
-    """The message goes after so many turns or seconds, whichever is first.
+    """Remove the message after so many turns or seconds, whichever is first.
 
     Raises:
         ValueError: neither is given, or one isn't positive.
@@ -82,7 +82,7 @@ def decay(message: Message, *, turns: int | None = None, seconds: float | None =
 
 
 def scratch(message: Message) -> Message:
-    """The message goes with the end of the turn that made it."""
+    """Remove the message at the end of the turn that made it."""
     return annotated(message, scratch=True)
 
 
@@ -93,11 +93,10 @@ def pin(
     priority: int | None = None,
     ttl_s: int | None = None,
 ) -> Message:
-    """No policy edits the message, except to forget, and its KV stays where the engine takes
-    claims.
+    """Let no policy edit the message, except to forget; its KV stays if the engine takes claims.
 
     Args:
-        kind: ``soft`` (by default): evicted after what has a lower priority. ``hard``: locked.
+        kind: ``soft`` (by default): evicted after KV of lower priority. ``hard``: locked.
         priority: 0 to 100; by default 50.
         ttl_s: seconds, at most a week, after which it ends unless renewed; by default an hour.
 
@@ -116,10 +115,10 @@ def pin(
 
 
 def share(message: Message, scope: str) -> Message:
-    """What the turn splices may be seen in this scope of the tenant.
+    """Let this scope of the tenant see what the turn splices.
 
     Raises:
-        ValueError: ``scope`` is no name of letters, digits and ``._:@/-``.
+        ValueError: ``scope`` isn't a name of letters, digits and ``._:@/-``.
     """
     if not _SCOPE.fullmatch(scope):
         raise ValueError(f"{scope[:60]!r} is no name of a scope")
@@ -127,42 +126,42 @@ def share(message: Message, scope: str) -> Message:
 
 
 def scopes_of(messages: Sequence[Message]) -> frozenset[str]:
-    """The scopes to share with that messages name."""
+    """Return the scopes that messages name for sharing."""
     named = (_said(message).get("share") for message in messages)
     return frozenset(each for each in named if isinstance(each, str) and _SCOPE.fullmatch(each))
 
 
 def annotated(message: Message, **said: Any) -> Message:
-    """A copy of ``message`` that says more than before."""
+    """Return a copy of ``message`` with further annotations."""
     noted = message.get(ANNOTATION)
     members: dict[str, Any] = {ANNOTATION: {**(noted if isinstance(noted, dict) else {}), **said}}
     return edit(message, **members)
 
 
 def is_annotated(message: Message) -> bool:
-    """Whether anything is said of the message."""
+    """Return True if the message is annotated."""
     return ANNOTATION in message
 
 
 def is_forgotten(message: Message) -> bool:
-    """Whether it is said of the message that it is to be forgotten."""
+    """Return True if the message's annotations demand that it is forgotten."""
     return bool(_said(message).get("forget"))
 
 
 def unannotated(message: Message) -> Message:
-    """The message as an engine may see it; the very one where nothing is said of it."""
+    """Return the message as an engine may see it; the very one if it has no annotations."""
     if not is_annotated(message):
         return message
     return {key: value for key, value in message.items() if key != ANNOTATION}
 
 
 def pinned(messages: Sequence[Message]) -> frozenset[int]:
-    """Which messages no policy may edit."""
+    """Return the places of messages that no policy may edit."""
     return frozenset(i for i, message in enumerate(messages) if pin_of(message) is not None)
 
 
 def pin_of(message: Message) -> dict[str, Any] | None:
-    """The terms on which a message is pinned, those that are given; None where it isn't."""
+    """Return the given terms on which a message is pinned; None if it isn't."""
     said = _said(message).get("pin")
     if isinstance(said, dict):
         return said
@@ -171,22 +170,22 @@ def pin_of(message: Message) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Verbs:
-    """Do with annotated messages what their annotations say. Runs by itself where there are any."""
+    """Carry out the annotations of messages. Runs by itself if there are any."""
 
     name: ClassVar[str] = "verbs"
     mode: ClassVar[Mode] = "amortize"
     trusted: ClassVar[bool] = True
 
     forgets: bool = False
-    """Whether any of them is to be forgotten."""
+    """True if any of them must be forgotten."""
 
     @property
     def on_fault(self) -> OnFault | None:
-        """What is to be forgotten is demanded, and no setting takes that back."""
+        """``refuse`` for forgets, which are demanded: no setting takes that back."""
         return "refuse" if self.forgets else None
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
-        """Return the messages without those that are to go."""
+        """Return the messages without those that are due to be removed."""
         due = dict(_due(messages, context))
         if not due:
             return messages
@@ -198,7 +197,7 @@ class Verbs:
 
 
 def _due(messages: Sequence[Message], context: Context) -> Iterator[tuple[int, Leaving]]:
-    """Which messages go on this turn, and by which verb."""
+    """Yield the messages that are removed on this turn, and by which verb."""
     ages = _ages(messages, context)
     behind = sum(message.get("role") == "assistant" for message in messages)
     for index, message in enumerate(messages):
@@ -215,14 +214,14 @@ def _due(messages: Sequence[Message], context: Context) -> Iterator[tuple[int, L
 
 
 def _term(said: dict[str, Any], unit: str) -> float:
-    """After how much a message goes; never, where nothing sensible is said."""
+    """Return the term after which a message is removed; infinite without a sensible one."""
     terms = said.get("decay")
     term = terms.get(unit) if isinstance(terms, dict) else None
     return term if isinstance(term, int | float) else math.inf
 
 
 def _ages(messages: Sequence[Message], context: Context) -> dict[int, float]:
-    """Seconds since the messages that go after some were first seen."""
+    """Return the seconds since messages with a term were first seen."""
     timed = [i for i, message in enumerate(messages) if _term(_said(message), "seconds") < math.inf]
     if not timed:
         context.state.pop(_SEEN, None)
@@ -231,7 +230,7 @@ def _ages(messages: Sequence[Message], context: Context) -> dict[int, float]:
     now = round(context.elapsed_s, 3)
     seen: dict[str, float] = {}
     ages: dict[int, float] = {}
-    # Only so many fit into a state, the newest. Then older ones are as old as those, at least.
+    # Only the newest so many fit into a state. Then older ones are as old as those, at least.
     unknown, is_full = now, len(before) == _MAX_SEEN
     for index in reversed(timed):
         key = context.once(messages[index], _digest, "decay")
@@ -264,7 +263,7 @@ def _gone(message: Message, verb: Leaving) -> Message:
 
 
 def leaves_stub(message: Message) -> bool:
-    """Whether something stays in the place of a message that goes: others need it."""
+    """Return True if a stub stays in the place of a removed message: others need it."""
     return bool(
         message.get("role") in RESULT_ROLES
         or message.get("tool_calls")
@@ -273,7 +272,7 @@ def leaves_stub(message: Message) -> bool:
 
 
 def _emptied(calls: Any) -> Any:
-    """Calls without what they were asked to do."""
+    """Return the calls without their arguments."""
     if isinstance(calls, list):
         return [_emptied(call) for call in calls]
     if not isinstance(calls, dict):

@@ -29,11 +29,11 @@ _FIRST, _LAST = 1024, 65_536
 _WARM_UP = 2
 _MOVED_BY = 700
 _CHUNK = 512
-"""Tokens per prefill step, as the engines run it."""
+"""Tokens per prefill step, as in the engines."""
 _PIECE = 2048
-"""Rows per gather and scatter of the floor: what stays in a CPU's cache."""
+"""Rows per gather and scatter of the floor: as many as stay in a CPU's cache."""
 _PREFILL_PATIENCE = 3.0
-"""Seconds; where a prefill takes longer, more tokens are extrapolated."""
+"""Seconds; where a prefill takes longer, the times of more tokens are extrapolated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One length; times in µs."""
+    """The times of one length, in µs."""
 
     splice_us: float
     copy_us: float
@@ -55,13 +55,13 @@ class Result:
     prefill_us: float
     ratio_to_copy: float
     bytes: int
-    """Of the rows, over all layers."""
+    """Size of the rows, over all layers."""
     splice_us_95: tuple[float, float]
     copy_us_95: tuple[float, float]
     floor_us: float
     """The fastest copy of these rows that torch has: gathered and scattered in pieces."""
     prefill_measured: bool
-    """False where the model's prefill of fewer tokens was extrapolated."""
+    """False if the time was extrapolated from the model's prefill of fewer tokens."""
 
 
 def command(
@@ -171,7 +171,7 @@ def random_pool(layout: KVLayout, slots: int, device: torch.device) -> PoolTenso
 def _compare(
     pool: Any, length: int, repeat: int, device: torch.device, advance: Callable[[], None]
 ) -> tuple[Timing, Timing, Timing]:
-    """Splice, copy and the floor of copying ``length`` rows in no order, in turns."""
+    """Time the splice, the copy and the floor for ``length`` rows in random order, in turns."""
     import torch
 
     tensors: PoolTensors = pool.tensors
@@ -230,9 +230,9 @@ def _timing(times: list[float]) -> Timing:
 def _prefill_times(
     loaded: LoadedModel, lengths: list[int], advance: Callable[[], None]
 ) -> dict[int, tuple[float, bool]]:
-    """Microseconds to prefill each length, and whether that was measured.
+    """Return the microseconds to prefill each length, and True where that was measured.
 
-    Beyond what is quick enough to run, ``a·L + b·L²`` through the last two that were.
+    Lengths too slow to run are extrapolated: ``a·L + b·L²`` through the last two measured.
     """
     import torch
 

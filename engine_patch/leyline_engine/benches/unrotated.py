@@ -1,12 +1,12 @@
-"""The control of ``leyline bench three-arm``: an SGLang plugin that splices without turning keys.
+"""The control of ``leyline bench three-arm``: an SGLang plugin that leaves keys unrotated.
 
-It is no part of a server until somebody puts its distribution on that server's path:
+No server loads it until its distribution is put on that server's path:
 
     python -m leyline_engine.benches.unrotated FOLDER
     PYTHONPATH=FOLDER sglang serve …
 
-Then the splices of sessions whose name begins with ``unrotated`` copy rows as they are. All other
-sessions are served as ever.
+Then splices of sessions whose names begin with ``unrotated`` copy rows unrotated. All other
+sessions are served as usual.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "unrotated"
-"""Sessions with such names are the control's."""
+"""Prefix of the names of the control's sessions."""
 
 _METADATA = "Metadata-Version: 2.1\nName: leyline-unrotated\nVersion: 0\n"
 _ENTRY_POINTS = (
@@ -26,7 +26,7 @@ _ENTRY_POINTS = (
 
 
 class UnrotatedPool:
-    """A pool of which rows are copied as if they stood where they go to."""
+    """A pool that copies rows without rotating them to their new positions."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -58,7 +58,7 @@ def copy(original: Callable[..., None], splicer: Any, turn: Any, *args: Any) -> 
 
 
 def write_distribution(folder: Path) -> None:
-    """Make ``folder`` one that brings the control to every Python that has it on its path."""
+    """Write a distribution into ``folder``; a Python with it on its path loads the control."""
     info = folder / "leyline_unrotated-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text(_METADATA, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the book answers: effects on the cache, a claim's standing, and its refusals. Pure."""
+"""Answers of the book: effects on the cache, a claim's state, and refusals. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .protection import ClaimKey
 
 
 class UnknownClaimError(LookupError):
-    """No such claim, or another tenant's: the answer is the same."""
+    """There is no such claim, or it is another tenant's: the answer is the same."""
 
     def __init__(self) -> None:
         super().__init__("no claim has this id")
@@ -21,7 +21,7 @@ class TickError(ValueError):
 
 
 class Change(StrEnum):
-    """What the cache has to do to pages."""
+    """A change that the cache has to make to pages."""
 
     LOCK = "lock"
     UNLOCK = "unlock"
@@ -31,7 +31,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One claim's change to pages. Locks add up, of ranks the highest counts."""
+    """One claim's change to pages. Locks add up; of ranks, the highest counts."""
 
     change: Change
     claim: ClaimKey

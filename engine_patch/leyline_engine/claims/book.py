@@ -1,4 +1,4 @@
-"""The claims of one engine: who claims what, what holds, and what each change asks of the cache.
+"""The claims of one engine: their owners, their pages, and the changes that they ask of the cache.
 
 Pure and without a clock: time is an ordered message (:meth:`ClaimBook.tick`), so that every rank of
 an engine comes to the same book. Methods return :class:`Effect`\\s, which the engine carries out
@@ -39,7 +39,7 @@ from .runs import count, first_pages, joined, without
 from .states import FINAL, Facts, State, Trigger, advance
 
 MAX_ENDED = 4096
-"""Ended claims that are remembered, over all tenants; the oldest go first."""
+"""Number of ended claims that are remembered, over all tenants; the oldest go first."""
 
 
 class ClaimBook:
@@ -47,7 +47,7 @@ class ClaimBook:
 
     Args:
         usable: pages of the pool.
-        now_ms: where the clock stands; every later time comes by :meth:`tick`.
+        now_ms: the clock's time now; every later time comes by :meth:`tick`.
         tree: see :class:`~.events.Opened`.
     """
 
@@ -69,7 +69,7 @@ class ClaimBook:
         self._protection = Protection()
         self._live: dict[ClaimKey, Entry] = {}
         self._holders: dict[str, dict[ClaimKey, None]] = {}
-        """Who has pages locked or ranked, by source."""
+        """Pages that are locked or ranked, by source, and for whom."""
         self._ended: OrderedDict[ClaimKey, ClaimStatus] = OrderedDict()
         self._accounts = Accounts(usable, arithmetic.page_size)
         self._order = 0
@@ -92,7 +92,7 @@ class ClaimBook:
             length: tokens of the predicate's source; None if the engine doesn't know it.
 
         Returns:
-            What the earlier revision gives back.
+            Effects that give back what the earlier revision held.
 
         Raises:
             ClaimRefusedError: names the limit or field; an earlier revision stays as it is.
@@ -143,18 +143,14 @@ class ClaimBook:
         self._accounts.check(self._limits, claim, required, replaced)
 
     def _revision(self, claim: Claim, known: Entry | None) -> int:
-        """The latest revision that took effect, also of a claim that has ended; 0 if none."""
+        """Return the latest revision that took effect, also of an ended claim; 0 if none."""
         if known is not None:
             return known.claim.revision
         ended = self._ended.get((claim.tenant, claim.id))
         return ended.claim.revision if ended and ended.state is not State.REJECTED else 0
 
     def release(self, tenant: str, claim: str) -> tuple[Effect, ...]:
-        """End a claim as its owner wishes; one that has ended stays as it ended.
-
-        Raises:
-            UnknownClaimError: not one of this tenant's.
-        """
+        """End a claim at its owner's wish; an ended claim stays as it ended."""
         entry = self._find(tenant, claim)
         if entry is None:
             return ()
@@ -177,7 +173,7 @@ class ClaimBook:
         return (*self._let_go(entry), *self._hold(entry, runs, lock=False))
 
     def status(self, tenant: str, claim: str) -> ClaimStatus:
-        """One claim of a tenant, also for a while after its end.
+        """Return the status of a tenant's claim, also for a while after its end.
 
         Raises:
             UnknownClaimError: not one of this tenant's.
@@ -186,7 +182,7 @@ class ClaimBook:
         return self._ended[tenant, claim] if entry is None else self._status(entry)
 
     def live(self, tenant: str = "") -> tuple[ClaimStatus, ...]:
-        """Live claims, oldest first: a tenant's, or all."""
+        """Return the live claims, oldest first: a tenant's, or all."""
         return tuple(
             self._status(entry)
             for entry in self._live.values()
@@ -194,7 +190,7 @@ class ClaimBook:
         )
 
     def _find(self, tenant: str, claim: str) -> Entry | None:
-        """A live claim; None for one that has ended."""
+        """Return a live claim; None for one that has ended."""
         entry = self._live.get((tenant, claim))
         if entry is None and (tenant, claim) not in self._ended:
             raise UnknownClaimError
@@ -203,7 +199,7 @@ class ClaimBook:
     # ── the engine's side ─────────────────────────────────────────────────────────────────────
 
     def tick(self, order: int, now_ms: int) -> tuple[Effect, ...]:
-        """The clock's next message: claims whose deadline has come expire, earliest first.
+        """Take the clock's next message: claims past their deadline expire, earliest first.
 
         Raises:
             TickError: not the next one, or back in time.
@@ -225,10 +221,10 @@ class ClaimBook:
     def seek(
         self, key: ClaimKey, resident: Sequence[Run], support: Sequence[Run] = ()
     ) -> tuple[Effect, ...]:
-        """The engine has looked for an accepted claim's pages.
+        """Record that the engine has looked for an accepted claim's pages.
 
         Args:
-            resident: those of the predicate's pages that are there, in order.
+            resident: the predicate's resident pages, in order.
             support: pages before them that must stay for them to stay.
         """
         entry = self._live[key]
@@ -241,13 +237,13 @@ class ClaimBook:
         if not entry.claim.hard:
             entry.support, entry.floor = 0, entry.required
             return self._hold(entry, tuple(resident), lock=False)
-        # A hard claim locks what it needs and no neighbour.
+        # A hard claim locks its own pages and no neighbour.
         runs = joined(support, first_pages(resident, entry.required))
         entry.support, entry.floor = count(support), count(runs)
         return self._hold(entry, runs, lock=True)
 
     def move(self, key: ClaimKey, source: str, start: int, end: int) -> tuple[Effect, ...]:
-        """An edit of the claim's session put its tokens elsewhere; :meth:`seek` comes next.
+        """Record that an edit of the claim's session moved its tokens; :meth:`seek` comes next.
 
         A demoted claim stays where it is.
 
@@ -255,7 +251,7 @@ class ClaimBook:
             start, end: what is left of the tokens, as a span of ``source``; nothing if equal.
 
         Returns:
-            What the claim gives back at the old place.
+            Effects that give back what the claim held at the old place.
         """
         entry = self._live[key]
         if entry.state is State.DEMOTED:
@@ -283,7 +279,7 @@ class ClaimBook:
         return effects
 
     def evicted(self, runs: Sequence[Run]) -> tuple[Effect, ...]:
-        """Pages went to a request. The engine must have recorded it as an event.
+        """Record that pages went to a request. The engine must have recorded it as an event.
 
         Raises:
             TransitionError: one of them was locked; nothing was changed.
@@ -291,7 +287,7 @@ class ClaimBook:
         return self._gone(runs, Trigger.EVICT, "")
 
     def lost(self, runs: Sequence[Run], cause: str) -> tuple[Effect, ...]:
-        """Pages went though nobody evicted them. The engine must have recorded it."""
+        """Record that pages are gone without an eviction. The engine must have recorded it."""
         return self._gone(runs, Trigger.LOSE, cause)
 
     def _gone(self, runs: Sequence[Run], trigger: Trigger, cause: str) -> tuple[Effect, ...]:
@@ -310,7 +306,7 @@ class ClaimBook:
         return tuple(effects)
 
     def waiting(self, source: str) -> tuple[ClaimKey, ...]:
-        """Accepted claims on a source whose pages weren't looked for yet."""
+        """Return the accepted claims on a source whose pages haven't been looked for yet."""
         return tuple(
             key
             for key, entry in self._live.items()
@@ -318,28 +314,28 @@ class ClaimBook:
         )
 
     def admits(self, tenant: str, session: str) -> bool:
-        """Whether what this session's next request computes may be kept for reuse."""
+        """Return True if KV that this session's next request computes may be kept for reuse."""
         return self._accounts.admits(tenant, session)
 
     def check(self, demand: Demand) -> Admission:
-        """Whether a request can run beside the locked claims."""
+        """Check if a request can run beside the locked claims."""
         usable = self.usable * self.arithmetic.page_size
         return check(demand, self._protection, self.arithmetic, usable, self.now_ms)
 
     def lives(self, key: ClaimKey) -> bool:
-        """Whether a claim is in the book and has not ended."""
+        """Return True if a claim is in the book and hasn't ended."""
         return key in self._live
 
     def held(self, key: ClaimKey) -> tuple[Run, ...]:
-        """What is locked or ranked for a live claim, in order."""
+        """Return the pages that are locked or ranked for a live claim, in order."""
         return self._live[key].runs
 
     def support(self, key: ClaimKey) -> int:
-        """How many pages of those come before what its predicate asks for."""
+        """Return the number of those pages that come before the predicate's own."""
         return self._live[key].support
 
     def unheld(self, runs: Iterable[Run]) -> tuple[Run, ...]:
-        """What no claim holds of these pages."""
+        """Return those of the pages that no claim holds."""
         left: list[Run] = []
         for run in runs:
             held = (self._live[key].runs for key in self._holders.get(run.source, ()))
@@ -352,17 +348,17 @@ class ClaimBook:
         return crowded(demand, self._protection, self.arithmetic, usable)
 
     def tell_hit(self, key: ClaimKey) -> None:
-        """A request matched all that a live claim holds."""
+        """Record that a request matched everything that a live claim holds."""
         self._live[key].hits += 1
 
     def tell_pressure(self, keys: Iterable[ClaimKey]) -> None:
-        """Live claims were in a request's way, or passed over by an eviction."""
+        """Record that live claims were in a request's way, or that an eviction passed over them."""
         for key in keys:
             self._live[key].pressure += 1
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When the next claim expires."""
+        """Time at which the next claim expires."""
         return self._accounts.next_deadline_ms
 
     @property

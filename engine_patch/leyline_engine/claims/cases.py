@@ -257,4 +257,4 @@ SPLICING_CASES: tuple[Case, ...] = (
         ),
     ),
 )
-"""For engines that splice, too."""
+"""Cases for engines that also splice."""

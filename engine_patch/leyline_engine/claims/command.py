@@ -1,4 +1,4 @@
-"""``leyline claims litmus`` and ``leyline claims sweep``: does an engine keep the contract?"""
+"""``leyline claims litmus`` and ``leyline claims sweep``: checks that an engine keeps claims."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .picture import PictureError, draw
 from .sweep import SweepPolicy, SweepRow, run_sweep
 
 ALLOCATOR = "micro"
-"""Blocks without content: there is nothing to splice."""
+"""Name of the block allocator, whose blocks have no content to splice."""
 
 ENGINES_GROUP = "leyline.litmus"
 """Entry points of this group open a runtime: :data:`.litmus.OpenRuntime`."""

@@ -1,4 +1,4 @@
-"""A claim in the book: its terms, where it stands, and what is held for it. Pure."""
+"""A claim in the book: its terms, its state, and the pages held for it. Pure."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class Entry:
 
     claim: Claim
     required: int
-    """Pages."""
+    """Pages that must be resident."""
     state: State = State.REQUESTED
     deadline_ms: int | None = None
     entered_ms: int = 0
     runs: tuple[Run, ...] = ()
-    """Locked or ranked for it."""
+    """Pages locked or ranked for it."""
     support: int = 0
-    """Pages among them that the predicate doesn't ask for, but those that it does depend on."""
+    """Number of those pages that the predicate doesn't ask for, but depends on."""
     floor: int = 0
-    """With fewer pages than these the predicate fails."""
+    """Number of pages below which the predicate fails."""
     locked: bool = False
     sources: tuple[str, ...] = ()
-    """Whose pages it came to hold."""
+    """Sources of the pages that it holds."""
     hits: int = 0
     pressure: int = 0
 
@@ -39,7 +39,7 @@ class Entry:
         return self.claim.tenant, self.claim.id
 
     def status(self, now_ms: int, page_size: int) -> ClaimStatus:
-        """The claim and where it stands."""
+        """Return the claim and its state."""
         deadline = self.deadline_ms
         return ClaimStatus(
             claim=self.claim,
@@ -54,7 +54,7 @@ class Entry:
 
 
 def requested(claim: Claim, required: int) -> ClaimRequested:
-    """The event that a claim begins with.
+    """Return the event that a claim begins with.
 
     Args:
         required: pages that must be resident.

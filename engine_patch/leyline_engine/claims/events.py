@@ -1,8 +1,8 @@
-"""What happened to claims, requests and pages, in order: facts, never outcomes. Pure.
+"""Events of claims, requests and pages, in order: facts, never outcomes. Pure.
 
-Whether an eviction was ordinary, a claim kept its promise or a refusal was due, no event says; the
-reader (``reader.py``) finds it out. An event that changes the pool states how many pages are free
-after it, so that a trace with a hole contradicts itself.
+No event says if an eviction was ordinary, a claim kept its promise or a refusal was due; the reader
+(``reader.py``) finds that out. An event that changes the pool gives the free pages after it, so a
+trace with a hole contradicts itself.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Opened(Event, frozen=True, kw_only=True):
     """The pool, empty. The first event of every engine."""
 
     usable: int
-    """Pages."""
+    """Pages of the pool."""
     page_size: int
-    """Tokens."""
+    """Tokens per page."""
     strict: bool
-    """Whether the engine wants more room than a request needs, not merely as much."""
+    """True if the engine wants more room than a request needs, not merely as much."""
     tree: bool = False
-    """Whether a page stays only while all before it do, so that who locks one locks those too; and
-    requests take their pages step by step."""
+    """True if a page stays only while all pages before it do: a lock holds those too, and requests
+    take their pages step by step."""
     now_ms: int = 0
 
 
@@ -57,14 +57,14 @@ class ClaimEvent(Event, frozen=True, kw_only=True):
 
 
 class ClaimRequested(ClaimEvent, frozen=True, kw_only=True, tag="claim_requested"):
-    """Someone asks for a claim, or for another revision of one."""
+    """A request for a claim, or for another revision of one."""
 
     session: str
     kind: str
     priority: int
     source: str
     start: int
-    """Tokens, as :class:`~.claim.Predicate` has them."""
+    """First token, as in :class:`~.claim.Predicate`."""
     end: int
     required: int
     """Pages that must be resident."""
@@ -74,38 +74,38 @@ class ClaimRequested(ClaimEvent, frozen=True, kw_only=True, tag="claim_requested
 
 
 class ClaimRefused(ClaimEvent, frozen=True, kw_only=True, tag="claim_refused"):
-    """It didn't get into the book."""
+    """The claim didn't get into the book."""
 
     revision: int
     limit: str
 
 
 class Entered(ClaimEvent, frozen=True, kw_only=True):
-    """It is in the book with these terms, instead of an earlier revision if there was one."""
+    """The claim is in the book with these terms, which replace those of an earlier revision."""
 
     revision: int
     deadline_ms: int | None
 
 
 class Moved(ClaimEvent, frozen=True, kw_only=True):
-    """An edit of its session put the claim's tokens elsewhere: what is left of them is here."""
+    """An edit of its session moved the claim's tokens: the rest of them is here."""
 
     source: str
     start: int
     end: int
-    """Tokens, half open; nothing is left where it equals the start."""
+    """End of the tokens, half open; nothing is left if it equals the start."""
     required: int
-    """Pages that must be resident from here on."""
+    """Pages that must be resident from now on."""
 
 
 class Found(ClaimEvent, frozen=True, kw_only=True):
-    """The engine looked: these of the predicate's pages are resident."""
+    """The engine found these of the predicate's pages resident."""
 
     runs: tuple[Run, ...]
 
 
 class Locked(ClaimEvent, frozen=True, kw_only=True):
-    """Pages that nothing may evict for this claim's sake."""
+    """Pages that nothing may evict, for this claim's sake."""
 
     runs: tuple[Run, ...]
 
@@ -124,28 +124,28 @@ class Unlocked(ClaimEvent, frozen=True, kw_only=True):
 
 
 class Unranked(ClaimEvent, frozen=True, kw_only=True):
-    """The claim's priority is gone from the pages that it still had."""
+    """The claim's priority is gone from the pages that still had it."""
 
     runs: tuple[Run, ...]
 
 
 class Released(ClaimEvent, frozen=True, kw_only=True):
-    """The owner let go."""
+    """The owner released the claim."""
 
 
 class Expired(ClaimEvent, frozen=True, kw_only=True):
-    """The book took it out at its deadline."""
+    """The book ended the claim at its deadline."""
 
 
 class Ticked(Event, frozen=True, kw_only=True):
-    """Time as it reached the engine: message ``order`` of the clock's."""
+    """The clock's message ``order``, with the time as it reached the engine."""
 
     order: int
     now_ms: int
 
 
 class Arrived(Event, frozen=True, kw_only=True):
-    """A request that the engine now deals with."""
+    """The engine begins to handle a request."""
 
     request: str
     tenant: str
@@ -154,22 +154,22 @@ class Arrived(Event, frozen=True, kw_only=True):
     prompt: int
     """Pages that its prompt fills or begins."""
     pages: int
-    """All that it may come to hold: prompt, output by the engine's estimate, reserve."""
+    """Pages that it may need in all: prompt, output by the engine's estimate, and reserve."""
     write_no_admit: bool
 
 
 class RequestRefused(Event, frozen=True, kw_only=True, tag="request_refused"):
-    """The engine won't run it."""
+    """The engine won't run a request."""
 
     request: str
     matched: tuple[Run, ...]
-    """Leading pages of its prompt that are resident, in order."""
+    """Resident leading pages of its prompt, in order."""
     held: int
-    """Pages among those that are locked for a claim."""
+    """Number of those that are locked for a claim."""
     protected: int
-    """Pages locked for any claim."""
+    """Number of pages locked for any claim."""
     blocking: tuple[tuple[str, str], ...]
-    """(tenant, claim) of those that lock pages which it doesn't match itself."""
+    """(tenant, claim) of those that lock pages which the request doesn't match."""
 
 
 class Matched(Event, frozen=True, kw_only=True):
@@ -177,11 +177,11 @@ class Matched(Event, frozen=True, kw_only=True):
 
     request: str
     runs: tuple[Run, ...]
-    """In the order of its prompt."""
+    """Pages in the order of its prompt."""
 
 
 class Evicted(Event, frozen=True, kw_only=True):
-    """Resident pages that went to make room for a request."""
+    """Resident pages that were evicted to make room for a request."""
 
     request: str
     runs: tuple[Run, ...]
@@ -197,29 +197,29 @@ class Allocated(Event, frozen=True, kw_only=True):
 
 
 class Retained(Event, frozen=True, kw_only=True):
-    """Pages of a request that become resident, for later ones to match."""
+    """Pages of a request that become resident, for later requests to match."""
 
     request: str
     runs: tuple[Run, ...]
     path: tuple[Run, ...]
-    """All pages of the request's source as they are resident now, in order. A page is called by the
-    source that first brought it."""
+    """All resident pages of the request's source, in order. A page is named after the source that
+    first brought it."""
     free: int
-    """As before: the pages were the request's, and are the cache's now."""
+    """Free pages, unchanged: the pages were the request's, and are the cache's now."""
 
 
 class Freed(Event, frozen=True, kw_only=True):
-    """Pages of a request go back."""
+    """A request gives pages back."""
 
     request: str
     pages: int
     free: int
     ended: bool = True
-    """Whether the request did; it holds nothing then."""
+    """True if the request ended; it holds nothing then."""
 
 
 class Lost(Event, frozen=True, kw_only=True):
-    """Resident pages that are gone though nobody evicted them."""
+    """Resident pages that are gone without an eviction."""
 
     runs: tuple[Run, ...]
     cause: str
@@ -255,7 +255,7 @@ class EventLedger:
     """The newest events of one engine, numbered.
 
     Args:
-        max_events: older ones are forgotten; what must not be lost goes to ``sink``.
+        max_events: older ones are forgotten; use ``sink`` to lose none.
         sink: called with every event, before anything else happens.
     """
 
@@ -276,7 +276,7 @@ class EventLedger:
 
     @property
     def last(self) -> int:
-        """Number of the newest event, 0 before the first."""
+        """Number of the newest event; 0 before the first."""
         return self._last
 
     def __len__(self) -> int:
@@ -288,10 +288,10 @@ class EventLedger:
     def behind(
         self, after: int, limit: int, *, tenant: str = "", claim: str = ""
     ) -> tuple[AnyEvent, ...]:
-        """Events with a number above ``after``, as far as they are kept; the earliest first.
+        """Return the events with a number above ``after`` that are still kept, earliest first.
 
         Args:
-            limit: at most so many.
+            limit: maximum number of events.
             tenant, claim: only those of this tenant's claims, or of this one claim.
         """
         first = self._last - len(self._events)
@@ -309,12 +309,12 @@ def _concerns(event: AnyEvent, tenant: str, claim: str) -> bool:
 
 
 def to_jsonl(events: Iterable[AnyEvent]) -> bytes:
-    """One JSON object a line."""
+    """Return the events as JSON, one object a line."""
     return msgspec.json.Encoder().encode_lines(events)
 
 
 def from_jsonl(text: bytes) -> list[AnyEvent]:
-    """The events of :func:`to_jsonl`.
+    """Read the events of :func:`to_jsonl`.
 
     Raises:
         msgspec.DecodeError: a line is no event.

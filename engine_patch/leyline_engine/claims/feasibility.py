@@ -1,8 +1,8 @@
-"""Can this request ever run beside the claims that are locked? Pure arithmetic.
+"""The check that a request can ever run beside the locked claims. Pure arithmetic.
 
     protected_resident + active_live <= usable
 
-Requests that run now end by themselves and are not asked about; a claim may never end.
+Running requests end by themselves and don't count; a claim may never end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .protection import ClaimKey, Protection
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """How an engine reckons what a request takes.
+    """An engine's arithmetic for the room that a request takes.
 
     SGLang (``PrefillAdder.add_one_req``) adds to the tokens that it must compute the output, at
     most 4,096 of it, and a page; all that must be *less* than what it can free.
@@ -28,13 +28,13 @@ class Arithmetic:
     clip_output: int = 4096
     strict: bool = True
     whole_pages: bool = False
-    """Whether prompt and output are rounded up to pages before the reserve is added."""
+    """True if prompt and output are rounded up to pages before the reserve is added."""
 
     def needed(self, tokens: int, max_new_tokens: int) -> int:
-        """Tokens that a request takes.
+        """Return the tokens that a request takes.
 
         Args:
-            tokens: of its prompt, those that aren't there already.
+            tokens: tokens of its prompt that aren't cached.
         """
         work = tokens + min(max_new_tokens, self.clip_output)
         if self.whole_pages:
@@ -42,52 +42,52 @@ class Arithmetic:
         return work + self.page_size
 
     def shortfall(self, needed: int, room: int) -> int:
-        """Tokens of room that are missing; 0 or less where it fits."""
+        """Return the tokens of room that are missing; 0 or less if the request fits."""
         return needed + self.strict - room
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request is known to want before it is queued."""
+    """A request's needs, as far as they are known before it is queued."""
 
     tenant: str
     prompt_tokens: int
     max_new_tokens: int
     matched: tuple[Run, ...] = ()
-    """Leading pages of its prompt that are resident, in order."""
+    """Resident leading pages of its prompt, in order."""
 
 
 class Feasibility(StrEnum):
-    """Whether it can run."""
+    """The answer: it can run, or why it can't."""
 
     FITS = "fits"
     BLOCKED = "blocked"
-    """Not before a claim goes."""
+    """It can't run before a claim ends."""
     TOO_LARGE = "too_large"
-    """Not even in an empty pool; no claim's fault."""
+    """It can't run even in an empty pool; no claim is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The answer, in tokens."""
+    """The answer to a request, in tokens."""
 
     feasibility: Feasibility
     needed: int
-    """Beyond what is locked for a claim and matched by the request."""
+    """Tokens beyond those that are both locked for a claim and matched by the request."""
     held: int
-    """Locked and matched: counted once, as the claim's."""
+    """Tokens both locked and matched: counted once, as the claim's."""
     protected: int
     usable: int
     blocking: tuple[ClaimKey, ...] = ()
-    """All of them, for the engine's own log."""
+    """All blocking claims, for the engine's own log."""
     own: tuple[str, ...] = ()
-    """Ids of the caller's tenant among them."""
+    """Ids of the blocking claims that are the caller's tenant's."""
     retry_after_ms: int | None = None
-    """Until deadlines alone will have made room; None if it takes a release."""
+    """Time until deadlines alone will have made room; None if it takes a release."""
 
     @property
     def others(self) -> int:
-        """How many blocking claims are other tenants', which is all that the caller is told."""
+        """Number of other tenants' claims among them; the caller learns no more of those."""
         return len(self.blocking) - len(self.own)
 
     @property
@@ -106,10 +106,10 @@ class Admission:
 def check(
     demand: Demand, protection: Protection, arithmetic: Arithmetic, usable: int, now_ms: int
 ) -> Admission:
-    """Whether a request fits beside the claims, and what is in its way.
+    """Check if a request fits beside the claims, and name those in its way.
 
-    What it matches without a claim's lock counts as its own: it must stay while the request runs.
-    What it matches under a lock counts as the claim's, so nothing is counted twice.
+    Pages that it matches without a claim's lock count as its own: they must stay while it runs.
+    Pages that it matches under a lock count as the claim's, so nothing is counted twice.
 
     Args:
         usable: tokens of the pool.
@@ -139,9 +139,9 @@ def check(
 def crowded(
     demand: Demand, protection: Protection, arithmetic: Arithmetic, usable: int
 ) -> Admission:
-    """What a request is told that fits beside the claims, but not beside all that runs as well.
+    """Return the answer for a request that fits beside the claims, but not beside running requests.
 
-    Every locked claim is in its way, and it may come again as soon as others have ended.
+    Every locked claim is in its way, and it may retry as soon as other requests have ended.
     """
     return Admission(
         Feasibility.BLOCKED,

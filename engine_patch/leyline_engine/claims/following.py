@@ -1,7 +1,7 @@
-"""Where a claim's tokens are after an edit of its session. Pure.
+"""The place of a claim's tokens after an edit of its session. Pure.
 
-The rule: a claim goes where its tokens went. If an edit took some of them out, the longest part
-that is left in one piece is what is claimed from then on; if it took all, the claim is harmed.
+The rule: a claim follows its tokens. If an edit removed some of them, the claim keeps the longest
+contiguous part that is left; if it removed all, the claim is harmed.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ def followed(
     sources: Sequence[SourceTurn],
     copies: Sequence[CopySegment],
 ) -> tuple[int, int] | None:
-    """The span of ``turn`` that holds what is left of a claim.
+    """Return the span of ``turn`` that holds what is left of a claim.
 
     Args:
         keys: radix keys of the claim's tokens and of all before them.
-        start: where the claim's own tokens begin.
+        start: first of the claim's own tokens.
         turn: the edited turn.
-        sources: turns that it drew on.
-        copies: what it copied, by index of ``sources``.
+        sources: turns that it copied from.
+        copies: copied spans, by index of ``sources``.
 
     Returns:
-        Half open, empty where nothing is left; None where the claim isn't concerned: the turn
-        has its tokens where they were, or drew on nothing that holds them.
+        A half-open span, empty if nothing is left; None if the edit doesn't concern the claim: the
+        turn has its tokens where they were, or copied from nothing that holds them.
     """
     now = turn.keys()
     if common_prefix(keys, now) == len(keys):
@@ -49,7 +49,7 @@ def followed(
 def _pieces(
     start: int, end: int, kept: int, copies: Sequence[CopySegment]
 ) -> Iterator[tuple[int, int]]:
-    """Parts of ``[start, end)`` where they are now; an empty one first."""
+    """Yield the parts of ``[start, end)`` at their new places; an empty one first."""
     yield 0, 0
     if start < kept:
         yield start, min(end, kept)
@@ -60,7 +60,7 @@ def _pieces(
 
 
 def _joined(pieces: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Sorted pieces, those that touch or overlap as one."""
+    """Return the sorted pieces, with those that touch or overlap joined."""
     found: list[tuple[int, int]] = []
     for first, last in pieces:
         if found and first <= found[-1][1]:

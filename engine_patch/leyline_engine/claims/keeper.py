@@ -1,8 +1,8 @@
-"""What both engines do about claims: commands in, locks and ranks out, and a word at admission.
+"""Claims in both engines: commands in, locks and ranks out, and a check at admission.
 
-The keeper holds the book, the names of claimed slots and what each claim holds on to; the engine's
-cache does as it is told (:class:`Shelf`). One per engine process, driven by its own thread; it has
-no clock. A page is one token's slot.
+The keeper has the book, the names of claimed slots and the pages of each claim; the engine's cache
+(:class:`Shelf`) carries out its effects. There is one per engine process, driven by that process's
+thread; it has no clock. A page is one token's slot.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ from .states import State, TransitionError
 
 
 class Shelf(Protocol):
-    """A cache of whole prefixes, as claims see it. Keys are radix keys, lineages folded in."""
+    """A cache of whole prefixes, as claims see it. Keys are radix keys, with lineages folded in."""
 
     def slots(self, keys: array[int]) -> Sequence[int]:
-        """Slots of the cached prefix of ``keys``, in order; nobody's recency changes."""
+        """Return the slots of the cached prefix of ``keys``, in order; nobody's recency changes."""
 
     def lock(self, claim: ClaimKey, keys: array[int]) -> None:
-        """Let nothing evict the cached path of ``keys``, and no neighbour be held for it."""
+        """Lock the cached path of ``keys`` against eviction, and no neighbour of it."""
 
     def unlock(self, claim: ClaimKey) -> None:
         """Undo a :meth:`lock`."""
 
     def rank(self, claim: ClaimKey, keys: array[int], priority: int) -> None:
-        """Evict the cached path of ``keys`` after what has a lower priority."""
+        """Evict the cached path of ``keys`` after slots of lower priority."""
 
     def unrank(self, claim: ClaimKey) -> None:
         """Undo a :meth:`rank`."""
 
     def free(self) -> int:
-        """Slots that nobody has."""
+        """Return the number of free slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Candidate:
     tenant: str
     session: str
     source: str
-    """What its turn will be retained as."""
+    """Source under which its turn will be retained."""
     prompt_tokens: int
     max_new_tokens: int
 
@@ -97,12 +97,12 @@ class ClaimKeeper:
     """Claims of one engine.
 
     Args:
-        registry: the engine's retained turns, which claims are over.
+        registry: the engine's retained turns, which claims name.
         usable: slots of the pool.
         arithmetic: how the engine reckons what a request takes.
         ledger: where events go.
-        watched: whether somebody else records what is evicted and names all slots, as the litmus
-            suite does; else only claimed slots have names, and only their evictions are recorded.
+        watched: True if somebody else records evictions and names all slots, as the litmus suite
+            does; otherwise only claimed slots have names, and only their evictions are recorded.
     """
 
     def __init__(
@@ -125,13 +125,13 @@ class ClaimKeeper:
         self._places: dict[ClaimKey, _Place] = {}
 
     def __bool__(self) -> bool:
-        """Whether any claim lives: without one, nothing here costs a request anything."""
+        """Return True if any claim is live; without one, nothing here costs a request anything."""
         return bool(self._places)
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────
 
     def carry_out(self, command: ClaimCommand) -> ClaimReply:
-        """Do what a proxy asks; what is wrong with it goes into the reply."""
+        """Carry out a proxy's command; an error goes into the reply."""
         try:
             return self._carry_out(command)
         except UnknownClaimError as error:
@@ -177,19 +177,19 @@ class ClaimKeeper:
         return ClaimReply(events=events, seq=self.ledger.last)
 
     def tick(self, order: int, now_ms: int) -> None:
-        """The clock's next message; see :meth:`.book.ClaimBook.tick`."""
+        """Take the clock's next message; see :meth:`.book.ClaimBook.tick`."""
         self._apply(self.book.tick(order, now_ms))
 
     def release(self, tenant: str, claim: str) -> None:
-        """See :meth:`.book.ClaimBook.release`."""
+        """Release a claim; see :meth:`.book.ClaimBook.release`."""
         self._apply(self.book.release(tenant, claim))
 
     def demote(self, tenant: str, claim: str) -> None:
-        """See :meth:`.book.ClaimBook.demote`."""
+        """Demote a claim; see :meth:`.book.ClaimBook.demote`."""
         self._apply(self.book.demote(tenant, claim))
 
     def submit(self, claim: Claim) -> None:
-        """Take a claim, or a later revision of one, and hold what there is of its tokens.
+        """Take a claim, or a later revision of one, and hold those of its tokens that are cached.
 
         Raises:
             ClaimRefusedError: names the limit or field; an earlier revision stays as it is.
@@ -204,7 +204,7 @@ class ClaimKeeper:
             self._seek(key, turn, claim.predicate.start, claim.predicate.end)
 
     def _seek(self, key: ClaimKey, turn: SourceTurn, start: int, end: int) -> None:
-        """Look for a claim's tokens, and hold what there is of them."""
+        """Look for a claim's tokens, and hold those that are cached."""
         place = _Place(turn.keys()[:end], start, (turn.scope, turn.session), turn.exact_length)
         path = self.names.name(turn.turn, self._shelf.slots(place.keys))
         support = first_pages(path, start)
@@ -213,7 +213,7 @@ class ClaimKeeper:
         self._drop_names(path)
 
     def _apply(self, effects: Iterable[Effect]) -> None:
-        """Have the cache do what the book says."""
+        """Have the cache carry out the book's effects."""
         for effect in effects:
             place = self._places.get(effect.claim)
             match effect.change:
@@ -229,13 +229,13 @@ class ClaimKeeper:
                     self._shelf.unrank(effect.claim)
                     self._drop_names(effect.runs)
         for key in [key for key in self._places if not self.book.lives(key)]:
-            # A claim that has lost all it held has nothing to let go of, says the book.
+            # For a claim that has lost all it held, the book has no effects.
             self._shelf.unlock(key)
             self._shelf.unrank(key)
             del self._places[key]
 
     def _reach(self, key: ClaimKey, place: _Place) -> int:
-        """How many keys it takes to come to the end of what a claim holds."""
+        """Return the number of keys up to the end of what a claim holds."""
         held = count(self.book.held(key))
         return held if self.book.support(key) else place.start + held
 
@@ -248,10 +248,10 @@ class ClaimKeeper:
     def refuse(
         self, request: Candidate, matched: Callable[[], Sequence[int]]
     ) -> ClaimRefusal | None:
-        """Why a request can't run before a claim goes; None where no claim is in its way.
+        """Return why a request can't run before a claim ends; None if no claim is in its way.
 
         Args:
-            matched: slots of its cached prefix; asked for only near the limit.
+            matched: returns the slots of its cached prefix; called only near the limit.
         """
         found = self._blocked(request, matched)
         if found is None:
@@ -262,14 +262,14 @@ class ClaimKeeper:
         return admission.refusal
 
     def crowded(self, request: Candidate) -> ClaimRefusal:
-        """The claims leave room for this request, but not for all that runs beside it."""
+        """Return the refusal of a request that fits beside the claims, but not beside what runs."""
         demand = Demand(request.tenant, request.prompt_tokens, request.max_new_tokens)
         admission = self.book.crowded(demand)
         self.book.tell_pressure(admission.blocking)
         return admission.refusal
 
     def blocks(self, request: Candidate, matched: Callable[[], Sequence[int]]) -> bool:
-        """Whether :meth:`refuse` would refuse; nobody is told."""
+        """Return True if :meth:`refuse` would refuse; nothing is recorded."""
         return self._blocked(request, matched) is not None
 
     def _blocked(
@@ -311,11 +311,11 @@ class ClaimKeeper:
         )
 
     def admits(self, tenant: str, session: str) -> bool:
-        """Whether what a session's next request computes may be kept for reuse."""
+        """Return True if KV that a session's next request computes may be kept for reuse."""
         return self.book.admits(tenant, session)
 
     def matched(self, session: SessionKey, keys: array[int], length: int) -> None:
-        """A session's request found ``length`` of its keys cached: hits of the claims it covers."""
+        """Record hits of the claims that a session's request covers with ``length`` cached keys."""
         for key, place in self._places.items():
             covered = place.session == session and place.end <= length
             if covered and common_prefix(place.keys, keys) == place.end:
@@ -324,12 +324,12 @@ class ClaimKeeper:
     def follow(
         self, turn: SourceTurn, sources: Sequence[SourceTurn], copies: Sequence[CopySegment]
     ) -> None:
-        """A turn of spliced KV was retained: its session's claims go where their tokens went.
+        """Move a session's claims with their tokens, once a turn of spliced KV is retained.
 
         Args:
             turn: the new turn.
-            sources: what it drew on.
-            copies: what it copied, by index of ``sources``.
+            sources: turns that it copied from.
+            copies: copied spans, by index of ``sources``.
         """
         session = (turn.scope, turn.session)
         for key, place in [item for item in self._places.items() if item[1].session == session]:
@@ -342,13 +342,13 @@ class ClaimKeeper:
                 self._seek(key, turn, start, end)
 
     def holds(self) -> Iterator[tuple[int, tuple[Run, ...]]]:
-        """What each claim holds, and from which position on that is spliced."""
+        """Yield what each claim holds, and the position from which on that is spliced."""
         return ((place.exact, self.book.held(key)) for key, place in self._places.items())
 
     # ── the cache's side ──────────────────────────────────────────────────────────────────────
 
     def gave_way(self, keys: Iterable[ClaimKey], request: str = "") -> None:
-        """One eviction may have reached what these claims only rank: see what is left of it."""
+        """Check what is left of these claims' ranked slots: one eviction may have reached them."""
         gone: list[Run] = []
         for key in keys:
             gone.extend(without(self._missing(key), gone))
@@ -360,7 +360,7 @@ class ClaimKeeper:
         self._drop_names(gone)
 
     def _missing(self, key: ClaimKey) -> tuple[Run, ...]:
-        """What a claim holds and the cache has no more."""
+        """Return what a claim holds and the cache no longer has."""
         place = self._places.get(key)
         if place is None:
             return ()
@@ -369,13 +369,13 @@ class ClaimKeeper:
         return last_pages(held, min(count(held), gone))
 
     def passed_over(self, keys: Iterable[ClaimKey]) -> None:
-        """An eviction went past what these claims rank."""
+        """Record that an eviction passed over what these claims rank."""
         self.book.tell_pressure(keys)
 
     def lose(self, slots: Sequence[int], cause: str) -> None:
-        """Cached slots are about to go, whoever claims them.
+        """Prepare for the loss of cached slots, whoever claims them.
 
-        Claims that hold any of them let go of all they hold, so that they can.
+        Claims that hold any of them let go of all they hold, so that the slots can go.
         """
         runs = self.names.known(slots)
         if not runs:
@@ -385,7 +385,7 @@ class ClaimKeeper:
         self.names.forget(runs)
 
     def lose_all(self, cause: str) -> None:
-        """The cache is empty: every claim that held anything is harmed."""
+        """Record that the cache is empty: every claim that held anything is harmed."""
         runs = tuple(run for key in self._places for run in self.book.held(key))
         if runs:
             self.ledger.append(Lost(runs=runs, cause=cause, free=self._shelf.free()))

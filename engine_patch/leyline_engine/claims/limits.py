@@ -1,4 +1,4 @@
-"""How much a tenant, and all tenants together, may claim. Pure."""
+"""Limits on what a tenant, and all tenants together, may claim. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .protection import ClaimKey
 
 
 class ClaimRefusedError(ClaimError):
-    """A well-formed claim that the book won't take; ``field`` is the limit or the field."""
+    """The book won't take a well-formed claim; ``field`` is the limit or the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,38 +20,33 @@ class Limits:
     """Bounds of one engine's book. Tokens are whole pages, by the predicates' required share."""
 
     claims: int = 64
-    """Live claims of a tenant."""
+    """Maximum number of live claims of a tenant."""
     tokens: int = 1_000_000
-    """Tokens that a tenant claims, softly or hard."""
+    """Maximum number of tokens that a tenant claims, softly or hard."""
     share: float = 0.5
-    """Of the pool, that a tenant claims hard."""
+    """Maximum share of the pool that a tenant claims hard."""
     engine_claims: int = 4096
     engine_share: float = 0.9
-    """Of the pool, that all tenants together claim hard: the rest is for requests."""
+    """Maximum share of the pool that all tenants together claim hard; the rest is for requests."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """What is claimed, by one tenant or by all."""
+    """The claimed amounts, of one tenant or of all."""
 
     claims: int = 0
     pages: int = 0
     hard_pages: int = 0
 
     def add(self, claim: Claim, pages: int, sign: int = 1) -> None:
-        """Count a claim, or with sign -1 discount it."""
+        """Count a claim; with sign -1, discount it."""
         self.claims += sign
         self.pages += sign * pages
         self.hard_pages += sign * pages * claim.hard
 
 
 class Accounts:
-    """What live claims use, when they end, and whose requests are not admitted.
-
-    Args:
-        usable: pages of the pool.
-        page_size: tokens.
-    """
+    """The usage of live claims, their deadlines, and the sessions that they keep from admission."""
 
     def __init__(self, usable: int, page_size: int) -> None:
         self._usable = usable
@@ -62,7 +57,7 @@ class Accounts:
         self._no_admit: Counter[tuple[str, str]] = Counter()
 
     def add(self, claim: Claim, required: int, deadline_ms: int | None) -> None:
-        """A claim begins to live."""
+        """Add a claim that begins to live."""
         self._tenants.setdefault(claim.tenant, Usage()).add(claim, required)
         self._engine.add(claim, required)
         if deadline_ms is not None:
@@ -70,7 +65,7 @@ class Accounts:
         self._no_admit[claim.tenant, claim.session] += claim.write_no_admit
 
     def remove(self, claim: Claim, required: int, deadline_ms: int | None) -> None:
-        """It ended, or another revision takes its place; as it was added."""
+        """Remove a claim that ended or is replaced; with the arguments of its :meth:`add`."""
         tenant = self._tenants[claim.tenant]
         tenant.add(claim, required, -1)
         self._engine.add(claim, required, -1)
@@ -85,7 +80,7 @@ class Accounts:
             del self._no_admit[session]
 
     def due(self, now_ms: int) -> ClaimKey | None:
-        """The live claim with the earliest deadline, if that has come."""
+        """Return the live claim with the earliest deadline, if that has come."""
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             return self._deadlines[0][1]
         return None
@@ -96,17 +91,17 @@ class Accounts:
         return self._deadlines[0][0] if self._deadlines else None
 
     def admits(self, tenant: str, session: str) -> bool:
-        """Whether no live claim of the session keeps its KV from being admitted."""
+        """Return True if no live claim of the session keeps its KV from being admitted."""
         return not self._no_admit[tenant, session]
 
     def check(
         self, limits: Limits, claim: Claim, required: int, replaced: tuple[Claim, int] | None
     ) -> None:
-        """Refuse a claim with which a limit would be passed.
+        """Refuse a claim that would exceed a limit.
 
         Args:
-            required: its pages.
-            replaced: the revision that would go for it, and that one's pages.
+            required: pages that must be resident.
+            replaced: the revision that it would replace, and the pages of that.
 
         Raises:
             ClaimRefusedError: names the limit.
@@ -128,6 +123,6 @@ class Accounts:
             ("engine_share", engine.hard_pages, of_engine, "pages claimed hard on this engine"),
         ):
             if value > bound:
-                # How much others claim is not the caller's to know.
+                # The caller may not know how much others claim.
                 mine = "" if name.startswith("engine") else f"; this one would make it {value}"
                 raise ClaimRefusedError(name, f"at most {bound} {told}{mine}")

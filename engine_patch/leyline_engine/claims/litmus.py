@@ -25,7 +25,7 @@ from .verdict import Outcome, Verdict
 
 PAGE = 16
 LIMITS = Limits(share=1.0, engine_share=1.0)
-"""What the cases are about is the pool, not what a tenant may have of it."""
+"""Limits of the cases, which test the pool and not a tenant's share."""
 
 
 class Runtime(Protocol):
@@ -33,10 +33,10 @@ class Runtime(Protocol):
 
     @property
     def book(self) -> ClaimBook:
-        """Its claims."""
+        """Its book of claims."""
 
     def serve(self, request: Request) -> ClaimRefusal | None:
-        """Run a request to its end; or say why it can't run before a claim goes."""
+        """Run a request to its end, or return why it can't run before a claim ends."""
 
     def claim(self, claim: Claim) -> None:
         """Take a claim.
@@ -56,14 +56,15 @@ class Runtime(Protocol):
         """Give up a claim's locks."""
 
     def tick(self, order: int, now_ms: int) -> None:
-        """The clock's next message."""
+        """Take the clock's next message."""
 
     def lose(self, run: Run, cause: str) -> None:
-        """Resident pages are gone, whoever locked them; in a tree also those behind them."""
+        """Drop resident pages, whoever locked them; in a tree also those after them."""
 
     def edit(self, name: str, old: str, new: str, start: int, end: int) -> None:
-        """Run a turn ``new`` to its end: what ``old`` has, without its pages ``[start, end)``, and
-        a page more. Both are of tenant ``a``; what is left is spliced.
+        """Run a turn ``new`` to its end: ``old`` without pages ``[start, end)``, and one more.
+
+        Both are of tenant ``a``; the KV that is left is spliced.
 
         Raises:
             NotImplementedError: this engine doesn't splice.
@@ -71,33 +72,33 @@ class Runtime(Protocol):
 
 
 OpenRuntime = Callable[[int, Callable[[AnyEvent], None]], Runtime]
-"""Pages of the pool, and where its events go."""
+"""Opens a runtime, given the pages of the pool and the sink of its events."""
 
 
 def open_micro(usable: int, sink: Callable[[AnyEvent], None]) -> Runtime:
-    """A MicroRuntime for the cases."""
+    """Open a MicroRuntime for the cases."""
     return MicroRuntime(usable, page_size=PAGE, limits=LIMITS, sink=sink)
 
 
 class Stage:
-    """One engine and short words for what a case does to it."""
+    """One engine, and short names for what a case does to it."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.told: list[str] = []
-        """What callers were answered, where the case is about that."""
+        """Answers that callers got, for cases that test them."""
 
     def serve(
         self, name: str, source: str, pages: int, *, tenant: str = "a", admit: bool = True
     ) -> ClaimRefusal | None:
-        """A request that comes to ``pages``, one of output and one of reserve among them.
+        """Serve a request that comes to ``pages``, one of output and one of reserve among them.
 
-        Where it runs, it leaves all but the reserve behind.
+        If it runs, it leaves all but the reserve in the cache.
         """
         return self.runtime.serve(_request(name, source, pages, tenant=tenant, admit=admit))
 
     def keep(self, source: str, pages: int, *, tenant: str = "a") -> None:
-        """A request leaves so many pages behind."""
+        """Serve a request that leaves that many pages in the cache."""
         self.serve(f"{PREPARATION}{source}", source, pages + 1, tenant=tenant)
 
     def claim(self, source: str, pages: int, start: int = 0, **terms: Any) -> None:
@@ -112,14 +113,14 @@ class Stage:
         self.runtime.claim(Claim(predicate=span, **(given | terms)))
 
     def refused(self, source: str, pages: int, **terms: Any) -> None:
-        """The same where it must be refused; what was named is told."""
+        """Make a claim that must be refused, and note what the refusal named."""
         try:
             self.claim(source, pages, **terms)
         except ClaimRefusedError as refusal:
             self.told.append(refusal.field)
 
     def unknown(self, tenant: str, claim: str) -> None:
-        """Release a claim that isn't this tenant's; the answer is told."""
+        """Release a claim that isn't this tenant's, and note the answer."""
         try:
             self.runtime.release(tenant, claim)
         except UnknownClaimError as error:
@@ -127,7 +128,7 @@ class Stage:
 
 
 def session_of(tenant: str) -> str:
-    """The one session of a tenant."""
+    """Return the one session of a tenant."""
     return f"{tenant}-session"
 
 
@@ -139,7 +140,7 @@ def _request(
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A situation and its outcomes."""
+    """A situation and its expected outcomes."""
 
     name: str
     usable: int
@@ -150,14 +151,14 @@ class Case:
 
 
 PREPARATION = "fill-"
-"""How requests are called that only leave something behind."""
+"""Prefix of the names of requests that only leave something in the cache."""
 
 IMPLIED = frozenset({Outcome.ADMISSION, Outcome.ACCEPTANCE})
-"""Said by what a request or claim came to; not compared."""
+"""Outcomes that a request's or claim's end implies; they aren't compared."""
 
 
 class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine showed."""
+    """The behaviour of an engine in one case."""
 
     name: str
     passed: bool
@@ -165,10 +166,10 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     told: tuple[str, ...]
     states_agree: bool
-    """Whether the engine's book says of each claim what the reader says."""
+    """True if the engine's book and the reader agree on each claim's state."""
     mutants: int
     missed: tuple[str, ...]
-    """Mutants that read like the original."""
+    """Mutants that read like the original trace."""
     events: tuple[Any, ...]
 
 
@@ -204,7 +205,7 @@ def run_case(case: Case, open_runtime: OpenRuntime) -> CaseResult:
 
 
 def run_suite(cases: Iterable[Case], open_runtime: OpenRuntime) -> tuple[CaseResult, ...]:
-    """All cases, each on an engine of its own."""
+    """Run all cases, each on an engine of its own."""
     return tuple(run_case(case, open_runtime) for case in cases)
 
 

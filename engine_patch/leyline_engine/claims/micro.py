@@ -1,8 +1,8 @@
 """MicroRuntime: a block allocator with claims and nothing else. No model, no scheduler, no clock.
 
-It takes requests by size, lends them blocks, keeps what they leave behind for later ones to match,
-and evicts the least recently used when blocks run out: lower ranks first, a sequence from its end.
-What a claim does to an allocator can be told here without an engine in the way.
+It takes requests by size, lends them blocks, keeps what they leave for later requests to match, and
+evicts the least recently used blocks when it runs out: lower ranks first, a sequence from its end.
+It shows the effect of claims on an allocator without an engine in the way.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Request:
 
 
 class Start(StrEnum):
-    """What became of a request that wanted to start."""
+    """The result of a request's start."""
 
     RUNNING = "running"
     REFUSED = "refused"
-    """By a claim; it needn't come again before that goes."""
+    """Refused because of a claim; a retry is no use before that claim ends."""
     BUSY = "busy"
-    """It fits beside the claims, once others that run have ended. Nothing was done."""
+    """Fits beside the claims once other running requests have ended. Nothing was done."""
     TOO_LARGE = "too_large"
 
 
@@ -116,7 +116,7 @@ class MicroRuntime:
     # ── requests ──────────────────────────────────────────────────────────────────────────────
 
     def start(self, request: Request) -> tuple[Start, Admission]:
-        """Admit a request, or say at once that it can't run.
+        """Admit a request, or refuse it at once if it can't run.
 
         Raises:
             ValueError: a request of this name runs already.
@@ -153,7 +153,7 @@ class MicroRuntime:
         return Start.RUNNING, admission
 
     def serve(self, request: Request) -> ClaimRefusal | None:
-        """Run a request to its end; or say why it can't run before a claim goes.
+        """Run a request to its end, or return why it can't run before a claim ends.
 
         Raises:
             RuntimeError: it can't run for another reason.
@@ -172,12 +172,12 @@ class MicroRuntime:
         """See :meth:`.litmus.Runtime.edit`.
 
         Raises:
-            NotImplementedError: blocks have no content here that could be spliced.
+            NotImplementedError: blocks have no content to splice.
         """
         raise NotImplementedError("a block allocator doesn't splice")
 
     def finish(self, name: str) -> None:
-        """A request ends with all the output that it asked for; its KV becomes resident.
+        """End a request with all the output that it asked for; its KV becomes resident.
 
         Raises:
             KeyError: no such request runs.
@@ -241,7 +241,7 @@ class MicroRuntime:
         self.ledger.append(Matched(request=request.name, runs=runs))
 
     def _victims(self, pages: int, source: str, matched: int) -> list[PageKey]:
-        """Who goes for so many pages; fewer if there aren't enough."""
+        """Return the pages to evict for that many pages; fewer if there aren't enough."""
         if pages <= 0:
             return []
         order = sorted(
@@ -284,7 +284,7 @@ class MicroRuntime:
     # ── claims ────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, claim: Claim) -> None:
-        """Take a claim or a later revision; what isn't being computed is looked for at once.
+        """Take a claim or a later revision, and look at once for tokens that aren't being computed.
 
         Raises:
             ClaimRefusedError: names the limit or field.
@@ -299,7 +299,7 @@ class MicroRuntime:
             self._seek((claim.tenant, claim.id))
 
     def _computes(self, source: str) -> bool:
-        """Whether a running request will leave pages of a source behind."""
+        """Return True if a running request will leave pages of a source in the cache."""
         return any(run.request.source == source and run.admit for run in self._running.values())
 
     def _seek(self, key: ClaimKey) -> None:
@@ -322,7 +322,7 @@ class MicroRuntime:
         self._apply(self.book.tick(order, now_ms))
 
     def lose(self, run: Run, cause: str) -> None:
-        """Resident pages of a run are gone, whoever locked them; what a request uses stays."""
+        """Drop resident pages of a run, whoever locked them; pages that a request uses stay."""
         keys = [key for key in pages_of([run]) if key in self._pages and not self._pages[key].users]
         if keys:
             runs = self._drop(keys)
@@ -347,24 +347,24 @@ class MicroRuntime:
 
     @property
     def free(self) -> int:
-        """Pages that nobody has."""
+        """Number of free pages."""
         return len(self._free)
 
     def resident(self, source: str | None = None) -> tuple[Run, ...]:
-        """Pages kept for later requests, of one source or of all."""
+        """Return the pages kept for later requests, of one source or of all."""
         return runs_of(key for key in self._pages if source in (None, key[0]))
 
     def locked(self) -> frozenset[PageKey]:
-        """Pages that some claim locks."""
+        """Return the pages that some claim locks."""
         return frozenset(key for key, page in self._pages.items() if page.locks)
 
     def blocks(self) -> list[int]:
-        """Every block by its one owner: free, resident, running. Sorted; all of the pool."""
+        """Return every block of its one owner (free, resident, running), sorted: the whole pool."""
         held = [page.block for page in self._pages.values()]
         running = [block for run in self._running.values() for block in run.blocks]
         return sorted([*self._free, *held, *running])
 
 
 def _front(source: str, pages: int) -> tuple[Run, ...]:
-    """The first pages of a source."""
+    """Return the first pages of a source."""
     return (Run(source, 0, pages),) if pages else ()

@@ -1,6 +1,6 @@
 """Traces with one fault: an event dropped, or two swapped of which one depends on the other. Pure.
 
-A reader that calls a mutant by the original's verdict hasn't looked at the events.
+A reader that gives a mutant the original's verdict hasn't looked at the events.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import msgspec
 from . import events as ev
 
 Thing = tuple[str | int, ...]
-"""What an event reads or writes; a prefix stands for all that begins with it."""
+"""A thing that an event reads or writes; a prefix includes all that begins with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A faulty trace, numbered anew."""
+    """A faulty trace, numbered again."""
 
     name: str
     events: tuple[ev.AnyEvent, ...]
 
 
 def mutants(events: Sequence[ev.AnyEvent]) -> Iterator[Mutant]:
-    """Every event dropped; every two that depend on one another, and differ, swapped."""
+    """Yield the trace without each event, and with each two differing, dependent events swapped."""
     for index, event in enumerate(events):
         rest = [*events[:index], *events[index + 1 :]]
         yield Mutant(f"without {_name(event)}", _renumbered(rest))
@@ -40,7 +40,7 @@ def mutants(events: Sequence[ev.AnyEvent]) -> Iterator[Mutant]:
 
 
 def dependent(first: ev.AnyEvent, second: ev.AnyEvent) -> bool:
-    """Whether the order of two events matters: one writes what the other reads or writes."""
+    """Return True if the order of two events matters: one writes what the other reads or writes."""
     first_writes, second_writes = _writes(first), _writes(second)
     return (
         _meet(first_writes, [*_reads(second), *second_writes])
@@ -88,7 +88,7 @@ def _reads(event: ev.AnyEvent) -> list[Thing]:
         case ev.Entered() if event.deadline_ms is not None:
             things.append(("clock",))
         case ev.Evicted():
-            things.append(("held",))  # whoever holds pages has a say in which ones go
+            things.append(("held",))  # the holders of pages affect which ones are evicted
         case ev.RequestRefused():
             things += [("held", *key) for key in event.blocking]
     return things

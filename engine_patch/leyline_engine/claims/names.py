@@ -1,7 +1,7 @@
-"""What an engine's slots are called in claims and events: by the source that first brought them.
+"""Names of an engine's slots in claims and events, after the source that first brought them.
 
-Sources share what they begin with, and a page must count once. So the first source that brings a
-slot gives it its name, and any later one's path goes through pages of the earlier. On a path, a
+Sources share their beginnings, and a page must count once. So the first source that brings a slot
+gives it its name, and the path of a later source goes through pages of the earlier. On a path, a
 source's pages lie together, in order. Pure; a page is one slot here.
 """
 
@@ -15,7 +15,7 @@ Page = tuple[str, int]
 
 
 class PageNames:
-    """Names of slots, as long as somebody needs them."""
+    """Names of slots, kept as long as somebody needs them."""
 
     def __init__(self) -> None:
         self._names: dict[int, Page] = {}
@@ -25,7 +25,7 @@ class PageNames:
         return len(self._names)
 
     def name(self, source: str, slots: Sequence[int]) -> tuple[Run, ...]:
-        """The runs of a whole path; slots without a name get one.
+        """Return the runs of a whole path; slots without a name get one.
 
         Args:
             slots: from the root on, in key order.
@@ -34,8 +34,10 @@ class PageNames:
         return tuple(_runs(self._named(title, place, slot) for place, slot in enumerate(slots)))
 
     def _title(self, source: str, slots: Sequence[int]) -> str:
-        """What the source is called where another one, of another session or tenant, has its name
-        and has pages in these places: nobody's source has a space in it."""
+        """Return the source's name, altered if another session's or tenant's source has it here.
+
+        No source's own name has a space in it.
+        """
         places = [place for place, slot in enumerate(slots) if slot not in self._names]
         title, number = source, 1
         while any((title, place) in self._slots for place in places):
@@ -51,11 +53,11 @@ class PageNames:
         return known
 
     def known(self, slots: Iterable[int]) -> tuple[Run, ...]:
-        """The runs of those slots that have names."""
+        """Return the runs of those slots that have names."""
         return tuple(_runs(page for page in map(self._names.get, slots) if page is not None))
 
     def forget(self, runs: Iterable[Run]) -> None:
-        """These pages are nobody's any more, or gone."""
+        """Drop the names of pages that nobody holds any more, or that are gone."""
         for run in runs:
             for place in range(run.start, run.end):
                 slot = self._slots.pop((run.source, place), None)
@@ -63,7 +65,7 @@ class PageNames:
                     del self._names[slot]
 
     def clear(self) -> None:
-        """Nothing is cached any more."""
+        """Drop all names: nothing is cached any more."""
         self._names.clear()
         self._slots.clear()
 

@@ -1,4 +1,4 @@
-"""The sweep as a picture: pages that stay resident by pool size, a panel per policy."""
+"""The sweep as a picture: resident pages by pool size, with a panel per policy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from .sweep import ACTIVE, CLAIMED, SweepPolicy, SweepRow
 
-# Okabe and Ito's palette; refusals are hatched as well, so that colour isn't needed.
+# Okabe and Ito's palette; refusals are hatched as well, for readers who can't see colour.
 _SERVED, _REFUSED, _INK = "#0072B2", "#D55E00", "#333333"
 
 

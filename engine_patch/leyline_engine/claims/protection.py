@@ -1,12 +1,12 @@
-"""What hard claims keep locked, kept so that admission reads it in microseconds. Pure.
+"""Pages locked by hard claims, stored so that admission reads them in microseconds. Pure.
 
-Claims may lie over one another. A page is locked until the last of its holders lets go, and counts
-once. Per source, the holders' edges cut what is locked into stretches; each has the latest deadline
-of its holders.
+Claims may overlap. A page is locked until the last of its holders lets go, and counts once. Per
+source, the holders' edges cut the locked pages into stretches; each has the latest deadline of its
+holders.
 
-What a claim locks may be called by several sources: of what sessions share, the pages are the first
-one's. A claim then locks the front of one source and goes on in another. Whoever matches its last
-page has matched all of it.
+The pages that a claim locks may be named after several sources: pages that sessions share have the
+name of the first source. A claim then locks the front of one source and continues in another. A
+request that matches its last page has matched all of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ClaimKey = tuple[str, str]
 """(tenant, id)."""
 
 FOREVER = sys.maxsize
-"""Deadline of what no clock ends."""
+"""Deadline of locks that no clock ends."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class _Locked:
     holds: dict[ClaimKey, tuple[tuple[Run, ...], int]] = field(default_factory=dict)
     """Runs and deadline, by holder."""
     last: dict[ClaimKey, int] = field(default_factory=dict)
-    """Where those end whose last page is of this source."""
+    """End page of each claim whose last page is of this source."""
     starts: list[int] = field(default_factory=list)
     sums: list[int] = field(default_factory=lambda: [0])
     """Pages locked before the stretch of the same index."""
@@ -43,7 +43,7 @@ class _Locked:
     """:attr:`last`, sorted."""
 
     def rebuild(self) -> None:
-        """Cut into stretches anew."""
+        """Cut the locked pages into stretches again."""
         edges: list[tuple[int, int, int]] = []
         for number, (runs, deadline) in enumerate(self.holds.values()):
             for run in runs:
@@ -51,7 +51,7 @@ class _Locked:
                 edges.append((run.end, number, -1))
         edges.sort()
         self.starts, self.untils, self.sums = [], [], [0]
-        # Latest deadline first; who has ended is dropped when it comes up.
+        # Latest deadline first; ended holders are dropped when they come up.
         open_now: list[tuple[int, int]] = []
         running: set[int] = set()
         for index, (at, number, deadline) in enumerate(edges):
@@ -70,7 +70,7 @@ class _Locked:
         self.ends = sorted((end, key) for key, end in self.last.items())
 
     def before(self, end: int) -> int:
-        """Pages locked before page ``end``."""
+        """Return the number of pages locked before page ``end``."""
         index = bisect_left(self.starts, end)
         if index == 0:
             return 0
@@ -78,7 +78,7 @@ class _Locked:
         return self.sums[index - 1] + min(length, end - self.starts[index - 1])
 
     def add_untils(self, run: Run, found: dict[int, int]) -> None:
-        """Add the run's locked pages, by when they come free."""
+        """Add the run's locked pages to ``found``, by the time at which they come free."""
         for index in range(bisect_left(self.starts, run.end)):
             begin, length = self.starts[index], self.sums[index + 1] - self.sums[index]
             pages = min(begin + length, run.end) - max(begin, run.start)
@@ -86,7 +86,7 @@ class _Locked:
                 found[self.untils[index]] = found.get(self.untils[index], 0) + pages
 
     def covered(self, end: int) -> Sequence[ClaimKey]:
-        """Those whose last page is of this source and before ``end``."""
+        """Return the claims whose last page is of this source and before ``end``."""
         count = bisect_right(self.ends, end, key=lambda entry: entry[0])
         return [key for _, key in self.ends[:count]]
 
@@ -102,10 +102,10 @@ class Protection:
         self._untils: list[int] = []
         self._freed: list[int] | None = None
         self.pages = 0
-        """Locked for any claim, each counted once."""
+        """Number of pages locked for any claim, each counted once."""
 
     def hold(self, key: ClaimKey, runs: tuple[Run, ...], deadline_ms: int | None) -> None:
-        """A claim locks these runs, not empty and in order; once until it lets go."""
+        """Lock these runs for a claim, not empty and in order; once until it lets go."""
         by_source: dict[str, tuple[Run, ...]] = {}
         for run in runs:
             by_source[run.source] = (*by_source.get(run.source, ()), run)
@@ -119,7 +119,7 @@ class Protection:
             self._rebuild(locked)
 
     def let_go(self, key: ClaimKey) -> None:
-        """A claim locks nothing any more."""
+        """Drop all locks of a claim."""
         ids = self._ids[key[0]]
         del ids[key[1]]
         if not ids:
@@ -151,7 +151,7 @@ class Protection:
                 del self._untils[bisect_left(self._untils, until)]
 
     def count(self, runs: Sequence[Run]) -> int:
-        """How many pages of these runs are locked."""
+        """Return the number of locked pages in these runs."""
         found = 0
         for run in runs:
             if locked := self._sources.get(run.source):
@@ -159,19 +159,19 @@ class Protection:
         return found
 
     def blocking(self, matched: Sequence[Run]) -> tuple[ClaimKey, ...]:
-        """Claims that lock anything but what a request matches.
+        """Return the claims that lock any page that a request doesn't match.
 
         Args:
             matched: leading pages of its prompt, in order.
         """
-        # Copying all and taking out a few is faster than asking each.
+        # Copying all and removing a few is faster than testing each.
         keys = self._sources_of.copy()
         for key in self._covered(matched):
             del keys[key]
         return tuple(keys)
 
     def blocking_of(self, tenant: str, matched: Sequence[Run]) -> tuple[str, ...]:
-        """The ids of one tenant among them."""
+        """Return the ids of those that are one tenant's."""
         ids = self._ids.get(tenant, {}).copy()
         for owner, name in self._covered(matched):
             if owner == tenant:
@@ -184,11 +184,11 @@ class Protection:
                 yield from locked.covered(run.end)
 
     def free_at(self, pages: int, matched: Sequence[Run]) -> int | None:
-        """When deadlines alone will have freed so many pages.
+        """Return the time at which deadlines alone will have freed that many pages.
 
         Args:
             pages: at least 1.
-            matched: what comes free of these doesn't count.
+            matched: pages that don't count when they come free.
 
         Returns:
             A deadline in ms; None if it needs a release.

@@ -1,8 +1,8 @@
-"""What happened to claims and requests, read from events and nothing else. Pure.
+"""The reader: outcomes of claims and requests, from events and nothing else. Pure.
 
 The reader replays the facts in accounts of its own and names the outcomes. It shares no code with
 the book or an engine, so that neither vouches for itself. A trace in which a fact is missing or
-stands in the wrong place contradicts itself; its verdict is void.
+misplaced contradicts itself; its verdict is void.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class _Reader:
         demand(event.pages > 0, "no pages were taken")
         missing = request.arrived.pages - len(request.matched)
         begins, taken = request.taken is None, (request.taken or 0) + event.pages
-        # One after the other where pages are taken step by step.
+        # One by one where pages are taken step by step.
         whole = taken <= missing if trace.tree else begins and taken == missing
         demand(whole, "not what was missing")
         trace.account(-event.pages, event.free)
@@ -297,7 +297,7 @@ class _Reader:
         path, pages = listed(event.path), spread(event.runs)
         own = {(arrived.source, place) for place in range(len(request.matched), arrived.pages)}
         demand(not arrived.write_no_admit, "kept what must not be admitted")
-        # In a tree, all of it may have been there; the path is news all the same.
+        # In a tree, all of it may have been resident; the path is new all the same.
         demand(trace.tree or (bool(pages) and not request.kept), "kept twice")
         demand(pages <= own, "kept what it didn't compute")
         demand(not pages & trace.resident.keys(), "kept what was there")
@@ -305,7 +305,7 @@ class _Reader:
         if trace.tree:
             demand(set(path) <= pages | trace.resident.keys(), "a path with holes")
             old = {page for page in set(path) - pages if trace.born[page] <= request.since}
-            # What it computed though it was there: the last token of a prompt, at least.
+            # Tokens computed though they were resident: the last of a prompt, at least.
             computed = request.kept + len(pages) + len(old - set(request.matched))
             taken = (request.taken or 0) + request.given_back
             demand(computed <= taken, "goes on from what it didn't match")

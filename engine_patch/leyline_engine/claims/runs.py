@@ -8,19 +8,19 @@ from .events import Run
 
 
 def count(runs: Iterable[Run]) -> int:
-    """Pages of disjoint runs."""
+    """Return the number of pages in disjoint runs."""
     return sum(run.pages for run in runs)
 
 
 def pages_of(runs: Iterable[Run]) -> Iterator[tuple[str, int]]:
-    """(source, page), one by one."""
+    """Yield (source, page), one by one."""
     for run in runs:
         for page in range(run.start, run.end):
             yield run.source, page
 
 
 def runs_of(pages: Iterable[tuple[str, int]]) -> tuple[Run, ...]:
-    """The fewest runs that hold these pages."""
+    """Return the fewest runs that hold these pages."""
     found: list[Run] = []
     for source, page in sorted(pages):
         if found and found[-1].source == source and found[-1].end == page:
@@ -31,7 +31,7 @@ def runs_of(pages: Iterable[tuple[str, int]]) -> tuple[Run, ...]:
 
 
 def first_pages(runs: Sequence[Run], pages: int) -> tuple[Run, ...]:
-    """The leading ``pages`` of runs."""
+    """Return the leading ``pages`` of runs."""
     taken: list[Run] = []
     for run in runs:
         if pages <= 0:
@@ -42,7 +42,7 @@ def first_pages(runs: Sequence[Run], pages: int) -> tuple[Run, ...]:
 
 
 def last_pages(runs: Sequence[Run], pages: int) -> tuple[Run, ...]:
-    """The last ``pages`` of runs, in order."""
+    """Return the last ``pages`` of runs, in order."""
     taken: list[Run] = []
     for run in reversed(runs):
         if pages <= 0:
@@ -53,7 +53,7 @@ def last_pages(runs: Sequence[Run], pages: int) -> tuple[Run, ...]:
 
 
 def joined(*parts: Iterable[Run]) -> tuple[Run, ...]:
-    """Runs one behind the other, those that touch as one."""
+    """Concatenate runs, and join those that touch."""
     found: list[Run] = []
     for run in (run for part in parts for run in part):
         if found and (found[-1].source, found[-1].end) == (run.source, run.start):
@@ -64,7 +64,7 @@ def joined(*parts: Iterable[Run]) -> tuple[Run, ...]:
 
 
 def without(runs: Iterable[Run], gone: Sequence[Run]) -> tuple[Run, ...]:
-    """What is left of runs when others are taken out."""
+    """Return runs without the pages of others."""
     left = list(runs)
     for hole in gone:
         left = [piece for run in left for piece in _cut(run, hole)]

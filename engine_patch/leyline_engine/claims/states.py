@@ -1,6 +1,6 @@
-"""The lifecycle of a claim as one table. What isn't in the table can't happen. Pure.
+"""The lifecycle of a claim as one table. A transition outside the table can't happen. Pure.
 
-The diagram in ``docs/claims.md`` is :func:`diagram`'s.
+:func:`diagram` writes the diagram in ``docs/claims.md``.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ __all__ = ["FINAL", "TRANSITIONS", "Facts", "Guard", "State", "Transition", "Tri
 
 
 class Trigger(StrEnum):
-    """What happens to a claim."""
+    """An event in a claim's life."""
 
     ENTER = "enter"
     REFUSE = "refuse"
     SEEK = "seek"
-    """The engine has looked which of the tokens are resident."""
+    """The engine has looked for the tokens that are resident."""
     UNLOCK = "unlock"
     EVICT = "evict"
     LOSE = "lose"
-    """Slots went by no decision of the cache: a forget, a pool reset, a device fault."""
+    """Slots are lost by no decision of the cache: a forget, a pool reset, a device fault."""
     MOVE = "move"
-    """An edit of the session put the tokens elsewhere; the predicate holds if any are left."""
+    """An edit of the session moved the tokens; the predicate holds if any are left."""
     REVISE = "revise"
     RELEASE = "release"
     EXPIRE = "expire"
@@ -34,12 +34,12 @@ class Trigger(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What guards ask about, as it is after the trigger."""
+    """Facts that guards test, as they are after the trigger."""
 
     holds: bool = True
-    """Whether enough of the predicate's tokens are resident."""
+    """True if enough of the predicate's tokens are resident."""
     protected: bool = False
-    """Whether the claim's tokens were locked when it happened."""
+    """True if the claim's tokens were locked at the trigger."""
 
 
 class Guard(StrEnum):
@@ -52,7 +52,7 @@ class Guard(StrEnum):
     LOCKED = "locked"
 
     def admits(self, facts: Facts) -> bool:
-        """Whether the condition is met."""
+        """Return True if the condition is met."""
         match self:
             case Guard.ALWAYS:
                 return True
@@ -83,7 +83,7 @@ def _rows() -> Iterator[Transition]:
     yield Transition(State.ACCEPTED, Trigger.SEEK, Guard.FAILS, State.MATERIALIZATION_FAILED)
     yield Transition(State.MATERIALIZED, Trigger.UNLOCK, Guard.LOCKED, State.DEMOTED)
     for state in (State.MATERIALIZED, State.DEMOTED):
-        # No line for a locked claim whose tokens are evicted: an engine that does it is broken.
+        # No line for an eviction of a locked claim's tokens: an engine that does it is broken.
         yield Transition(state, Trigger.EVICT, Guard.GAVE_WAY, State.EVICTED)
         yield Transition(state, Trigger.EVICT, Guard.HOLDS, state)
         yield Transition(state, Trigger.LOSE, Guard.FAILS, State.HARMED)
@@ -104,7 +104,7 @@ FINAL = frozenset(State) - {transition.state for transition in TRANSITIONS}
 
 
 class TransitionError(RuntimeError):
-    """Something happened to a claim that the table doesn't know; nothing was changed."""
+    """The table has no line for a claim's state and trigger; nothing was changed."""
 
     def __init__(self, state: State, trigger: Trigger, facts: Facts) -> None:
         says = f"{'holds' if facts.holds else 'fails'}, {'' if facts.protected else 'not '}locked"
@@ -114,7 +114,7 @@ class TransitionError(RuntimeError):
 
 
 def advance(state: State, trigger: Trigger, facts: Facts) -> State:
-    """The state after a trigger.
+    """Return the state after a trigger.
 
     Raises:
         TransitionError: no line of the table applies.
@@ -128,7 +128,7 @@ def advance(state: State, trigger: Trigger, facts: Facts) -> State:
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram, without the fence."""
+    """Return the table as a Mermaid state diagram, without the fence."""
     lines = ["stateDiagram-v2", f"    [*] --> {State.REQUESTED}"]
     for row in TRANSITIONS:
         guard = f" [{row.guard}]" if row.guard else ""

@@ -1,7 +1,7 @@
 """The paper's probe: a resident claim and an active request in pools of growing size.
 
-A claim of 60 pages and a request of 70, its output and reserve included, coexist from 130 pages on.
-Below that something has to give way; which of the two, and whether anyone is told, is the policy's.
+A claim of 60 pages and a request of 70, with its output and reserve, coexist from 130 pages on.
+Below that one has to give way; the policy decides which, and if anyone is notified.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POOLS = tuple(range(80, 150, 10))
 
 
 class SweepPolicy(StrEnum):
-    """What is done for the resident pages."""
+    """The protection of the resident pages."""
 
     NATIVE = "native"
     SOFT = "soft"
@@ -33,7 +33,7 @@ class SweepPolicy(StrEnum):
 
 
 class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool under one policy, as the reader tells it."""
+    """One pool under one policy, as the reader reports it."""
 
     policy: SweepPolicy
     usable: int
@@ -42,14 +42,14 @@ class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
     """Pages left of the 60."""
     lost: int
     blocking: tuple[str, ...]
-    """Claims that the refusal was put down to."""
+    """Claims that the refusal named."""
     kept: int
-    """Pages that the active request left behind."""
+    """Pages that the active request left in the cache."""
     void: str = ""
 
 
 def run_sweep(open_runtime: OpenRuntime, pools: Iterable[int] = POOLS) -> tuple[SweepRow, ...]:
-    """The probe, every policy on every pool, each on an engine of its own."""
+    """Run every policy on every pool, each on an engine of its own."""
     sizes = tuple(pools)
     return tuple(_probe(open_runtime, policy, size) for policy in SweepPolicy for size in sizes)
 

@@ -28,17 +28,17 @@ def demand(condition: bool, otherwise: str) -> None:
 
 
 def listed(runs: Iterable[ev.Run]) -> tuple[Page, ...]:
-    """The pages of runs, in order."""
+    """Return the pages of runs, in order."""
     return tuple((run.source, page) for run in runs for page in range(run.start, run.end))
 
 
 def spread(runs: Iterable[ev.Run]) -> frozenset[Page]:
-    """The pages of runs."""
+    """Return the pages of runs as a set."""
     return frozenset(listed(runs))
 
 
 def terms(asked: ev.ClaimRequested) -> str:
-    """What was asked for, so that an answer is to these terms and no others."""
+    """Return a request's terms, so that an answer is to these terms and no others."""
     lasts = "until released" if asked.ttl_s is None else f"for {asked.ttl_s} s"
     admits = ", write no-admit" if asked.write_no_admit else ""
     return (
@@ -48,7 +48,7 @@ def terms(asked: ev.ClaimRequested) -> str:
 
 
 class Phase(StrEnum):
-    """Where a claim stands, by the facts so far."""
+    """The state of a claim, by the facts so far."""
 
     ACCEPTED = "accepted"
     FOUND = "found"
@@ -67,7 +67,7 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class ClaimTrace:
-    """A claim's terms and what it holds."""
+    """A claim's terms and its pages."""
 
     key: Key
     revision: int
@@ -83,14 +83,14 @@ class ClaimTrace:
     found: frozenset[Page] = frozenset()
     held: frozenset[Page] = frozenset()
     floor: int = 0
-    """With fewer pages than these it fails."""
+    """Number of pages below which it fails."""
     locked: bool = False
     decided: bool = False
-    """Whether its priority has saved a page."""
+    """True if its priority has saved a page."""
 
     @classmethod
     def of(cls, asked: ev.ClaimRequested, deadline_ms: int | None) -> ClaimTrace:
-        """A claim as it was asked for."""
+        """Return the record of a claim as it was requested."""
         return cls(
             key=(asked.tenant, asked.claim),
             revision=asked.revision,
@@ -104,26 +104,26 @@ class ClaimTrace:
         )
 
     def pages(self, page_size: int) -> tuple[int, int]:
-        """Where the span's pages begin and end on their source's path."""
+        """Return the start and end of the span's pages on their source's path."""
         return self.start // page_size, -(-self.end // page_size)
 
 
 @dataclass(slots=True)
 class RequestTrace:
-    """A request that is there."""
+    """A request that has arrived and not ended."""
 
     arrived: ev.Arrived
     since: int = 0
-    """How many pages had ever become resident when it arrived."""
+    """Number of pages that had ever become resident when it arrived."""
     matched: tuple[Page, ...] = ()
     evicted: bool = False
-    """Whether pages went for it. What it matches has to be pinned before that."""
+    """True if pages were evicted for it. Its matched pages have to be pinned before that."""
     taken: int | None = None
-    """Pages that it took and has not given back; None until it runs."""
+    """Number of pages that it took and has not given back; None until it runs."""
     kept: int = 0
-    """Pages of those taken that became resident."""
+    """Number of the taken pages that became resident."""
     given_back: int = 0
-    """Pages of those taken that it doesn't have any more."""
+    """Number of the taken pages that it no longer has."""
 
 
 class Trace:
@@ -139,12 +139,12 @@ class Trace:
         self.ticks = 0
         self.uses = 0
         self.resident: dict[Page, int] = {}
-        """Last use, by page."""
+        """Last use of each page."""
         self.born: dict[Page, int] = {}
-        """How many pages had ever become resident when this one did."""
+        """Number of pages that had ever become resident when this one did, by page."""
         self.births = 0
         self.paths: dict[str, tuple[Page, ...]] = {}
-        """What a source's pages are called, in order."""
+        """Names of a source's pages, in order."""
         self.claims: dict[Key, ClaimTrace] = {}
         self.requests: dict[str, RequestTrace] = {}
         self.asked: ev.ClaimRequested | None = None
@@ -155,7 +155,7 @@ class Trace:
         """Claims that must let go of their pages next."""
 
     def check_turn(self, event: ev.AnyEvent) -> None:
-        """What has begun goes on before anything else happens."""
+        """Demand that what has begun continues before anything else happens."""
         demand((self.usable < 0) is isinstance(event, ev.Opened), "the pool opens first, and once")
         key = (event.tenant, event.claim) if isinstance(event, ev.ClaimEvent) else None
         if self.asked is not None:
@@ -179,29 +179,29 @@ class Trace:
         self.tree = event.tree
 
     def tick(self, event: ev.Ticked) -> None:
-        """Move the clock on."""
+        """Advance the clock."""
         demand(event.order == self.ticks + 1, "a message of the clock is missing")
         demand(event.now_ms >= self.now_ms, "the clock went back")
         self.ticks, self.now_ms = event.order, event.now_ms
 
     def overdue(self, claim: ClaimTrace) -> bool:
-        """Whether a live claim's deadline has come."""
+        """Return True if a live claim's deadline has come."""
         due = claim.deadline_ms
         return claim.phase.lives and due is not None and due <= self.now_ms
 
     def name(self, key: Key) -> str:
-        """A claim's name in findings."""
+        """Return a claim's name in findings."""
         return "/".join(key)
 
     def claim(self, event: ev.ClaimEvent) -> ClaimTrace:
-        """The claim that an event is about."""
+        """Return the claim that an event is about."""
         found = self.claims.get((event.tenant, event.claim))
         if found is None:
             raise VoidTraceError("a claim that nobody entered")
         return found
 
     def request(self, event: ev.AnyEvent) -> RequestTrace:
-        """The request that an event is about."""
+        """Return the request that an event is about."""
         found = self.requests.get(getattr(event, "request", ""))
         if found is None:
             raise VoidTraceError("a request that didn't arrive")
@@ -211,34 +211,34 @@ class Trace:
         return found
 
     def span(self, claim: ClaimTrace) -> tuple[Page, ...]:
-        """The pages that a claim's predicate is about, as far as its source has any."""
+        """Return the pages of a claim's predicate, as far as its source has them."""
         first, last = claim.pages(self.page_size)
         return self.paths.get(claim.source, ())[first:last]
 
     def support(self, claim: ClaimTrace) -> tuple[Page, ...]:
-        """Pages that stay for the sake of the claim's: in a tree, all before them."""
+        """Return the pages that stay for the sake of the claim's: in a tree, all before them."""
         first, _ = claim.pages(self.page_size)
         return self.paths.get(claim.source, ())[:first] if self.tree else ()
 
     def account(self, change: int, free: int) -> None:
-        """Free pages after a change of the pool, compared with what the event says."""
+        """Count free pages after a change of the pool, and compare with the event's number."""
         self.free += change
         demand(self.free == free, f"{free} pages are said to be free, {self.free} are")
         demand(0 <= free <= self.usable - len(self.resident), "more pages than the pool has")
 
     def touch(self, pages: Set[Page]) -> None:
-        """These pages are the most recently used."""
+        """Make these pages the most recently used."""
         self.uses += 1
         self.resident.update(dict.fromkeys(pages, self.uses))
 
     def bear(self, pages: Set[Page]) -> None:
-        """Pages become resident."""
+        """Make pages resident."""
         self.births += 1
         self.born.update(dict.fromkeys(pages, self.births))
         self.touch(pages)
 
     def take_out(self, pages: Set[Page], free: int) -> dict[Page, int]:
-        """Resident pages go back to the pool; their last uses."""
+        """Move resident pages back to the pool, and return their last uses."""
         demand(bool(pages), "no pages went")
         demand(pages <= self.resident.keys(), "pages went that weren't resident")
         demand(not pages & self.in_use(), "pages went that a request uses")
@@ -247,15 +247,15 @@ class Trace:
         return used
 
     def in_use(self) -> frozenset[Page]:
-        """Resident pages that requests match."""
+        """Return the resident pages that requests match."""
         return frozenset(page for request in self.requests.values() for page in request.matched)
 
     def locked(self) -> frozenset[Page]:
-        """Pages that claims lock."""
+        """Return the pages that claims lock."""
         return frozenset().union(*(c.held for c in self.claims.values() if c.locked))
 
     def ranks(self) -> dict[Page, int]:
-        """The highest priority of each page that a claim ranks."""
+        """Return the highest priority of each page that a claim ranks."""
         found: dict[Page, int] = {}
         for claim in self.claims.values():
             if not claim.locked:
@@ -267,7 +267,8 @@ class Trace:
         """Take pages from the claims that hold them.
 
         Returns:
-            Those whose predicate fails for it, now in ``phase``, and how many pages each lost.
+            Claims whose predicate fails for it, now in ``phase``, and the number of pages each
+            lost.
         """
         failed = []
         for key, claim in self.claims.items():
@@ -282,12 +283,12 @@ class Trace:
         return failed
 
     def owe(self, claim: ClaimTrace) -> None:
-        """A claim that is over lets go of what it holds, if anything."""
+        """Expect an ended claim to let go of its pages, if it has any."""
         if claim.held:
             self.owed.add(claim.key)
 
     def balance(self) -> Balance:
-        """How things stand."""
+        """Return the state of all claims, requests and pages."""
         unfinished = [self.name(key) for key in (*self.owed, *filter(None, [self.next_of]))]
         if self.asked is not None:
             unfinished.append(self.name((self.asked.tenant, self.asked.claim)))

@@ -1,4 +1,4 @@
-"""What the reader says of a trace: outcomes by name, and how things stand at its end. Pure."""
+"""The reader's verdict on a trace: outcomes by name, and the state at its end. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Outcome(StrEnum):
-    """What became of a claim, a request or pages."""
+    """The outcome of a claim, a request or pages."""
 
     ACCEPTANCE = "acceptance"
     CLAIM_REFUSAL = "claim_refusal"
@@ -23,9 +23,9 @@ class Outcome(StrEnum):
     RELEASE = "release"
     HARM = "harm"
     MOVE = "move"
-    """An edit put a claim's tokens elsewhere, and the claim went along."""
+    """An edit moved a claim's tokens, and the claim followed."""
     SHRINK = "shrink"
-    """The same, and some of them are gone."""
+    """An edit moved a claim's tokens, and removed some of them."""
     SOFT_PRIORITY = "soft_priority"
     """Pages stayed that would have gone first without their claim's priority."""
     SOFT_EVICTION = "soft_eviction"
@@ -35,9 +35,9 @@ class Outcome(StrEnum):
     ADMISSION = "admission"
     SERVICE = "service"
     WRITE_NO_ADMIT = "write_no_admit"
-    """Served, and nothing of it kept for reuse."""
+    """A request served, of which nothing is kept for reuse."""
     ACTIVE_REFUSAL = "active_refusal"
-    """A request refused for the claims that ``detail`` names."""
+    """A request refused because of the claims that ``detail`` names."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -47,23 +47,23 @@ class Finding(msgspec.Struct, frozen=True):
     subject: str
     """``tenant/claim``, a request, or a source."""
     pages: int = 0
-    """How many it is about."""
+    """Number of pages concerned."""
     detail: str = ""
-    """Cause, terms, or the request that it happened for."""
+    """Cause, terms, or the request for which it happened."""
 
 
 class Balance(msgspec.Struct, frozen=True, kw_only=True):
-    """How things stand at the end."""
+    """The state at the end."""
 
     free: int
     resident: dict[str, int]
-    """Pages by source."""
+    """Number of resident pages by source."""
     locked: int
     claims: dict[str, str]
     """Phase by ``tenant/claim``."""
     running: tuple[str, ...]
     unfinished: tuple[str, ...]
-    """What the trace broke off in the middle of."""
+    """Claims and requests that the trace's end left unfinished."""
     now_ms: int
     ticks: int
 
@@ -72,10 +72,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The reader's answer."""
 
     void: str = ""
-    """Why the trace can't be what happened; all else is empty then."""
+    """Reason why the trace can't have happened; all else is empty then."""
     findings: tuple[Finding, ...] = ()
     balance: Balance | None = None
 
     def of(self, outcome: Outcome) -> tuple[Finding, ...]:
-        """The findings of one kind."""
+        """Return the findings of one kind."""
         return tuple(finding for finding in self.findings if finding.outcome is outcome)

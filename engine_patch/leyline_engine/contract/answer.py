@@ -1,8 +1,8 @@
-"""The record of a turn in the turn's own answer, which saves a question on the side channel.
+"""The record of a turn in the turn's own answer, which saves a request on the side channel.
 
-An envelope asks for it by an action, so that only a proxy gets it that knows to take it out again.
-It is the last member of the answer's JSON object: of the body, or in a stream of the first chunk
-that has a finish reason. An engine that has no record by then leaves it out.
+An envelope's action asks for it, so that only a proxy that will remove it gets it. It is the last
+member of the answer's JSON object: of the body, or in a stream of the first chunk with a finish
+reason. An engine that has no record by then leaves it out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SPACE = b" \t\n\r"
 
 
 def with_receipts_in_answers(capability: Capability) -> Capability:
-    """The capability of an engine whose answers bring their records."""
+    """Return the capability of an engine whose answers bring their records."""
     if RECEIPT_IN_ANSWER in capability.actions:
         return capability
     actions = (*capability.actions, RECEIPT_IN_ANSWER)
@@ -28,10 +28,10 @@ def with_receipts_in_answers(capability: Capability) -> Capability:
 
 
 def message_that_asks(raw: object) -> str | None:
-    """The message id of an envelope that asks for its record; None for all else.
+    """Return the message id of an envelope that asks for its record; None for all others.
 
     Args:
-        raw: JSON-shaped data, which may be malformed otherwise: its record says so.
+        raw: JSON-shaped data, which may be malformed elsewhere: its record reports that.
     """
     match raw:
         case {
@@ -45,10 +45,10 @@ def message_that_asks(raw: object) -> str | None:
 
 
 def with_record(answer: bytes, record: TurnRecord) -> bytes:
-    """A JSON object with the record as its last member, all other bytes as they were.
+    """Return a JSON object with the record as its last member, all other bytes unchanged.
 
     Raises:
-        ValueError: no JSON object, as far as its ends tell.
+        ValueError: not a JSON object, judging by its ends.
     """
     end = len(answer.rstrip(_SPACE)) - 1
     if end < 1 or answer[end : end + 1] != b"}":

@@ -9,13 +9,13 @@ from .vocabulary import ACTION_VERSION, PROTOCOL_VERSION, RECEIPT_ACTION
 CAPABILITY_PATH = "/leyline/capability"
 RECEIPT_PATH = "/leyline/receipts/{message_id}"
 RECEIPT_IN_ANSWER = f"{RECEIPT_ACTION}@{ACTION_VERSION}"
-"""Among a capability's actions where answers bring their records; see :mod:`.answer`."""
+"""One of a capability's actions if answers bring their records; see :mod:`.answer`."""
 RENDERER_PATH = "/leyline/renderer"
-"""Chat template, special tokens and ``tokenizer.json`` of the engine, for local rendering."""
+"""Path of the engine's chat template, special tokens and ``tokenizer.json``."""
 
 
 class RotaryFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How the model's keys turn with position, read from its own rotary module."""
+    """The rotation of the model's keys by position, read from its own rotary module."""
 
     rope_type: str
     pairing: str
@@ -37,7 +37,7 @@ class KVFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is and whether it splices."""
+    """An engine's properties, and whether it splices."""
 
     engine: str
     engine_version: str
@@ -50,9 +50,9 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int
     splices: bool
     isolates: bool = False
-    """Whether requests with different ``cache_salt`` share no KV, not even of an equal prefix."""
+    """True if requests with different ``cache_salt`` share no KV, not even of an equal prefix."""
     unsupported_reason: str = ""
-    """Why not, when ``splices`` is false."""
+    """Reason why ``splices`` is false."""
     protocol_version: str = PROTOCOL_VERSION
     actions: tuple[str, ...] = ()
     """Supported actions as ``type@version``."""
@@ -62,9 +62,9 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel: int = 1
     """Replicas behind one address, each with a KV pool of its own."""
     instance: str = ""
-    """Names this run of the engine: what an earlier run retained is gone."""
+    """Name of this run of the engine: turns that an earlier run retained are gone."""
 
     @property
     def receipt_in_answer(self) -> bool:
-        """Whether answers bring their records, where envelopes ask for it: :mod:`.answer`."""
+        """True if answers bring their records when envelopes ask for them: :mod:`.answer`."""
         return RECEIPT_IN_ANSWER in self.actions

@@ -1,4 +1,4 @@
-"""What a chat template is given: messages in the one form that every template can render.
+"""Messages for chat templates, in the one form that every template can render.
 
 Clients write the same conversation in several ways: no content beside tool calls, arguments as
 JSON text, texts as lists of parts. Templates expect one of them, so serving engines normalise
@@ -17,17 +17,17 @@ ChatMessage = Mapping[str, Any]
 
 
 class ChatDialect(StrEnum):
-    """How an engine prepares a chat request for its template; told in its renderer document."""
+    """An engine's normalisation of chat requests, as its renderer document names it."""
 
     LEYLINE = "leyline"
-    """As :func:`normalize_messages` says; tools and options as they came."""
+    """Messages as :func:`normalize_messages` returns them; tools and options as they came."""
     SGLANG = "sglang"
-    """As SGLang's chat completions do."""
+    """Messages as SGLang's chat completions prepare them."""
 
 
 _TEXT_ONLY_ROLES = frozenset({"tool", "function"})
-"""Their contents are text by the API's definition; templates that loop over a user's parts still
-print a result's parts as data (GLM-4.6: Python's repr)."""
+"""Roles whose contents are text by the API's definition; templates that loop over a user's parts
+still print a result's parts as data (GLM-4.6: Python's repr)."""
 
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 _STATEMENT = re.compile(r"\{%[-+]?\s*(for|set)\s(.*?)[-+]?%\}", re.DOTALL)
@@ -42,32 +42,32 @@ _MEMBER = re.compile(
 
 
 def normalize_messages(messages: Sequence[ChatMessage], *, parts: bool) -> list[ChatMessage]:
-    """The conversation as chat templates expect it; as many messages, in the same order.
+    """Return the conversation as chat templates expect it; as many messages, in the same order.
 
-      * A content that is null or missing is the empty string.
-      * Arguments of an assistant's tool calls that are JSON text of an object are that object;
-      any other text stays as it is.
-    * ``tool_calls`` that are null or empty are left out: templates ask whether they are there.
-    * A list of content parts is its texts, joined. Where the template loops over parts itself,
-        lists stay, except those of tool results that consist of text.
+      * A null or missing content becomes the empty string.
+      * Arguments of an assistant's tool calls that are JSON text of an object become that object;
+        any other text stays as it is.
+    * ``tool_calls`` that are null or empty are left out: templates test for their presence.
+    * A list of content parts becomes its texts, joined. If the template loops over parts itself,
+      lists stay, except those of tool results that consist of text.
 
       Args:
           messages: OpenAI chat messages as decoded JSON; never changed.
-          parts: what :func:`template_takes_parts` says of the template.
+          parts: the result of :func:`template_takes_parts` for the template.
 
       Returns:
-          The same objects where nothing had to change, and changed copies elsewhere. Normalising
-          again changes nothing.
+          The same objects where nothing had to change, and changed copies elsewhere. A second
+          normalisation changes nothing.
     """
     return [_normalized(message, parts) for message in messages]
 
 
 def template_takes_parts(chat_template: str) -> bool:
-    """Whether the template loops over a message's content, so that it takes lists of parts.
+    """Return True if the template loops over a message's content, and so takes lists of parts.
 
-    Found in the Jinja source, which need not compile: a ``for`` over ``….content``,
-    ``…['content']``, ``….get('content')``, over a variable set to one of those, or over a
-    variable called ``content``, as macros name their parameter. Filters and slices may follow.
+    It searches the Jinja source, which need not compile: a ``for`` over ``….content``,
+    ``…['content']``, ``….get('content')``, over a variable set to one of those, or over a variable
+    called ``content``, as macros name their parameter. Filters and slices may follow.
     """
     names = {"content"}
     for keyword, statement in _STATEMENT.findall(_COMMENT.sub("", chat_template)):
@@ -108,19 +108,19 @@ def _changes(message: ChatMessage, parts: bool) -> Iterator[tuple[str, Any]]:
 
 
 def _keeps_parts(message: ChatMessage, content: list[Any]) -> bool:
-    """Whether a list stays a list for a template that loops over parts."""
+    """Return True if a list stays a list for a template that loops over parts."""
     only_text = all(_text_of(part) is not None for part in content)
     return not (message.get("role") in _TEXT_ONLY_ROLES and only_text)
 
 
 def _text_of(part: object) -> str | None:
-    """A part's text, or None where it has none."""
+    """Return a part's text, or None if it has none."""
     text = part.get("text") if isinstance(part, Mapping) else part
     return text if isinstance(text, str) else None
 
 
 def _with_object(call: Any) -> Any:
-    """The call with its arguments as an object; the same call where they aren't one's text."""
+    """Return the call with its arguments as an object; the same call if they aren't one's text."""
     match call:
         case {"function": {"arguments": str(text)} as function}:
             value = _json_object(text)

@@ -1,4 +1,4 @@
-"""What a caller asks to stay resident. Every value is checked where it is made. Pure."""
+"""A caller's claim that tokens stay resident. Every value is checked on construction. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 import msgspec
 
 MAX_NAME = 128
-"""Characters of an id, a tenant, a session or a source."""
+"""Maximum length of an id, a tenant, a session or a source, in characters."""
 MAX_REASON = 256
 MAX_TTL_S = 7 * 24 * 3600
 MAX_PRIORITY = 100
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[!-~]+")
 
 
 class ClaimError(ValueError):
-    """A claim that says something impossible; ``field`` is what has to change."""
+    """A claim with an impossible value; ``field`` has to change."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -29,10 +29,10 @@ class ClaimError(ValueError):
 
 
 class ClaimKind(StrEnum):
-    """What a claim may cost others."""
+    """The cost of a claim to others."""
 
     SOFT = "soft"
-    """Evicted after what has a lower priority."""
+    """Evicted after KV of lower priority."""
     HARD = "hard"
     """Locked; a request that can't fit beside it is refused."""
 
@@ -45,11 +45,11 @@ class Predicate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     source: str
-    """A retained turn, by the name that the engine knows it by."""
+    """A retained turn, by its name in the engine."""
     start: int
     end: int
     share: float = 1.0
-    """Of the span's pages, rounded up; 1 is the whole span."""
+    """Share of the span's pages, rounded up; 1 is the whole span."""
 
     def __post_init__(self) -> None:
         _check_name("predicate.source", self.source)
@@ -61,18 +61,18 @@ class Predicate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ClaimError("predicate.share", f"{self.share} is not above 0 and at most 1")
 
     def page_span(self, page_size: int) -> tuple[int, int]:
-        """The pages that hold the span, half open."""
+        """Return the pages that hold the span, half open."""
         return self.start // page_size, -(-self.end // page_size)
 
     def required_pages(self, page_size: int) -> int:
-        """How many of them must be resident."""
+        """Return the number of those pages that must be resident."""
         first, end = self.page_span(page_size)
-        # 0.07 * 100 is a hair above 7; a share must not ask for a page more than it says.
+        # 0.07 * 100 is a hair above 7; a share must not ask for a page too many.
         return max(1, math.ceil(round(self.share * (end - first), 6)))
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A claim as its owner states it.
+    """A claim as its owner submits it.
 
     Raises:
         ClaimError: a field is out of bounds. When decoded, ``msgspec.ValidationError`` with the
@@ -80,17 +80,17 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """
 
     id: str
-    """The owner's choice; tenants don't see each other's."""
+    """Name of the owner's choice; tenants don't see each other's."""
     tenant: str
     session: str
     kind: ClaimKind
     predicate: Predicate
     priority: int = 0
-    """Of a soft claim, and of a hard one that is demoted; unclaimed KV has 0."""
+    """Priority of a soft claim, and of a hard one that is demoted; unclaimed KV has 0."""
     ttl_s: int | None = None
-    """Seconds from acceptance; None is until released."""
+    """Seconds from acceptance to expiry; None if only a release ends it."""
     write_no_admit: bool = False
-    """While the claim lives, what its session's requests compute is not admitted for reuse."""
+    """True if KV that its session's requests compute isn't kept for reuse while it lives."""
     revision: int = 1
     reason: str = ""
 

@@ -1,7 +1,7 @@
-"""What a proxy asks of an engine about claims, and what it is answered.
+"""A proxy's commands to an engine about claims, and the engine's replies.
 
-One command is one ``POST`` to :data:`CLAIMS_PATH`. Where proxy and engine share a secret, the
-header :data:`SIGNATURE_HEADER` carries the body's HMAC (:func:`~.signing.sign_bytes`).
+One command is one ``POST`` to :data:`CLAIMS_PATH`. If proxy and engine share a secret, the header
+:data:`SIGNATURE_HEADER` carries the body's HMAC (:func:`~.signing.sign_bytes`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ CLAIMS_PATH = "/leyline/claims"
 SIGNATURE_HEADER = "x-leyline-signature"
 MAX_COMMAND_BYTES = 64 << 10
 MAX_LISTED = 1000
-"""Claims or events in one answer."""
+"""Maximum number of claims or events in one answer."""
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_LISTED)]
 
 
 class ClaimState(StrEnum):
-    """Where a claim stands."""
+    """The state of a claim."""
 
     REQUESTED = "requested"
     ACCEPTED = "accepted"
@@ -32,7 +32,7 @@ class ClaimState(StrEnum):
     MATERIALIZED = "materialized"
     """Its predicate holds. A hard claim's tokens are locked, a soft one's ranked."""
     DEMOTED = "demoted"
-    """A hard claim whose locks were given up; it goes on as a soft one."""
+    """A hard claim whose locks were given up; it continues as a soft one."""
     REJECTED = "rejected"
     MATERIALIZATION_FAILED = "materialization_failed"
     EVICTED = "evicted"
@@ -44,7 +44,7 @@ class ClaimState(StrEnum):
 
     @property
     def lives(self) -> bool:
-        """Whether the claim may still protect anything."""
+        """True if the claim may still protect anything."""
         return self in _LIVING
 
 
@@ -52,22 +52,22 @@ _LIVING = frozenset({ClaimState.ACCEPTED, ClaimState.MATERIALIZED, ClaimState.DE
 
 
 class ClaimStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim and where it stands."""
+    """A claim and its state."""
 
     claim: Claim
     state: ClaimState
     cause: str = ""
-    """Why it ended as it did, where there is more to say than the state."""
+    """Reason why it ended, if the state doesn't say it all."""
     remaining_ms: int | None = None
-    """Until it expires, by the engine's clock; None if it doesn't."""
+    """Time until it expires, by the engine's clock; None if it doesn't."""
     age_ms: int = 0
-    """Since it was accepted."""
+    """Time since it was accepted."""
     resident_tokens: int = 0
     required_tokens: int = 0
     hits: int = 0
-    """Requests that matched all that it holds."""
+    """Number of requests that matched all that it holds."""
     pressure: int = 0
-    """Requests that were refused while it was in their way, and evictions that passed it over."""
+    """Number of requests refused while it was in their way, and evictions that passed it over."""
 
 
 class SubmitClaim(msgspec.Struct, frozen=True, tag_field="command", tag="submit"):
@@ -77,7 +77,7 @@ class SubmitClaim(msgspec.Struct, frozen=True, tag_field="command", tag="submit"
 
 
 class ReleaseClaim(msgspec.Struct, frozen=True, tag_field="command", tag="release"):
-    """End a claim as its owner wishes."""
+    """End a claim at its owner's wish."""
 
     tenant: _Name
     claim: _Name
@@ -91,21 +91,21 @@ class DemoteClaim(msgspec.Struct, frozen=True, tag_field="command", tag="demote"
 
 
 class GetClaim(msgspec.Struct, frozen=True, tag_field="command", tag="get"):
-    """Where a claim stands, also for a while after its end."""
+    """Get a claim's status, also for a while after its end."""
 
     tenant: _Name
     claim: _Name
 
 
 class ListClaims(msgspec.Struct, frozen=True, tag_field="command", tag="list"):
-    """Live claims, oldest first: a tenant's, or all where none is named."""
+    """List live claims, oldest first: a tenant's, or all if none is named."""
 
     tenant: str = ""
     limit: _Count = MAX_LISTED
 
 
 class GetClaimEvents(msgspec.Struct, frozen=True, tag_field="command", tag="events"):
-    """Events behind number ``after``: those of one claim, or of all where none is named."""
+    """Get events after number ``after``: those of one claim, or all if none is named."""
 
     tenant: str = ""
     claim: str = ""
@@ -117,14 +117,14 @@ ClaimCommand = SubmitClaim | ReleaseClaim | DemoteClaim | GetClaim | ListClaims 
 
 
 class ProblemCode(StrEnum):
-    """Why a command wasn't carried out."""
+    """Reason why a command wasn't carried out."""
 
     UNKNOWN_CLAIM = "unknown_claim"
-    """No such claim, or another tenant's: the answer is the same."""
+    """There is no such claim, or it is another tenant's: the answer is the same."""
     INVALID_CLAIM = "invalid_claim"
-    """``field`` has to change."""
+    """The value of ``field`` has to change."""
     CLAIM_LIMIT = "claim_limit"
-    """``field`` names the limit."""
+    """A limit is exceeded; ``field`` names it."""
     STALE_REVISION = "stale_revision"
     NOT_LOCKED = "not_locked"
     """Only a hard claim that is materialised can be demoted."""
@@ -141,35 +141,35 @@ class ClaimProblem(msgspec.Struct, frozen=True):
 
 
 class ClaimReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's answer: the claims that were asked for, or that changed."""
+    """The engine's answer: the claims that were requested, or that changed."""
 
     problem: ClaimProblem | None = None
     claims: tuple[ClaimStatus, ...] = ()
     events: tuple[dict[str, Any], ...] = ()
     seq: int = 0
-    """The number of the newest event; what :attr:`GetClaimEvents.after` goes on from."""
+    """Number of the newest event, from which :attr:`GetClaimEvents.after` continues."""
 
 
 class ClaimRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request can't run beside the hard claims; tokens."""
+    """Reason why a request can't run beside the hard claims; in tokens."""
 
     needed: int
-    """Of the request, beyond what it shares with claims."""
+    """Tokens that the request needs beyond those that it shares with claims."""
     protected: int
     usable: int
     own: tuple[str, ...] = ()
-    """Ids of the claims in the way that are of the request's own tenant."""
+    """Ids of the claims in the way that are the request's own tenant's."""
     others: int = 0
-    """How many are other tenants'."""
+    """Number of those that are other tenants'."""
     retry_after_ms: int | None = None
-    """Until deadlines alone will have made room; None if it takes a release."""
+    """Time until deadlines alone will have made room; None if it takes a release."""
 
 
 def decode_command(body: bytes) -> ClaimCommand:
-    """A command from its JSON.
+    """Decode a command from its JSON.
 
     Raises:
-        msgspec.DecodeError: not JSON, or no command; the text names the field.
+        msgspec.DecodeError: not JSON, or not a command; the text names the field.
     """
     command: ClaimCommand = _DECODER.decode(body)
     return command

@@ -19,7 +19,7 @@ import msgspec
 from .vocabulary import Mode
 
 MAX_DIRECTIVES = 1024
-"""More directives than this in one turn are refused as ``invalid_directive``."""
+"""Maximum number of directives in one turn; more are refused as ``invalid_directive``."""
 
 
 class DirectiveError(ValueError):
@@ -42,12 +42,12 @@ class Directive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def delta(self) -> int:
-        """Shift of everything behind the span, in tokens."""
+        """Shift of everything after the span, in tokens."""
         return len(self.replacement) - (self.end - self.start)
 
 
 class CopySegment(msgspec.Struct, frozen=True, tag_field="kind", tag="copy"):
-    """Tokens ``[start, end)`` of source ``source`` appear at ``dest`` of the new prompt."""
+    """Copy tokens ``[start, end)`` of source ``source`` to ``dest`` of the new prompt."""
 
     source: int
     start: int
@@ -101,10 +101,10 @@ def check_directives(directives: Sequence[Directive], source_length: int) -> Non
 
 
 def apply_directives(source: Sequence[int], directives: Sequence[Directive]) -> list[int]:
-    """The token sequence that the directives make of ``source``.
+    """Return the token sequence that the directives make of ``source``.
 
     Raises:
-        DirectiveError: when the directives don't fit the source.
+        DirectiveError: if the directives don't fit the source.
     """
     check_directives(directives, len(source))
     result: list[int] = []
@@ -122,11 +122,11 @@ def lower_directives(
 ) -> tuple[Segment, ...]:
     """Lower one source's directives to segments that cover ``[0, prompt_length)`` in order.
 
-    What lies behind the edited source is a literal. A copy that would run past the prompt's
-    end is clipped.
+    Tokens after the edited source are a literal. A copy that would run past the prompt's end is
+    clipped.
 
     Raises:
-        DirectiveError: when the directives don't fit the source.
+        DirectiveError: if the directives don't fit the source.
     """
     check_directives(directives, source_length)
     segments: list[Segment] = []

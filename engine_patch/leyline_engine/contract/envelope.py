@@ -27,11 +27,11 @@ class EnvelopeError(ValueError):
 
 
 class SourceRef(msgspec.Struct, frozen=True):
-    """A retained turn that this request draws KV from."""
+    """A retained turn from which this request takes KV."""
 
     turn: Identifier
     length: Position
-    """Tokens of the turn: its prompt and what the engine generated."""
+    """Tokens of the turn: its prompt and the engine's output."""
     digest: str
     """:func:`~leyline_engine.contract.tokens.token_digest` over those tokens, sealed with the
     secret that proxy and engine share."""
@@ -47,9 +47,9 @@ class LineageRun(msgspec.Struct, frozen=True):
 class SpanLabel(msgspec.Struct, frozen=True):
     """Tokens ``[start, end)`` of the prompt belong to span ``span`` of the session's ledger.
 
-    A span is usually a message. Its name stays with it from turn to turn, whatever an edit makes
-    of its text, and is never given to another. Labels may overlap where it isn't certain whose a
-    token is; the engine labels what it generates as :func:`output_span`.
+    A span is usually a message. Its name stays with it from turn to turn, whatever an edit makes of
+    its text, and is never given to another. Labels may overlap if it isn't certain which span a
+    token belongs to; the engine labels its own output as :func:`output_span`.
     """
 
     span: Identifier
@@ -58,12 +58,12 @@ class SpanLabel(msgspec.Struct, frozen=True):
 
 
 def output_span(turn: str) -> str:
-    """The ledger's name for what the engine generated in ``turn``."""
+    """Return the ledger's name for the engine's output in ``turn``."""
     return f"{turn}.out"
 
 
 class EditPayload(msgspec.Struct, frozen=True, kw_only=True):
-    """What one turn asks of the engine. With no directives it only registers the turn.
+    """The edit of one turn. With no directives it only registers the turn.
 
     ``segments`` cover the new prompt in order; the engine checks each copy against its own
     record of the source and against the prompt, and applies all of them or none. Without
@@ -80,13 +80,13 @@ class EditPayload(msgspec.Struct, frozen=True, kw_only=True):
     directives: tuple[Directive, ...] = ()
     segments: tuple[Segment, ...] = ()
     lineage: tuple[LineageRun, ...] = ()
-    """The lineage map of the conversation so far; empty where nothing was ever spliced."""
+    """The lineage map of the conversation so far; empty if nothing was ever spliced."""
     spans: Annotated[tuple[SpanLabel, ...], msgspec.Meta(max_length=MAX_SPANS)] = ()
-    """What stands where in this prompt, sorted by start. What nothing labels can only be
+    """Labels of the parts of this prompt, sorted by start. Tokens without a label can only be
     forgotten with all else that the session holds."""
     forget: Annotated[tuple[Identifier, ...], msgspec.Meta(max_length=MAX_FORGOTTEN)] = ()
-    """Spans of which no reader may survive, wherever and in whatever version the session held
-    them. A name that the engine's ledger lacks reaches all that the session published."""
+    """Spans of which no reader may survive, in any place or version in which the session held them.
+    A name that the engine's ledger lacks means all that the session published."""
     share: Annotated[str, msgspec.Meta(max_length=256)] = ""
     """Scope within the tenant that may see what this turn splices; by default nobody else may."""
     sink: Annotated[int, msgspec.Meta(ge=0)] = ATTENTION_SINK
@@ -109,7 +109,7 @@ class Envelope(msgspec.Struct, frozen=True):
     message_id: Identifier
     actions: Annotated[tuple[Action, ...], msgspec.Meta(max_length=MAX_ACTIONS)] = ()
     signature: str = ""
-    """See :mod:`.signing`; empty where proxy and engine share no secret."""
+    """The signature of :mod:`.signing`; empty if proxy and engine share no secret."""
 
 
 class SkippedAction(msgspec.Struct, frozen=True):
@@ -126,7 +126,7 @@ def edit_envelope(
     """Wrap one edit payload into an envelope.
 
     Args:
-        receipt_in_answer: asks for the record in the answer, of an engine that knows how.
+        receipt_in_answer: ask for the record in the answer, of an engine that supports it.
     """
     action = Action(
         action_id=f"{message_id}.edit",
@@ -144,7 +144,7 @@ def parse_envelope(raw: object) -> Envelope:
     """Decode an envelope from JSON-shaped data.
 
     Raises:
-        EnvelopeError: naming the field that is missing or of the wrong type.
+        EnvelopeError: names the field that is missing or of the wrong type.
     """
     try:
         return msgspec.convert(raw, Envelope)
@@ -153,10 +153,10 @@ def parse_envelope(raw: object) -> Envelope:
 
 
 def split_actions(envelope: Envelope) -> tuple[EditPayload | None, tuple[SkippedAction, ...]]:
-    """The envelope's edit payload, if any, and the actions that were skipped.
+    """Return the envelope's edit payload, if any, and the actions that were skipped.
 
     Raises:
-        EnvelopeError: for a malformed edit payload or more than one of them.
+        EnvelopeError: an edit payload is malformed, or there is more than one.
     """
     edit: EditPayload | None = None
     skipped: list[SkippedAction] = []
@@ -164,7 +164,7 @@ def split_actions(envelope: Envelope) -> tuple[EditPayload | None, tuple[Skipped
     for action in envelope.actions:
         kind = (action.action_type, action.action_version)
         if supported_protocol and kind == (RECEIPT_ACTION, ACTION_VERSION):
-            continue  # who answers has seen it
+            continue  # the code that answers handles it
         if not (supported_protocol and kind == (EDIT_ACTION, ACTION_VERSION)):
             skipped.append(
                 SkippedAction(action.action_id, action.action_type, action.action_version)

@@ -1,4 +1,4 @@
-"""What the engine says it did with a request."""
+"""The engine's report on a request."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class TokenCounts(msgspec.Struct, frozen=True):
 
     prompt: int = 0
     prefix: int = 0
-    """Found in the radix tree, untouched."""
+    """Tokens found in the radix tree, untouched."""
     spliced: int = 0
-    """Copied from a source and re-keyed at a new position."""
+    """Tokens copied from a source and re-keyed at a new position."""
     prefilled: int = 0
     freed: int = 0
     """Slots given back to the pool because of this request's edits."""
@@ -35,40 +35,42 @@ class ForgetCounts(msgspec.Struct, frozen=True):
 
     overwritten: int = 0
     shared_retained: int = 0
-    """Held by other sessions that sent the same tokens themselves; no longer this session's."""
+    """Slots of other sessions that sent the same tokens themselves; no longer this session's."""
     pending: int = 0
-    """Unmatchable already; overwritten when the running request that holds them ends. An engine
-    that can't touch its pool's rows never says that they are."""
+    """Slots that can't be matched any more, and are overwritten when the running request that holds
+    them ends. An engine that can't write to its pool's rows never reports them overwritten."""
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's account of one request; comes with the answer (:mod:`.answer`), and is served
-    by ``message_id``."""
+    """The engine's account of one request.
+
+    It comes with the answer (:mod:`.answer`), and is served by ``message_id``.
+    """
 
     message_id: str
     session: str = ""
     turn: str = ""
     outcome: Outcome = Outcome.UNEDITED
     reason: Reason | None = None
-    """Set exactly when the request carried an edit."""
+    """Set exactly if the request carried an edit."""
     detail: str = ""
     """One sentence for people; never prompt text."""
     tokens: TokenCounts = TokenCounts()
     directives: tuple[DirectiveResult, ...] = ()
     forgot: ForgetCounts | None = None
-    """Set exactly when the request demanded forgetting; changes until nothing is pending."""
+    """Set exactly if the request demanded forgetting; changes until nothing is pending."""
     lineage: tuple[LineageRun, ...] = ()
     """The lineage map of the turn as it now lies in the cache."""
     skipped_actions: tuple[SkippedAction, ...] = ()
     refused: ClaimRefusal | None = None
-    """Set exactly when the request could not run for the sake of claims
-    (``Reason.REFUSED_BY_CLAIM``), before it began or while it decoded."""
+    """Set exactly if the request could not run because of claims (``Reason.REFUSED_BY_CLAIM``),
+    before it began or while it decoded."""
     splice_us: int = 0
     """Microseconds spent planning, copying and rotating."""
 
 
 class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A receipt together with what later turns need to use this turn as a source."""
+    """A receipt, together with the facts that later turns need to use this turn as a source."""
 
     receipt: Receipt
     finished: bool = False

@@ -11,12 +11,12 @@ import xxhash
 
 
 def token_array(tokens: Iterable[int]) -> array[int]:
-    """Token ids as a signed 64-bit array, the radix key's own element type."""
+    """Return token ids as a signed 64-bit array, the radix key's own element type."""
     return tokens if isinstance(tokens, array) and tokens.typecode == "q" else array("q", tokens)
 
 
 def token_digest(tokens: Iterable[int]) -> str:
-    """xxh3-64 over the ids as little-endian signed 64-bit integers, 16 hex digits."""
+    """Return the xxh3-64 over the ids as little-endian signed 64-bit integers, 16 hex digits."""
     data = token_array(tokens)
     if sys.byteorder == "big":
         data = array("q", data)
@@ -25,9 +25,9 @@ def token_digest(tokens: Iterable[int]) -> str:
 
 
 def sealed_digest(digest: str, secret: str | None) -> str:
-    """A digest as it leaves the process: HMAC-SHA256 under ``secret``, 16 hex digits.
+    """Return a digest as it leaves the process: HMAC-SHA256 under ``secret``, 16 hex digits.
 
-    Whoever reads it can't try out which text it may be of. Without a secret it is sent as it is.
+    A reader can't test which text it may be of. Without a secret the digest is sent as it is.
     """
     if secret is None:
         return digest
@@ -35,7 +35,10 @@ def sealed_digest(digest: str, secret: str | None) -> str:
 
 
 def common_prefix(first: array[int], second: array[int], offset: int = 0) -> int:
-    """How many elements of ``first[offset:]`` and ``second`` agree; compares memory by halves."""
+    """Return how many elements of ``first[offset:]`` and ``second`` agree.
+
+    Compares memory by halves.
+    """
     low, high = 0, max(0, min(len(first) - offset, len(second)))
     while low < high:
         middle = (low + high + 1) // 2

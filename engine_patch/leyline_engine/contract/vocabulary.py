@@ -18,7 +18,7 @@ ATTENTION_SINK = 32
 
 
 class Mode(StrEnum):
-    """What an edit promises about the KV computed after the edited span was read."""
+    """An edit's promise about the KV computed after the edited span was read."""
 
     AMORTIZE = "amortize"
     """The suffix keeps its values; only positions are corrected (Leyline paper, section 3.1)."""
@@ -27,7 +27,7 @@ class Mode(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a request that carried an edit ran as it did."""
+    """The reason why a request that carried an edit ran as it did."""
 
     SPLICED = "spliced"
     REPREFILLED = "reprefilled"
@@ -43,20 +43,20 @@ class Reason(StrEnum):
     NOT_WORTH_IT = "not_worth_it"
     REFUSED_BY_CLAIM = "refused_by_claim"
     UNNAMED_SESSION = "unnamed_session"
-    """Said by proxies alone: no certain name says whose session it is."""
+    """Proxies alone give this: the session has no certain name."""
     NOTHING_CACHED = "nothing_cached"
-    """Said by proxies alone: nothing that the edits concern was cached."""
+    """Proxies alone give this: nothing that the edits concern was cached."""
     STANDING = "standing"
-    """Said by proxies alone: the cache holds the messages as earlier edits left them."""
+    """Proxies alone give this: the cache holds the messages as earlier edits left them."""
 
 
 class Outcome(StrEnum):
-    """What became of a request's edits, in one word."""
+    """The outcome of a request's edits, in one word."""
 
     UNEDITED = "unedited"
     """The request carried no edit: an ordinary prefix hit and prefill."""
     EDITED = "edited"
-    """Said by proxies alone: edits changed the prompt, and cost no cached token."""
+    """Proxies alone give this: edits changed the prompt, and cost no cached token."""
     SPLICED = "spliced"
     REPREFILLED = "reprefilled"
     """The request was edited and ran as an ordinary prefill; the reason says why."""

@@ -1,7 +1,7 @@
 """Admission: match, check the edit, plan, take slots, splice. All or nothing.
 
-A splice is applied once, here; while it runs, the prefix and every source are locked. Whatever
-goes wrong on the way, slots and locks go back and the request runs as an ordinary prefill.
+A splice is applied once, here; while it runs, the prefix and every source are locked. On any error
+slots and locks are returned, and the request runs as an ordinary prefill.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _UNJUDGED = Verdict()
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What a request starts with: its slots, its locked prefix, its plan."""
+    """The start of a request: its slots, its locked prefix, its plan."""
 
     plan: Plan
     held: Slots
@@ -49,13 +49,13 @@ class Admission:
     verdict: Verdict = _UNJUDGED
     forgot: ForgetCounts | None = None
     carried: Carried | None = None
-    """What the splice hides; to be entered into the ledger when its KV is published."""
+    """Spans that the splice hides, to be entered into the ledger when its KV is published."""
     struck: frozenset[SpanKey] = frozenset()
-    """Spans that were forgotten; running requests that carry them are not to be published."""
+    """Spans that were forgotten; running requests that carry them must not be published."""
     spans: tuple[SpanLabel, ...] = ()
-    """The prompt's labels, empty where they can't be relied on."""
+    """The prompt's labels; empty if they can't be relied on."""
     sources: tuple[SourceTurn, ...] = ()
-    """What the plan's copies are from, by their index."""
+    """Sources of the plan's copies, by index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class _Lookup:
 
     keys: array[int]
     limit: int
-    """How much of it may be used."""
+    """Number of its tokens that may be used."""
     lineage: tuple[LineageRun, ...]
 
 
@@ -93,7 +93,7 @@ class Admitter:
         """Admit one request.
 
         Args:
-            forgot: what :meth:`forget` has forgotten for it already.
+            forgot: result of an earlier :meth:`forget` for it.
 
         Raises:
             PoolExhaustedError: no room for the prompt now; nothing was taken.
@@ -116,13 +116,13 @@ class Admitter:
             exact = _Prefix(self._match(fold_keys(prompt)), ())
             admission = self._place(message_id, request, exact)
         if payload is not None and request.forgets:
-            # After the copies: they may draw on positions before the forgotten span.
+            # After the copies: they may use positions before the forgotten span.
             admission = self._forget_behind(message_id, request, payload, admission, forgot)
         verdict = judge(request, admission.plan, admission.forgot)
         return replace(admission, verdict=verdict, spans=request.spans)
 
     def cached(self, prompt: array[int], payload: EditPayload | None) -> Slots:
-        """Slots of the prefix that a request would begin with; nothing is split or touched."""
+        """Return the slots of a request's cached prefix; nothing is split or touched."""
         lookup = self._longest(self._rules.check(prompt, payload))
         return self._cache.tree.peek(lookup.keys, lookup.limit)
 
@@ -136,7 +136,7 @@ class Admitter:
         """Forget what a request demands though it isn't admitted, or not yet.
 
         Args:
-            forgot: what an earlier call has forgotten for it.
+            forgot: result of an earlier call for it.
         """
         request = self._rules.check(prompt, payload)
         lookup = self._longest(request)
@@ -151,7 +151,7 @@ class Admitter:
         found: array[int],
         before: ForgetCounts | None = None,
     ) -> Forgotten:
-        # What the prompt found is clean: it lies before the forgotten spans' first reader.
+        # The prompt's match is clean: it is before the forgotten spans' first reader.
         return self._cache.forget(
             (payload.scope, payload.session),
             request.forgotten,
@@ -179,11 +179,11 @@ class Admitter:
         return replace(admission, forgot=forgotten.counts, struck=forgotten.spans)
 
     def _match(self, keys: array[int]) -> Match:
-        """The longest cached prefix that leaves a token to compute."""
+        """Return the longest cached prefix that leaves a token to compute."""
         return self._cache.match(keys, len(keys) - 1)
 
     def _match_prefix(self, request: CheckedRequest) -> _Prefix:
-        """The longest cached prefix; exact KV is preferred to spliced KV of equal length."""
+        """Return the longest cached prefix; exact KV is preferred to spliced KV of equal length."""
         best: _Prefix | None = None
         for lookup in self._lookups(request):
             match = self._cache.match(lookup.keys, lookup.limit)
@@ -200,7 +200,7 @@ class Admitter:
             yield _Lookup(keys, self._rules.clean_length(request, lineage), lineage)
 
     def _longest(self, request: CheckedRequest) -> _Lookup:
-        """What :meth:`_match_prefix` would find."""
+        """Return the lookup that :meth:`_match_prefix` would choose."""
         tree = self._cache.tree
         return max(
             self._lookups(request), key=lambda found: len(tree.peek(found.keys, found.limit))

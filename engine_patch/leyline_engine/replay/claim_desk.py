@@ -1,4 +1,4 @@
-"""Commands about claims on their way to the engine's thread, the time, and who waits in vain."""
+"""Claims beside the engine's thread: commands to it, its clock, and requests that wait in vain."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from leyline_engine.replay.sequence import Sequence
 log = logging.getLogger(__name__)
 
 _EVERY_MS = 1000
-"""While a claim has a deadline and requests come, the book's time is at most so old."""
+"""Maximum age of the book's time while a claim has a deadline and requests come, in ms."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +39,7 @@ class _Asked:
     loop: asyncio.AbstractEventLoop
 
     def settle(self, answer: ClaimReply | Exception) -> None:
-        """Answer on the asker's loop, if it is still there and still wants to know."""
+        """Answer on the asker's loop, if it is still there and still waits for the answer."""
         try:
             self.loop.call_soon_threadsafe(self._settle, answer)
         except RuntimeError:
@@ -55,7 +55,7 @@ class _Asked:
 
 
 class ClaimDesk:
-    """The claims of one engine behind its service.
+    """The claims of one engine, for its service.
 
     Args:
         now_ns: a clock that never goes back; the engine itself has none.
@@ -72,7 +72,7 @@ class ClaimDesk:
         self._asked: deque[_Asked] = deque()
 
     def ask(self, command: ClaimCommand) -> asyncio.Future[ClaimReply]:
-        """Have a command carried out soon. Called on a running loop."""
+        """Queue a command. Called on a running loop."""
         loop = asyncio.get_running_loop()
         asked = _Asked(command, loop.create_future(), loop)
         self._asked.append(asked)
@@ -81,14 +81,14 @@ class ClaimDesk:
     # The engine's thread
 
     def seconds_left(self) -> float | None:
-        """Until there is something to do: 0 if there is now, None if nothing is foreseen."""
+        """Return the time until there is work: 0 if there is now, None if none is foreseen."""
         if self._asked:
             return 0.0
         deadline = self._claims.keeper.book.next_deadline_ms
         return None if deadline is None else max(0.0, (deadline - self._now_ms()) / 1000)
 
     def attend(self) -> bool:
-        """Carry out what was asked, and let claims expire; whether anything may have changed."""
+        """Carry out commands, and let claims expire; returns True if anything may have changed."""
         changed = self._pass_time()
         while self._asked:
             asked = self._asked.popleft()
@@ -102,12 +102,12 @@ class ClaimDesk:
         return changed
 
     def close(self, error: Exception) -> None:
-        """Nothing is carried out any more."""
+        """Refuse all commands from now on."""
         while self._asked:
             self._asked.popleft().settle(error)
 
     def refused(self, job: Job) -> RefusedByClaimError | None:
-        """Why a waiting job would wait for a claim; asked anew when claims have locked more."""
+        """Return why a waiting job would wait for a claim; checked again when claims lock more."""
         locks = self._claims.shelf.locks_taken
         if job.cleared == locks:
             return None
@@ -117,7 +117,7 @@ class ClaimDesk:
         except RefusedByClaimError as error:
             return error
         except PromptTooLongError:
-            return None  # as its admission will say
+            return None  # its admission will report it
         except Exception:
             log.exception("request %s could not be examined", job.spec.request.request_id)
             return None  # its admission will fail as well, and answer
@@ -126,7 +126,7 @@ class ClaimDesk:
         return None
 
     def outgrown(self, job: Job, sequence: Sequence) -> RefusedByClaimError | None:
-        """Why a running job found no slot; None where no claim holds any."""
+        """Return why a running job found no slot; None if no claim holds any."""
         return self._engine.outgrown(job.spec.request, sequence)
 
     def _now_ms(self) -> int:
@@ -146,7 +146,7 @@ class ClaimDesk:
 
 
 def refused_record(request: GenerationRequest, error: RefusedByClaimError) -> TurnRecord:
-    """The record of a request that never ran."""
+    """Return the record of a request that never ran."""
     payload = request.payload
     receipt = Receipt(
         message_id=request.request_id,
@@ -158,5 +158,5 @@ def refused_record(request: GenerationRequest, error: RefusedByClaimError) -> Tu
 
 
 def outgrown_record(record: TurnRecord, error: RefusedByClaimError) -> TurnRecord:
-    """The record of a request that could not go on."""
+    """Return the record of a request that could not continue."""
     return msgspec.structs.replace(record, receipt=as_refused(record.receipt, error))

@@ -1,4 +1,4 @@
-"""Claims in the replay engine: the keeper over its cache, and who can't run for their sake."""
+"""Claims in the replay engine: the keeper over its cache, and the requests that claims refuse."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from leyline_engine.sources import SessionKey, SourceTurn
 
 
 class RefusedByClaimError(Exception):
-    """A request that can't run, or not go on, before a claim goes.
+    """A request can't run, or not continue, before a claim ends.
 
     Attributes:
-        refusal: who is in the way, as the request's owner may know it.
-        began: whether it ran already.
-        forgot: what was forgotten for it all the same.
+        refusal: the claims in the way, as the request's owner may know them.
+        began: True if it ran already.
+        forgot: counts of what was forgotten for it all the same.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class RefusedByClaimError(Exception):
 
     @property
     def detail(self) -> str:
-        """What happened, for the receipt."""
+        """The cause, for the receipt."""
         if self.began:
             return "decoding outgrew what claims leave"
         return "claims leave too little room"
@@ -66,7 +66,7 @@ def _explained(refusal: ClaimRefusal, *, began: bool) -> str:
 
 
 def as_refused(receipt: Receipt, error: RefusedByClaimError) -> Receipt:
-    """A request's receipt when it could not run, or not go on; its turn is no source."""
+    """Return the receipt of a request that could not run or continue; its turn is no source."""
     return Receipt(
         message_id=receipt.message_id,
         session=receipt.session,
@@ -81,11 +81,11 @@ def as_refused(receipt: Receipt, error: RefusedByClaimError) -> Receipt:
 
 
 class EngineClaims(CacheListener):
-    """Claims over one cache. Driven by the engine's thread, like all of the engine.
+    """The claims over one cache. The engine's thread drives it, like all of the engine.
 
     Args:
-        clip_output: tokens of output at most that the engine reckons with.
-        limits: how much may be claimed.
+        clip_output: maximum number of output tokens in the engine's arithmetic.
+        limits: limits of what may be claimed.
         ledger: where events go.
         watched: see :class:`~leyline_engine.claims.keeper.ClaimKeeper`.
     """
@@ -114,57 +114,57 @@ class EngineClaims(CacheListener):
     # What requests ask.
 
     def outgrown(self, request: Candidate, held: Slots) -> ClaimRefusal | None:
-        """Why a request that runs found no slot; None where no claim holds any.
+        """Return why a running request found no slot; None if no claim holds any.
 
         Args:
-            request: with what it has decoded as part of its prompt.
-            held: the slots of it that are in the tree.
+            request: the request, with its output as part of its prompt.
+            held: its slots that are in the tree.
         """
         if not self.keeper.book.protected_pages:
             return None
         return self.keeper.refuse(request, held.tolist) or self.keeper.crowded(request)
 
     def arrived(self, request: Candidate, *, admits: bool) -> None:
-        """A request is about to be admitted.
+        """Record that a request is about to be admitted.
 
         Args:
-            admits: whether what it computes may be kept for reuse.
+            admits: True if KV that it computes may be kept for reuse.
         """
 
     def matched_by(self, session: SessionKey, keys: Callable[[], array[int]], length: int) -> None:
-        """A session's request runs, and found so many of its keys cached."""
+        """Record that a session's request runs, and found ``length`` of its keys cached."""
         if self.keeper:
             self.keeper.matched(session, keys(), length)
 
     def follow(
         self, turn: SourceTurn, sources: Sequence[SourceTurn], copies: Sequence[CopySegment]
     ) -> None:
-        """A spliced turn was retained; see :meth:`ClaimKeeper.follow`."""
+        """Move claims after a spliced turn was retained; see :meth:`ClaimKeeper.follow`."""
         if self.keeper:
             self.keeper.follow(turn, sources, copies)
 
     # What the cache says.
 
     def evicted(self, request: str, gone: Sequence[Node]) -> None:
-        """Ranked claims may have lost something, or been spared."""
+        """Check ranked claims, which may have lost something or been spared."""
         self.keeper.gave_way(self.shelf.reached(gone), request)
         self.keeper.passed_over(self.shelf.passed_over(gone))
 
     def losing(self, slots: Slots, cause: str) -> None:
-        """Claims over these slots let go of them."""
+        """Have the claims over these slots let go of them."""
         if self.keeper or self.keeper.watched:
             self.keeper.lose(slots.tolist(), cause)
 
     def flushing(self) -> None:
-        """Nothing stays for a claim's sake."""
+        """Keep nothing for a claim's sake."""
         self.shelf.clear()
 
     def flushed(self) -> None:
-        """Claims that held anything are harmed."""
+        """Harm the claims that held anything."""
         self.keeper.lose_all("flushed")
 
 
 class OpenClaims(Protocol):
-    """Makes the claims of an engine; options are bound already."""
+    """Opens the claims of an engine; options are bound already."""
 
     def __call__(self, cache: CacheManager, clip_output: int, /) -> EngineClaims: ...

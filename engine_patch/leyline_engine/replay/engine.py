@@ -59,7 +59,7 @@ class PromptTooLongError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What the engine is asked to run."""
+    """A request to the engine."""
 
     request_id: str
     tokens: array[int]
@@ -67,13 +67,13 @@ class GenerationRequest:
     skipped: tuple[SkippedAction, ...] = ()
     max_new_tokens: int = 16
     admits: bool = True
-    """Whether what it computes may be kept for reuse, if claims agree."""
+    """True if KV that it computes may be kept for reuse, if claims agree."""
     forgot: ForgetCounts | None = None
-    """What was forgotten for it before it was admitted."""
+    """Counts of what was forgotten for it before it was admitted."""
 
 
 class ReplayEngine:
-    """Serves one model from one KV pool. Not thread safe: one thread drives it."""
+    """An engine that serves one model from one KV pool. Not thread safe: one thread drives it."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class ReplayEngine:
         self.max_context = int(
             min(getattr(model.model.config, "max_position_embeddings", pool_tokens), pool_tokens)
         )
-        # The output that is asked for is what the engine reckons with: it fits, or is refused.
+        # The engine counts with the whole requested output: it fits, or is refused.
         self.claims = open_claims(self.cache, self.max_context)
         self._running: set[Sequence] = set()
         unsupported = facts.unsupported or ("" if splicing else "switched off by configuration")
@@ -135,7 +135,7 @@ class ReplayEngine:
         Raises:
             PoolExhaustedError: no room beside the running requests; try again later.
             PromptTooLongError: it can never fit.
-            RefusedByClaimError: it can't fit before a claim goes.
+            RefusedByClaimError: it can't fit before a claim ends.
         """
         started = time.perf_counter_ns()
         request = self.examine(request)
@@ -159,14 +159,14 @@ class ReplayEngine:
         return sequence
 
     def examine(self, request: GenerationRequest) -> GenerationRequest:
-        """See whether claims leave a request room. It may wait then, and be asked about again.
+        """Check that claims leave a request room. It may wait then, and be checked again.
 
         Returns:
-            The request, with what was forgotten for it.
+            The request, with the counts of what was forgotten for it.
 
         Raises:
             PromptTooLongError: it can never fit.
-            RefusedByClaimError: it can't fit before a claim goes.
+            RefusedByClaimError: it can't fit before a claim ends.
         """
         length = len(request.tokens)
         if length == 0 or length + request.max_new_tokens > self.max_context:
@@ -181,7 +181,7 @@ class ReplayEngine:
             return slots
 
         if payload is not None and forgets(payload) and keeper.blocks(candidate, cached):
-            # What is in the way may be what it forgets, and no claim keeps that.
+            # The request may forget what is in its way, and no claim keeps that.
             request = self._forget_first(request, payload)
         refusal = keeper.refuse(candidate, cached)
         if refusal is not None:
@@ -198,7 +198,7 @@ class ReplayEngine:
     def outgrown(
         self, request: GenerationRequest, sequence: Sequence
     ) -> RefusedByClaimError | None:
-        """What to tell a request that found no slot to go on; None where no claim holds any."""
+        """Return why a request found no slot to continue; None if no claim holds any."""
         done = len(sequence.fed)
         candidate = replace(
             _candidate(request),
@@ -228,19 +228,19 @@ class ReplayEngine:
         self.claims.follow(turn, admission.sources, admission.plan.copies)
 
     def _withhold_session(self, ticket: str, payload: EditPayload) -> None:
-        """What the session's running requests compute may have read what is being forgotten."""
+        """Withhold KV of the session's running requests, which may have read forgotten spans."""
         for running in self._running:
             if running.session == (payload.scope, payload.session):
                 running.withhold(ticket)
 
     def _withhold_readers(self, ticket: str, struck: frozenset[SpanKey]) -> None:
-        """Other sessions' running requests may draw on shared KV that has read it."""
+        """Withhold KV of other sessions' running requests that may use shared KV of its readers."""
         for running in self._running:
             if running.carried is not None and not struck.isdisjoint(running.carried.readers):
                 running.withhold(ticket)
 
     def settled_forgets(self) -> dict[str, ForgetCounts]:
-        """Forgets of which more was overwritten since the last call, by request id."""
+        """Return forgets of which more was overwritten since the last call, by request id."""
         return self.cache.settled_forgets()
 
     def _start(
@@ -316,7 +316,7 @@ class ReplayEngine:
         return logits
 
     def _metered(self, request: GenerationRequest, energy: EnergyAccount) -> Forward:
-        """Forwards whose tokens are counted for a request."""
+        """Return forwards whose tokens are counted for a request."""
 
         def forward(tokens: list[int], start: int, cache: WorkingCache) -> torch.Tensor:
             energy.computed(request.request_id, len(tokens))
@@ -330,25 +330,25 @@ class ReplayEngine:
             self._energy.ended(sequence.receipt.message_id)
 
     def levels(self) -> PoolLevels:
-        """Slots by owner, as metrics show them; no node is looked at."""
+        """Return slots by owner, as metrics show them; looks at no node."""
         return self.cache.levels(held_by_claims(self.claims.keeper.holds()))
 
     def read_levels(self) -> None:
-        """Tell the metrics how things are now."""
+        """Set the metrics to the present levels."""
         self.metrics.pool(self.levels())
         self.metrics.registries(RegistryLevels.of(self.cache.registry, self.cache.ledger))
         if self._energy is not None:
             self._energy.settle()
 
     def stats(self) -> PoolStats:
-        """Slots by owner."""
+        """Return slots by owner."""
         return self.cache.stats(sum(len(sequence.owned) for sequence in self._running))
 
     def check_integrity(self) -> None:
         """Check that every slot is owned once.
 
         Raises:
-            IntegrityError: saying what doesn't add up.
+            IntegrityError: says what doesn't add up.
         """
         self.cache.check_integrity(
             [sequence.owned for sequence in self._running],

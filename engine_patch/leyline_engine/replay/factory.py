@@ -1,4 +1,4 @@
-"""Building the engine application from plain options."""
+"""The construction of the engine application from plain options."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def create_engine_app(
         max_waiting: requests that may wait; more are refused with 503.
         default_max_tokens: limit of chat answers that name none.
         api_secret: bearer token to ask for; None asks for nothing.
-        hints_secret: what the proxy signs envelopes and commands about claims with, and seals
+        hints_secret: the secret with which the proxy signs envelopes and claim commands, and seals
             digests; None takes all of them bare.
         claim_limits: fields of :class:`~leyline_engine.claims.limits.Limits`.
 
@@ -83,7 +83,7 @@ def create_engine_app(
 
 
 def read_limits(given: Mapping[str, Any]) -> Limits:
-    """Limits of claims as an operator states them; what isn't stated has its default.
+    """Return the limits of claims that an operator set; others have their defaults.
 
     Raises:
         ValueError: there is no such limit, or it can't have this value.
@@ -115,7 +115,7 @@ def serve_model(
     options: ServingOptions | None = None,
     claim_limits: Limits | None = None,
 ) -> Starlette:
-    """The application over a model that is loaded already.
+    """Return the application over a model that is loaded already.
 
     Raises:
         ModelLoadError: its KV can't be held in a pool.
@@ -146,7 +146,7 @@ def _gpus(device: torch.device) -> list[str]:
 
 
 def stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
-    """Tokens that end an answer, by generation configuration, configuration and tokenizer."""
+    """Return tokens that end an answer, by generation and model configuration and tokenizer."""
     found: set[int] = set()
     generation = getattr(model, "generation_config", None)
     for value in (

@@ -30,7 +30,7 @@ class ScopedQueues(Generic[T]):
         self._queues.setdefault(scope, deque()).appendleft(item)
 
     def remove(self, scope: str, item: T) -> None:
-        """Take an item out, wherever it stands.
+        """Take an item out, wherever it is.
 
         Raises:
             KeyError, ValueError: the item isn't there.
@@ -41,14 +41,14 @@ class ScopedQueues(Generic[T]):
             del self._queues[scope]
 
     def heads(self) -> list[tuple[str, T]]:
-        """The first item of each scope, the scope that waited longest for a turn first."""
+        """Return the first item of each scope, the scope that waited longest for a turn first."""
         return [(scope, queue[0]) for scope, queue in self._queues.items()]
 
     def count(self, scope: str) -> int:
         return len(self._queues.get(scope, ()))
 
     def take_turn(self, scope: str) -> T:
-        """The scope's first item; it and its scope go to the end of their queues.
+        """Return the scope's first item; it and its scope go to the end of their queues.
 
         Raises:
             KeyError: the scope has no items.

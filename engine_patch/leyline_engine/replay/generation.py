@@ -1,4 +1,4 @@
-"""One request on its way through the engine: its state, and what its reader gets to see."""
+"""One request on its way through the engine: its state, and the events for its reader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leyline_engine.replay.text.stops import StopMatcher
 
 
 class FinishReason(StrEnum):
-    """Why a generation ended; the first two are OpenAI's own."""
+    """The reason why a generation ended; the first two are OpenAI's own."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -27,7 +27,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What a caller asks for, checked."""
+    """A caller's request, checked."""
 
     request: GenerationRequest
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -38,7 +38,7 @@ class JobSpec:
     """Set when the request's hints were malformed; it runs as an ordinary prefill."""
     invalid_detail: str = ""
     enveloped: bool = False
-    """Whether it brought an envelope, be it a malformed one."""
+    """True if it brought an envelope, even a malformed one."""
 
     @property
     def scope(self) -> str:
@@ -48,7 +48,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class TextEvent:
-    """New text, and the tokens sampled for it where log probabilities were asked for."""
+    """New text, and the tokens sampled for it if log probabilities were requested."""
 
     text: str
     tokens: tuple[SampledToken, ...] = ()
@@ -65,7 +65,7 @@ class FinishEvent:
 
 @dataclass(frozen=True, slots=True)
 class ErrorEvent:
-    """The last event of a request that got no (whole) answer."""
+    """The last event of a request that got no answer, or no whole one."""
 
     error: Exception
 
@@ -74,7 +74,7 @@ Event = TextEvent | FinishEvent | ErrorEvent
 
 
 class Channel:
-    """Events from the engine's thread to one asyncio reader.
+    """Passes events from the engine's thread to one asyncio reader.
 
     It holds at most one event per generated token and one at the end, so ``max_new_tokens``
     bounds it; a slow reader holds no KV slots.
@@ -86,10 +86,10 @@ class Channel:
         self._events: list[Event] = []
         self._ready = asyncio.Event()
         self.abandoned = False
-        """The reader's event loop is closed: nobody is left to read."""
+        """True if the reader's event loop is closed: nobody is left to read."""
 
     def put(self, event: Event) -> None:
-        """Called on the engine's thread; never blocks."""
+        """Add an event. Called on the engine's thread; never blocks."""
         with self._lock:
             self._events.append(event)
         try:
@@ -98,7 +98,7 @@ class Channel:
             self.abandoned = True
 
     async def get(self) -> list[Event]:
-        """All events since the last call; waits for at least one."""
+        """Return all events since the last call; waits for at least one."""
         while True:
             await self._ready.wait()
             self._ready.clear()
@@ -116,7 +116,7 @@ class Job:
     channel: Channel
     cancelled: bool = False
     cleared: int = -1
-    """How many locks claims had taken when they were last found to leave it room."""
+    """Number of locks that claims had taken when they were last found to leave it room."""
 
 
 class Answer:
@@ -131,7 +131,7 @@ class Answer:
         self._announced = False
         self.sampled = 0
         self.last_token = -1
-        """The token sampled last; fed back only if the answer goes on."""
+        """The token sampled last; fed back only if the answer continues."""
         self.finish: FinishReason | None = None
 
     def advance(self, logits: torch.Tensor) -> TextEvent | None:
@@ -158,7 +158,7 @@ class Answer:
         return self._event(result.text)
 
     def cut_short(self) -> TextEvent | None:
-        """End the answer for want of room; returns the text held back."""
+        """End the answer for lack of room; returns the text held back."""
         self.finish = FinishReason.LENGTH
         return self._event(self._flush())
 
@@ -170,14 +170,14 @@ class Answer:
         return result.text + self._stops.flush()
 
     def _first_event(self) -> TextEvent | None:
-        """The first token is news even while its text is held back: a stream opens with it."""
+        """Return the first token's event, even if its text is held back: a stream opens with it."""
         if self._announced:
             return None
         self._announced = True
         return TextEvent("")
 
     def _event(self, text: str) -> TextEvent | None:
-        # Tokens travel with the first text that is sent after them; those of a stop string,
+        # Tokens are sent with the first text that is sent after them; those of a stop string,
         # whose text is never sent, stay behind. At the length limit no text may follow.
         closing = self.finish is FinishReason.LENGTH and self._unsent
         if not (text or closing):

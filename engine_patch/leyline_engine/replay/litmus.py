@@ -23,11 +23,11 @@ from leyline_engine.replay.models.loader import LoadedModel, load_model
 from leyline_engine.replay.watch import WatchedClaims
 
 _TENANT = "a"
-"""Whose turns are edited."""
+"""Tenant whose turns are edited."""
 
 
 def open_replay(usable: int, sink: Callable[[AnyEvent], None]) -> Runtime:
-    """A replay engine over the shipped model.
+    """Open a replay engine over the shipped model.
 
     Args:
         usable: pages of the pool.
@@ -37,10 +37,10 @@ def open_replay(usable: int, sink: Callable[[AnyEvent], None]) -> Runtime:
 
 
 class ReplayRuntime:
-    """See :class:`leyline_engine.claims.litmus.Runtime`.
+    """A replay engine as a :class:`leyline_engine.claims.litmus.Runtime`.
 
-    What a source says is fixed by its name, also where the model would have said something else:
-    its tokens are fed as if they had been sampled.
+    A source's name fixes its tokens, also where the model would have sampled others: they are fed
+    as if they had been sampled.
     """
 
     def __init__(self, usable: int, sink: Callable[[AnyEvent], None]) -> None:
@@ -56,11 +56,11 @@ class ReplayRuntime:
 
     @property
     def book(self) -> ClaimBook:
-        """The engine's."""
+        """The engine's book."""
         return self._keeper.book
 
     def serve(self, request: Request) -> ClaimRefusal | None:
-        """Run a request to its end; or say why it can't run before a claim goes."""
+        """Run a request to its end, or return why it can't run before a claim ends."""
         total = request.prompt_tokens + request.max_new_tokens + 1
         tokens = self._tokens(request.source, total)
         payload = EditPayload(session=request.session, scope=request.tenant, turn=request.source)
@@ -76,14 +76,14 @@ class ReplayRuntime:
         )
 
     def _tokens(self, source: str, length: int) -> array[int]:
-        """The first tokens of a source; no two sources begin alike."""
+        """Return the first tokens of a source; no two sources begin alike."""
         vocabulary = self.engine.capability.vocab_size
         number = self._sources.setdefault(source, len(self._sources))
         stream = Random(source)
         return array("q", [number, *(stream.randrange(vocabulary) for _ in range(length - 1))])
 
     def _run(self, request: GenerationRequest, output: array[int]) -> ClaimRefusal | None:
-        """Run a request that says ``output``; of the last token there is no KV."""
+        """Run a request whose answer is ``output``; its last token has no KV."""
         try:
             sequence = self.engine.admit(request)
         except RefusedByClaimError as error:
@@ -134,11 +134,11 @@ class ReplayRuntime:
         self._keeper.demote(tenant, claim)
 
     def tick(self, order: int, now_ms: int) -> None:
-        """The clock's next message."""
+        """Take the clock's next message."""
         self._keeper.tick(order, now_ms)
 
     def lose(self, run: Run, cause: str) -> None:
-        """What is cached of a source from a page on is gone."""
+        """Drop the cached pages of a source from a page on."""
         turn = self.engine.cache.registry.get(self._owners[run.source], run.source)
         if turn is None:
             raise KeyError(run.source)

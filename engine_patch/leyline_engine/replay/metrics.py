@@ -1,4 +1,4 @@
-"""What the replay engine's thread files and counts of requests, and when it reads levels."""
+"""The records and counts of requests on the replay engine's thread, and the times of readings."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from leyline_engine.replay.generation import JobSpec
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-"""Between two readings of an engine that is busy."""
+"""Seconds between two readings of a busy engine."""
 
 
 class Filing:
-    """Files records, before their readers learn of what they record, and counts them.
+    """Files records, before their readers can ask for them, and counts them.
 
     Args:
         records: by message, for the side channel.
-        metrics: told of each request once, and of its forget as that proceeds.
+        metrics: counts each request once, and its forget's progress.
     """
 
     def __init__(self, records: RecordBook, metrics: EngineMetrics) -> None:
@@ -33,12 +33,12 @@ class Filing:
         self._forgetting: dict[str, ForgetCounts] = {}
 
     def began(self, spec: JobSpec, record: TurnRecord) -> None:
-        """A request was admitted."""
+        """Record that a request was admitted."""
         self._forgot_first(record)
         self.records.put(_with_fault(spec, record))
 
     def ended(self, spec: JobSpec, record: TurnRecord) -> TurnRecord:
-        """A request ended; returns its record as filed."""
+        """Record that a request ended; returns its record as filed."""
         record = _with_fault(spec, record)
         if spec.enveloped:
             self._metrics.request(record.receipt)
@@ -46,10 +46,10 @@ class Filing:
         return record
 
     def refused(self, spec: JobSpec, record: TurnRecord, *, began: bool = False) -> None:
-        """A request ended for the sake of claims.
+        """Record that a request ended because of claims.
 
         Args:
-            began: whether it was admitted.
+            began: True if it was admitted.
         """
         if not began:
             self._forgot_first(record)
@@ -57,7 +57,7 @@ class Filing:
         self.ended(spec, record)
 
     def progressed(self, forgets: Mapping[str, ForgetCounts]) -> None:
-        """Forgets, by message, of which more was overwritten since they were filed."""
+        """Record forgets, by message, of which more was overwritten since they were filed."""
         for message_id, counts in forgets.items():
             self.records.update_forgot(message_id, counts)
             self._forgot(message_id, counts)
@@ -73,7 +73,7 @@ class Filing:
 
 
 def _with_fault(spec: JobSpec, record: TurnRecord) -> TurnRecord:
-    """The record of a request whose hints were malformed says so."""
+    """Return a record that reports it if the request's hints were malformed."""
     if spec.invalid is None:
         return record
     receipt = msgspec.structs.replace(
@@ -86,10 +86,10 @@ def _with_fault(spec: JobSpec, record: TurnRecord) -> TurnRecord:
 
 
 class Readings:
-    """When levels are read: once a second while the engine is busy, and when it falls idle.
+    """Reads levels once a second while the engine is busy, and when it falls idle.
 
     Args:
-        read: reads them; None where nobody wants to know.
+        read: reads them; None if nobody needs them.
         now_s: a clock that never goes back.
     """
 
@@ -101,12 +101,12 @@ class Readings:
         self._due_s = 0.0
 
     def stepped(self) -> None:
-        """The engine has done a round of work."""
+        """Note that the engine has done a round of work."""
         if self._read is not None and self._now_s() >= self._due_s:
             self.fell_idle()
 
     def fell_idle(self) -> None:
-        """There is nothing left to do."""
+        """Note that there is nothing left to do."""
         if self._read is None:
             return
         self._due_s = self._now_s() + EVERY_S

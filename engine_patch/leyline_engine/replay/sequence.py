@@ -50,23 +50,23 @@ class Sequence:
     held: Slots
     """One slot per position that has KV or will have it soon."""
     owned_from: int
-    """Positions from here on hold slots that are this request's own."""
+    """Position from which on the slots are this request's own."""
     node: Node
     """The locked node at which the tree's part of the sequence ends."""
     pending: deque[Prefill]
     computed: int
-    """Leading positions whose KV is complete; those a prompt lacks come with its last chunk."""
+    """Number of leading positions with complete KV; a prompt's count after its last chunk."""
     on_end: Callable[[Sequence], None]
     spans: tuple[SpanLabel, ...] = ()
-    """What stands where in the prompt."""
+    """Labels of the parts of the prompt."""
     carried: Carried | None = None
-    """What this request's splice hides, until its KV is published."""
+    """Spans that this request's splice hides, until its KV is published."""
     publishable: bool = True
-    """False once a forget made what this request read unfit to keep."""
+    """False once a forget made KV that this request read unfit to keep."""
     admits: bool = True
-    """Whether what this request computes is kept for reuse."""
+    """True if KV that this request computes is kept for reuse."""
     on_retained: Callable[[SourceTurn], None] | None = None
-    """Told of the turn that this request became, when all else is done."""
+    """Called with the turn that this request became, when all else is done."""
     fed: array[int] = field(default_factory=lambda: array("q"))
     """Generated tokens that were fed back, so that their KV exists."""
     ended: bool = False
@@ -85,7 +85,7 @@ class Sequence:
         return self.held[self.owned_from :]
 
     def prefill_step(self) -> torch.Tensor | None:
-        """Run one chunk.
+        """Run one chunk of the prompt.
 
         Returns:
             fp32 logits ``[vocab]`` of the last prompt position once the prompt is done, else None.
@@ -186,7 +186,7 @@ class Sequence:
         return source
 
     def abort(self) -> TurnRecord:
-        """Give up: unpublished slots go back, the turn is no source for later ones."""
+        """Give up: unpublished slots are returned, and the turn is no source for later ones."""
         self._check_running()
         self._end()
         return TurnRecord(receipt=self.receipt, finished=True, output_ids=tuple(self.fed))
@@ -208,7 +208,7 @@ class Sequence:
         self.on_end(self)
 
     def withhold(self, ticket: str) -> None:
-        """Keep what this request computes to itself, and overwrite it; see :attr:`publishable`."""
+        """Publish nothing that this request computes, and overwrite it; see :attr:`publishable`."""
         self.publishable = False
         self.cache.await_erase(ticket, self, len(self.owned))
         self.receipt = msgspec.structs.replace(self.receipt, turn="")

@@ -54,7 +54,7 @@ class EngineStoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """How much runs and waits at once."""
+    """Limits of how much runs and waits at once."""
 
     max_running: int = 8
     max_waiting: int = 64
@@ -67,7 +67,7 @@ class _Running:
     answer: Answer
 
     def forward(self) -> torch.Tensor | None:
-        """The next step: a prefill chunk, or feeding back the token sampled last."""
+        """Run the next step: a prefill chunk, or feed back the token sampled last."""
         if self.answer.sampled:
             return self.sequence.decode_step(self.answer.last_token)
         return self.sequence.prefill_step()
@@ -81,7 +81,7 @@ class EngineService:
     about claims wait for one round at most.
 
     Args:
-        desk: of the engine's claims; without one it takes none.
+        desk: desk of the engine's claims; without one it takes none.
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class EngineService:
         self._limits = limits or ServiceLimits()
         self._wake = threading.Condition()
         self._waiting: ScopedQueues[Job] = ScopedQueues()
-        """Guarded by ``_wake``, like the two flags below."""
+        """Waiting jobs; guarded by ``_wake``, like the two flags below."""
         self._closing = False
         self._failure: str | None = None
         self._deadline = float("inf")
         self._running: ScopedQueues[_Running] = ScopedQueues()
-        """The engine thread's own."""
+        """Running jobs; the engine thread's own."""
         self._idle_checked = True
         self._thread = threading.Thread(target=self._main, name="leyline-engine", daemon=True)
         self._thread.start()
@@ -138,7 +138,7 @@ class EngineService:
         """Carry out a command about claims, between two rounds. Call on a running loop.
 
         Raises:
-            EngineStoppedError: the engine carries nothing out any more.
+            EngineStoppedError: the engine carries out no more commands.
         """
         if self._desk is None:
             problem = ClaimProblem(ProblemCode.UNSUPPORTED, "this engine takes no claims")
@@ -154,18 +154,18 @@ class EngineService:
             raise EngineStoppedError(self._failure or "the engine is shutting down")
 
     def cancel(self, job: Job) -> None:
-        """Give a request up; its channel ends soon. Harmless when it has ended already."""
+        """Give a request up; its channel ends soon. Harmless if it has ended already."""
         with self._wake:
             job.cancelled = True
             self._wake.notify()
 
     @property
     def failure(self) -> str | None:
-        """Why the engine serves nothing more, or None while it is well."""
+        """Reason why the engine serves nothing more; None while it is well."""
         return self._failure
 
     def close(self, grace: float = 5.0) -> None:
-        """Stop: waiting requests are refused, running ones get ``grace`` seconds to end."""
+        """Stop: refuse waiting requests, and give running ones ``grace`` seconds to end."""
         with self._wake:
             self._closing = True
             self._deadline = time.monotonic() + grace
@@ -193,7 +193,7 @@ class EngineService:
         self._abandon_all()
 
     def _wait_for_work(self) -> bool:
-        """Block until there is something to do; False when it is time to end."""
+        """Block until there is work; returns False when it is time to end."""
         with self._wake:
             idle = not (self._running or self._waiting)
         if idle and not self._idle_checked:
@@ -215,7 +215,7 @@ class EngineService:
             return bool(self._running) and time.monotonic() < self._deadline
 
     def _heed_claims(self) -> None:
-        """Do what was asked about claims, and refuse at once whoever would wait for one."""
+        """Carry out commands about claims, and refuse at once requests that would wait for one."""
         desk = self._desk
         if desk is None:
             return
@@ -229,7 +229,7 @@ class EngineService:
                 self._refuse(job, error)
 
     def _withdraw(self, job: Job) -> bool:
-        """Take a job out of the queue; False where it has been taken out already."""
+        """Take a job out of the queue; returns False if it has been taken out already."""
         with self._wake:
             if job not in self._waiting:
                 return False
@@ -241,7 +241,7 @@ class EngineService:
         job.channel.put(ErrorEvent(error))
 
     def _candidates(self) -> list[Job]:
-        """Waiting jobs to try next, the scope with the fewest running requests first."""
+        """Return waiting jobs to try next, the scope with the fewest running requests first."""
         with self._wake:
             for job in [job for job in self._waiting if job.cancelled]:
                 self._waiting.remove(job.spec.scope, job)
@@ -267,7 +267,7 @@ class EngineService:
         return False
 
     def _admit(self, job: Job) -> bool:
-        """Try to start a job; True when it is no longer waiting, for better or worse."""
+        """Try to start a job; returns True when it no longer waits, for better or worse."""
         try:
             sequence = self._engine.admit(job.spec.request)
         except PoolExhaustedError as error:
@@ -288,7 +288,7 @@ class EngineService:
         return True
 
     def _round(self) -> None:
-        """One step for one request of each scope."""
+        """Run one step for one request of each scope."""
         progress = False
         for scope, _ in self._running.heads():
             for _ in range(self._running.count(scope)):
@@ -314,7 +314,7 @@ class EngineService:
         return True
 
     def _step(self, running: _Running) -> bool:
-        """Run one step; False when the request can't go on for want of a slot."""
+        """Run one step; returns False if the request can't continue for lack of a slot."""
         if running.job.cancelled or running.job.channel.abandoned:
             record = self._filing.ended(running.job.spec, self._end(running).abort())
             running.job.channel.put(
@@ -358,7 +358,7 @@ class EngineService:
         return running.sequence
 
     def _abandon_all(self) -> None:
-        """End whatever is left, so that no reader waits for ever."""
+        """End all jobs that are left, so that no reader waits for ever."""
         error = EngineStoppedError(self._failure or "the engine is shutting down")
         for running in list(self._running):
             try:

@@ -1,6 +1,6 @@
-"""Records what requests do to the pool, slot by slot, so that a reader can judge the engine.
+"""Records of what requests do to the pool, slot by slot, so that a reader can judge the engine.
 
-Attached for the litmus suite only: it names every cached slot, where else only claimed ones have
+Attached for the litmus suite only: it names every cached slot; otherwise only claimed ones have
 names. Requests come one at a time and don't fail on the way.
 """
 
@@ -32,11 +32,11 @@ class _Watched:
     admits: bool
     matched: Slots
     told: bool = False
-    """Whether its arrival is recorded: an admission that finds no room leaves no trace."""
+    """True if its arrival is recorded; an admission that finds no room leaves no trace."""
 
 
 class WatchedClaims(EngineClaims):
-    """Claims over a cache of which every change is an event."""
+    """Claims over a cache that records each of its changes as an event."""
 
     def __init__(
         self, cache: CacheManager, clip_output: int, *, limits: Limits, ledger: EventLedger
@@ -45,11 +45,11 @@ class WatchedClaims(EngineClaims):
         self._requests: dict[str, _Watched] = {}
 
     def arrived(self, request: Candidate, *, admits: bool) -> None:
-        """See :meth:`EngineClaims.arrived`; recorded when it takes something."""
+        """Note an arrival, to record when it takes something; see :meth:`EngineClaims.arrived`."""
         self._requests[request.name] = _Watched(request, admits, EMPTY_SLOTS)
 
     def matched(self, request: str, slots: Slots) -> None:
-        """See :meth:`CacheListener.matched`; recorded when it takes something."""
+        """Record a match, and the arrival before it; see :meth:`CacheListener.matched`."""
         self._requests[request].matched = slots
 
     def _begin(self, name: str) -> None:
@@ -74,7 +74,7 @@ class WatchedClaims(EngineClaims):
             keeper.ledger.append(Matched(request=name, runs=runs))
 
     def evicted(self, request: str, gone: Sequence[Node]) -> None:
-        """Record what went, then tell the claims."""
+        """Record an eviction, then pass it to the claims."""
         self._begin(request)
         keeper = self.keeper
         runs = keeper.names.known(slots_of(gone).tolist())
@@ -83,13 +83,13 @@ class WatchedClaims(EngineClaims):
         super().evicted(request, gone)
 
     def allocated(self, request: str, count: int) -> None:
-        """Record it."""
+        """Record an allocation."""
         self._begin(request)
         event = Allocated(request=request, pages=count, free=self.shelf.free())
         self.keeper.ledger.append(event)
 
     def published(self, request: str, path: Slots, spare: int) -> None:
-        """Name what is new, and record it."""
+        """Name new slots, and record the publication."""
         keeper, source = self.keeper, self._requests[request].candidate.source
         fresh = [slot for slot in path.tolist() if not keeper.names.known([slot])]
         named = keeper.names.name(source, path.tolist())
@@ -100,6 +100,6 @@ class WatchedClaims(EngineClaims):
             keeper.ledger.append(Freed(request=request, pages=spare, free=free, ended=False))
 
     def ended(self, request: str, count: int) -> None:
-        """Record it."""
+        """Record a request's end."""
         del self._requests[request]
         self.keeper.ledger.append(Freed(request=request, pages=count, free=self.shelf.free()))

@@ -1,4 +1,4 @@
-"""What a scheduler says of its turns: receipts, counters, and the turns it retains as sources."""
+"""A scheduler's account of its turns: receipts, counters, and the turns it retains as sources."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Accounts:
 
     Args:
         registry: takes turns that ended.
-        ledger: learns the names of what they wrote.
+        ledger: learns the names of the spans they wrote.
         sender: takes receipts to the HTTP process.
         metrics: this scheduler's counters.
     """
@@ -52,11 +52,11 @@ class Accounts:
         self._metrics = metrics
 
     def announce(self, capability: Capability) -> None:
-        """What this scheduler can do."""
+        """Announce the scheduler's capability."""
         self._sender.announce(capability)
 
     def admitted(self, turn: Turn) -> None:
-        """A turn's request runs: say what it reuses, and what became of its edits."""
+        """Report that a turn's request runs: its reuse, and the outcome of its edits."""
         checked, plan = turn.checked, turn.plan
         assert checked is not None and plan is not None  # noqa: S101 - set before READY
         executed, counts = as_admitted(plan, turn.req.prefix_len)
@@ -64,10 +64,10 @@ class Accounts:
         self._sender.send(TurnRecord(receipt=turn.receipt))
 
     def refused(self, turn: Turn, refusal: ClaimRefusal, *, began: bool) -> None:
-        """A turn's request can't run for the sake of claims, or can't go on.
+        """Report that a turn's request can't run, or can't continue, because of claims.
 
         Args:
-            began: whether it ran already.
+            began: True if it ran already.
         """
         detail = "decoding outgrew what claims leave" if began else "claims leave too little room"
         counts = TokenCounts(prompt=len(turn.req.origin_input_ids))
@@ -85,14 +85,14 @@ class Accounts:
         )
 
     def ended(self, turn: Turn, output: array[int], *, retain: bool) -> SourceTurn | None:
-        """A turn has ended: close its receipt, and retain it if it may be a source.
+        """Close an ended turn's receipt, and retain the turn if it may be a source.
 
         Args:
             output: the generated tokens.
-            retain: False for a turn that was aborted or whose KV is not to be kept.
+            retain: False for a turn that was aborted or whose KV must not be kept.
 
         Returns:
-            The source that it became.
+            The source that the turn became.
         """
         receipt, session = turn.receipt, turn.session
         if receipt is None:
@@ -126,7 +126,7 @@ class Accounts:
         return source
 
     def progressed(self, ticket: str, counts: ForgetCounts) -> None:
-        """A forget whose receipt is out has come further."""
+        """Report the progress of a forget whose receipt has been sent."""
         self._sender.update_forgot(ticket, counts)
 
 

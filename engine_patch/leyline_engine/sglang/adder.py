@@ -1,4 +1,4 @@
-"""SGLang's admission policy, with a word for requests that brought an envelope."""
+"""SGLang's admission policy, extended for requests with an envelope."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ class LeylinePrefillAdder(PrefillAdder):
         return result
 
     def _room(self) -> int:
-        """Tokens that nobody was promised; the rest of a prompt that is admitted in chunks counts
-        as promised."""
+        """Return the tokens that nobody was promised.
+
+        The rest of a prompt that is admitted in chunks counts as promised.
+        """
         room: int = self.rem_total_tokens
         for req in self.can_run_list:
             room -= len(req.full_untruncated_fill_ids) - req.extend_end

@@ -1,4 +1,4 @@
-"""What SGLang must be set up as for Leyline to splice; everything else is refused by name."""
+"""The allow-list of SGLang setups in which Leyline splices; all others are refused by name."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ class Setup:
     recurrent: bool = False
     sparse_attention: bool = False
     attention_kinds: frozenset[str] = frozenset()
-    """What single attention layers do that plain causal attention doesn't."""
+    """Features of single attention layers that plain causal attention doesn't have."""
     hierarchical_cache: bool = False
     external_cache: bool = False
-    """An external linker, LMCache or FlexKV: KV may come from and go to another store."""
+    """True with an external linker, LMCache or FlexKV: KV may come from and go to another store."""
     unified_memory: bool = False
     kv_sharding: bool = False
     lora: bool = False
     speculative: str = ""
-    """The algorithm; empty for none."""
+    """Name of the algorithm; empty for none."""
     disaggregation: str = "null"
     sessions: bool = False
-    """Streaming sessions or the session radix cache."""
+    """True with streaming sessions or the session radix cache."""
     diffusion: bool = False
     pipeline_parallel: int = 1
     context_parallel: int = 1
-    """Ranks that share one sequence's attention, in prefill or in decode."""
+    """Number of ranks that share one sequence's attention, in prefill or in decode."""
     attention_data_parallel: int = 1
 
 
 def refusal(setup: Setup) -> str:
-    """Why ``setup`` can't splice, in words for an operator; empty where it can."""
+    """Return why ``setup`` can't splice, in words for an operator; empty if it can."""
     kinds = ", ".join(sorted(setup.attention_kinds))
     refusals = (
         (not setup.radix_cache, "the radix cache is disabled"),

@@ -2,7 +2,7 @@
 
 SGLang shows nothing of a request's ``meta_info`` in a stream, and its schedulers' receipts come to
 this process anyway, before the last tokens do. So its answers are completed on their way out, as
-bytes: of a whole answer the body, of a stream the first chunk that has a finish reason.
+bytes: for a whole answer the body, for a stream the first chunk with a finish reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from leyline_engine.records import RecordBook
 CHAT_PATH = "/v1/chat/completions"
 
 _WAITS_S = (0.0, 0.001, 0.002, 0.005, 0.01)
-"""Pauses before each look for a record that may still be on its way."""
+"""Pauses before each look for a record that may still be on its way, in seconds."""
 
 _FINISHES = b'"finish_reason":"'
 _EVENT, _END = b"data: ", b"\n\n"
@@ -29,7 +29,7 @@ _EVENT, _END = b"data: ", b"\n\n"
 
 @dataclass
 class _Asked:
-    """What the envelope of one HTTP request asks for."""
+    """The request for a record in one HTTP request's envelope."""
 
     message_id: str | None = None
 
@@ -38,17 +38,17 @@ _asked: ContextVar[_Asked | None] = ContextVar("leyline_asked", default=None)
 
 
 def note_envelope(raw: object) -> None:
-    """The request that is being served has brought an envelope."""
+    """Note that the request that is being served has brought an envelope."""
     asked = _asked.get()
     if asked is not None:
         asked.message_id = message_that_asks(raw) or asked.message_id
 
 
 class AnsweringWithRecords:
-    """ASGI middleware: chat answers bring their records, where their envelopes ask for it.
+    """ASGI middleware: chat answers bring their records, if their envelopes ask for them.
 
     Args:
-        records: what the schedulers have said.
+        records: records from the schedulers.
     """
 
     def __init__(self, app: ASGIApp, records: RecordBook) -> None:
@@ -56,7 +56,7 @@ class AnsweringWithRecords:
         self._records = records
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Serve one request, as ASGI."""
         if scope["type"] != "http" or scope["path"] != CHAT_PATH:
             await self._app(scope, receive, send)
             return
@@ -66,7 +66,7 @@ class AnsweringWithRecords:
 
 @contextmanager
 def _noting() -> Iterator[_Asked]:
-    """Within it, an envelope is noted: also by tasks, which get the context as a copy."""
+    """Note envelopes within it, also those of tasks, which get the context as a copy."""
     asked = _Asked()
     token = _asked.set(asked)
     try:
@@ -83,11 +83,11 @@ class _Answer:
         self._records = records
         self._send = send
         self._start: Message | None = None
-        """Held until the body is known, which it tells the length of."""
+        """The start message, held until the body is known, as it gives the body's length."""
         self._streams = False
 
     async def send(self, message: Message) -> None:
-        """In place of the server's."""
+        """Send a message in place of the server."""
         if message["type"] == "http.response.start":
             kind = _header(message, b"content-type") if message["status"] == 200 else b""
             self._streams = kind.startswith(b"text/event-stream")
@@ -103,10 +103,10 @@ class _Answer:
         await self._send(message)
 
     async def _whole(self, start: Message, message: Message) -> Message:
-        """The body, behind its start."""
+        """Return the body, to send after its start."""
         self._start = None
         body: bytes = message.get("body", b"")
-        # Where a middleware stands in between, an empty part follows on a whole body.
+        # If a middleware is in between, an empty part follows a whole body.
         if _header(start, b"content-length") == b"%d" % len(body):
             record = await self._record()
             if record is not None:
@@ -116,7 +116,7 @@ class _Answer:
         return message
 
     async def _finish(self, message: Message) -> Message:
-        """The chunk with a finish reason."""
+        """Return the chunk with a finish reason, completed."""
         body: bytes = message["body"]
         one = body.startswith(_EVENT) and body.endswith(_END) and body.count(_END) == 1
         record = await self._record() if one else None
@@ -126,7 +126,7 @@ class _Answer:
         return {**message, "body": _EVENT + data + _END}
 
     async def _record(self) -> TurnRecord | None:
-        """The finished record; None where it wasn't asked for, or isn't there in time."""
+        """Return the finished record; None if it wasn't requested, or doesn't come in time."""
         message_id = self._asked.message_id
         if message_id is None:
             return None
@@ -142,7 +142,7 @@ def _completed(answer: bytes, record: TurnRecord) -> bytes:
     try:
         return with_record(answer, record)
     except ValueError:
-        return answer  # nothing that a proxy would look into
+        return answer  # no proxy reads it
 
 
 def _header(start: Message, wanted: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""From the schedulers to the HTTP process: receipts, how far forgets have come, capabilities.
+"""The channel from the schedulers to the HTTP process: receipts, forgets' progress, capabilities.
 
 ::
 
@@ -8,8 +8,8 @@
 
 The endpoint is a socket in a directory that only this user can enter. Its address reaches the
 schedulers by environment, so that they find it whoever starts them. Messages are typed msgpack;
-nothing is unpickled. A scheduler never waits: when the HTTP side is slow or gone, new messages
-are dropped and counted. A request without a receipt is served all the same.
+nothing is unpickled. A scheduler never waits: when the HTTP side is slow or gone, new messages are
+dropped and counted. A request without a receipt is served all the same.
 """
 
 from __future__ import annotations
@@ -54,35 +54,35 @@ _Message = _Record | _Forgot | _Announcement
 
 
 class Sender(Protocol):
-    """What a scheduler says. All methods return at once and raise nothing."""
+    """A scheduler's messages. All methods return at once and raise nothing."""
 
     def announce(self, capability: Capability) -> None:
-        """What this rank can do; once, when the scheduler starts."""
+        """Send this rank's capability; once, when the scheduler starts."""
 
     def send(self, record: TurnRecord) -> None:
         """File a record, or replace the earlier one of the same message."""
 
     def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
-        """How far the forget of an earlier request has come."""
+        """Send the progress of an earlier request's forget."""
 
     def close(self) -> None:
-        """Release the socket; what is queued may be lost."""
+        """Release the socket; queued messages may be lost."""
 
 
 class SilentSender:
-    """Of ranks that repeat what another rank says, and of processes without a channel."""
+    """The sender of ranks that repeat another rank's work, and of processes without a channel."""
 
     def announce(self, capability: Capability) -> None:
-        """Nothing is said."""
+        """Send nothing."""
 
     def send(self, record: TurnRecord) -> None:
-        """Nothing is said."""
+        """Send nothing."""
 
     def update_forgot(self, message_id: str, counts: ForgetCounts) -> None:
-        """Nothing is said."""
+        """Send nothing."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Release nothing."""
 
 
 class ReceiptSender:
@@ -98,8 +98,8 @@ class ReceiptSender:
     ) -> None:
         """
         Args:
-            endpoint: a :class:`ReceiptChannel`'s; nobody need listen yet.
-            queued: messages held while the other side doesn't take them.
+            endpoint: endpoint of a :class:`ReceiptChannel`; nobody need listen yet.
+            queued: maximum number of messages held while the other side doesn't take them.
             on_drop: called for each message that was dropped.
         """
         self._dp_rank = dp_rank
@@ -114,7 +114,7 @@ class ReceiptSender:
 
     @property
     def dropped(self) -> int:
-        """Messages that were not sent."""
+        """Number of messages that were not sent."""
         return self._dropped
 
     def announce(self, capability: Capability) -> None:
@@ -151,9 +151,9 @@ def open_sender(
     dp_rank: int | None,
     on_drop: Callable[[], None] = lambda: None,
 ) -> Sender:
-    """The sender for a scheduler: one rank of each data-parallel replica speaks.
+    """Open the sender of a scheduler: one rank of each data-parallel replica speaks.
 
-    Tensor-parallel ranks decide alike, so that rank 0 speaks for all.
+    Tensor-parallel ranks decide alike, so rank 0 speaks for all.
     """
     if attn_tp_rank != 0:
         return SilentSender()
@@ -165,7 +165,7 @@ def open_sender(
 
 
 class ReceiptChannel:
-    """The HTTP process's end: a thread that files what the schedulers send."""
+    """The HTTP process's end: a thread that files the schedulers' messages."""
 
     def __init__(self, *, replicas: int = 1, records: RecordBook | None = None) -> None:
         """Bind a new endpoint and begin to listen.
@@ -196,10 +196,9 @@ class ReceiptChannel:
         self._thread.start()
 
     def capability(self) -> Capability | None:
-        """What the engine can do as a whole; None until every replica has said it.
+        """Return the capability of the whole engine; None until every replica has sent its own.
 
-        One replica that doesn't splice speaks for all: the proxy can't choose where a request
-        goes.
+        One replica that doesn't splice speaks for all: the proxy can't choose a request's replica.
         """
         known = dict(self._capabilities)
         if len(known) < self._replicas:

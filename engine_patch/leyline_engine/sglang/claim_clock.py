@@ -1,4 +1,4 @@
-"""From the HTTP process to the schedulers: commands about claims, in order, and the time.
+"""Commands about claims, in order, and the time, from the HTTP process to the schedulers.
 
 Every message carries its number and the time, and comes to every rank between the same requests; so
 all ranks see the same claims expire at the same point. Between commands a message is sent whenever
@@ -19,27 +19,27 @@ from leyline_engine.contract import ClaimReply
 log = logging.getLogger(__name__)
 
 _PATIENCE_S = 30.0
-"""A scheduler answers between two forwards."""
+"""Seconds to wait for an answer; a scheduler answers between two forwards."""
 _TICK_S = 1.0
 
 
 class ClaimMessage(msgspec.Struct, frozen=True):
-    """What the HTTP process sends to the schedulers; each moves the clock on."""
+    """The HTTP process's message to the schedulers; each advances the clock."""
 
     order: int
     now_ms: int
     command: str = ""
-    """JSON of a :data:`~.contract.ClaimCommand`; none for the time alone."""
+    """JSON of a :data:`~.contract.ClaimCommand`; empty for the time alone."""
 
 
 class ClaimAnswer(msgspec.Struct, frozen=True):
-    """What a scheduler answers."""
+    """A scheduler's answer."""
 
     order: int
-    """The number of the message."""
+    """Number of the message."""
     reply: ClaimReply
     deadline_ms: int | None = None
-    """When the next claim expires, by the clock of the messages."""
+    """Time at which the next claim expires, by the clock of the messages."""
 
 
 Send = Callable[[ClaimMessage], Awaitable[ClaimAnswer]]
@@ -50,10 +50,10 @@ class SchedulerSilentError(Exception):
 
 
 class ClaimClock:
-    """Numbers messages, and sees to it that time passes while claims have deadlines.
+    """Numbers messages, and makes time pass while claims have deadlines.
 
     Args:
-        send: brings a message to all ranks, and the answer of one of them back.
+        send: sends a message to all ranks, and returns the answer of one of them.
         now_ns: a clock that never goes back.
     """
 
@@ -68,7 +68,7 @@ class ClaimClock:
         self._under_way: set[asyncio.Task[ClaimAnswer]] = set()
 
     async def command(self, text: str) -> ClaimReply:
-        """Have a command carried out.
+        """Send a command, and return its reply.
 
         Raises:
             SchedulerSilentError: no answer came.

@@ -1,7 +1,7 @@
-"""Claims in one SGLang scheduler: commands as they come to every rank, and who can't run for them.
+"""Claims in one SGLang scheduler: commands as they reach every rank, and refusals of requests.
 
-A request that can't fit beside the hard claims is refused before it is queued. Those that wait
-already are looked at again whenever a command came, so that none waits for a claim.
+A request that can't fit beside the hard claims is refused before it is queued. Waiting requests are
+checked again after each command, so that none waits for a claim.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ClaimDesk:
 
     Args:
         tree: SGLang's tree.
-        registry: retained turns, which claims are over.
+        registry: retained turns, which claims name.
         usable: slots of the pool.
         page_size: SGLang's; claims need pages of one token.
     """
@@ -72,10 +72,10 @@ class ClaimDesk:
         self.shelf.gave_way = self.keeper.gave_way
         self.shelf.passed_over = self.keeper.passed_over
         self.recheck = False
-        """Whether a waiting request may have become one that can't run."""
+        """True if a waiting request may have become one that can't run."""
 
     def carry_out(self, message: ClaimMessage) -> ClaimAnswer:
-        """Move the clock on, and do what is asked."""
+        """Advance the clock, and carry out the command."""
         self.keeper.tick(message.order, message.now_ms)
         reply = ClaimReply()
         if message.command:
@@ -95,46 +95,46 @@ class ClaimDesk:
     def refuse(
         self, req: Any, turn: Turn | None, matched: Callable[[], Sequence[int]]
     ) -> ClaimRefusal | None:
-        """Why a request can't run before a claim goes.
+        """Return why a request can't run before a claim ends.
 
         Args:
-            turn: its state, where it brought an envelope.
+            turn: its state, if it brought an envelope.
             matched: slots of its cached prefix.
         """
         return self.keeper.refuse(_candidate(req, turn), matched)
 
     def blocks(self, req: Any, turn: Turn | None, matched: Callable[[], Sequence[int]]) -> bool:
-        """Whether :meth:`refuse` would refuse; nobody is told."""
+        """Return True if :meth:`refuse` would refuse; nothing is recorded."""
         return self.keeper.blocks(_candidate(req, turn), matched)
 
     def crowded(self, req: Any, turn: Turn | None) -> ClaimRefusal:
-        """See :meth:`ClaimKeeper.crowded`."""
+        """Return a refusal; see :meth:`ClaimKeeper.crowded`."""
         return self.keeper.crowded(_candidate(req, turn))
 
     def admits(self, turn: Turn) -> bool:
-        """Whether what a turn computes may be kept for reuse."""
+        """Return True if KV that a turn computes may be kept for reuse."""
         return turn.session is None or self.keeper.admits(*turn.session)
 
     def admitted(self, turn: Turn) -> None:
-        """A turn runs: it hits the claims over what it found."""
+        """Record that a turn runs: it hits the claims over its cached prefix."""
         if self.keeper and turn.session is not None:
             req = turn.req
             keys = turn.keys(req.origin_input_ids)
             self.keeper.matched(turn.session, keys, req.prefix_len)
 
     def retained(self, turn: Turn, source: SourceTurn | None) -> None:
-        """A turn became a source: its session's claims follow what it spliced."""
+        """Record that a turn became a source: its session's claims follow the tokens it spliced."""
         checked, plan = turn.checked, turn.plan
         if not self.keeper or source is None or checked is None or plan is None:
             return
         if checked.edit is not None:
             copies: tuple[CopySegment, ...] = tuple(plan.copies)
             self.keeper.follow(source, checked.edit.sources, copies)
-            # What moved may lock more than before, where it lay over another claim.
+            # Moved claims may lock more than before, where they lay over another claim.
             self.recheck = True
 
     def removing(self, keys: array[int], start: int, cause: str) -> None:
-        """What is cached of a path behind ``start`` is about to go."""
+        """Record that the cached part of a path after ``start`` is about to be removed."""
         if self.keeper or self.keeper.watched:
             self.keeper.lose(self.shelf.all_slots(keys)[start:], cause)
 
@@ -153,7 +153,7 @@ def _candidate(req: Any, turn: Turn | None) -> Candidate:
 
 
 def explain(refusal: ClaimRefusal) -> str:
-    """A refusal in a sentence, for the request's owner."""
+    """Return a refusal as a sentence, for the request's owner."""
     own = f", of which yours: {', '.join(refusal.own)}" if refusal.own else ""
     count = len(refusal.own) + refusal.others
     wait = (
@@ -169,7 +169,7 @@ def explain(refusal: ClaimRefusal) -> str:
 
 
 def limits_from(environment: Mapping[str, str] = os.environ) -> Limits:
-    """Limits as the operator set them.
+    """Return the limits that the operator set.
 
     Raises:
         ValueError: they can't be read; the text names the variable and the field.

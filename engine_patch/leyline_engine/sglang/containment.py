@@ -1,4 +1,4 @@
-"""Where SGLang's scheduler calls into Leyline, nothing of Leyline's own is raised back."""
+"""Containment of Leyline's errors where SGLang's scheduler calls into Leyline."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def contained(doing: str) -> Iterator[None]:
-    """Log what fails in here; an exception in the scheduler's loop would end the server.
+    """Log errors in the block; an exception in the scheduler's loop would end the server.
 
     Args:
-        doing: what is tried, as in "failed while noting what is published".
+        doing: the action, as in "failed while noting what is published".
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""Leyline in one SGLang scheduler: what becomes of requests with envelopes, from queue to end.
+"""Leyline in one SGLang scheduler: requests with envelopes, from the queue to their end.
 
 A splice is applied once, when the scheduler would admit the request. Ranks of one replica see the
 same requests in the same order and decide alike: nothing here reads a clock to decide, or chance.
-Whatever goes wrong, the request runs as an ordinary prefill, and its receipt says why.
+On any error the request runs as an ordinary prefill, and its receipt gives the reason.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ class SchedulerEngine:
     """Registry, ledger and turns of one scheduler process; see :class:`.radix.Listener`.
 
     Args:
-        cache: SGLang's tree, which will report to this engine.
-        pool: rows of the KV pool; None where the model or the pool isn't on the allow-list.
-        capability: what this engine says it can do.
+        cache: SGLang's tree, which reports to this engine.
+        pool: rows of the KV pool; None if the model or the pool isn't on the allow-list.
+        capability: capability of this engine.
         sender: takes receipts to the HTTP process.
         metrics: this scheduler's counters.
-        secret: what envelopes are signed with; None takes them unsigned.
-        salt: of lineages' names; the same on all ranks of the replica.
+        secret: secret that signs envelopes; None takes them unsigned.
+        salt: salt of lineages' names; the same on all ranks of the replica.
         min_copy: copies shorter than this, in tokens, are prefilled.
-        agree: whether all tensor-parallel ranks succeeded; each says whether it did.
-        limits: how much may be claimed.
-        energy: shares of requests, where energy is counted.
-        replica: which of the server's data-parallel replicas this is.
+        agree: returns True if all tensor-parallel ranks succeeded; takes this rank's success.
+        limits: limits of what may be claimed.
+        energy: shares of requests, if energy is counted.
+        replica: this one of the server's data-parallel replicas.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class SchedulerEngine:
             page_size=int(cache.page_size),
             limits=limits,
         )
-        # Its request holds a turn; SGLang may refuse a request and tell nobody.
+        # Its request holds a turn; SGLang may drop a request without notice.
         self._turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
         self._kept_out: WeakSet[Any] = WeakSet()
         census = open_census(cache) if metrics.collects else None
@@ -151,7 +151,7 @@ class SchedulerEngine:
     # Requests come and go.
 
     def receive(self, req: Any) -> None:
-        """A request reached the scheduler: read its envelope, if it has one."""
+        """Read the envelope of a request that reached the scheduler, if it has one."""
         hints = self._replica.checked(take_hints(req, self._secret))
         if hints.nameless:
             self._keep_out(req)
@@ -169,10 +169,10 @@ class SchedulerEngine:
                 turn.refusal = EditRefusedError(Reason.REFUSED_BY_CLAIM, NO_ADMIT)
 
     def refuse(self, req: Any, *, began: bool = False) -> ClaimRefusal | None:
-        """Why a request can't run, or not go on, before a claim goes. Its receipt says so, too.
+        """Return why a request can't run, or continue, before a claim ends; note it in its receipt.
 
         Args:
-            began: whether it ran already.
+            began: True if it ran already.
         """
         turn = self.turn_of(req)
         refusal: ClaimRefusal | None = None
@@ -182,7 +182,7 @@ class SchedulerEngine:
 
         with contained("asking whether claims leave room"):
             if turn is not None and forgets(turn.payload) and self.claims.blocks(req, turn, cached):
-                # What is in the way may be what it forgets, and no claim keeps that.
+                # The request may forget what is in its way, and no claim keeps that.
                 self._forget_first(turn)
             refusal = self.claims.refuse(req, turn, cached)
             if refusal is not None:
@@ -192,7 +192,7 @@ class SchedulerEngine:
         return refusal
 
     def refuse_running(self, req: Any) -> ClaimRefusal:
-        """What to tell a request that claims leave no room to go on, beside what else runs."""
+        """Return the refusal of a request that can't continue beside claims and other requests."""
         turn = self.turn_of(req)
         refusal = self.refuse(req, began=True)
         if refusal is None:
@@ -203,16 +203,16 @@ class SchedulerEngine:
         return refusal
 
     def evicted(self, tokens: int) -> None:
-        """See :class:`.radix.Listener`."""
+        """Record an eviction; see :class:`.radix.Listener`."""
         self._metrics.evicted(tokens)
 
     def room(self) -> int:
-        """Slots that nobody has, or that can be evicted."""
+        """Return the number of slots that are free or can be evicted."""
         free = self.cache.token_to_kv_pool_allocator.available_size()
         return int(free + self.cache.evictable_size())
 
     def cached_slots(self, req: Any) -> list[int]:
-        """Slots of a waiting request's cached prefix."""
+        """Return the slots of a waiting request's cached prefix."""
         turn = self.turn_of(req)
         tokens = req.origin_input_ids + req.output_ids
         limit = len(tokens) - 1
@@ -227,12 +227,12 @@ class SchedulerEngine:
         return slots
 
     def turn_of(self, req: Any) -> Turn | None:
-        """The state of a request that brought an envelope, or of the turn that a row works for."""
+        """Return the state of a request with an envelope, or of the turn that a row works for."""
         turn: Turn | None = getattr(req, "leyline", None)
         return turn
 
     def dropped(self, rid: str) -> None:
-        """A request will not run, or not go on; one that holds KV is released next."""
+        """Record that a request won't run, or continue; one that holds KV is released next."""
         self.readings.dropped(rid)
         turn = self._turns.get(rid)
         if turn is None or turn.req.kv.holds_kv:
@@ -245,7 +245,7 @@ class SchedulerEngine:
             self._settle()
 
     def released(self, req: Any) -> None:
-        """A request gave back its slots and its lock: it ended, or was retracted."""
+        """Record that a request gave back its slots and its lock: it ended, or was retracted."""
         turn = self.turn_of(req)
         self.readings.released(req)
         if isinstance(req, StageRow):
@@ -268,16 +268,16 @@ class SchedulerEngine:
             self._fail(row.leyline)
 
     def flushing(self) -> None:
-        """The tree is about to be emptied."""
+        """Prepare for the tree's flush."""
         with contained("ending claims"):
             self.claims.keeper.lose_all("flushed")
 
     def removing(self, keys: array[int], start: int, cause: str) -> None:
-        """What is cached of a path behind ``start`` is about to go, whoever claims it."""
+        """Record that the cached part of a path after ``start`` is about to go, for any claims."""
         self.claims.removing(keys, start, cause)
 
     def flushed(self) -> None:
-        """The tree is empty."""
+        """Record that the tree is empty."""
         self.registry.clear()
         self.publications.clear()
         self._forgetter.clear()
@@ -285,7 +285,7 @@ class SchedulerEngine:
     # Matching and publishing.
 
     def match(self, turn: Turn, params: MatchPrefixParams) -> MatchResult:
-        """The longest cached prefix of a turn, under the map it runs under or may run under."""
+        """Return a turn's longest cached prefix, under the map it runs under or may run under."""
         tokens, limit = params.key.token_ids, params.key.limit
         try:
             if turn.phase is Phase.NEW:
@@ -300,14 +300,14 @@ class SchedulerEngine:
         return self.cache.find(tokens, turn.space, limit)
 
     def _glance(self, turn: Turn) -> CheckedRequest:
-        """The request as a waiting one: its sources aren't looked at before it is admitted."""
+        """Return the request while it waits: its sources aren't checked before it is admitted."""
         prompt = turn.req.origin_input_ids
         return CheckedRequest(prompt, turn.payload, None, turn.refusal, (), None)
 
     def _best_match(
         self, turn: Turn, checked: CheckedRequest, tokens: array[int], limit: int | None
     ) -> MatchResult:
-        """Match under each map that the prompt may be cached under; exact KV is preferred."""
+        """Match under each map under which the prompt may be cached; exact KV is preferred."""
         limit = len(tokens) if limit is None else limit
         best = self.cache.find(tokens, turn.space, limit)
         turn.lineage = ()
@@ -320,10 +320,10 @@ class SchedulerEngine:
         return best
 
     def publishes(self, turn: Turn | None, req: Any, length: int) -> bool:
-        """The first ``length`` tokens of a request are about to become matchable.
+        """Prepare for the first ``length`` tokens of a request to become matchable.
 
         Returns:
-            False where they must not: what isn't noted, no forget would find.
+            False if they must not: no forget would find KV that isn't noted.
         """
         if turn is not None and length <= turn.noted:
             return True
@@ -356,17 +356,17 @@ class SchedulerEngine:
             self._forgetter.remove(old, length)
 
     def _enter(self, turn: Turn) -> None:
-        """A turn's copies are about to become matchable: note what they have read."""
+        """Note what a turn's copies have read, as they are about to become matchable."""
         if turn.carried is None:
             return
         for scope, lineage in self.ledger.enter(turn.scope, turn.carried):
-            # Nobody could tell any more what this KV has read.
+            # Nobody could say any more what this KV has read.
             for owner, path, start in self.publications.under(scope, {lineage: 0}):
                 self._forgetter.remove(path, start)
                 self.publications.cut(owner, path, start)
 
     def checkpointed(self, req: Any) -> None:
-        """A request's KV is in the tree, up to the node that it holds locked."""
+        """Record that a request's KV is in the tree, up to the node that it holds locked."""
         if isinstance(req, StageRow) and self._splicer is not None:
             with contained("taking over a computed gap"):
                 self._splicer.row_computed(req)
@@ -374,14 +374,14 @@ class SchedulerEngine:
     # Admission.
 
     def admit(self, turn: Turn, admit: Admit, room: Callable[[], int]) -> AddReqResult:
-        """Admit a turn's request, or do the next thing that it needs first.
+        """Admit a turn's request, or do the next step that it needs first.
 
         Args:
             admit: SGLang's own admission.
             room: tokens that admission has left.
 
         Returns:
-            What SGLang is to make of its budget; ``CONTINUE`` also for a turn that has to wait.
+            SGLang's result for its budget; ``CONTINUE`` also for a turn that has to wait.
         """
         began = time.perf_counter_ns()
         verdict = self._prepare(turn, admit, room)
@@ -401,7 +401,7 @@ class SchedulerEngine:
         return result
 
     def _prepare(self, turn: Turn, admit: Admit, room: Callable[[], int]) -> AddReqResult | None:
-        """Bring a turn as far as READY, if it can be."""
+        """Bring a turn to READY, if possible."""
         try:
             if turn.phase is Phase.NEW and not self._begin(turn, room):
                 return AddReqResult.NO_TOKEN
@@ -417,7 +417,7 @@ class SchedulerEngine:
         return None
 
     def _begin(self, turn: Turn, room: Callable[[], int]) -> bool:
-        """Check a new turn and plan its edit; False when there is no room for it now."""
+        """Check a new turn and plan its edit; returns False if there is no room for it now."""
         prompt = turn.req.origin_input_ids
         checked = self._check(turn, prompt)
         if checked.forgets:
@@ -446,7 +446,7 @@ class SchedulerEngine:
             return CheckedRequest(prompt, turn.payload, None, refusal, (), None)
 
     def _ready(self, turn: Turn) -> None:
-        """All copies are made. What is to be forgotten goes now: they may have drawn on it."""
+        """Forget, now that all copies are made: they may have used the forgotten KV."""
         if self._splicer is not None:
             self._splicer.release_sources(turn)
         turn.move(Phase.READY)
@@ -455,18 +455,18 @@ class SchedulerEngine:
             self._forget(turn, checked)
 
     def _fall_back(self, turn: Turn, reason: Reason, detail: str) -> None:
-        """Give a splice up: what was copied goes, and the request is an ordinary prefill."""
+        """Give a splice up: drop its copies, and make the request an ordinary prefill."""
         self._strip(turn, reason, detail)
         if turn.phase in {Phase.NEW, Phase.STAGING}:
             self._ready(turn)
 
     def _strip(self, turn: Turn, reason: Reason, detail: str) -> None:
-        """Leave a turn nothing but its prompt."""
+        """Reduce a turn to its prompt."""
         made = 0
         if turn.staging is not None:
             made = turn.staging.cursor
             if turn.staging.row is not None:
-                # It goes on under keys that are its turn's no more.
+                # It continues under keys that are no longer its turn's.
                 self._keep_out(turn.staging.row)
         kept = turn.plan.prefix if turn.plan is not None else 0
         prompt = turn.req.origin_input_ids
@@ -480,7 +480,7 @@ class SchedulerEngine:
         turn.plan = Plan(len(prompt), 0, (), ())
 
     def _fail(self, turn: Turn) -> None:
-        """Something of the engine's own raised: SGLang's loop must not end with it."""
+        """Handle an error of the engine's own: SGLang's loop must not end with it."""
         log.exception("a splice failed; the request runs as an ordinary prefill")
         self._fall_back(turn, Reason.TRANSFORM_FAILED, _FAILED)
 
@@ -489,9 +489,9 @@ class SchedulerEngine:
             self._splicer.release(turn)
 
     def give_way(self) -> bool:
-        """Memory is short: let go of what waiting turns hold; False where they held nothing.
+        """Free the memory that waiting turns hold; returns False if they held nothing.
 
-        A splice that gave way begins anew, a few times at most.
+        A splice that gave way begins again, a few times at most.
         """
         gave = False
         for turn in tuple(self._turns.values()):
@@ -509,7 +509,7 @@ class SchedulerEngine:
         return gave
 
     def _admitted(self, turn: Turn) -> None:
-        """The request holds its own lock: let go of the turn's, and say what was reused."""
+        """Release the turn's lock, as the request holds its own, and report the reuse."""
         self._release(turn)
         self._accounts.admitted(turn)
         self.claims.admitted(turn)
@@ -548,13 +548,16 @@ class SchedulerEngine:
         turn.forgot = done.counts
         self._withhold_readers(turn, done)
         if turn.lineage and self.cache.is_condemned(turn.keys(prompt)):
-            # What is computed now must not be filed as the condemned KV of the same name.
+            # KV that is computed now must not be filed as the condemned KV of the same name.
             fresh = self._rules.fresh_lineage(turn.message_id, turn.scope)
             turn.lineage = (*runs_before(turn.lineage, reused), LineageRun(reused, fresh))
 
     def _condemn(self, turn: Turn) -> None:
-        """A forget failed midway. Nothing that may have read the spans is found from here on, and
-        it is removed as soon as that can be done."""
+        """Condemn KV after a forget failed midway.
+
+        Nothing that may have read the spans is found from here on, and it is removed as soon as
+        possible.
+        """
         self._strip(turn, Reason.TRANSFORM_FAILED, "what was to be forgotten is yet to be removed")
         for other in tuple(self._turns.values()):
             if other is not turn and other.scope == turn.scope:
@@ -565,9 +568,9 @@ class SchedulerEngine:
                 turn.forgot = self._forgetter.condemn(session, turn.message_id)
 
     def _withhold_session(self, turn: Turn) -> None:
-        """What the session's other requests compute may have read what is being forgotten.
+        """Withhold KV of the session's other requests, which may have read what is being forgotten.
 
-        Its own other answers, which have its prompt, may not.
+        Not that of its own other answers, which have its prompt.
         """
         prompt = turn.req.origin_input_ids
         for other in tuple(self._turns.values()):
@@ -576,7 +579,7 @@ class SchedulerEngine:
                 self._withhold(other, turn.message_id)
 
     def _withhold_readers(self, turn: Turn, done: Forgotten) -> None:
-        """Other sessions' requests may draw on shared KV that has read it."""
+        """Withhold KV of other sessions' requests that may use shared KV that has read it."""
         for other in tuple(self._turns.values()):
             if other is turn or other.scope != turn.scope or other.phase is Phase.NEW:
                 continue
@@ -590,7 +593,7 @@ class SchedulerEngine:
                 self._withhold(other, turn.message_id)
 
     def _withhold(self, turn: Turn, ticket: str) -> None:
-        """Keep what a turn computes to itself, as it may have read what is forgotten."""
+        """Publish nothing that a turn computes, as it may have read forgotten spans."""
         turn.withheld = True
         self._keep_out(turn.req)
         if turn.receipt is not None:
@@ -603,12 +606,12 @@ class SchedulerEngine:
             self._forgetter.pending.wait(ticket, turn, own)
 
     def _keep_out(self, req: Any) -> None:
-        """Keep what a request computes to itself, and overwrite it when it ends."""
+        """Publish nothing that a request computes, and overwrite it when it ends."""
         req.skip_radix_cache_insert = True
         self._kept_out.add(req)
 
     def withholds(self, kv: Any) -> bool:
-        """Whether the slots behind a KV record are to be overwritten."""
+        """Return True if the slots behind a KV record must be overwritten."""
         return any(req.kv is kv for req in self._kept_out)
 
     def _settle(self) -> None:
@@ -619,7 +622,7 @@ class SchedulerEngine:
     # The end.
 
     def _finish(self, turn: Turn) -> None:
-        """A request ended: retain it as a source, and close its receipt."""
+        """Retain an ended request as a source, and close its receipt."""
         req = turn.req
         self._turns.pop(req.rid, None)
         self._release(turn)

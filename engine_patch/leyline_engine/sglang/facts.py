@@ -1,4 +1,4 @@
-"""What model, pool and server a scheduler has, and whether Leyline may splice there."""
+"""A scheduler's model, pool and server, and the decision that Leyline may splice there."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from leyline_engine.sglang.rotary import UnsupportedRotaryError, measure_rotary
 
 _SAMPLED_BYTES = 1 << 16
 _VOLATILE = frozenset({"_name_or_path", "transformers_version"})
-"""Keys of a configuration that say nothing of the model."""
+"""Keys of a configuration that don't affect the model."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What the scheduler needs to know of its model and pool."""
+    """The facts that the scheduler needs of its model and pool."""
 
     capability: Capability
-    """For the handshake; ``unsupported_reason`` says why nothing is spliced."""
+    """Capability for the handshake; ``unsupported_reason`` is why nothing is spliced."""
     rotary: Rotary | None = None
-    """None where nothing is spliced, as ``pool``."""
+    """The model's rotary embedding; None, like ``pool``, if nothing is spliced."""
     pool: SplicePool | None = None
 
 
 def read_facts(context: Any, *, origins: int | None = None) -> EngineFacts:
-    """Read everything from what SGLang builds its tree cache from.
+    """Read all facts from SGLang's context for its tree cache.
 
-    Never raises for what a model or a server is: that makes an engine that doesn't splice.
+    A model's or server's properties never raise: an engine that can't splice is the result.
 
     Args:
         context: a ``TreeCacheBuildContext``.
@@ -83,7 +83,7 @@ def read_facts(context: Any, *, origins: int | None = None) -> EngineFacts:
 
 
 def read_setup(context: Any) -> Setup:
-    """The server's resolved settings and the model's kind, as the allow-list asks for them."""
+    """Return the server's resolved settings and the model's kind, for the allow-list."""
     from sglang.srt.runtime_context import (
         get_disagg,
         get_exec,
@@ -131,7 +131,7 @@ def read_setup(context: Any) -> Setup:
 
 
 def _attentions(model: torch.nn.Module) -> Iterator[tuple[Any, torch.nn.Module]]:
-    """Every attention that reads the KV pool, and the module that owns it."""
+    """Yield every attention that reads the KV pool, and the module that owns it."""
     from sglang.srt.layers.radix_attention import RadixAttention
 
     for owner in model.modules():
@@ -211,16 +211,16 @@ def model_fingerprint(
     path: str,
     settings: tuple[object, ...],
 ) -> str:
-    """Digest that tells models apart whose KV must not be mixed, 32 hex digits.
+    """Return a digest of a model whose KV must not mix with others', 32 hex digits.
 
-    Covers configuration, settings, names, sizes and ends of the weight files, and the norms'
+    It covers configuration, settings, names, sizes and ends of the weight files, and the norms'
     weights, which every tensor-parallel rank holds whole: the ranks agree.
 
     Args:
-        model: as loaded on this rank.
-        configuration: the model's; where it was loaded from doesn't count.
+        model: the model as loaded on this rank.
+        configuration: the model's configuration; the place it was loaded from doesn't count.
         path: folder or hub id that it was loaded from.
-        settings: what else changes the KV: revision, load format, quantisation, dtype.
+        settings: other settings that change the KV: revision, load format, quantisation, dtype.
     """
     state = blake2b(digest_size=16)
     kept = {key: value for key, value in configuration.items() if key not in _VOLATILE}
@@ -241,7 +241,7 @@ def model_fingerprint(
 
 
 def _behind_forwards(runner: Any) -> Callable[[], None]:
-    """Orders the scheduler's own stream behind the stream that forwards run on."""
+    """Return a function that orders the scheduler's own stream after the stream of forwards."""
     if runner.device == "cpu":
         return lambda: None
     device = torch.get_device_module(runner.device)

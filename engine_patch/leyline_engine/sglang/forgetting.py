@@ -1,8 +1,8 @@
-"""Forgetting in SGLang's tree: what a session published is found by path, removed and overwritten.
+"""Forgetting in SGLang's tree: a session's published KV is found by path, removed, overwritten.
 
-What running requests hold is condemned instead: matchable for nobody from now on, and removed when
-they let go of it. Where the pool's rows can't be touched, what was removed counts as pending for
-good: nobody finds it, but nothing overwrites it before somebody else's KV does.
+KV that running requests hold is condemned instead: matchable for nobody from now on, and removed
+when they let go of it. If the pool's rows can't be written, removed slots count as pending for
+ever: nobody finds them, but only another request's KV overwrites them.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from leyline_engine.sources import SessionKey, SourceRegistry
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 4096
-"""Tickets of which it is known what they reached; as many as records are kept of requests."""
+"""Number of tickets whose counts are kept; as many as records are kept of requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What a forget came to."""
+    """The result of a forget."""
 
     counts: ForgetCounts
     spans: frozenset[SpanKey]
-    """Of which no KV can be found any more."""
+    """Spans of which no KV can be found any more."""
     lineages: Mapping[str, int]
-    """Those whose moved KV had read one of them, and from where on."""
+    """Lineages whose moved KV had read one of them, and from where on."""
 
 
 class Forgetter:
     """Carries out forgets on one tree.
 
     Args:
-        erases: whether the cache can overwrite what it removes.
-        told: called with what a ticket had reached before, and what it has reached now.
+        erases: True if the cache can overwrite what it removes.
+        told: called with a ticket's counts before, and its counts now.
     """
 
     def __init__(
@@ -75,16 +75,16 @@ class Forgetter:
         spared: Sequence[Publication],
         ticket: str,
     ) -> Forgotten:
-        """Remove what a session published that may have read ``spans``.
+        """Remove a session's published KV that may have read ``spans``.
 
         That is all but the ``spared`` paths and turns that are known to have read none of them.
-        What other sessions published as well stays theirs, but no spliced KV that read the spans
-        does, whoever holds it.
+        Tokens that other sessions published as well stay theirs, but no spliced KV that read the
+        spans does, whoever holds it.
 
         Args:
-            spans: what to forget; None for whatever the session holds.
-            spared: what the session's new prompt may go on with.
-            ticket: names the forget in :attr:`pending`. Several with one ticket add up.
+            spans: spans to forget; None for all that the session holds.
+            spared: paths that the session's new prompt may continue.
+            ticket: name of the forget in :attr:`pending`. Several with one ticket add up.
         """
         scope = session[0]
         turns = self._registry.turns(session)
@@ -133,22 +133,23 @@ class Forgetter:
         return self._honest(counts)
 
     def _honest(self, counts: ForgetCounts) -> ForgetCounts:
-        """What may be told of slots that were removed from the tree."""
+        """Return the counts to report for slots that were removed from the tree."""
         if self._erases:
             return counts
         left = counts.pending + counts.overwritten
         return msgspec.structs.replace(counts, overwritten=0, pending=left)
 
     def progress(self) -> dict[str, ForgetCounts]:
-        """Tickets that came further since the last call."""
+        """Return the tickets that progressed since the last call."""
         return {ticket: self._note(ticket, new) for ticket, new in self.pending.take().items()}
 
     def _cached(self, path: Publication, length: int) -> int:
         return int(self._cache.find(path.keys, path.space, length).device_prefix_len)
 
     def condemn(self, session: SessionKey, ticket: str) -> ForgetCounts:
-        """Let nobody find anything that a session published, nor any KV of its tenant that a
-        splice moved; :meth:`settle` removes it. Where a forget failed, nothing tells them apart.
+        """Make KV that a session published unmatchable, and its tenant's KV that a splice moved.
+
+        :meth:`settle` removes it. If a forget failed, nothing tells the readers apart.
         """
         for turn in self._registry.turns(session):
             self._registry.drop(session, turn.turn)
@@ -162,7 +163,7 @@ class Forgetter:
         return self._open(ticket, 0, 0)
 
     def remove(self, path: Publication, start: int) -> None:
-        """Remove what is cached of a path from ``start`` on; nobody asked what came of it."""
+        """Remove the cached part of a path from ``start`` on, and report no counts."""
         try:
             self._remove(path, start, "")
         except Exception:
@@ -176,8 +177,10 @@ class Forgetter:
         return done.erased
 
     def _take_out(self, path: Publication, start: int, cause: str) -> Unpublished:
-        """Remove what is cached of a path from ``start`` on, and what requests without a session
-        went on with from there."""
+        """Remove the cached part of a path from ``start`` on, and its sessionless continuations.
+
+        Those are what requests without a session published from there on.
+        """
         erased = 0
         for owner, theirs in self._publications.strangers(path, start):
             done = self._cache.unpublish(theirs, start, cause)
@@ -194,19 +197,19 @@ class Forgetter:
             self.pending.wait(ticket, doomed, held)
 
     def _condemn_rest(self, path: Publication, start: int, ticket: str) -> None:
-        """What is still found of a path that was taken out, as something goes on from there."""
+        """Condemn what is still found of a removed path, as another path continues there."""
         left = self._cached(path, len(path.keys)) - start
         if left > 0:
             self._condemn(path, start, ticket, left)
 
     def settle(self) -> None:
-        """Remove what was condemned and isn't held any more."""
+        """Remove condemned KV that nobody holds any more."""
         before = len(self._cache.condemned)
-        # What stands on the way of one may be another.
+        # One condemned path may block another.
         while any(self._settled(doomed) for doomed in tuple(self._cache.condemned)):
             continue
         if len(self._cache.condemned) < before:
-            # Who held it may have given back more than what the tree knew.
+            # The holder may have given back more than the tree knew.
             self._cache.scrub()
         self.pending.settle()
 
@@ -214,7 +217,7 @@ class Forgetter:
         with contained("removing a condemned path"):
             path, start = doomed.path, doomed.start
             done = self._take_out(path, start, "forgotten")
-            # What is left of it though nobody is known to hold it stays until it is evicted.
+            # A rest without a known holder stays until it is evicted.
             reach = self._publications.shared(None, path, start) if done.shared else start
             if not done.held and start + done.shared <= reach:
                 self._cache.condemned.remove(doomed)
@@ -223,6 +226,6 @@ class Forgetter:
         return False
 
     def clear(self) -> None:
-        """The tree is empty: nothing is held."""
+        """Record that the tree is empty: nothing is held."""
         self.pending.let_go(tuple(self._cache.condemned))
         self.pending.settle()

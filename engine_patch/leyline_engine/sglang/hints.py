@@ -1,4 +1,4 @@
-"""The envelope on an SGLang request: bounded where it comes in, read in the scheduler.
+"""The envelope on an SGLang request: bounded in the tokenizer process, read in the scheduler.
 
 SGLang carries an envelope in two ways. ``custom_params.kv_hints`` is there on every route that
 generates (on ``/generate`` inside ``sampling_params``) and comes through whole. The native
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 SECRET_VARIABLE = "LEYLINE_HINTS_SECRET"  # noqa: S105 - the name of a variable
 """Environment variable with the secret that proxy and engine share; the proxy's own name for it."""
 MAX_ENVELOPE_BYTES = 4 << 20
-"""Of an envelope's JSON. The largest that a proxy sends for a 100K-token prompt is far below."""
+"""Maximum size of an envelope's JSON; a proxy's largest for a 100K-token prompt is far below."""
 
 _MEMBER = "kv_hints"
 _REQUEST_MEMBER = "__req__"
@@ -44,14 +44,14 @@ Packed = str | dict[str, str | None]
 
 
 class CarriesHints(Protocol):
-    """What SGLang's request records have in common, before and inside the scheduler."""
+    """The common fields of SGLang's request records, before and inside the scheduler."""
 
     sampling_params: Any
     kv_hints: Any
 
 
 def hints_secret() -> str | None:
-    """The secret that envelopes are signed with; None takes them unsigned."""
+    """Return the secret that signs envelopes; None takes them unsigned."""
     return os.environ.get(SECRET_VARIABLE) or None
 
 
@@ -79,12 +79,12 @@ def pack_hints(request: CarriesHints) -> None:
 def take_hints(request: CarriesHints, secret: str | None) -> Hints:
     """Read a request's envelope in the scheduler, and remove it from ``custom_params``.
 
-    Afterwards the request's sampling parameters are those of one without an envelope. What is
-    wrong with an envelope goes into the result; nothing is raised.
+    Afterwards the request's sampling parameters are those of one without an envelope. Errors of an
+    envelope go into the result; nothing is raised.
 
     Args:
         request: a ``Req``, right after it was made.
-        secret: what :func:`hints_secret` gives.
+        secret: the result of :func:`hints_secret`.
     """
     try:
         hints = _read_and_remove(request, secret)
@@ -97,9 +97,10 @@ def take_hints(request: CarriesHints, secret: str | None) -> Hints:
 
 
 def _of_several_answers(hints: Hints, payload: EditPayload) -> Hints:
-    """SGLang runs one request for each answer, and one before them: as many turns of one name.
+    """Return the hints of a request that wants several answers: it is neither edited nor a source.
 
-    None of them can be a source, and none is edited. Whose the prompt is and what it forgets stays.
+    SGLang runs one request for each answer, and one before them: all are turns of one name. The
+    prompt's owner and what it forgets stay.
     """
     hints = replace(hints, payload=msgspec.structs.replace(payload, turn=""))
     if hints.invalid is not None or not carries_edit(payload):
@@ -123,7 +124,7 @@ def _read_and_remove(request: CarriesHints, secret: str | None) -> Hints:
 def _without_member(params: Any) -> Any:
     rest = {key: value for key, value in params.custom_params.items() if key != _MEMBER}
     if rest.keys() <= {_REQUEST_MEMBER}:
-        # SGLang adds this one only beside parameters of the client's.
+        # SGLang adds this one only beside the client's own parameters.
         rest = {}
     clean = copy.copy(params)
     clean.custom_params = rest or None
@@ -140,7 +141,7 @@ def _packed(raw: object) -> Packed:
                 text = raw
             case _:
                 text = msgspec.json.encode(raw).decode()
-        # A character is a byte at least.
+        # A character is at least a byte.
         if len(text) <= MAX_ENVELOPE_BYTES and len(text.encode()) <= MAX_ENVELOPE_BYTES:
             return text
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -177,7 +178,7 @@ def _decode_native(native: Any, secret: str | None) -> Hints:
 
 
 def _refused_native(native: Any) -> Packed | None:
-    """Why a native envelope of ours must not travel on; None where it may, or isn't ours."""
+    """Return why a native envelope of ours must not pass; None if it may, or isn't ours."""
     if native is None or not _is_ours(native):
         return None
     packed = _packed(msgspec.to_builtins(native))

@@ -1,9 +1,9 @@
 """Leyline's documents on SGLang's own HTTP application, behind SGLang's own API key.
 
-``EngineHttp`` lives in the launching process, which serves HTTP too: it opens the channel before
-SGLang starts the schedulers, and adds the routes before SGLang starts to serve. Where SGLang
-serves from other processes (``--tokenizer-worker-num``, the Rust server, ``--use-ray``), the
-routes are missing, and the proxy takes the engine for one that doesn't splice.
+``EngineHttp`` lives in the launching process, which also serves HTTP: it opens the channel before
+SGLang starts the schedulers, and adds the routes before SGLang starts to serve. Where SGLang serves
+from other processes (``--tokenizer-worker-num``, the Rust server, ``--use-ray``), the routes are
+missing, and the proxy takes the engine for one that doesn't splice.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 _SERVER = "sglang.srt.entrypoints.http_server"
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 CLAIMS_METHOD = "leyline.claims"
-"""Tells messages about claims from SGLang's own of the same kind."""
+"""Method that marks messages about claims among SGLang's own of the same kind."""
 
 
 def register_http() -> None:
@@ -76,7 +76,7 @@ def register_http() -> None:
 
 
 class EngineHttp:
-    """The hooks of the launching process, and what they share."""
+    """The hooks of the launching process, and their common state."""
 
     def __init__(self) -> None:
         self._channel: ReceiptChannel | None = None
@@ -96,7 +96,7 @@ class EngineHttp:
         self, server_args: Any, tokenizer_manager: Any, template_manager: Any, *_: Any, **__: Any
     ) -> None:
         """Add the routes, once the schedulers run."""
-        # What this process starts from now on is none of this engine's.
+        # Processes started from now on don't belong to this engine.
         os.environ.pop(ENDPOINT_VARIABLE, None)
         if self._channel is None:
             return
@@ -143,13 +143,13 @@ class Endpoints:
         """
         Args:
             tokenizer_manager: SGLang's, with the tokenizer.
-            template_manager: SGLang's, with what renders chats.
-            template_kwargs: what templates are given where a request says nothing else.
-            replicas: data-parallel ones.
-            secret: what the proxy signs commands with; None takes them unsigned.
+            template_manager: SGLang's, with the chat template.
+            template_kwargs: arguments of templates, unless a request sets others.
+            replicas: number of data-parallel replicas.
+            secret: secret that signs the proxy's commands; None takes them unsigned.
         """
         self._channel = channel
-        # The schedulers end with this process, and what they retain with them.
+        # The schedulers end with this process, and their retained turns with them.
         self._instance = token_hex(8)
         self._tokenizer_manager = tokenizer_manager
         self._template_manager = template_manager
@@ -159,7 +159,7 @@ class Endpoints:
         self._clock = ClaimClock(self._send)
 
     def routes(self) -> list[Route]:
-        """One route for each document."""
+        """Return one route for each document."""
         return [
             Route(CAPABILITY_PATH, self.capability),
             Route(RECEIPT_PATH, self.receipt),
@@ -189,7 +189,7 @@ class Endpoints:
             return _error(503, str(error), "not_ready")
 
     async def _send(self, message: ClaimMessage) -> ClaimAnswer:
-        """Bring a message to the scheduler; :class:`ClaimClock` numbers them."""
+        """Send a message to the scheduler; :class:`ClaimClock` numbers them."""
         from sglang.srt.managers.io_struct import DumperControlReqInput
 
         body = msgspec.to_builtins(message)
@@ -201,11 +201,11 @@ class Endpoints:
             answer = msgspec.json.decode(output.response[0]["answer"], type=ClaimAnswer)
             if answer.order == message.order:
                 return answer
-            # It is the late answer to a message that was given up, maybe another tenant's.
+            # It is the late answer to an abandoned message, maybe another tenant's.
             request = None
 
     async def capability(self, request: Request) -> Response:
-        """The handshake document; 503 until every replica has said what it is."""
+        """Return the handshake document; 503 until every replica has sent its own."""
         capability = self._channel.capability()
         if capability is None:
             return _error(503, "the schedulers haven't said what they can do", "not_ready")
@@ -213,14 +213,14 @@ class Endpoints:
         return JSONResponse(msgspec.to_builtins(with_receipts_in_answers(named)))
 
     async def receipt(self, request: Request) -> Response:
-        """The record of one request, by the ``message_id`` of its envelope."""
+        """Return the record of one request, by the ``message_id`` of its envelope."""
         record = self._channel.records.get(request.path_params["message_id"])
         if record is None:
             return _error(404, "no record of that message is kept", "not_found", "message_id")
         return JSONResponse(msgspec.to_builtins(record))
 
     async def renderer(self, request: Request) -> Response:
-        """What renders chats, and how it is called; 404 where SGLang renders without it."""
+        """Return the chat renderer's parts and arguments; 404 if SGLang renders without them."""
         tokenizer = getattr(self._tokenizer_manager.tokenizer, "backend_tokenizer", None)
         templates = self._template_manager
         if tokenizer is None:
@@ -247,7 +247,7 @@ class Endpoints:
 
 
 async def _bounded_body(request: Request, most: int) -> bytes | None:
-    """A request's body; None where it is longer than that."""
+    """Return a request's body; None if it is longer than ``most``."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -261,14 +261,14 @@ def _json(reply: ClaimReply) -> Response:
 
 
 def _error(status: int, message: str, code: str, param: str | None = None) -> Response:
-    """An error in OpenAI's shape."""
+    """Return an error in OpenAI's shape."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     error = {"message": message, "type": kind, "param": param, "code": code}
     return JSONResponse({"error": error}, status)
 
 
 def _logging_failures(hook: Callable[..., None]) -> Callable[..., None]:
-    """A hook whose failure leaves SGLang running as it would without it."""
+    """Return a hook whose failure leaves SGLang running as it would without it."""
 
     def guarded(*args: Any, **kwargs: Any) -> None:
         try:

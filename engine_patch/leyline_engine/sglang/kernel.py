@@ -1,4 +1,4 @@
-"""Moving rows of a KV pool on a GPU: one launch for all layers.
+"""The GPU's mover of rows of a KV pool: one launch for all layers.
 
 Angles come from torch, so that both movers turn by the same fp32 cosines and sines. Without fused
 multiply-add the kernel's fp32 arithmetic is torch's as well.
@@ -18,7 +18,7 @@ from leyline_engine.sglang.mover import Move, PoolTensors
 _TOKENS = 8
 """Rows per program."""
 _COPY = 512
-"""Elements of a row that a program copies per step, at most."""
+"""Maximum number of a row's elements that a program copies per step."""
 _ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -169,7 +169,7 @@ class TritonMover:
         half = rotary.dim // 2
         interleaved = rotary.pairing is Pairing.INTERLEAVED
         heads, key = keys[0].shape[1:]
-        # The band lies at one end of a key: what is left is one stretch.
+        # The band is at one end of a key, so the rest is one stretch.
         self._plain = (
             (0, tensors.rotary_start) if tensors.rotary_start else (rotary.dim, key - rotary.dim)
         )
@@ -201,7 +201,7 @@ class TritonMover:
         return triton.cdiv(count, _TOKENS), len(keys), int(keys[0].shape[1])
 
     def move(self, move: Move, as_computed: torch.Tensor) -> None:
-        """See :meth:`~leyline_engine.sglang.mover.RowMover.move`."""
+        """Move rows; see :meth:`~leyline_engine.sglang.mover.RowMover.move`."""
         count = len(move.source)
         cos, sin = self._rotary.turns(move.computed_at, move.needed_at)
         plain, length = self._plain
@@ -235,7 +235,7 @@ class TritonMover:
         stands_at: torch.Tensor,
         as_computed: torch.Tensor,
     ) -> torch.Tensor:
-        """See :meth:`~leyline_engine.sglang.mover.RowMover.certify`."""
+        """Certify rows; see :meth:`~leyline_engine.sglang.mover.RowMover.certify`."""
         certified = (origin >= 0).to(torch.int32)
         count = len(slots)
         if count == 0:

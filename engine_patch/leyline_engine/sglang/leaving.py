@@ -1,8 +1,8 @@
 """An engine that is about to end takes no more requests.
 
-After SIGTERM SGLang answers what it has begun, and ends when nothing is left; but it goes on
-taking requests, so under load it is never empty, and is killed in the middle of its streams at
-last. Proxies take a 503 for "ask another engine".
+After SIGTERM SGLang answers the requests it has begun, and ends when none is left; but it continues
+to take new ones, so under load it is never empty, and is at last killed in the middle of its
+streams. Proxies take a 503 for "ask another engine".
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 TURNED_AWAY = ("/v1/", "/generate")
-"""Beginnings of paths. Receipts and health are answered to the end."""
+"""Beginnings of the refused paths. Receipts and health are answered to the end."""
 
 
 class LeavingEngine:
-    """ASGI middleware: 503 to new requests, once the engine is leaving.
+    """ASGI middleware: 503 for new requests, once the engine is leaving.
 
     Args:
-        leaving: asked for each request.
+        leaving: called for each request.
     """
 
     def __init__(self, app: ASGIApp, leaving: Callable[[], bool]) -> None:
@@ -28,7 +28,7 @@ class LeavingEngine:
         self._leaving = leaving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Serve one request, as ASGI."""
         asks = scope["type"] == "http" and scope["path"].startswith(TURNED_AWAY)
         if not (asks and self._leaving()):
             await self._app(scope, receive, send)

@@ -1,8 +1,7 @@
-"""The litmus suite's runtime on the real SGLang: its own scheduler, model, tree and pool, in this
-process, one step at a time.
+"""The litmus suite's runtime on the real SGLang, in this process, one step at a time.
 
-One scheduler serves all cases. Each begins with an empty tree, a book of its own, and as many slots
-taken out of the pool as it may not have.
+It has SGLang's own scheduler, model, tree and pool. One scheduler serves all cases. Each begins
+with an empty tree, a book of its own, and a pool reduced to the case's number of slots.
 """
 
 from __future__ import annotations
@@ -43,17 +42,17 @@ _FLAGS = (
     "--device=cpu",
 )
 _STEPS = 500
-"""More than any request of the suite takes."""
+"""Maximum number of steps; no request of the suite takes as many."""
 
 
 def open_sglang(usable: int, sink: Callable[[AnyEvent], None]) -> Runtime:
-    """SGLang with a pool of ``usable`` pages."""
+    """Open SGLang with a pool of ``usable`` pages."""
     return SglangRuntime(_scheduler(), usable * PAGE, sink)
 
 
 @cache
 def _scheduler() -> Any:
-    """SGLang's scheduler with the model that ships, in this process."""
+    """Return SGLang's scheduler with the model that ships, in this process."""
     from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir
     from leyline_engine.sglang.cpu.activation import activate
 
@@ -76,14 +75,14 @@ def _scheduler() -> Any:
 
 
 class _Outbox:
-    """Takes what the scheduler would send to other processes, which there are none of."""
+    """Takes the scheduler's messages to other processes, of which there are none."""
 
     def send_output(self, *_: Any) -> None:
-        """Nobody listens."""
+        """Do nothing: nobody listens."""
 
 
 class SglangRuntime:
-    """See :class:`leyline_engine.claims.litmus.Runtime`.
+    """SGLang as a :class:`leyline_engine.claims.litmus.Runtime`.
 
     Args:
         scheduler: SGLang's, idle.
@@ -114,11 +113,11 @@ class SglangRuntime:
 
     @property
     def book(self) -> ClaimBook:
-        """The claims."""
+        """The book of claims."""
         return self._desk.keeper.book
 
     def _empty(self, usable: int) -> None:
-        """An empty tree, and no more of the pool than the case may have."""
+        """Empty the tree, and leave the case no more of the pool than it may have."""
         scheduler = self._scheduler
         outbox = _Outbox()
         scheduler.ipc_channels = dataclasses.replace(
@@ -134,14 +133,14 @@ class SglangRuntime:
             allocator.alloc(taken)
 
     def serve(self, request: Request) -> ClaimRefusal | None:
-        """Run a request to its end; or say why it can't run before a claim goes."""
+        """Run a request to its end, or return why it can't run before a claim ends."""
         payload = EditPayload(session=request.session, scope=request.tenant, turn=request.source)
         tokens = _tokens_of(request.source, request.prompt_tokens)
         # The last token that is generated has no KV.
         return self._run(request, tokens, payload, request.max_new_tokens + 1)
 
     def edit(self, name: str, old: str, new: str, start: int, end: int) -> None:
-        """See :meth:`leyline_engine.claims.litmus.Runtime.edit`."""
+        """Run an edited turn; see :meth:`leyline_engine.claims.litmus.Runtime.edit`."""
         tenant = "a"
         session = session_of(tenant)
         source = self._source(tenant, old)
@@ -222,23 +221,23 @@ class SglangRuntime:
         raise RuntimeError("a request of the suite doesn't end")
 
     def claim(self, claim: Claim) -> None:
-        """See :class:`leyline_engine.claims.litmus.Runtime`."""
+        """Take a claim; see :class:`leyline_engine.claims.litmus.Runtime`."""
         self._desk.keeper.submit(claim)
 
     def release(self, tenant: str, claim: str) -> None:
-        """See :class:`leyline_engine.claims.litmus.Runtime`."""
+        """End a claim; see :class:`leyline_engine.claims.litmus.Runtime`."""
         self._desk.keeper.release(tenant, claim)
 
     def demote(self, tenant: str, claim: str) -> None:
-        """See :class:`leyline_engine.claims.litmus.Runtime`."""
+        """Give up a claim's locks; see :class:`leyline_engine.claims.litmus.Runtime`."""
         self._desk.keeper.demote(tenant, claim)
 
     def tick(self, order: int, now_ms: int) -> None:
-        """See :class:`leyline_engine.claims.litmus.Runtime`."""
+        """Take the clock's next message; see :class:`leyline_engine.claims.litmus.Runtime`."""
         self._desk.keeper.tick(order, now_ms)
 
     def lose(self, run: Run, cause: str) -> None:
-        """A path is removed from the run's start on, as a forget does it."""
+        """Remove a path from the run's start on, as a forget does."""
         from leyline_engine.sglang.publications import Publication
 
         source = self._source("a", run.source)
@@ -249,6 +248,6 @@ class SglangRuntime:
 
 
 def _tokens_of(source: str, count: int) -> array[int]:
-    """Tokens that only this source begins with."""
+    """Return tokens with which only this source begins."""
     rng = random.Random(source)
     return token_array(rng.randrange(10, 400) for _ in range(count))

@@ -1,7 +1,7 @@
-"""Writes down what a request of the litmus suite does to SGLang's pool, slot by slot.
+"""Records of what a request of the litmus suite does to SGLang's pool, slot by slot.
 
-SGLang says nothing of the slots it takes and frees; so the free ones are counted before every other
-event, and the difference is an event. One request at a time.
+SGLang doesn't report the slots it takes and frees; so the free ones are counted before every other
+event, and the difference is an event. One request runs at a time.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Watch:
     """Watches one tree for one case.
 
     Args:
-        tree: SGLang's; what it is watched by replaces an earlier watch.
-        keeper: whose ledger takes the events; it names the slots.
+        tree: SGLang's; this watch replaces an earlier one.
+        keeper: its ledger takes the events, and it names the slots.
         shelf: finds the slots of a path.
     """
 
@@ -57,7 +57,7 @@ class Watch:
         return int(self._tree.token_to_kv_pool_allocator.available_size())
 
     def begins(self, req: Any, matched: Sequence[int]) -> None:
-        """A request waits, and nothing else runs.
+        """Record that a request waits, and nothing else runs.
 
         Args:
             matched: slots of its cached prefix.
@@ -81,11 +81,11 @@ class Watch:
             ledger.append(Matched(request=req.rid, runs=self._keeper.names.known(matched)))
 
     def caught_up(self) -> None:
-        """What was freed since was an event already."""
+        """Count slots freed since then as recorded: they were an event already."""
         self._free = self._now_free()
 
     def _count(self) -> None:
-        """Slots that were taken or given back since the last event."""
+        """Record the slots that were taken or given back since the last event."""
         self._tell_evicted()
         change, self._free = self._now_free() - self._free, self._now_free()
         ledger, request = self._keeper.ledger, self._request
@@ -106,7 +106,7 @@ class Watch:
         return result
 
     def _tell_evicted(self) -> None:
-        """Leaves that went one after the other are one eviction."""
+        """Record leaves that were evicted in succession as one eviction."""
         if self._evicted:
             self._free += count(self._evicted)
             runs = joined(sorted(self._evicted))
@@ -137,7 +137,7 @@ class Watch:
         return end
 
     def _retained(self, turn: Turn, keys: array[int]) -> None:
-        """What became matchable, and what the path to its end is called."""
+        """Record tokens that became matchable, and the names of the path to their end."""
         assert turn.payload is not None  # noqa: S101 - the suite's requests all have one
         slots = self._shelf.slots(keys)
         before = self._keeper.names.known(slots)

@@ -1,8 +1,8 @@
 """Prometheus series of a scheduler, on SGLang's own ``/metrics``.
 
-SGLang collects what all its processes write below ``PROMETHEUS_MULTIPROC_DIR``; series that a
-scheduler defines appear by themselves. Levels are read between two forwards, once a second and when
-the scheduler falls idle, never at each forward.
+SGLang collects the series that all its processes write below ``PROMETHEUS_MULTIPROC_DIR``; series
+that a scheduler defines appear by themselves. Levels are read between two forwards, once a second
+and when the scheduler falls idle, never at each forward.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from leyline_engine.sources import SourceRegistry
 EVERY_S = 1.0
 
 _IDLE_STEPS = 2
-"""With overlap scheduling, the last batch's requests end in the first step without a batch."""
+"""Number of first steps without a batch at which levels are read.
+
+With overlap scheduling, the last batch's requests end in the first step without a batch.
+"""
 
 
 def open_metrics(*, enabled: bool, attn_tp_rank: int) -> EngineMetrics:
-    """What a scheduler counts with.
+    """Return the metrics of a scheduler.
 
     Args:
         enabled: the server's ``--enable-metrics``.
@@ -38,11 +41,11 @@ def open_metrics(*, enabled: bool, attn_tp_rank: int) -> EngineMetrics:
 
 
 class Readings:
-    """Reads what gauges show.
+    """Reads the levels that gauges show.
 
     Args:
-        census: None where the pool's slots aren't one per token.
-        energy: shares of requests, where energy is counted.
+        census: None if the pool's slots aren't one per token.
+        energy: shares of requests, if energy is counted.
         now_s: a clock that never goes back.
     """
 
@@ -68,7 +71,7 @@ class Readings:
         self._idle = 0
 
     def stepped(self, batch: Any) -> None:
-        """The scheduler chose its next batch, if any, and took the slots that it needs."""
+        """Note that the scheduler chose its next batch, if any, and took the slots it needs."""
         if not self._metrics.collects:
             return
         with contained("counting a step"):
@@ -89,17 +92,17 @@ class Readings:
             energy.computed(_request_of(req), tokens)
 
     def released(self, req: Any) -> None:
-        """A request gave its slots back."""
+        """Note that a request gave its slots back."""
         if self._energy is not None and not isinstance(req, StageRow) and req.finished():
             self._energy.ended(req.rid)
 
     def dropped(self, rid: str) -> None:
-        """A request that holds no slots will not run, or not go on."""
+        """Note that a request that holds no slots will not run, or not continue."""
         if self._energy is not None:
             self._energy.ended(rid)
 
     def read(self) -> None:
-        """Show how things are now."""
+        """Set the gauges to the present levels."""
         if self._census is not None:
             claimed = held_by_claims(self._keeper.holds())
             self._metrics.pool(self._census.levels(claimed))
@@ -109,6 +112,6 @@ class Readings:
 
 
 def _request_of(req: Any) -> str:
-    """A row of the engine's own works for a request."""
+    """Return the request for which a row runs; an engine's own row works for another."""
     rid: str = req.leyline.req.rid if isinstance(req, StageRow) else req.rid
     return rid

@@ -1,4 +1,4 @@
-"""Moving rows of a KV pool: the one step of a splice that touches the pool's tensors."""
+"""The mover of a KV pool's rows: the one step of a splice that touches the pool's tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from leyline_engine.rotation import Rotary
 
 _CHUNK = 2048
-"""Rows per step in plain torch: bounds what is held beside the pool, and stays in cache."""
+"""Rows per step in plain torch: bounds the memory beside the pool, and stays in cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,12 @@ class PoolTensors:
     """``mla_latent`` or ``gqa``, as in the capability document."""
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
-    """Empty where a key's row holds everything (MLA)."""
+    """Values per layer; empty if a key's row holds everything (MLA)."""
     rotary_start: int
     rotary_dim: int
     """The key's dimensions ``[rotary_start, rotary_start + rotary_dim)`` turn with position."""
     capacity: int
-    """Slots that can hold tokens; the tensors have a few more."""
+    """Number of slots that can hold tokens; the tensors have a few more."""
 
     @property
     def slots(self) -> int:
@@ -46,13 +46,13 @@ class PoolTensors:
         return sum(t[0].numel() * t.element_size() for t in (*self.keys, *self.values))
 
     def band(self, keys: torch.Tensor) -> torch.Tensor:
-        """The rotary part of ``[..., dim]`` keys, as a view."""
+        """Return the rotary part of ``[..., dim]`` keys, as a view."""
         return keys[..., self.rotary_start : self.rotary_start + self.rotary_dim]
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Which rows go where, and which key each is turned from. Vectors of length n, on the device.
+    """Rows to copy, and the keys from which each is turned. Vectors of length n, on the device.
 
     Targets are distinct and none is a source; no origin is claimed in the same move.
     """
@@ -85,13 +85,13 @@ class RowMover(Protocol):
         stands_at: torch.Tensor,
         as_computed: torch.Tensor,
     ) -> torch.Tensor:
-        """Whether turning ``origin``'s key gives exactly what the slot holds, in every layer.
+        """Return True where turning ``origin``'s key gives exactly the slot's key, in every layer.
 
         Args:
             slots: int64 ``[n]``.
             origin: int64 ``[n]`` rows of ``as_computed``; -1: none, which certifies nothing.
             computed_at: int64 ``[n]`` positions at which the origins were computed.
-            stands_at: int64 ``[n]`` positions at which the slots stand.
+            stands_at: int64 ``[n]`` positions of the slots.
 
         Returns:
             bool ``[n]``.
@@ -106,7 +106,7 @@ class TorchMover:
         self._rotary = rotary
 
     def move(self, move: Move, as_computed: torch.Tensor) -> None:
-        """See :meth:`RowMover.move`."""
+        """Move rows; see :meth:`RowMover.move`."""
         for start in range(0, len(move.source), _CHUNK):
             part = slice(start, start + _CHUNK)
             self._move_chunk(
@@ -148,7 +148,7 @@ class TorchMover:
         stands_at: torch.Tensor,
         as_computed: torch.Tensor,
     ) -> torch.Tensor:
-        """See :meth:`RowMover.certify`."""
+        """Certify rows; see :meth:`RowMover.certify`."""
         certified = torch.zeros(len(slots), dtype=torch.bool, device=slots.device)
         believed = torch.nonzero(origin >= 0).flatten()
         for start in range(0, len(believed), _CHUNK):

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 BACKEND = "leyline"
-"""``--radix-cache-backend`` that switches Leyline on."""
+"""Value of ``--radix-cache-backend`` that switches Leyline on."""
 
 MIN_COPY_VARIABLE = "LEYLINE_MIN_COPY_TOKENS"
 _MIN_COPY = 32
-"""Shorter copies cost more, as a forward and a launch, than prefilling them."""
+"""Minimum length of copies, in tokens; a shorter prefill costs less than a forward and a launch."""
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def register() -> None:
 
 
 def create_cache(context: Any) -> Any:
-    """The tree cache of one scheduler (``--radix-cache-backend leyline``)."""
+    """Create the tree cache of one scheduler (``--radix-cache-backend leyline``)."""
     from sglang.srt.mem_cache.registry import create_unified_radix_cache
     from sglang.srt.runtime_context import get_observability, get_parallel
 
@@ -99,7 +99,7 @@ def create_cache(context: Any) -> Any:
 
 
 def _gpus(context: Any, ranks: int) -> range:
-    """The GPUs of this scheduler's attention-TP ranks on this machine, by torch's numbers.
+    """Return the GPUs of this scheduler's attention-TP ranks on this machine, by torch's numbers.
 
     With data-parallel attention those are fewer than the TP ranks, and each counts with its own.
     """
@@ -130,8 +130,10 @@ def _adder_class(original: Callable[..., Any], self: Any) -> Any:
 
 
 def _queue(original: Callable[..., Any], self: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
-    """Refuse what can't run beside claims. An engine's own row that was retracted is let go: its
-    turn sends another."""
+    """Refuse a request that can't run beside claims.
+
+    An engine's own row that was retracted is dropped: its turn sends another.
+    """
     from leyline_engine.sglang.refusing import refuse_request
     from leyline_engine.sglang.splicer import StageRow
 
@@ -144,7 +146,7 @@ def _queue(original: Callable[..., Any], self: Any, req: Any, *args: Any, **kwar
 
 
 def _next_batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Refuse those that can't run, or not go on, since claims came."""
+    """Refuse requests that can't run, or continue, since claims came."""
     engine = _engine(self)
     if engine is not None and engine.claims.keeper:
         from leyline_engine.sglang.refusing import refuse_chunked, refuse_waiting
@@ -159,8 +161,11 @@ def _next_batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: A
 
 
 def _control(original: Callable[..., Any], self: Any, message: Any) -> Any:
-    """Carry out what is said about claims: SGLang's one message that takes any JSON, and comes to
-    all ranks between the same requests."""
+    """Carry out a message about claims.
+
+    It uses SGLang's one message that takes any JSON, and comes to all ranks between the same
+    requests.
+    """
     from leyline_engine.sglang.http import CLAIMS_METHOD
 
     engine = _engine(self)
@@ -172,7 +177,7 @@ def _control(original: Callable[..., Any], self: Any, message: Any) -> Any:
 
 
 def _retract(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Say so where a request ends because claims leave its output no room."""
+    """Report requests that end because claims leave their output no room."""
     retracted, ratio, aborted = original(self, *args, **kwargs)
     engine = getattr(self.tree_cache, "leyline", None)
     if engine is not None and aborted:

@@ -1,9 +1,9 @@
-"""Splicing and erasing rows of SGLang's KV pools.
+"""Splices and erasures of rows of SGLang's KV pools.
 
-Rounding must not pile up over repeated splices, so the as-computed rotary key of a spliced row is
-kept beside the pool, in a small ring. SGLang writes and frees slots without saying so; an entry is
-therefore believed only when turning its key to where the row stands gives, bit for bit, what the
-slot holds. Then using it is right by definition, whoever wrote the slot.
+Rounding must not accumulate over repeated splices, so the as-computed rotary key of a spliced row
+is kept beside the pool, in a small ring. SGLang writes and frees slots without notice; an entry is
+therefore believed only if turning its key to the row's position gives, bit for bit, the slot's key.
+Then using it is right by definition, whoever wrote the slot.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from leyline_engine.rotation import Rotary
 from leyline_engine.sglang.mover import Move, PoolTensors, RowMover, TorchMover
 
 _LOOKED_AT = 1 << 14
-"""Rows per step of a look at what they hold, which takes as much memory again."""
+"""Rows per step of a check of their contents, which takes as much memory again."""
 _SHARE_WITH_ORIGIN = 8
-"""One slot in so many has room for its as-computed key, unless the caller says otherwise."""
+"""Slots per as-computed key that is kept, unless the caller chooses another number."""
 
 
 class UnsupportedPoolError(Exception):
-    """The pool is of no form that rows could be spliced in."""
+    """The pool is of no form in which rows can be spliced."""
 
 
 def read_pool(pool: object, rotary_dim: int) -> PoolTensors:
-    """The tensors of one of SGLang's KV pools.
+    """Return the tensors of one of SGLang's KV pools.
 
     Args:
         pool: ``MLATokenToKVPool`` or ``MHATokenToKVPool``, and no subclass: those keep more, or
             keep it elsewhere.
-        rotary_dim: dimensions of a key that turn with position.
+        rotary_dim: number of a key's dimensions that turn with position.
 
     Raises:
         UnsupportedPoolError: another class, or another layout of these.
@@ -96,7 +96,7 @@ _LAYOUTS: Mapping[str, Callable[[Any, int], PoolTensors]] = {
 
 
 def choose_mover(tensors: PoolTensors, rotary: Rotary) -> RowMover:
-    """The fused Triton mover on GPUs, plain torch elsewhere."""
+    """Return the fused Triton mover on GPUs, and plain torch elsewhere."""
     if tensors.device.type != "cuda":
         return TorchMover(tensors, rotary)
     from leyline_engine.sglang.kernel import TritonMover
@@ -119,18 +119,17 @@ class SplicePool:
         mover: RowMover | None = None,
         behind_forwards: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take hold of a pool.
+        """Wrap a pool.
 
         Args:
             tensors: from :func:`read_pool`.
-            rotary: of the pool's model, on any device.
+            rotary: rotary embedding of the pool's model, on any device.
             origins: as-computed keys to keep, at least 1; an eighth of the slots by default. When
-                more rows than that are spliced, the oldest keys give way, and their rows are
-                turned from what they hold: one rounding more each time.
+                more rows than that are spliced, the oldest keys give way, and their rows are turned
+                from what they hold: one more rounding each time.
             mover: by default the one for the pool's device.
-            behind_forwards: makes what is queued from now on run behind all forwards in flight.
-                With overlap scheduling, one of them may still write to a slot that was freed and
-                taken again.
+            behind_forwards: orders all later work after the forwards in flight. With overlap
+                scheduling, one of them may still write to a slot that was freed and taken again.
         """
         rows = max(1, tensors.capacity // _SHARE_WITH_ORIGIN) if origins is None else origins
         if rows < 1:
@@ -147,7 +146,7 @@ class SplicePool:
             dtype=tensors.dtype,
             device=device,
         )
-        # The last entry takes what no row claims, so that a GPU need not be waited for.
+        # The last entry takes keys of rows that claim none, so that a GPU need not be waited for.
         self._computed_at = torch.zeros(rows + 1, dtype=torch.int64, device=device)
         self._row_of = torch.full((tensors.slots,), -1, dtype=torch.int32, device=device)
         self._stands_at = torch.zeros(tensors.slots, dtype=torch.int32, device=device)
@@ -155,7 +154,7 @@ class SplicePool:
 
     @property
     def bytes_beside(self) -> int:
-        """Device bytes that are held beside the pool."""
+        """Bytes on the device that are held beside the pool."""
         held = (self._as_computed, self._computed_at, self._row_of, self._stands_at)
         return sum(t.numel() * t.element_size() for t in held)
 
@@ -169,13 +168,12 @@ class SplicePool:
     ) -> None:
         """Copy rows to other slots and turn their keys to new positions, in all layers.
 
-        Whatever isn't the rotary part of a key stays bit-identical. Each row is gathered, turned
-        and scattered once per layer.
+        All but the rotary part of a key stays bit-identical. Each row is gathered, turned and
+        scattered once per layer.
 
         Args:
-            source: int64 ``[n]`` slots on the pool's device; row i stands at position
-                ``source_start + i``.
-            target: int64 ``[n]`` slots, distinct, none of them in ``source``; row i will stand at
+            source: int64 ``[n]`` slots on the pool's device; row i is at ``source_start + i``.
+            target: int64 ``[n]`` slots, distinct, none of them in ``source``; row i will be at
                 ``dest_start + i``.
 
         Raises:
@@ -202,20 +200,23 @@ class SplicePool:
         self._stands_at[target] = needed_at.to(torch.int32)
 
     def _certified_rows(self, slots: torch.Tensor, stands_at: torch.Tensor) -> torch.Tensor:
-        """Rows with the as-computed keys of ``slots``, int64; -1 where none certifies itself."""
+        """Return rows with the as-computed keys of ``slots``, int64; -1 if none is certified."""
         rows = self._row_of[slots].to(torch.int64)
         computed_at = self._positions_of(rows, stands_at)
         certified = self._mover.certify(slots, rows, computed_at, stands_at, self._as_computed)
         return torch.where(certified, rows, -1)
 
     def _positions_of(self, rows: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-        """Where the keys of ``rows`` were computed; ``otherwise`` for -1, which reads the spare."""
+        """Return the positions at which the keys of ``rows`` were computed; ``otherwise`` for -1.
+
+        A row of -1 reads the spare entry.
+        """
         return torch.where(rows >= 0, self._computed_at[rows], otherwise)
 
     def _claim(self, origin: torch.Tensor) -> torch.Tensor:
-        """Ring rows for those without an origin, oldest first; -1 where none is left.
+        """Return ring rows for slots without an origin, oldest first; -1 if none is left.
 
-        Origins that this splice turns from are passed over, so no key is read and replaced at once.
+        Origins that this splice turns from are skipped, so no key is read and replaced at once.
         """
         ring = (torch.arange(self.origins, device=origin.device) + self._next) % self.origins
         in_use = torch.zeros(self.origins + 1, dtype=torch.bool, device=origin.device)
@@ -234,7 +235,7 @@ class SplicePool:
     def erase(self, slots: torch.Tensor) -> None:
         """Overwrite rows, in all layers, and the as-computed keys that no spliced row vouches for.
 
-        So what is kept beside the pool is, after this, of rows that the pool still holds.
+        After this, the keys beside the pool are of rows that the pool still holds.
 
         Args:
             slots: int64 ``[n]`` on the pool's device.

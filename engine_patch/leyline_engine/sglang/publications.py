@@ -1,8 +1,7 @@
-"""Which key paths each session has published into SGLang's radix tree. Pure, bounded.
+"""Key paths that each session has published into SGLang's radix tree. Pure, bounded.
 
-SGLang's tree doesn't say who put a node there, and a forget must find all that a session did. So
-each session's paths are noted here, one per branch: a path that goes on where another ends takes
-its place.
+SGLang's tree doesn't know who added a node, and a forget must find all that a session published. So
+each session's paths are noted here, one per branch: a path that continues another replaces it.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from leyline_engine.lineage import runs_before
 from leyline_engine.sources import SessionKey
 
 MAX_PATHS = 32
-"""Branches noted per session."""
+"""Maximum number of branches noted per session."""
 MIN_TOKENS = 1 << 20
-"""A bound that is small wherever a model fits: a token takes eight bytes."""
+"""A bound that is small on any machine a model fits: a token takes eight bytes."""
 MIN_WEIGHT = 64
-"""What a path of a single token takes in memory, in tokens of eight bytes."""
+"""Memory of a path of a single token, in tokens of eight bytes."""
 PER_SLOT = 32
-"""Tokens noted for each slot of the pool: so often may a prefix be shared before anybody's path
-goes. Sessions of single tokens fill the pool before they fill this."""
+"""Tokens noted for each slot of the pool: so often may a prefix be shared before a path is dropped.
+Sessions of single tokens fill the pool before they fill this."""
 NOBODY = ""
-"""The scope of paths that requests without a session published. It spares nothing: where a session
-forgets, what they went on with from its KV goes, too."""
+"""Scope of paths that requests without a session published. It spares nothing: if a session
+forgets, their continuations of its KV are removed, too."""
 _SPARE = 32
-"""This part of the bound is made free at once."""
+"""Share of the bound that is freed at once: one part in so many."""
 
 
 class Space(NamedTuple):
@@ -49,24 +48,24 @@ class Publication:
     space: Space = Space()  # noqa: RUF009 - immutable
 
     def cut(self, length: int) -> Publication:
-        """The first ``length`` keys."""
+        """Return the first ``length`` keys."""
         return Publication(self.keys[:length], runs_before(self.runs, length), self.space)
 
     def common(self, other: Publication) -> int:
-        """How many leading keys two paths share."""
+        """Return the number of leading keys that two paths share."""
         return common_prefix(self.keys, other.keys) if self.space == other.space else 0
 
 
 class Publications:
     """Paths by tenant and session, a tenant's least recently publishing session first.
 
-    The bound is on tokens, and it is the tenant that has noted most who loses something: first
-    what isn't cached any more, then the sessions that published least recently.
+    The bound is on tokens, and the tenant that has noted most loses paths: first those that aren't
+    cached any more, then those of the sessions that published least recently.
 
     Args:
         max_tokens: of all paths together; each counts as :data:`MIN_WEIGHT` at least.
-        max_paths: branches noted per session.
-        cached: how much of a path is cached.
+        max_paths: maximum number of branches noted per session.
+        cached: returns the cached length of a path.
     """
 
     def __init__(
@@ -83,11 +82,11 @@ class Publications:
         self._weights: Counter[str] = Counter()
 
     def note(self, session: SessionKey, path: Publication) -> tuple[tuple[Publication, int], ...]:
-        """A session publishes ``path``.
+        """Note that a session publishes ``path``.
 
         Returns:
-            Paths that had to go for it, each with the length up to which somebody still holds it.
-            What is cached behind must not stay, as no forget could find it any more.
+            Paths that were dropped for it, each with the length up to which somebody still holds
+            it. The cached part after that must not stay, as no forget could find it any more.
         """
         held = self._tenants.setdefault(session[0], OrderedDict()).setdefault(session, [])
         self._tenants[session[0]].move_to_end(session)
@@ -105,17 +104,17 @@ class Publications:
 
     @property
     def tokens(self) -> int:
-        """What the bound is on."""
+        """Number of tokens, on which the bound is."""
         return self._weights.total()
 
     def _make_room(self, session: SessionKey, path: Publication) -> list[Publication]:
         """Stay well below the bound, so that this isn't done for each path.
 
         Args:
-            session: publishes ``path``, which stays.
+            session: the session that publishes ``path``, which stays.
 
         Returns:
-            Paths that something may be cached of.
+            Dropped paths that may be cached in part.
         """
         enough = self._max_tokens - self._max_tokens // _SPARE
         gone: list[Publication] = []
@@ -136,7 +135,7 @@ class Publications:
     def _oldest(
         self, scope: str, session: SessionKey, path: Publication
     ) -> tuple[SessionKey, Publication] | None:
-        """What a tenant can do without best; what covers ``path`` of ``session`` stays."""
+        """Return a tenant's most dispensable path; none that covers ``session``'s ``path``."""
         for owner, old in self._of_tenant(scope):
             if owner != session:
                 return owner, old
@@ -151,7 +150,7 @@ class Publications:
             del self._tenants[scope], self._weights[scope]
 
     def _trim(self, scope: str, publishing: SessionKey) -> None:
-        """Cut a tenant's paths to what is cached of them; what is about to be isn't yet."""
+        """Cut a tenant's paths to their cached parts; KV about to be published isn't cached yet."""
         for session in [each for each in self._tenants[scope] if each != publishing]:
             for path in self.of(session):
                 length = self._cached(path)
@@ -168,11 +167,11 @@ class Publications:
                 yield session, path
 
     def of(self, session: SessionKey) -> tuple[Publication, ...]:
-        """What a session has published, earliest first."""
+        """Return the paths that a session has published, earliest first."""
         return tuple(self._tenants.get(session[0], OrderedDict()).get(session, ()))
 
     def shared(self, session: SessionKey | None, path: Publication, start: int) -> int:
-        """How much of a path sessions other than ``session`` have published as well.
+        """Return the length of a path that sessions other than ``session`` have published as well.
 
         Args:
             start: shorter common parts are of no interest.
@@ -191,7 +190,7 @@ class Publications:
     def strangers(
         self, path: Publication, start: int
     ) -> tuple[tuple[SessionKey, Publication], ...]:
-        """Paths of requests without a session that have more than ``start`` keys of this one."""
+        """Return paths of requests without a session that share more than ``start`` keys."""
         return tuple(
             (owner, theirs)
             for owner, theirs in self._of_tenant(NOBODY)
@@ -201,7 +200,7 @@ class Publications:
     def under(
         self, scope: str, lineages: Mapping[str, int]
     ) -> tuple[tuple[SessionKey, Publication, int], ...]:
-        """Paths of a tenant under one of ``lineages``.
+        """Return the paths of a tenant under one of ``lineages``.
 
         Args:
             lineages: by name, the first position that matters.
@@ -221,11 +220,11 @@ class Publications:
         return tuple(found)
 
     def spliced(self, scope: str) -> tuple[tuple[Publication, int], ...]:
-        """Paths of a tenant that a splice had a part in, and where each begins to be private."""
+        """Return a tenant's paths with spliced parts, and where each begins to be private."""
         return tuple((path, path.runs[0].start) for _, path in self._of_tenant(scope) if path.runs)
 
     def cut(self, session: SessionKey, path: Publication, length: int) -> None:
-        """A session holds only the first ``length`` keys of a path any more."""
+        """Note that a session holds only the first ``length`` keys of a path any more."""
         held = self._tenants.get(session[0], OrderedDict()).get(session)
         if held is None or path not in held:
             return
@@ -245,8 +244,10 @@ class Publications:
 
 
 def _pass(path: Publication, other: Publication, start: int) -> bool:
-    """Whether two paths may have more than ``start`` keys in common: most part much earlier, and
-    one key tells."""
+    """Return True if two paths may have more than ``start`` keys in common.
+
+    Most part much earlier, which one key shows.
+    """
     shorter = min(len(path.keys), len(other.keys))
     return start < shorter and path.keys[start] == other.keys[start]
 

@@ -1,4 +1,4 @@
-"""The radix back end ``leyline``: SGLang's unified cache, whose keys know lineages.
+"""The radix back end ``leyline``: SGLang's unified cache, whose keys include lineages.
 
 The tree itself is SGLang's, Rust core included. Requests with an envelope match, insert and
 checkpoint under keys that fold in their lineage map; what a forget condemned is not matched by
@@ -38,48 +38,48 @@ from leyline_engine.sglang.turn import Turn
 
 
 class Listener(Protocol):
-    """Who decides on behalf of requests with envelopes; see :mod:`.engine`."""
+    """Decides on behalf of requests with envelopes; see :mod:`.engine`."""
 
     def turn_of(self, req: Any) -> Turn | None:
-        """The state of a request that brought an envelope."""
+        """Return the state of a request that brought an envelope."""
 
     def match(self, turn: Turn, params: MatchPrefixParams) -> MatchResult:
-        """The longest cached prefix of a turn, under the maps it may be cached under."""
+        """Return a turn's longest cached prefix, under the maps under which it may be cached."""
 
     def publishes(self, turn: Turn | None, req: Any, length: int) -> bool:
-        """The first ``length`` tokens of a request are about to become matchable, if they may."""
+        """Prepare for a request's first ``length`` tokens to become matchable, if they may."""
 
     def checkpointed(self, req: Any) -> None:
-        """A request's KV is in the tree, up to the node that it holds locked."""
+        """Record that a request's KV is in the tree, up to the node that it holds locked."""
 
     def released(self, req: Any) -> None:
-        """A request gave back its slots and its lock."""
+        """Record that a request gave back its slots and its lock."""
 
     def dropped(self, rid: str) -> None:
-        """A waiting request will not run."""
+        """Record that a waiting request will not run."""
 
     def withholds(self, kv: Any) -> bool:
-        """Whether the slots behind a KV record are to be overwritten."""
+        """Return True if the slots behind a KV record must be overwritten."""
 
     def flushing(self) -> None:
-        """The tree is about to be emptied."""
+        """Prepare for the tree's flush."""
 
     def flushed(self) -> None:
-        """The tree is empty."""
+        """Record that the tree is empty."""
 
     def removing(self, keys: array[int], start: int, cause: str) -> None:
-        """What is cached of a path behind ``start`` is about to go, whoever claims it."""
+        """Record that the cached part of a path after ``start`` is about to go, for any claims."""
 
     def give_way(self) -> bool:
-        """Let go of what waiting requests hold; False where they held nothing."""
+        """Free the memory that waiting requests hold; returns False if they held nothing."""
 
     def evicted(self, tokens: int) -> None:
-        """So much went to make room."""
+        """Record that ``tokens`` were evicted to make room."""
 
 
 @dataclass(slots=True, eq=False)
 class Condemned:
-    """A path whose part behind ``start`` waits for its holders: matchable for nobody."""
+    """A path whose part after ``start`` waits for its holders: matchable for nobody."""
 
     path: Publication
     start: int
@@ -87,13 +87,13 @@ class Condemned:
 
 @dataclass(frozen=True, slots=True)
 class Unpublished:
-    """What became of the cached part of a path, in tokens."""
+    """The fate of the cached part of a path, in tokens."""
 
     erased: int = 0
     held: int = 0
-    """Locked by running requests."""
+    """Tokens locked by running requests."""
     shared: int = 0
-    """Somebody else's path goes on from there."""
+    """Tokens from which somebody else's path continues."""
 
 
 class LeylineRadixCache(UnifiedRadixCache):
@@ -105,7 +105,7 @@ class LeylineRadixCache(UnifiedRadixCache):
         self.condemned: list[Condemned] = []
         self._folding: Turn | None = None
         self.shelf: RadixShelf | None = None
-        """What claims rank; consulted in evictions."""
+        """Paths that claims rank; consulted in evictions."""
         self._census: Census | None = None
         super().__init__(params)
 
@@ -150,7 +150,7 @@ class LeylineRadixCache(UnifiedRadixCache):
     def _evict_also_held(
         self, evict: Callable[[EvictParams], EvictResult], params: EvictParams
     ) -> EvictResult:
-        """Evict; when that isn't enough, also what waiting turns held until now."""
+        """Evict; if that isn't enough, also the KV that waiting turns held until now."""
         result = self._evict_ranked(evict, params)
         missing = params.num_tokens - result.num_tokens_evicted
         if missing > 0 and self.leyline is not None and self.leyline.give_way():
@@ -161,7 +161,7 @@ class LeylineRadixCache(UnifiedRadixCache):
     def _evict_ranked(
         self, evict: Callable[[EvictParams], EvictResult], params: EvictParams
     ) -> EvictResult:
-        """Evict what claims rank last, and tell them."""
+        """Evict what claims rank last, and notify them."""
         result = evict(params) if self.shelf is None else self.shelf.evict(evict, params)
         if self.leyline is not None and result.num_tokens_evicted:
             self.leyline.evicted(result.num_tokens_evicted)
@@ -214,9 +214,9 @@ class LeylineRadixCache(UnifiedRadixCache):
 
         Args:
             listener: decides on behalf of requests with envelopes.
-            pool: the rows behind the tree's slots; None where they can't be touched.
-            shelf: what claims rank.
-            census: told which slots the tree has behind a splice.
+            pool: the rows behind the tree's slots; None if they can't be touched.
+            shelf: paths that claims rank.
+            census: counts the slots that the tree has after a splice.
         """
         self.leyline, self._pool, self.shelf, self._census = listener, pool, shelf, census
 
@@ -224,13 +224,13 @@ class LeylineRadixCache(UnifiedRadixCache):
         return None if self.leyline is None or req is None else self.leyline.turn_of(req)
 
     def _allowed(self, key: RadixKey) -> RadixKey:
-        """The key as far as nothing condemned is matched."""
+        """Return the key up to the first condemned part."""
         if not self.condemned:
             return key
         return _limited(key, self.allowed_length(key.raw_token_ids()))
 
     def allowed_length(self, keys: array[int]) -> int:
-        """How many leading keys may be matched: nothing condemned."""
+        """Return the number of leading keys that may be matched: nothing condemned."""
         length = len(keys)
         for doomed in self.condemned:
             if common_prefix(doomed.path.keys, keys) > doomed.start:
@@ -238,22 +238,22 @@ class LeylineRadixCache(UnifiedRadixCache):
         return length
 
     def is_condemned(self, keys: array[int]) -> bool:
-        """Whether KV under these keys waits to be removed."""
+        """Return True if KV under these keys waits to be removed."""
         return self.allowed_length(keys) < len(keys)
 
     def find(self, keys: array[int], space: Space, limit: int | None = None) -> MatchResult:
-        """The longest cached prefix of ``keys[:limit]``, nothing condemned.
+        """Return the longest cached prefix of ``keys[:limit]``, nothing condemned.
 
         Args:
             keys: radix keys, lineages folded in.
-            space: the namespace they are in.
-            limit: at most so many keys.
+            space: the namespace of the keys.
+            limit: maximum number of keys.
         """
         key = self._allowed(_key(keys, space, limit))
         return super().match_prefix(MatchPrefixParams(key=key))
 
     def cached_length(self, path: Publication) -> int:
-        """How much of a path the tree has; nothing is split or touched."""
+        """Return the cached length of a path; nothing is split or touched."""
         return int(self.tree_core.match_full_device_prefix(_key(path.keys, path.space))[0])
 
     def touch_turn(self, turn: Turn) -> None:
@@ -261,7 +261,7 @@ class LeylineRadixCache(UnifiedRadixCache):
         self.find(turn.keys(turn.req.origin_input_ids), turn.space)
 
     def take(self, count: int) -> torch.Tensor | None:
-        """``count`` free slots (int64), evicting what is evictable if need be; None if too few."""
+        """Take ``count`` free slots (int64), after evictions if need be; None if too few."""
         allocator = self.token_to_kv_pool_allocator
         missing = count - int(allocator.available_size())
         if missing > 0:
@@ -270,17 +270,17 @@ class LeylineRadixCache(UnifiedRadixCache):
         return slots
 
     def give_back(self, slots: torch.Tensor) -> None:
-        """Free slots that :meth:`take` gave and that are not in the tree."""
+        """Free slots that :meth:`take` gave and that aren't in the tree."""
         self.token_to_kv_pool_allocator.free(slots)
 
     def graft(self, keys: array[int], node: Any, slots: torch.Tensor, turn: Turn) -> Any:
-        """Make ``slots`` the KV of the keys behind a locked node.
+        """Make ``slots`` the KV of the keys after a locked node.
 
         Args:
             keys: all keys from the root on.
-            node: where the cached part of them ends.
+            node: the node at which their cached part ends.
             slots: int64 ``[n]`` for the last n keys; they become the tree's.
-            turn: whose keys they are.
+            turn: the turn of the keys.
 
         Returns:
             The node at which the keys end.
@@ -299,14 +299,14 @@ class LeylineRadixCache(UnifiedRadixCache):
         return result.last_device_node
 
     def _published(self, slots: torch.Tensor, turn: Turn, known: int) -> None:
-        """The tree took a path's slots, but for the first ``known``, which it had."""
+        """Record that the tree took a path's slots, but for the first ``known``, which it had."""
         if self._census is not None:
             with contained("counting what was published"):
                 exact = first_spliced(turn.lineage, len(slots))
                 self._census.published(slots[known:], exact - known)
 
     def unpublish(self, path: Publication, start: int, cause: str = "unpublished") -> Unpublished:
-        """Remove what is cached of a path from ``start`` on, leaf by leaf, and overwrite it."""
+        """Remove the cached part of a path from ``start`` on, leaf by leaf, and overwrite it."""
         key = _key(path.keys, path.space)
         self.announce(path, start, cause)
         if start:
@@ -320,13 +320,13 @@ class LeylineRadixCache(UnifiedRadixCache):
         return replace(left, erased=sum(int(slots.numel()) for slots in removed))
 
     def announce(self, path: Publication, start: int, cause: str) -> None:
-        """Say that what is cached of a path is about to go, or matchable for nobody any more."""
-        # Claims lie where requests name no namespace.
+        """Announce that the cached part of a path is about to go, or to become unmatchable."""
+        # Claims are on requests that name no namespace.
         if self.leyline is not None and path.space == Space():
             self.leyline.removing(path.keys, start, cause)
 
     def _remove_leaves(self, key: RadixKey, start: int, removed: list[torch.Tensor]) -> Unpublished:
-        """Free a path's nodes behind ``start`` from its end on, as far as they can be."""
+        """Free a path's nodes after ``start`` from its end on, as far as possible."""
         while True:
             match = super().match_prefix(MatchPrefixParams(key=key))
             left = match.device_prefix_len - start
@@ -343,22 +343,22 @@ class LeylineRadixCache(UnifiedRadixCache):
             removed.append(slots)
 
     def _is_locked(self, node: Any) -> bool:
-        """Whether a request holds a node: then a further lock protects nothing new."""
+        """Return True if a request holds a node: then a further lock protects nothing new."""
         receipt = self.inc_lock_ref(node)
         self.dec_lock_ref(node, receipt.to_dec_params())
         return not receipt.delta
 
     def overwrite(self, slots: torch.Tensor) -> None:
-        """Overwrite what slots hold."""
+        """Overwrite slots' contents."""
         if self._pool is not None and slots.numel():
             self._pool.erase(slots)
 
     def scrub(self) -> None:
-        """Overwrite what free slots still hold: of what was evicted, aborted, or sent twice."""
+        """Overwrite the contents of free slots: of evicted, aborted or duplicate KV."""
         if self._pool is None:
             return
         allocator = self.token_to_kv_pool_allocator
-        # A batch's frees are held back until all of them are known.
+        # A batch's frees are delayed until all of them are known.
         free = [allocator.get_all_free_pages(), *(allocator.free_group or ())]
         self._pool.erase_used(torch.cat(free).to(torch.int64))
 
@@ -368,7 +368,7 @@ def _key(keys: array[int], space: Space, limit: int | None = None) -> RadixKey:
 
 
 def folded(key: RadixKey, turn: Turn) -> RadixKey:
-    """The key with a turn's lineages folded in."""
+    """Return the key with a turn's lineages folded in."""
     if not turn.lineage:
         return key
     return RadixKey(

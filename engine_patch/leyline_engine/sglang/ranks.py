@@ -1,9 +1,9 @@
 """Data-parallel replicas of one server: each session is served by one of them.
 
 SGLang gives a request to any replica, each of which has a pool and a tree of its own. A session's
-KV is only found, spliced and forgotten where it lies. So the process that hands requests out sends
-those with an envelope to the replica that their session's name gives, whatever the client asks
-for; a scheduler that is given one of another replica's sessions keeps nothing of it.
+KV is only found, spliced and forgotten on its own replica. So the process that distributes requests
+sends those with an envelope to the replica that their session's name gives, whatever the client
+asks for; a scheduler that gets a request of another replica's session keeps nothing of it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ class Replica:
     count: int = 1
 
     def serves(self, payload: EditPayload) -> bool:
-        """Whether a session's KV lies here."""
+        """Return True if a session's KV is here."""
         return session_rank((payload.scope, payload.session), self.count) == self.rank
 
     def checked(self, hints: Hints) -> Hints:
-        """The hints, if they came to the right replica. Others are refused: nothing could be
-        found here of their session, and a forget would reach nothing and say so."""
+        """Return the hints if they came to the right replica, and refuse others.
+
+        Nothing could be found here of another replica's session, and a forget would report no
+        slots.
+        """
         if hints.payload is None or self.serves(hints.payload):
             return hints
         return replace(
@@ -44,7 +47,7 @@ class Replica:
 
 
 def session_rank(session: SessionKey, replicas: int) -> int:
-    """The replica of a session; the same in every process, and as likely each."""
+    """Return the replica of a session; the same in every process, and as likely each."""
     scope, name = session
     named = f"{len(scope)}:{scope}{name}".encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(named, digest_size=8).digest(), "big") % replicas
@@ -54,8 +57,8 @@ def pin_session(request: Any, replicas: int) -> None:
     """Send a request to its session's replica.
 
     Args:
-        request: SGLang's ``GenerateReqInput``, whose envelope was packed; one without an envelope
-            that names a session goes where SGLang likes.
+        request: SGLang's ``GenerateReqInput``, whose envelope was packed; SGLang places a request
+            without an envelope that names a session.
     """
     session = _session_of(request) if replicas > 1 else None
     if session is not None:
@@ -77,7 +80,7 @@ class _Actions(msgspec.Struct):
 
 
 def _session_of(request: Any) -> SessionKey | None:
-    """The session that an envelope names. Nobody has checked yet whether it may."""
+    """Return the session that an envelope names. Nobody has checked yet that it may."""
     params = request.sampling_params
     custom = params.get("custom_params") if isinstance(params, dict) else None
     packed = custom.get("kv_hints") if isinstance(custom, dict) else None

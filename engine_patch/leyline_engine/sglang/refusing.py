@@ -1,7 +1,7 @@
-"""Ending SGLang requests that claims leave no room for, in SGLang's own ways.
+"""The end of SGLang requests that claims leave no room for, in SGLang's own ways.
 
-A refused request ends as one that finds the queue full: HTTP 503, with a message that says who is
-in the way. One that has begun to stream ends with an error of the same name.
+A refused request ends like one that finds the queue full: HTTP 503, with a message that names the
+claims in the way. One that has begun to stream ends with an error of the same name.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from leyline_engine.sglang.engine import SchedulerEngine
 
 
 def refuse_request(scheduler: Any, engine: SchedulerEngine, req: Any) -> bool:
-    """End a request that is about to be queued, if it can't run before a claim goes.
+    """End a request that is about to be queued, if it can't run before a claim ends.
 
     Returns:
-        Whether it was ended.
+        True if it was ended.
     """
     refusal = engine.refuse(req, began=bool(req.output_ids))
     if refusal is None:
@@ -35,7 +35,7 @@ def refuse_request(scheduler: Any, engine: SchedulerEngine, req: Any) -> bool:
 
 
 def refuse_waiting(scheduler: Any, engine: SchedulerEngine) -> None:
-    """The same for all that wait already."""
+    """End all waiting requests that can't run before a claim ends."""
     engine.claims.recheck = False
     with contained("looking again at what waits"):
         for req in tuple(scheduler.waiting_queue):
@@ -46,8 +46,10 @@ def refuse_waiting(scheduler: Any, engine: SchedulerEngine) -> None:
 
 
 def refuse_chunked(scheduler: Any, engine: SchedulerEngine) -> None:
-    """End a prompt that is computed in chunks, if claims that came since leave no slots for the
-    next one: SGLang relies on what it admitted, and would end itself."""
+    """End a prompt that is computed in chunks, if later claims leave no slots for the next chunk.
+
+    SGLang relies on what it admitted, and would end itself.
+    """
     req = scheduler.chunked_req
     if req is None or not engine.claims.keeper.book.protected_pages:
         return
@@ -74,12 +76,12 @@ def _ending(refusal: ClaimRefusal) -> FINISH_ABORT:
 
 
 def name_outgrown(engine: SchedulerEngine, aborted: Iterable[Any]) -> None:
-    """Requests ended because decoding ran out of memory: say so where that is for claims."""
+    """Report the cause of requests that ended because claims left decoding no memory."""
     for req in aborted:
         refusal = engine.refuse(req, began=True)
         if refusal is not None:
             req.to_finish = _ending(refusal)
-        # SGLang gave their slots back, and says no more of them.
+        # SGLang gave their slots back, and doesn't report them again.
         engine.dropped(req.rid)
 
 

@@ -1,8 +1,8 @@
 """A model's rotary facts, read from its own rotary modules in SGLang and measured on them.
 
-A probe key is turned by the module at several positions; exactly one pairing must explain how. The
-frequencies are those that the module computes for itself, and its cached cosines and sines must be
-theirs, up to the last position.
+A probe key is turned by the module at several positions; exactly one pairing must explain the
+result. The frequencies are those that the module computes for itself, and its cached cosines and
+sines must be theirs, up to the last position.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from leyline_engine.rotation import Pairing, Rotary
 
 _POSITIONS = (0, 1, 977, 4093)
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
-"""Of a turned key, as a share of its largest element."""
+"""Tolerance of a turned key, as a share of its largest element."""
 _TABLE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2**-8, torch.float16: 2**-11}
-"""Of a cached cosine, which fp32 angles of long positions leave uncertain on their own."""
+"""Tolerance of a cached cosine, which fp32 angles of long positions alone make uncertain."""
 
 
 class UnsupportedRotaryError(Exception):
-    """The model's rotary embedding is of no form that keys could be moved by."""
+    """Keys can't be moved by the model's form of rotary embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +56,22 @@ _KINDS: Mapping[str, _Kind] = {
     f"{_PACKAGE}.yarn.YaRNScalingRotaryEmbedding": _Kind("yarn", _of_factor),
     f"{_PACKAGE}.rope_variant.DeepseekScalingRotaryEmbedding": _Kind("yarn", _of_factor),
 }
-"""By exact class: a subclass may turn keys otherwise (M-RoPE, dynamic NTK, dual chunk, …)."""
+"""Kinds by exact class: a subclass may turn keys otherwise (M-RoPE, dynamic NTK, dual chunk, …)."""
 
 
 def measure_rotary(
     modules: Iterable[object], dtype: torch.dtype, device: torch.device
 ) -> tuple[Rotary, RotaryFacts]:
-    """What the rotary modules of a model's layers do; they must all do the same.
+    """Measure the rotary modules of a model's layers; they must all do the same.
 
     Args:
         modules: one per layer, or as many as there are.
-        dtype: in which the model hands keys to them.
-        device: of the model.
+        dtype: dtype in which the model passes keys to them.
+        device: device of the model.
 
     Raises:
-        UnsupportedRotaryError: a class that isn't known, modules that differ, or one that doesn't
-            turn keys as its own frequencies say.
+        UnsupportedRotaryError: a class is unknown, modules differ, or one doesn't turn keys by its
+        own frequencies.
     """
     distinct = list({id(module): module for module in modules}.values())
     if not distinct or any(module is None for module in distinct):
@@ -114,7 +114,7 @@ def _measure(module: Any, dtype: torch.dtype, device: torch.device) -> tuple[Rot
 
 
 def _check_table(table: torch.Tensor, inv_freq: torch.Tensor, scaling: float) -> None:
-    """The cached ``[positions, cos | sin]`` must be those of ``inv_freq``."""
+    """Check that the cached ``[positions, cos | sin]`` is that of ``inv_freq``."""
     last = int(table.shape[0]) - 1
     rows = torch.tensor(sorted({0, 1, last // 3, last}), device=table.device)
     angles = rows.to(torch.float32)[:, None] * inv_freq.to(table.device)[None, :]
@@ -128,7 +128,7 @@ def _check_table(table: torch.Tensor, inv_freq: torch.Tensor, scaling: float) ->
 def _probe(
     module: Any, positions: torch.Tensor, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One random key ``[1, 1, head_size]``, and as the module turns it at ``positions``."""
+    """Return a random key ``[1, 1, head_size]``, and the module's turns of it."""
     generator = torch.Generator().manual_seed(1)
     key = torch.randn(1, 1, int(module.head_size), generator=generator).to(device, dtype)
     keys = key.repeat(len(positions), 1, 1)
@@ -144,7 +144,7 @@ def _explains(
     before: torch.Tensor,
     after: torch.Tensor,
 ) -> bool:
-    """Whether ``after`` is ``before`` turned to ``positions``, with what lies behind left alone."""
+    """Return True if ``after`` is ``before`` turned to ``positions``, and the rest unchanged."""
     dtype = before.dtype
     wide = before.to(torch.float32).repeat(len(positions), 1, 1)
     wanted = wide.clone()

@@ -1,8 +1,8 @@
 """SGLang's tree as claims see it: locks on paths, and an eviction order with priorities.
 
 SGLang evicts the least recently used leaf; a node's own priority can only rise. So ranked paths are
-locked while an eviction goes over all others, and let go of in order of rank where that wasn't
-enough. Between evictions they count as evictable, as everything that nobody uses.
+locked while an eviction passes over all others, and unlocked in order of rank if that wasn't
+enough. Between evictions they count as evictable, like all KV that nobody uses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Evict = Callable[[EvictParams], EvictResult]
 
 
 class Tree(Protocol):
-    """What a shelf needs of the radix cache; see :class:`.radix.LeylineRadixCache`."""
+    """The part of the radix cache that a shelf needs; see :class:`.radix.LeylineRadixCache`."""
 
     token_to_kv_pool_allocator: Any
     tree_core: Any
@@ -42,10 +42,10 @@ class _Ranked:
 
 
 class RadixShelf:
-    """See :class:`leyline_engine.claims.keeper.Shelf`.
+    """SGLang's tree as a :class:`leyline_engine.claims.keeper.Shelf`.
 
     Args:
-        tree: what claims lie in, in the namespace of requests that name none.
+        tree: tree of the claims, in the namespace of requests that name none.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -53,16 +53,16 @@ class RadixShelf:
         self._locks: dict[ClaimKey, Any] = {}
         self._ranked: dict[ClaimKey, _Ranked] = {}
         self.gave_way: Callable[[Sequence[ClaimKey]], None] = lambda _: None
-        """Told of ranked claims that an eviction may have reached."""
+        """Called with ranked claims that an eviction may have reached."""
         self.passed_over: Callable[[Sequence[ClaimKey]], None] = lambda _: None
-        """Told of those that it went past."""
+        """Called with those that it passed over."""
 
     def slots(self, keys: array[int]) -> Sequence[int]:
-        """Slots of the cached prefix; nothing is split or touched."""
+        """Return the slots of the cached prefix; nothing is split or touched."""
         return self.all_slots(keys[: self._tree.allowed_length(keys)])
 
     def all_slots(self, keys: array[int]) -> Sequence[int]:
-        """The same, with what waits to be removed."""
+        """Return the same, with slots that wait to be removed."""
         length, node = self._peek(keys)
         if not length:
             return ()
@@ -85,7 +85,7 @@ class RadixShelf:
             self._tree.unlock(lock)
 
     def rank(self, claim: ClaimKey, keys: array[int], priority: int) -> None:
-        """Evict a path, split where it ends, after what has a lower priority."""
+        """Evict a path, split where it ends, after KV of lower priority."""
         self._tree.find(keys, Space())
         self._ranked[claim] = _Ranked(keys, priority)
 
@@ -94,11 +94,11 @@ class RadixShelf:
         self._ranked.pop(claim, None)
 
     def free(self) -> int:
-        """Slots that nobody has."""
+        """Return the number of free slots."""
         return int(self._tree.token_to_kv_pool_allocator.available_size())
 
     def evict(self, evict: Evict, params: EvictParams) -> EvictResult:
-        """Evict by rank, and by recency within a rank; what no claim ranks has rank 0.
+        """Evict by rank, and by recency within a rank; KV that no claim ranks has rank 0.
 
         Args:
             evict: SGLang's own eviction.
@@ -126,14 +126,14 @@ class RadixShelf:
         return result
 
     def _by_rank(self) -> dict[int, list[ClaimKey]]:
-        """Claims by priority, the lowest first."""
+        """Return claims by priority, the lowest first."""
         found: dict[int, list[ClaimKey]] = {}
         for key in sorted(self._ranked, key=lambda key: self._ranked[key].priority):
             found.setdefault(self._ranked[key].priority, []).append(key)
         return found
 
     def _hold(self, key: ClaimKey, held: ExitStack) -> Callable[[], None]:
-        """Lock a ranked path for a while; returns what ends it early."""
+        """Lock a ranked path for a while; returns a function that ends it early."""
         length, node = self._peek(self._ranked[key].keys)
         if not length:
             return lambda: None

@@ -1,14 +1,14 @@
-"""Executing a plan in SGLang's pool: copies at once, gaps between them by stage rows.
+"""The execution of a plan in SGLang's pool: copies at once, gaps between them by stage rows.
 
 ::
 
     prompt  0 ── cached ── x ── gap ── d ══ copy ══ e ── gap ── f ══ copy ══ g ─── tail ─── n
     step                    stage row    splice      stage row     splice        the request itself
 
-A copy needs nothing computed before it but its place in the tree, and the tree holds whole
-prefixes only; so each gap is computed first, by a row of its own that is prefilled and nothing
-else. Rows of several requests share a forward. All of it lies under the turn's lineage: until the
-request itself runs, nobody else can match what was copied.
+A copy needs nothing computed before it but its place in the tree, and the tree holds whole prefixes
+only; so each gap is computed first, by a row of its own that is prefilled and nothing else. Rows of
+several requests share a forward. All of it is under the turn's lineage: until the request itself
+runs, nobody else can match the copies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.turn import Phase, Source, Staging, Turn
 
 MAX_RESTARTS = 3
-"""How often a splice gives way to memory pressure before its request is simply prefilled."""
+"""Number of times a splice gives way to memory pressure before its request is simply prefilled."""
 
 Admit = Callable[[Any], AddReqResult]
 """SGLang's own admission of one request."""
@@ -44,7 +44,7 @@ class NoRoomError(Exception):
 
 
 class OtherRankError(RuntimeError):
-    """A splice that went well here is given up, because another rank could not do it."""
+    """A splice that succeeded here is given up, because another rank could not do it."""
 
 
 class StageRow(Req):
@@ -76,13 +76,13 @@ class Splicer:
 
     Args:
         cache: the tree.
-        pool: what copies and rotates rows.
+        pool: copies and rotates rows.
         rules: decisions over the registry and the ledger.
         min_copy: copies shorter than this, in tokens, are prefilled: a forward costs more.
         entered: called with a turn that was planned, before its copies can become matchable.
         publishing: called with a turn and the tokens that become matchable with the next copy.
-        agree: whether all tensor-parallel ranks succeeded; each says whether it did.
-        copied: told how many bytes of KV a splice has copied.
+        agree: returns True if all tensor-parallel ranks succeeded; takes this rank's success.
+        copied: called with the bytes of KV that a splice copied.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Splicer:
             room: tokens that admission has left, given what is locked.
 
         Raises:
-            NoRoomError: with nothing held.
+            NoRoomError: nothing is held.
         """
         edit = checked.edit
         assert edit is not None  # noqa: S101 - the caller's contract
@@ -155,7 +155,7 @@ class Splicer:
         self._entered(turn)
 
     def _unambiguous(self, turn: Turn, cursor: int, carried: Carried | None) -> Carried | None:
-        """Copies under a lineage of their own, where KV of that name waits to be removed.
+        """Give copies a lineage of their own if KV of the same name waits to be removed.
 
         The tree would take that KV for the copies, and it would be found again.
         """
@@ -169,12 +169,12 @@ class Splicer:
         return replace(carried, lineage=fresh, start=cursor, share="")
 
     def advance(self, turn: Turn, admit: Admit, room: Callable[[], int]) -> AddReqResult | None:
-        """Copy what can be copied and send off the next gap.
+        """Copy the next segments that can be copied, and send off the next gap.
 
         Returns:
-            None when the turn is ready; else what admission said of the row that computes the
-            next gap, ``CONTINUE`` while one is being computed, or ``NO_TOKEN`` while others were
-            promised the room that the next copy needs.
+            None if the turn is ready; otherwise admission's result for the row that computes the
+            next gap, ``CONTINUE`` while one is being computed, or ``NO_TOKEN`` while the room that
+            the next copy needs is promised to others.
 
         Raises:
             NoRoomError: no slots for a copy.
@@ -198,7 +198,7 @@ class Splicer:
         return None
 
     def _copy(self, turn: Turn, copy: CopySegment, staging: Staging) -> None:
-        """Copy a segment, rotated, to the end of what is cached, and move the lock there."""
+        """Copy a segment, rotated, to the end of the cached part, and move the lock there."""
         start = copy.start + staging.cursor - copy.dest
         source = staging.sources[copy.source].slots[start : copy.end]
         slots = self._cache.take(int(source.numel()))
@@ -239,21 +239,21 @@ class Splicer:
         return verdict
 
     def row_computed(self, row: StageRow) -> None:
-        """A row's gap is in the tree; the row holds it locked until it is released."""
+        """Record that a row's gap is in the tree; the row holds it locked until it is released."""
         staging = row.leyline.staging
         if staging is not None and staging.row is row and row.finished():
             self._hold(staging, row.last_node, row.end)
             row.complete = True
 
     def row_released(self, row: StageRow) -> None:
-        """A row ended. One that ended without its gap, as by an abort, is sent again."""
+        """Record that a row ended. One without its gap, as after an abort, is sent again."""
         turn = row.leyline
         if turn.staging is not None and turn.staging.row is row and not row.complete:
             turn.staging.row = None
             turn.restarts += 1
 
     def release(self, turn: Turn) -> None:
-        """Give back all that a turn's splice holds; what was copied stays, evictable."""
+        """Give back all that a turn's splice holds; the copies stay, evictable."""
         if turn.staging is not None:
             staging, turn.staging = turn.staging, None
             self._let_go(staging)
@@ -272,12 +272,12 @@ class Splicer:
 
 
 def as_admitted(plan: Plan, reused: int) -> tuple[Plan, TokenCounts]:
-    """What a plan came to, now that its request is admitted.
+    """Return a plan as executed, now that its request is admitted.
 
     Args:
         plan: the turn's plan.
-        reused: tokens that the request itself doesn't compute. Fewer than planned where copies
-            were evicted before it was admitted; the rest of them is prefilled.
+        reused: tokens that the request itself doesn't compute. They are fewer than planned if
+            copies were evicted before it was admitted; the rest of those is prefilled.
     """
     kept = tuple(copy for copy in plan.copies if copy.dest < reused)
     kept = tuple(

@@ -1,7 +1,7 @@
-"""What the tensor-parallel ranks of one replica settle among themselves.
+"""Agreement among the tensor-parallel ranks of one replica.
 
-They see the same requests in the same order and must decide alike, so what only one of them knows
-goes to all.
+They see the same requests in the same order and must decide alike, so facts that only one of them
+knows go to all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from leyline_engine.lineage import SALT_BYTES
 
 
 def agreement(group: Any) -> Callable[[bool], bool]:
-    """A vote of all ranks: whether every one says yes. Each asks at the same point.
+    """Return a vote of all ranks: True if every one votes True. Each asks at the same point.
 
     Args:
         group: their process group on the CPU; None for a single rank.
@@ -33,7 +33,7 @@ def agreement(group: Any) -> Callable[[bool], bool]:
 
 
 def common_salt(group: Any) -> bytes:
-    """A salt for names of lineages, drawn by the first rank and known to all.
+    """Return a salt for names of lineages, drawn by the first rank and known to all.
 
     Args:
         group: see :func:`agreement`.

@@ -25,14 +25,14 @@ from leyline_engine.sources import SessionKey
 
 
 class Phase(StrEnum):
-    """Where a turn stands."""
+    """The phase of a turn."""
 
     NEW = "new"
-    """Nothing of it was looked at."""
+    """No part of it was checked."""
     STAGING = "staging"
     """Its copies are being made; gaps between them are computed by stage rows."""
     READY = "ready"
-    """All that can be copied is in the tree; to be admitted like any request."""
+    """All that can be copied is in the tree; it is admitted like any request."""
     RUNNING = "running"
     """SGLang runs it, or will again after a retraction."""
     ENDED = "ended"
@@ -65,7 +65,7 @@ class Source:
 
 @dataclass(slots=True)
 class Staging:
-    """What a splice holds while it is under way."""
+    """The state of a splice that is under way."""
 
     sources: list[Source]
     lock: Any
@@ -78,7 +78,7 @@ class Staging:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Turn:
-    """State beside an SGLang request."""
+    """The state beside an SGLang request."""
 
     req: Any
     message_id: str
@@ -91,13 +91,13 @@ class Turn:
     checked: CheckedRequest | None = None
     plan: Plan | None = None
     carried: Carried | None = None
-    """What its splice hides."""
+    """Spans that its splice hides."""
     staging: Staging | None = None
     restarts: int = 0
     withheld: bool = False
-    """Whether a forget made what it computes unfit to keep."""
+    """True if a forget made KV that it computes unfit to keep."""
     private: bool = False
-    """Whether a claim keeps what it computes out of the tree."""
+    """True if a claim keeps KV that it computes out of the tree."""
     forgot: ForgetCounts | None = None
     started_ns: int = 0
     spent_ns: int = 0
@@ -107,7 +107,7 @@ class Turn:
 
     @property
     def spans(self) -> tuple[SpanLabel, ...]:
-        """What stands where in the prompt; empty before it is checked, or where that failed."""
+        """Labels of the parts of the prompt; empty before it is checked, or if that failed."""
         return self.checked.spans if self.checked is not None else ()
 
     @property
@@ -123,14 +123,14 @@ class Turn:
         return Space(self.req.extra_key, self.req.cache_salt)
 
     def keys(self, tokens: array[int]) -> array[int]:
-        """Radix keys of a prefix of this turn."""
+        """Return the radix keys of a prefix of this turn."""
         return fold_keys(tokens, self.lineage, self.scope) if self.lineage else tokens
 
     def move(self, phase: Phase) -> None:
         """Enter a phase.
 
         Raises:
-            PhaseError: when it doesn't follow the current one.
+            PhaseError: it doesn't follow the current one.
         """
         if phase not in TRANSITIONS[self.phase]:
             raise PhaseError(f"{self.phase} is not followed by {phase}")

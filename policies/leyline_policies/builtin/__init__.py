@@ -28,4 +28,4 @@ BUILTINS: dict[str, str] = {
     "truncate_older_than": "TruncateOlderThan",
     "warn_near_limits": "WarnNearLimits",
 }
-"""Name of the policy, which is its module's too, to the class in it."""
+"""The classes of the policies by name; a policy's name is its module's, too."""

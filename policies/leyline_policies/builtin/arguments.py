@@ -1,4 +1,4 @@
-"""What a tool call was asked to do, in a form that can be compared."""
+"""Arguments of tool calls, in a form that can be compared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str)
 
 
 def arguments_of(message: Message) -> Asked:
-    """The arguments of each call in an assistant message: decoded JSON, else as they are."""
+    """Return the arguments of each call in an assistant message: decoded JSON, else as they are."""
     calls, function = message.get("tool_calls"), message.get("function_call")
     if not calls and not function:
         return _NOTHING
@@ -31,7 +31,7 @@ def arguments_of(message: Message) -> Asked:
 
 
 def canonical_arguments(message: Message) -> Mapping[int | None, str]:
-    """`arguments_of` as text that is equal for equal arguments.
+    """Return `arguments_of` as text that is equal for equal arguments.
 
     The order of keys makes no difference, nor does a member that is null.
     """
@@ -40,7 +40,7 @@ def canonical_arguments(message: Message) -> Mapping[int | None, str]:
 
 
 def canonical(value: Any) -> str:
-    """JSON text that is equal for equal values."""
+    """Return JSON text that is equal for equal values."""
     if isinstance(value, dict):
         value = {key: each for key, each in value.items() if each is not None}
     return _ENCODER.encode(value)

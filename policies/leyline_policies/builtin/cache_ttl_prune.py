@@ -27,7 +27,7 @@ _IMAGE_MARKER = "[image removed during context pruning]"
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """What is pruned: results before ``cleared`` are cleared, others before ``trimmed`` trimmed."""
+    """Bounds of pruning: results before ``cleared`` are cleared, before ``trimmed`` trimmed."""
 
     trimmed: int = 0
     cleared: int = 0
@@ -37,17 +37,16 @@ class _Bounds:
 class CacheTtlPrune:
     """Prune old tool results on a turn that comes ``ttl`` or more after the one before.
 
-    A ``ttl`` is written as ``5m``, ``1h``, or seconds without a unit.
-    By then a provider's prompt cache has expired, so that an edit costs nothing. If the
-    conversation fills ``soft_ratio`` of the model's window, results of more than
-    ``soft_max_chars`` characters become their first ``head_chars`` and last ``tail_chars``, and
-    images go. If it then still fills ``hard_ratio``, and results hold ``min_prunable_chars``
-    characters or more, the oldest become a placeholder until it doesn't. Results before the first
-    user message, or behind the ``keep_last_assistants``-th last assistant message, stay. What was
-    pruned stays pruned on later turns, or the cache would be lost twice. ``tools`` and
-    ``exclude_tools`` are names, or patterns such as ``browser_*``, whatever their case;
-    ``window_tokens`` stands for the model's window where that is unknown (without either, nothing
-    is pruned).
+    A ``ttl`` is written as ``5m``, ``1h``, or seconds without a unit. By then a provider's prompt
+    cache has expired, so that an edit costs nothing. If the conversation fills ``soft_ratio`` of
+    the model's window, results of more than ``soft_max_chars`` characters become their first
+    ``head_chars`` and last ``tail_chars``, and images are removed. If it then still fills
+    ``hard_ratio``, and results hold ``min_prunable_chars`` characters or more, the oldest become a
+    placeholder until it doesn't. Results before the first user message, or after the
+    ``keep_last_assistants``-th last assistant message, stay. Results pruned once stay pruned on
+    later turns, or the cache would be lost twice. ``tools`` and ``exclude_tools`` are names, or
+    patterns such as ``browser_*``, in any case; ``window_tokens`` is used where the model's window
+    is unknown (without either, nothing is pruned).
 
     The rule is OpenClaw's (openclaw 2026.9.6, ``pruneExpiredCacheTtlToolResults``;
     docs/concepts/session-pruning.md). Different from it: fill is measured in tokens, not estimated
@@ -73,7 +72,7 @@ class CacheTtlPrune:
     window_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a duration that can't be read or a number out of range."""
+        """Raise ValueError for a duration that can't be read or a number out of range."""
         try:
             duration_s(self.ttl)
         except ValueError as error:
@@ -108,7 +107,7 @@ class CacheTtlPrune:
         return self._view(messages, prunable, bounds, context)
 
     def _held(self, messages: Sequence[Message], context: Context) -> _Bounds:
-        """What earlier turns pruned; nothing in a conversation that isn't theirs any more."""
+        """Return the bounds of earlier turns' pruning; none in a conversation not theirs."""
         state = context.state
         last = state.get("last", -1)
         if not 0 <= last < len(messages) or _fingerprint(messages[last]) != state.get("print"):
@@ -116,7 +115,7 @@ class CacheTtlPrune:
         return _Bounds(state["trimmed"], state["cleared"])
 
     def _prunable(self, messages: list[Message], context: Context) -> list[int]:
-        """The results behind the first user message, of the tools that may be pruned."""
+        """Return the results after the first user message, of the tools that may be pruned."""
         start = next((i for i, m in enumerate(messages) if m.get("role") == "user"), len(messages))
         found = [i for i in context.results(messages) if i > start]
         if self.tools is None and not self.exclude_tools:
@@ -137,7 +136,7 @@ class CacheTtlPrune:
         window: int,
         context: Context,
     ) -> _Bounds:
-        """The bounds after a pause; the state holds them if they prune more than before."""
+        """Return the bounds after a pause; the state holds them if they prune more than before."""
         keep = self.keep_last_assistants
         cutoff = nth_last(messages, "assistant", keep) if keep else len(messages)
         before = self._view(messages, prunable, bounds, context)
@@ -170,7 +169,7 @@ class CacheTtlPrune:
     def _view(
         self, messages: list[Message], prunable: Sequence[int], bounds: _Bounds, context: Context
     ) -> list[Message]:
-        """The messages with the prunable results within ``bounds`` as they are sent."""
+        """Return the messages with the prunable results within ``bounds`` as they are sent."""
         first, end = (bisect_left(prunable, bound) for bound in (bounds.cleared, bounds.trimmed))
         view = messages
         if first:
@@ -196,9 +195,9 @@ class CacheTtlPrune:
 
 
 def _segments(content: Any) -> tuple[list[str], bool]:
-    """The texts of a result with a marker for each image, and whether there are images.
+    """Return a result's texts with a marker for each image, and True if there are images.
 
-    Nothing for a content that can't be trimmed.
+    Empty for a content that can't be trimmed.
     """
     if isinstance(content, str):
         return [content], False
@@ -220,5 +219,5 @@ def _matches(tool: str, patterns: Sequence[str]) -> bool:
 
 
 def _fingerprint(message: Message) -> int:
-    """Tells a result from another in its place, and says nothing of it."""
+    """Return a hash that tells a result from another in its place, and reveals nothing of it."""
     return crc32(f"{message.get('tool_call_id')}/{len(text_of(message))}".encode())

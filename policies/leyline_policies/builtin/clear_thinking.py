@@ -1,4 +1,4 @@
-"""The policy that takes old thinking out of the history."""
+"""The policy that removes old thinking from the history."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ClearThinking:
     think_tags: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError when ``keep`` is no number of turns and not "all"."""
+        """Raise ValueError if ``keep`` is neither a number of turns nor "all"."""
         object.__setattr__(self, "keep", str(self.keep))
         if self.keep != _ALL and not (self.keep.isascii() and self.keep.isdigit()):
             raise ValueError(f"keep={self.keep} must be 0, a number of turns or all")
@@ -49,7 +49,7 @@ class ClearThinking:
             return messages
         left = int(self.keep)
         edited: list[Message] | None = None
-        counted = False  # whether the turn at hand is among those that are kept
+        counted = False  # True if this turn is one of those that are kept
         each_cleared = context.each(messages, self._cleared)
         if each_cleared == messages:
             return messages
@@ -101,7 +101,7 @@ class ClearThinking:
 
 
 def without_think_tags(text: str) -> str:
-    """``text`` without ``<think>…</think>`` and the blank lines behind.
+    """Return ``text`` without ``<think>…</think>`` and the blank lines after it.
 
     Thinking that begins the text needs no opening tag: templates that put it into the prompt leave
     only the closing one. Thinking that is never closed stays.

@@ -27,12 +27,12 @@ class ClearToolUses:
     It acts while the conversation has more than ``trigger_tokens`` tokens, or more than
     ``trigger_tool_uses`` tool calls; either may be None. Results of ``exclude_tools`` stay, and
     count among the newest. With ``clear_tool_inputs`` the arguments of the cleared calls become an
-    empty object. If less than ``clear_at_least`` tokens would go, nothing is cleared; with
+    empty object. If less than ``clear_at_least`` tokens would be removed, nothing is cleared; with
     ``stop_when_enough`` the oldest results are cleared only until so many tokens are gone.
 
     The rule is Anthropic's ``clear_tool_uses_20250919`` and, with ``stop_when_enough``, LangChain's
     ``ClearToolUsesEdit`` (langchain 1.4.7, agents/middleware/context_editing.py). Different from
-    both: what is cleared is a function of the messages alone, so that the same request gives the
+    both: the cleared results are a function of the messages alone, so the same request gives the
     same prompt. Different from LangChain: a result belongs to the latest call of its id, not only
     to a call in the assistant message just before it, and a result whose call is gone is cleared.
     """
@@ -51,7 +51,7 @@ class ClearToolUses:
     stop_when_enough: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a negative number or a policy that would never act."""
+        """Raise ValueError for a negative number or a policy that would never act."""
         check_numbers(
             0,
             trigger_tokens=self.trigger_tokens,
@@ -78,7 +78,7 @@ class ClearToolUses:
         reclaimed = 0
 
         def put(index: int, edited: Message) -> int:
-            """Tokens that the edit reclaims beyond an earlier one of the same message."""
+            """Put an edit, and return the tokens it reclaims beyond an earlier one."""
             before, edits[index] = edits.get(index, messages[index]), edited
             return context.tokens(before) - context.tokens(edited) if self.clear_at_least else 0
 
@@ -103,7 +103,7 @@ class ClearToolUses:
         return tokens is not None and context.total(messages) > tokens
 
     def _clearable(self, messages: list[Message], context: Context) -> list[int]:
-        """The results to clear, oldest first."""
+        """Return the results to clear, oldest first."""
         found = list(context.results(messages))
         old = found[: max(0, len(found) - self.keep)]
         if not self.exclude_tools:
@@ -121,7 +121,7 @@ class ClearToolUses:
 def _without_inputs(
     message: Message, positions: frozenset[int | None], context: Context
 ) -> Message:
-    """The assistant message with empty arguments in the calls at ``positions``."""
+    """Return the assistant message with empty arguments in the calls at ``positions``."""
 
     def compute(message: Message) -> Message:
         members: dict[str, Any] = {}

@@ -28,8 +28,8 @@ class ClosedWindow:
 
     A view is a text with a line ``[File: PATH (N lines total)]`` and numbered lines, ``12:…``, as
     the window of SWE-agent's editor prints them. In an older one the numbered lines become a line
-    that counts them. Looked at are tool results and, as some harnesses send results so, user
-    messages behind the first assistant message; the last user message stays.
+    that counts them. The policy searches tool results and, as some harnesses send results so, user
+    messages after the first assistant message; the last user message stays.
 
     The rule and its text are SWE-agent's ``ClosedWindowHistoryProcessor`` (SWE-agent at 318f909,
     sweagent/agent/history_processors.py). Different from it: tool results count too, each text part
@@ -64,7 +64,7 @@ class ClosedWindow:
 
 
 def _views(message: Message) -> Mapping[int, str]:
-    """The files that the message shows: by the place of the text among its parts."""
+    """Return the files that the message shows, by the place of the text among its parts."""
     if message.get("role") not in _ROLES:
         return _NO_VIEWS
     content = message.get("content")
@@ -79,7 +79,7 @@ def _views(message: Message) -> Mapping[int, str]:
 
 
 def _file_shown(text: str) -> str | None:
-    """The file whose lines the text shows."""
+    """Return the file whose lines the text shows."""
     at = text.find(_FILE)
     if at < 0 or _LINE.search(text) is None:
         return None

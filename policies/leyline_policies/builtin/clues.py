@@ -1,4 +1,4 @@
-"""What must stand in a text for a pattern to match anywhere in it."""
+"""Clues: texts that any match of a pattern contains."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _PLANE = 0xFFFF
 
 
 def clues_of(pattern: str) -> Clues | None:
-    """Texts of which one is a part of any match, case aside (small letters here).
+    """Return texts of which any match contains one, case aside (small letters here).
 
-    None where the pattern asks for no text in particular.
+    None if the pattern requires no text in particular.
     """
     # The parser of `re` has no public name, but only it knows how patterns are built.
     parser = importlib.import_module("re._parser")
@@ -21,7 +21,7 @@ def clues_of(pattern: str) -> Clues | None:
 
 
 def _of_sequence(items: Any, parser: Any) -> Clues | None:
-    """The best clues that one of the items gives: the longer they are, the less a text has them."""
+    """Return the best clues of one of the items: the longer they are, the fewer texts have them."""
     found: list[Clues] = []
     letters = ""
     for kind, argument in items:
@@ -59,8 +59,10 @@ def _of_item(kind: Any, argument: Any, parser: Any) -> Clues | None:
 
 
 def _letter(kind: Any, argument: Any, parser: Any) -> str:
-    """What any text that the item matches is, in small letters (`search.in_small_letters`); empty
-    where that may differ."""
+    """Return the text that the item always matches, in small letters (`search.in_small_letters`).
+
+    Empty if it may differ.
+    """
     if kind is parser.LITERAL and chr(argument).isascii():
         return chr(argument).lower()
     if kind is parser.IN:

@@ -1,4 +1,4 @@
-"""The policy that keeps one result of calls that are the same."""
+"""The policy that keeps one result of identical calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leyline_policies.context import Context
 from leyline_policies.conversation import ToolCall
 from leyline_policies.policy import Message, Mode
 
-# What changes something, or is a record of its own, isn't the same when it is done again.
+# A call that changes something, or is a record of its own, isn't the same when it is repeated.
 _EXCLUDED = (
     "task",
     "skill",
@@ -36,7 +36,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class DeduplicateCalls:
-    """Of calls with the same tool and arguments keep only the newest result whole.
+    """Keep whole only the newest result of calls with the same tool and arguments.
 
     The older results become ``placeholder``; the calls stay. Arguments are the same when they are
     as JSON, whatever the order of keys; null counts as absent. Calls of the tools in

@@ -31,7 +31,7 @@ _WHOLE = ""
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A file and which part of it was read: its other arguments, or none for the whole."""
+    """A file and the part of it that was read: the other arguments, or none for the whole."""
 
     path: str
     part: str
@@ -45,7 +45,7 @@ class _Seen:
     superseded: list[int] = field(default_factory=list)
 
     def add(self, read: _Read, results: Sequence[int], failed: bool) -> None:
-        """One more reading; one that failed replaces none."""
+        """Add a reading; one that failed replaces none."""
         parts = self.standing.setdefault(read.path, {})
         if not failed:
             for part in [*parts] if read.part == _WHOLE else [read.part]:
@@ -55,12 +55,12 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class DeduplicateReads:
-    """Of several readings of a file keep only the newest; earlier ones become ``placeholder``.
+    """Keep only the newest of several readings of a file; earlier ones become ``placeholder``.
 
     A reading is a call of one of ``tools`` whose argument under one of ``path_keys`` is a path. A
-    tool with an argument ``command`` reads only when that is one of ``commands``. A reading of a
-    part of the file, which its further arguments say, gives way to one of the same part or of the
-    whole; arguments in ``ignore_keys`` say nothing of that.
+    tool with an argument ``command`` reads only if that is one of ``commands``. A reading of a part
+    of the file, which its further arguments name, gives way to one of the same part or of the
+    whole; arguments in ``ignore_keys`` name no part.
 
     After pydantic-ai-harness 0.36 (``DeduplicateFileReads``), which leaves the identity of a file
     to a function. Unlike there a reading that failed replaces none (`leyline_policies.failures`).
@@ -77,7 +77,7 @@ class DeduplicateReads:
     placeholder: str = "[superseded file read]"
 
     def __post_init__(self) -> None:
-        """Raises ValueError for empty ``tools`` or ``path_keys``."""
+        """Raise ValueError for empty ``tools`` or ``path_keys``."""
         for key, value in (("tools", self.tools), ("path_keys", self.path_keys)):
             if not value:
                 raise ValueError(f"{key}=[] names none, so nothing would be a reading; name some")

@@ -1,13 +1,13 @@
 """Named detectors of keys and personal data, for `redact`.
 
 Shapes of keys are those of detect-secrets, with our own where its last release (1.5, 2024) knows
-only a part of a key or nothing of it. Numbers are checked by their check digits (python-stdnum),
+only part of a key or nothing of it. Numbers are checked by their check digits (python-stdnum),
 telephone numbers by the numbering plans (phonenumbers). These packages come with the extra
 ``detectors`` and are imported when a policy that needs them is built.
 
 The text is anybody's: every pattern takes time in proportion to it, whatever it says, and a test
-holds them to that. Where a run of characters may hold many beginnings, it is read once: by
-possessive quantifiers, or by a lookahead at the start of the run that says whether any can match.
+checks that. Where a run of characters may hold many beginnings, it is read once: by possessive
+quantifiers, or by a lookahead at the start of the run that fails if none can match.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What to look for: a group of a pattern, and which parts of it are meant (all, if None)."""
+    """A search: a group of a pattern, and the parts of it that are meant (all, if None)."""
 
     pattern: UserPattern
     group: int | str = 0
     narrow: Callable[[str], Iterable[Span]] | None = None
     clues: Clues | None = None
-    """One of these is a part of any match, case aside (small letters here); None where that isn't
-    known. To look for them is quicker than to match."""
+    """Texts of which any match contains one, case aside (small letters here); None if unknown. A
+    search for them is faster than a match."""
 
     @classmethod
     def of(
@@ -47,16 +47,16 @@ class Rule:
         group: int | str = 0,
         narrow: Callable[[str], Iterable[Span]] | None = None,
     ) -> Rule:
-        """A rule with its clues; a group ``meant`` is what is meant of all that matches."""
+        """Return a rule with its clues; a group ``meant`` is the meant part of the match."""
         meant = _MEANT if f"(?P<{_MEANT}>" in pattern else group
         return cls(UserPattern(pattern), meant, narrow, clues_of(pattern))
 
     def may_match(self, text: str) -> bool:
-        """Whether it is worthwhile to match a text, given in small letters."""
+        """Return True if a text, given in small letters, is worth matching."""
         return self.clues is None or any(map(contains, repeat(text), self.clues))
 
     def spans(self, found: re.Match[str]) -> Iterator[Span]:
-        """Where in the searched text what was found is to be taken out."""
+        """Yield the spans of the searched text to remove for a match."""
         start, end = found.span(self.group)
         if start < 0:
             start, end = found.span()
@@ -67,7 +67,7 @@ class Rule:
             yield start + first, start + last
 
 
-# Of the plugins of detect-secrets: its module and class, and the group that is the secret.
+# From the plugins of detect-secrets: module and class, and the group that is the secret.
 _PLUGINS: dict[str, tuple[str, str, int]] = {
     "aws_key": ("aws", "AWSKeyDetector", 1),
     "azure_storage_key": ("azure_storage_key", "AzureStorageKeyDetector", 0),
@@ -89,7 +89,7 @@ _BEGIN = r"-----BEGIN[A-Z0-9 ]{0,40} PRIVATE KEY(?: BLOCK)?-----"
 _END = r"-----END[A-Z0-9 ]{0,40} PRIVATE KEY(?: BLOCK)?-----"
 _BODY = r"""(?:[A-Za-z0-9+/=:,.() \t\r\n\\"'`|>#*_;<]|-(?!----))*+"""
 _HEADER = r"[A-Za-z-]{1,40}+: [^\n\\]*+"
-# What a diff, a quotation, a listing with numbers or a program's text puts before a line.
+# Text that a diff, a quotation, a numbered listing or a program puts before a line.
 _MARGIN = r"""(?:[ \t]{0,40}+(?:\d{1,6}+[:|\t ])?+[ \t"'`|>#*+]{0,12}+)"""
 _OWN: dict[str, tuple[str, ...]] = {
     "anthropic_key": (r"\bsk-ant-[\w-]{20,}+",),
@@ -106,13 +106,13 @@ _OWN: dict[str, tuple[str, ...]] = {
     ),
     "private_key": (
         rf"{_BEGIN}{_BODY}{_END}",
-        # Cut off before its end: to the last line that may belong to it.
+        # Cut off before its end: up to the last line that may belong to it.
         rf"{_BEGIN}(?:(?:{_LINE}{_MARGIN})++(?:[A-Za-z0-9+/=]{{16,}}+|{_HEADER}))*+",
     ),
     "slack_token": (r"\bxapp-\d-[\w-]{10,}+", r"\bxox[abeoprs]-[\w-]{20,}+"),
     "stripe_key": (r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{20,}+", r"\bwhsec_[A-Za-z0-9+/=]{20,}+"),
 }
-_REST = r"[A-Za-z0-9_-]*"  # of a key that has grown since its shape was written down
+_REST = r"[A-Za-z0-9_-]*"  # for keys longer than when their shape was recorded
 
 
 def _credit_card(region: str | None) -> Iterator[Rule]:
@@ -122,7 +122,7 @@ def _credit_card(region: str | None) -> Iterator[Rule]:
         if luhn.is_valid(text.replace(" ", "").replace("-", "")):
             yield 0, len(text)
 
-    # What may not stand before is asked behind the first digits: that is found much faster.
+    # Forbidden text before a match is tested after the first digits: that finds it much faster.
     lone = r"(?<![\d.]\d{4})"
     groups = r"([ -])\d{4}\1\d{4}\1\d{1,4}(?:\1\d{1,3})?|([ -])\d{6}\2\d{4,5}"
     yield Rule.of(rf"[2-6]\d{{3}}{lone}(?:\d{{9,15}}|{groups})(?!\d)", narrow=valid)
@@ -130,7 +130,7 @@ def _credit_card(region: str | None) -> Iterator[Rule]:
 
 def _email(region: str | None) -> Iterator[Rule]:
     def personal(text: str) -> Iterator[Span]:
-        if not text.startswith("git@"):  # what a clone's address begins with is nobody's
+        if not text.startswith("git@"):  # the beginning of a clone's address is no person's
             yield 0, len(text)
 
     label = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -144,7 +144,7 @@ def _iban(region: str | None) -> Iterator[Rule]:
     iban = _imported("stdnum.iban", "iban")
 
     def valid(text: str) -> Iterator[Span]:
-        # In print, the word behind may look like one more group.
+        # In print, the next word may look like one more group.
         end = len(text)
         while end > 0 and not iban.is_valid(text[:end], check_country=False):
             end = text.rfind(" ", 0, end)
@@ -206,14 +206,14 @@ _PERSONAL: dict[str, Callable[[str | None], Iterator[Rule]]] = {
     "us_ssn": _us_ssn,
 }
 KEYS = tuple(sorted({*_PLUGINS, *_OWN}))
-"""Detectors of keys, tokens and passwords; all of them together are called ``keys``."""
+"""Detectors of keys, tokens and passwords; together they are called ``keys``."""
 PII = tuple(sorted(_PERSONAL))
-"""Detectors of personal data; all of them together are called ``pii``."""
+"""Detectors of personal data; together they are called ``pii``."""
 _GROUPS = {"keys": KEYS, "pii": PII}
 
 
 def load_detectors(names: Sequence[str], phone_region: str | None = None) -> tuple[Rule, ...]:
-    """The rules of the detectors, or groups of detectors, of these names.
+    """Return the rules of the named detectors or groups of detectors.
 
     Raises:
         ValueError: an unknown name or region, or a package that isn't installed.

@@ -16,7 +16,7 @@ from leyline_policies.policy import Message, Mode
 
 @dataclass(slots=True)
 class _Outcomes:
-    """The calls that failed, and where each tool last succeeded."""
+    """The calls that failed, and the place where each tool last succeeded."""
 
     failed: list[ToolCall] = field(default_factory=list)
     last_success: dict[str, int] = field(default_factory=dict)
@@ -26,10 +26,10 @@ class _Outcomes:
 class DropFailedCalls:
     """Drop tool calls that failed, once a later call of the same tool has succeeded.
 
-    The call goes together with its result; other calls of the same assistant message stay, and so
-    does the message's own text. A call made in the same message is no retry: the model had not seen
-    the failure yet. What counts as a failure is described in `leyline_policies.failures`; with
-    ``pattern``, a regular expression, it is a result whose text the pattern matches anywhere.
+    The call is removed together with its result; other calls of the same assistant message stay,
+    and so does the message's own text. A call made in the same message is no retry: the model had
+    not seen the failure yet. `leyline_policies.failures` describes failures; with ``pattern``, a
+    regular expression, a failure is a result whose text the pattern matches anywhere.
     """
 
     name: ClassVar[str] = "drop_failed_calls"
@@ -40,7 +40,7 @@ class DropFailedCalls:
     _failure: UserPattern | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError when ``pattern`` is no regular expression."""
+        """Raise ValueError if ``pattern`` is no regular expression."""
         compiled = None if self.pattern is None else compile_pattern(self.pattern)
         object.__setattr__(self, "_failure", compiled)
 
@@ -70,7 +70,7 @@ class DropFailedCalls:
         return kept
 
     def _retried(self, messages: list[Message], context: Context) -> list[ToolCall]:
-        """The failed calls that a later call of the same tool made good."""
+        """Return the failed calls that a later call of the same tool replaced."""
         if self._failure is None:
             failing = context.failed(messages)
         else:
@@ -92,7 +92,7 @@ def _found(matcher: Matcher, message: Message) -> bool:
 
 
 def _without_calls(message: Message, positions: Set[int | None]) -> Message | None:
-    """The assistant message without these calls, or None when nothing of substance is left."""
+    """Return the assistant message without these calls, or None if nothing of substance is left."""
     without = ["function_call"] if None in positions else []
     members: dict[str, Any] = {}
     if positions - {None}:
@@ -107,12 +107,12 @@ def _without_calls(message: Message, positions: Set[int | None]) -> Message | No
 
 
 def _says_something(message: Message) -> bool:
-    """Whether an assistant message may stand: calls, text, or another payload of its own."""
+    """Return True if an assistant message may stay: calls, text, or another payload of its own."""
     if message.get("tool_calls") or message.get("function_call"):
         return True
     content = message.get("content")
     if isinstance(content, list):
-        # A part that is no text (a refusal, an image) is substance, blank text is not.
+        # A part that is no text (a refusal, an image) is substance; blank text is not.
         other = any(isinstance(part, dict) and "text" not in part for part in content)
         return other or bool(text_of(message).strip())
     return bool(text_of(message).strip() or message.get("refusal") or message.get("audio"))

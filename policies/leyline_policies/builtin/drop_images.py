@@ -1,4 +1,4 @@
-"""The policy that takes pictures out of the history."""
+"""The policy that removes pictures from the history."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DropImages:
     keep_last: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a negative ``keep_last``."""
+        """Raise ValueError for a negative ``keep_last``."""
         if self.keep_last < 0:
             raise ValueError(f"keep_last={self.keep_last} is negative; it must be 0 or more")
 
@@ -86,7 +86,7 @@ def _stub(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _described(part: dict[str, Any]) -> str:
-    """The picture's type and size where it came as data."""
+    """Return the picture's type and size if it came as data."""
     address = part.get("image_url") or part.get("source")
     if isinstance(address, dict):
         address = address.get("url") or address.get("data")

@@ -1,4 +1,4 @@
-"""Text as it reads once its escapes are undone: results of tools are often JSON within text."""
+"""Text with its escapes undone: results of tools are often JSON within text."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from itertools import accumulate
 _ESCAPE = re.compile(r"""\\(?:u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|[nrtbf"'/\\])""")
 _LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 _LEVELS = 3
-"""How often a text may have been written within another: JSON in JSON in JSON."""
+"""Levels of escapes that are undone: JSON in JSON in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unescaped:
-    """A text without escapes, and where its parts stand in the original."""
+    """A text without escapes, and the places of its parts in the original."""
 
     text: str
     _places: list[int]
-    """Where in ``text`` a character stands that was escaped."""
+    """Places in ``text`` of characters that were escaped."""
     _shifts: list[int]
-    """By how much the original is longer, up to before each of them, and in all."""
+    """Surplus length of the original up to each of them, and in all."""
     _starts: list[int]
-    """Where each of them begins in the original."""
+    """Start of each of them in the original."""
 
     def original(self, start: int, end: int) -> tuple[int, int]:
-        """The part of the original that ``text[start:end]`` stands for; no escape is cut."""
+        """Return the part of the original that ``text[start:end]`` is from; no escape is cut."""
         return (
             start + self._shifts[bisect_left(self._places, start)],
             end + self._shifts[bisect_left(self._places, end)],
         )
 
     def escape_at(self, place: int) -> tuple[int, int] | None:
-        """The escape that ``place`` in the original lies within; None where it cuts none."""
+        """Return the escape in the original that ``place`` cuts; None if it cuts none."""
         at = bisect_left(self._starts, place) - 1
         if at < 0:
             return None
@@ -44,24 +44,24 @@ class Unescaped:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A text as it is written, or as it reads when escapes are undone once or more."""
+    """A text as it is written, or with its escapes undone once or more."""
 
     text: str
     _levels: tuple[Unescaped, ...] = ()
 
     def original(self, start: int, end: int) -> tuple[int, int]:
-        """The part of the text as written that ``text[start:end]`` stands for."""
+        """Return the part of the text as written that ``text[start:end]`` is from."""
         for level in reversed(self._levels):
             start, end = level.original(start, end)
         return start, end
 
     def escape_at(self, place: int) -> tuple[int, int] | None:
-        """The escape in the text as written that ``place`` lies within, if it cuts one."""
+        """Return the escape in the text as written that ``place`` cuts; None if it cuts none."""
         return self._levels[0].escape_at(place) if self._levels else None
 
 
 def views(text: str) -> Iterator[View]:
-    """The text as it is written, then as it reads with escapes undone, level by level."""
+    """Yield the text as it is written, then with its escapes undone, level by level."""
     levels: tuple[Unescaped, ...] = ()
     yield View(text)
     while len(levels) < _LEVELS and (inner := _unescaped(text)) is not None:
@@ -70,7 +70,7 @@ def views(text: str) -> Iterator[View]:
 
 
 def _unescaped(text: str) -> Unescaped | None:
-    """The text with its escapes undone; None where it has none."""
+    """Return the text with its escapes undone; None if it has none."""
     if "\\" not in text:
         return None
     parts: list[str] = []

@@ -32,8 +32,8 @@ file and then search in that file.
 class HeadTailClamp:
     """Cut tool results of ``max_chars`` characters or more down to their head and tail, at once.
 
-    A warning tells the model how to ask for less, then come the first ``head_chars`` characters,
-    how many are elided, and the last ``tail_chars``. Each text part of a part list counts for
+    A warning tells the model how to ask for less; then come the first ``head_chars`` characters,
+    the number of elided ones, and the last ``tail_chars``. Each text part of a part list counts for
     itself. With ``tools`` only results of these tools are clamped.
 
     The rule and its text are mini-swe-agent's (2.4.6, ``observation_template`` in
@@ -52,7 +52,7 @@ class HeadTailClamp:
     tools: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a number out of range or an empty ``tools``."""
+        """Raise ValueError for a number out of range or an empty ``tools``."""
         check_numbers(1, max_chars=self.max_chars)
         check_numbers(0, head_chars=self.head_chars, tail_chars=self.tail_chars)
         if self.head_chars + self.tail_chars > self.max_chars:
@@ -75,7 +75,7 @@ class HeadTailClamp:
         return message if shorter is message else edit(message, content=shorter["content"])
 
     def _clamp(self, text: str) -> str:
-        # What is clamped already begins with the warning and may be longer than the limit.
+        # Clamped results begin with the warning and may be longer than the limit.
         if len(text) < self.max_chars or text.startswith(_WARNING):
             return text
         head, tail = text[: self.head_chars], text[len(text) - self.tail_chars :]

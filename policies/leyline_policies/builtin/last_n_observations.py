@@ -24,18 +24,18 @@ _MASKED = "Old environment output: ("
 class LastNObservations:
     """Replace all but the newest ``n`` observations by a line that counts what is omitted.
 
-    Observations are the messages of ``roles`` behind the first assistant message: tool results,
-    and user messages too where a harness sends results so (``roles=[tool;function;user]``). With
-    ``polling`` the cut moves only every so many observations: between ``n`` and ``n + polling``
-    are whole, and the cache is lost less often. Observations tagged with one of
+    Observations are the messages of ``roles`` after the first assistant message: tool results, and
+    user messages too where a harness sends results so (``roles=[tool;function;user]``). With
+    ``polling`` the cut moves only every so many observations: between ``n`` and ``n + polling`` are
+    whole, and the cache is lost less often. Observations tagged with one of
     ``always_keep_output_for_tags`` stay whole however old, those tagged with one of
-    ``always_remove_output_for_tags`` go however new.
+    ``always_remove_output_for_tags`` are removed however new.
 
     The rule is SWE-agent's ``LastNObservations`` (SWE-agent at 318f909,
     sweagent/agent/history_processors.py), in which the task counts as the first observation and
-    always stays. Different from it: whatever comes before the first assistant message counts as
-    task or example, for the marks by which SWE-agent tells them apart don't reach a model; and the
-    last user message stays, whatever its tags.
+    always stays. Different from it: everything before the first assistant message counts as task or
+    example, for the marks by which SWE-agent tells them apart don't reach a model; and the last
+    user message stays, regardless of its tags.
     """
 
     name: ClassVar[str] = "last_n_observations"
@@ -49,7 +49,7 @@ class LastNObservations:
     roles: tuple[str, ...] = ("tool", "function")
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a number below 1 or a role that holds no observations."""
+        """Raise ValueError for a number below 1 or a role that holds no observations."""
         check_numbers(1, n=self.n, polling=self.polling)
         for role in self.roles:
             if role not in _ROLES:
@@ -76,7 +76,7 @@ class LastNObservations:
     def _omitted(
         self, messages: list[Message], found: list[int], cut: int, context: Context
     ) -> list[int]:
-        """The observations before the cut, but for what their tags say."""
+        """Return the observations before the cut, corrected by their tags."""
         if not context.any(messages, self._said, "said"):
             return found[:cut]
         tagged = context.each(messages, self._said, "said")
@@ -90,7 +90,7 @@ class LastNObservations:
         return message.get("role") in self.roles
 
     def _said(self, message: Message) -> str:
-        """What the observation's tags say of it."""
+        """Return the verdict of the observation's tags."""
         if _tagged(message, self.always_remove_output_for_tags):
             return _REMOVE
         return _KEEP if _tagged(message, self.always_keep_output_for_tags) else ""
@@ -103,7 +103,7 @@ def _tagged(message: Message, tags: Sequence[str]) -> bool:
 
 
 def _omitted(message: Message) -> Message:
-    """The observation as a line that counts its lines and images."""
+    """Return the observation as a line that counts its lines and images."""
     content = message.get("content")
     if isinstance(content, str) and content.startswith(_MASKED) and "\n" not in content:
         return message
@@ -113,7 +113,7 @@ def _omitted(message: Message) -> Message:
 
 
 def _size(content: object) -> tuple[int, int]:
-    """Lines of text, and images."""
+    """Return the number of lines of text, and of images."""
     if isinstance(content, str):
         return len(content.splitlines()), 0
     parts = (

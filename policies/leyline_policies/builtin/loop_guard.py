@@ -18,7 +18,7 @@ _Asked = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """An assistant message that calls tools, and the results right behind it."""
+    """An assistant message that calls tools, and the results directly after it."""
 
     start: int
     end: int
@@ -27,28 +27,28 @@ class _Step:
 
 @dataclass(slots=True)
 class _Repeated:
-    """What calls alone tell of circles; looking at results costs more."""
+    """Circles as calls alone show them; a look at results costs more."""
 
     asked: list[_Asked] = field(default_factory=list)
-    """By assistant message."""
+    """Calls by assistant message."""
     same: dict[int, int] = field(default_factory=dict)
-    """By period: how many messages up to the last one asked what the one a period before did."""
+    """Number of messages, by period, up to the last that asked the same as a period before."""
     enough: bool = False
-    """Whether any circle may have been long enough."""
+    """True if any circle may have been long enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopGuard:
-    """Prune what an agent did over and over: the same calls, arguments and results.
+    """Prune an agent's repeats: the same calls, arguments and results.
 
     When a step, or a circle of up to ``max_period`` steps, follows on itself ``repeats`` times or
-    more, all but the last time go, and a line in the last result says so. A step is an assistant
-    message with calls and their results; what the assistant wrote beside its calls makes no
-    difference, and goes with them. Anything that came between, or a result that differs, ends the
-    circle.
+    more, all but the last time are removed, and a line in the last result says so. A step is an
+    assistant message with calls and their results; text that the assistant wrote beside its calls
+    makes no difference, and is removed with them. Anything in between, or a result that differs,
+    ends the circle.
 
-    What was pruned once stays pruned when the agent goes on with something else: circles are
-    looked for in the whole history, not only at its end.
+    Pruned repeats stay pruned when the agent continues with something else: the whole history is
+    searched for circles, not only its end.
     """
 
     name: ClassVar[str] = "loop_guard"
@@ -59,7 +59,7 @@ class LoopGuard:
     max_period: int = 4
 
     def __post_init__(self) -> None:
-        """Raises ValueError for fewer than two repeats or a period below 1 or above 16."""
+        """Raise ValueError for fewer than two repeats or a period below 1 or above 16."""
         if self.repeats < 2:
             raise ValueError(f"repeats={self.repeats} must be 2 or more")
         if not 1 <= self.max_period <= 16:
@@ -92,7 +92,7 @@ class LoopGuard:
         return messages if edited is None else edited
 
     def _see(self, seen: _Repeated, asked: _Asked | None) -> None:
-        """One message more: whether calls alone repeat often enough."""
+        """Add one message, and note if calls alone repeat often enough."""
         if asked is None:
             return
         for period in range(1, min(self.max_period, len(seen.asked)) + 1):
@@ -102,7 +102,7 @@ class LoopGuard:
         seen.asked.append(asked)
 
     def _circle(self, steps: Sequence[_Step], at: int) -> tuple[int, int]:
-        """The shortest period that repeats often enough from ``at`` on, and how often."""
+        """Return the shortest period that repeats often enough from ``at`` on, and how often."""
         for period in range(1, self.max_period + 1):
             same = 0  # steps that equal the one a period before
             for ahead in range(at + period, len(steps)):
@@ -122,7 +122,7 @@ def _adjacent(steps: Sequence[_Step], index: int) -> bool:
 
 
 def _asked(message: Message) -> _Asked | None:
-    """The calls of an assistant message: tools and arguments; None for any other."""
+    """Return the calls of an assistant message: tools and arguments; None for any other."""
     if message.get("role") != "assistant":
         return None
     said = canonical_arguments(message)
@@ -130,7 +130,7 @@ def _asked(message: Message) -> _Asked | None:
 
 
 def _steps(messages: Sequence[Message], asked: Mapping[int, _Asked]) -> Iterator[_Step]:
-    """The steps whose results are right behind the calls, one by one."""
+    """Yield the steps whose results are directly after the calls, one by one."""
     calls: dict[int, list[ToolCall]] = {}
     for call in pair_calls(messages):
         calls.setdefault(call.message, []).append(call)
@@ -147,7 +147,7 @@ def _dropped(message: Message) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """The last result of a circle with a line on what was pruned before it."""
+    """The last result of a circle, with a line on what was pruned before it."""
 
     times: int
     period: int

@@ -1,4 +1,4 @@
-"""The policy by which the agent's own model names what it needs no more."""
+"""The policy by which the agent's own model names results that it no longer needs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ModelPrune:
     placeholder: str = "[dropped at the model's own request]"
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
-        """Return the messages with results numbered, and those that were named cleared."""
+        """Return the messages with results numbered, and the named ones cleared."""
         results = context.results(messages)
         if not results:
             return messages
@@ -86,7 +86,7 @@ class ModelPrune:
         )
 
     def _named(self, messages: list[Message], results: Sequence[int], context: Context) -> set[int]:
-        """The numbers that calls of the tool name, of results before the call."""
+        """Return the numbers that calls of the tool name, of results before the call."""
         asked = context.each(messages, self._asked, "asked")
         return {
             number
@@ -110,18 +110,18 @@ class ModelPrune:
 
 
 def _count(numbers: list[int], result: int) -> None:
-    """One result more: its number in its place, and 0 for all between that is none."""
+    """Add one result: its number in its place, and 0 for all other messages since the last."""
     last = next((number for number in reversed(numbers) if number), 0)
     numbers += [*repeat(0, result - len(numbers)), last + 1]
 
 
 def _numbered(message: Message, number: int) -> Message:
-    """A result with its number; any other message, which has none, as it is."""
+    """Return a result with its number; any other message, which has none, as it is."""
     return with_note(message, f"[result {number}]", cause="number") if number else message
 
 
 def _numbers(arguments: Any) -> Iterable[int]:
-    """The numbers in a call's arguments; none where they aren't what the tool takes."""
+    """Return the numbers in a call's arguments; none if they aren't what the tool takes."""
     try:
         asked = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):

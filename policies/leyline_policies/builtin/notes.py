@@ -1,4 +1,4 @@
-"""Words of Leyline's own, put behind what a message says."""
+"""Leyline's own notes, added after a message's content."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from leyline_policies.marks import edit
 from leyline_policies.policy import Message
 
 BEARERS = frozenset({"user", "tool", "function"})
-"""Roles of messages that a note may go into: what the model answers to, never what it said."""
+"""Roles of messages that may bear a note: those that the model answers, never its own."""
 
 
 def with_note(message: Message, note: str, *, cause: str) -> Message:
-    """The message with ``note`` behind its content."""
+    """Return the message with ``note`` after its content."""
     content = message.get("content")
     if isinstance(content, list):
         return edit(message, content=[*content, {"type": "text", "text": note}], cause=cause)

@@ -32,7 +32,7 @@ class ObservationMasking:
     placeholder: str = "<MASKED>"
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a window of no event."""
+        """Raise ValueError for a window of no event."""
         check_numbers(1, attention_window=self.attention_window)
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
@@ -44,7 +44,7 @@ class ObservationMasking:
         return context.edited(messages, self._masked, results[: bisect_left(results, end)])
 
     def _window_start(self, messages: list[Message]) -> int:
-        """The messages before it lie outside the window."""
+        """Return the start of the window; messages before it are outside."""
         left = self.attention_window
         for index in range(len(messages) - 1, -1, -1):
             message = messages[index]

@@ -1,6 +1,6 @@
-"""Regular expressions from settings: matched within a budget, for a request may bring its own.
+"""Regular expressions from settings, matched within a budget: a request may bring its own.
 
-Syntax is that of `re`. Matching is done by the package `regex`, which can stop in time and lets
+The syntax is that of `re`. The package `regex` does the matching, as it can stop in time and lets
 other threads run meanwhile; it is imported when it is first needed.
 """
 
@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 from leyline_policies.errors import PolicyError, shown
 
 MATCH_BUDGET_S = 0.5
-"""Seconds of processor time that one transform call of a policy may take over matching.
+"""Seconds of processor time that one transform call of a policy may spend on matching.
 
 Megabytes of text take milliseconds; only patterns that backtrack without end come near it.
 """
 
 MAX_SIZE = 20_000
-"""Parts of a pattern with its repetitions written out; `regex` writes them out in memory."""
+"""Maximum number of a pattern's parts, with repetitions written out, as `regex` does in memory."""
 
 _LITERAL = re.compile(r"[\w\s-]+")
 _T = TypeVar("_T")
@@ -40,31 +40,31 @@ class UserPattern:
     text: str = field(repr=False)
 
     def matcher(self, budget: Budget | None = None) -> Matcher:
-        """Matches within ``budget``; by default within that of one transform call."""
+        """Return a matcher within ``budget``; by default within that of one transform call."""
         return Matcher(_compiled(self.text), Budget(MATCH_BUDGET_S) if budget is None else budget)
 
     def matches_nothing(self) -> bool:
-        """Whether it matches within empty text. Raises PatternTimeoutError."""
+        """Return True if it matches within empty text. Raises PatternTimeoutError."""
         return _LITERAL.fullmatch(self.text) is None and self.matcher().found_in("")
 
 
 class Budget:
-    """Processor time that the thread may yet take, from now on, whatever it does."""
+    """Processor time that the thread may yet spend, from now on, on any work."""
 
     def __init__(self, seconds: float) -> None:
         self._end = thread_time() + seconds
 
     @property
     def left_s(self) -> float:
-        """Seconds; negative where it took more."""
+        """Seconds left; negative if it spent more."""
         return self._end - thread_time()
 
     def extend(self, seconds: float) -> None:
-        """Allow it more."""
+        """Add seconds to it."""
         self._end += seconds
 
     def check(self) -> None:
-        """Raises PatternTimeoutError where nothing is left."""
+        """Raise PatternTimeoutError if nothing is left."""
         if self.left_s <= 0:
             raise PatternTimeoutError("the search takes too long on this conversation")
 
@@ -77,11 +77,11 @@ class Matcher:
         self._budget = budget
 
     def found_in(self, text: str) -> bool:
-        """Whether the pattern matches anywhere in ``text``. Raises PatternTimeoutError."""
+        """Return True if the pattern matches anywhere in ``text``. Raises PatternTimeoutError."""
         return self._within(lambda limit: self._pattern.search(text, timeout=limit) is not None)
 
     def matches(self, text: str) -> list[re.Match[str]]:
-        """All matches in ``text`` that don't overlap. Raises PatternTimeoutError."""
+        """Return all matches in ``text`` that don't overlap. Raises PatternTimeoutError."""
 
         def all_of(limit: float) -> list[re.Match[str]]:
             found: list[re.Match[str]] = []
@@ -90,14 +90,14 @@ class Matcher:
                 found.append(match)
                 return ""
 
-            # Quicker than `finditer`, above all where there is nothing to find.
+            # Faster than `finditer`, above all if there is nothing to find.
             self._pattern.sub(note, text, timeout=limit)
             return found
 
         return self._within(all_of)
 
     def replaced(self, text: str, replace: Callable[[re.Match[str]], str]) -> str:
-        """``text`` with each match replaced. Raises PatternTimeoutError."""
+        """Return ``text`` with each match replaced. Raises PatternTimeoutError."""
         return self._within(lambda limit: str(self._pattern.sub(replace, text, timeout=limit)))
 
     def _within(self, match: Callable[[float], _T]) -> _T:
@@ -115,7 +115,7 @@ class Matcher:
 def compile_pattern(pattern: str) -> UserPattern:
     """Check a setting's regular expression.
 
-    Raises ValueError that says what is wrong with it and where.
+    Raises ValueError, which says what is wrong with it and where.
     """
     if not pattern:
         raise ValueError("pattern is empty; it would match everywhere")
@@ -131,8 +131,10 @@ def compile_pattern(pattern: str) -> UserPattern:
 
 @lru_cache(maxsize=256)
 def _compiled(pattern: str) -> Any:
-    """The pattern compiled by `regex`; to ask its own cache for each text takes as long as a
-    search."""
+    """Return the pattern compiled by `regex`.
+
+    A lookup in its own cache for each text takes as long as a search.
+    """
     import regex
 
     try:

@@ -34,18 +34,18 @@ _TIME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PinSystem:
-    """Stop the clock in the instructions, so that the cache behind them holds.
+    """Stop the clock in the instructions, so that the cache after them holds.
 
     Some agents write the time into their system prompt, which then differs on every turn, and
-    nothing behind it is found in the cache. This policy keeps dates and times there as they were on
-    the session's first turn: in the system and developer messages in front, on lines that speak of
-    the date or the time. All else in these messages stays as the client sends it. With
+    nothing after it is found in the cache. This policy keeps dates and times there as they were on
+    the session's first turn: in the system and developer messages at the front, on lines that speak
+    of the date or the time. All else in these messages stays as the client sends it. With
     ``now="end"`` the lines as they read now go into the newest message of the user or tool result,
-    where little is behind them; with ``now="omit"`` the model isn't told.
+    where little comes after them; with ``now="omit"`` the model doesn't see them.
 
-    Of the instructions the session's state holds those dates and times only. When their number
-    changes the instructions are new ones, and are pinned anew. What a client leaves out is not
-    brought back: instructions it no longer sends may be withdrawn.
+    Of the instructions, the session's state holds those dates and times only. If their number
+    changes, the instructions are new ones, and are pinned again. Text that a client leaves out is
+    not restored: instructions that it no longer sends may be withdrawn.
     """
 
     name: ClassVar[str] = "pin_system"
@@ -55,7 +55,7 @@ class PinSystem:
     now: Literal["end", "omit"] = "end"
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an unknown ``now``."""
+        """Raise ValueError for an unknown ``now``."""
         if self.now not in ("end", "omit"):
             raise ValueError(f"now={self.now} must be end or omit")
 
@@ -85,14 +85,14 @@ class PinSystem:
 
 
 def _pinned(stored: Any, count: int) -> list[str] | None:
-    """The pinned times, if they are as many as there are now."""
+    """Return the pinned times, if they are as many as there are now."""
     if not isinstance(stored, list) or len(stored) != count:
         return None
     return stored if all(isinstance(time, str) for time in stored) else None
 
 
 def _tell(edited: list[Message], before: Sequence[Message], after: Sequence[Message]) -> None:
-    """Put the lines that were changed, as they were, into the newest message that may bear them."""
+    """Put the changed lines, as they were, into the newest message that may bear them."""
     lines = [line for old, new in zip(before, after, strict=True) for line in _changed(old, new)]
     behind = range(len(edited) - 1, len(before) - 1, -1)
     at = next((index for index in behind if edited[index].get("role") in BEARERS), None)
@@ -109,7 +109,7 @@ def _changed(old: Message, new: Message) -> Iterator[str]:
 
 
 def _clocks(text: str) -> Iterator[re.Match[str]]:
-    """Dates and times on the lines that speak of them."""
+    """Yield dates and times on the lines that mention them."""
     begin = 0
     for line in text.split("\n"):
         if len(line) <= _MAX_LINE and _CLOCK.search(line):
@@ -130,7 +130,7 @@ def _times(message: Message) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Stopped:
-    """Instructions with other times in place of their own."""
+    """Instructions with pinned times in place of their own."""
 
     times: tuple[str, ...]
 

@@ -21,16 +21,16 @@ class Prune:
     """Clear tool results older than the newest ``protect_tokens`` tokens of them, in batches.
 
     Whenever a user message follows an answer, results before the last ``recent_turns`` turns (a
-    turn begins with a user message) are counted from the newest to the oldest. Those behind the
-    first ``protect_tokens`` become a placeholder if they hold more than ``minimum_tokens``. What
-    was cleared stays so and isn't counted again: the prompt changes rarely, and then much. Results
-    of ``exclude_tools`` stay and don't count. A session of one user message is never pruned.
+    turn begins with a user message) are counted from the newest to the oldest. Those after the
+    first ``protect_tokens`` become a placeholder if they hold more than ``minimum_tokens``. Cleared
+    results stay so and aren't counted again: the prompt changes rarely, and then much. Results of
+    ``exclude_tools`` stay and don't count. A session of one user message is never pruned.
 
     The rule is opencode's ``SessionCompaction.prune`` (anomalyco/opencode,
-    packages/opencode/src/session/compaction.ts), which runs when a turn ends; here it is worked
-    out for every turn of the conversation from the messages alone. Different from it: tokens are
-    counted, not estimated as a quarter of the characters; failed results count like others, which
-    a chat message doesn't tell apart.
+    packages/opencode/src/session/compaction.ts), which runs when a turn ends; here it is computed
+    for every turn of the conversation from the messages alone. Different from it: tokens are
+    counted, not estimated as a quarter of the characters; failed results count like others, which a
+    chat message doesn't tell apart.
     """
 
     name: ClassVar[str] = "prune"
@@ -44,7 +44,7 @@ class Prune:
     placeholder: str = "[Old tool result content cleared]"
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a number that is too small."""
+        """Raise ValueError for a number that is too small."""
         check_numbers(0, protect_tokens=self.protect_tokens, minimum_tokens=self.minimum_tokens)
         check_numbers(1, recent_turns=self.recent_turns)
 
@@ -64,7 +64,7 @@ class Prune:
         return context.edited(messages, self._cleared, found[:cleared])
 
     def _ends_of_old(self, messages: list[Message], context: Context) -> list[int]:
-        """For each turn that ended, where the turns begin that were recent then."""
+        """Return, for each turn that ended, where the turns begin that were recent then."""
         users = context.users(messages)
         return [
             users[place - self.recent_turns]
@@ -73,12 +73,12 @@ class Prune:
         ]
 
     def _tokens(self, messages: list[Message], found: list[int], context: Context) -> list[int]:
-        """Tokens of each result; none of one that is cleared already."""
+        """Return the tokens of each result; 0 for one that is cleared already."""
         tokens = context.each_tokens(messages)
         return [0 if messages[i].get("content") == self.placeholder else tokens[i] for i in found]
 
     def _cleared_count(self, found: list[int], tokens: list[int], ends: list[int]) -> int:
-        """How many results, the oldest, were cleared at the end of the turns."""
+        """Return how many results, the oldest, were cleared at the end of the turns."""
         before = [0, *accumulate(tokens)]  # tokens of all results before each
         cleared = reach = 0
         for end in ends:

@@ -48,11 +48,11 @@ RULES: Mapping[str, str] = MappingProxyType(
         "hidden_text": r"[\U000E0020-\U000E007E]{4,}",
     }
 )
-"""What injected instructions look like, by name.
+"""Forms of injected instructions, by name.
 
 - ``override``: telling the reader to ignore the instructions before;
 - ``new_instructions``: announcing new ones to the model, or that it is another now;
-- ``role_tokens``: tokens by which chat templates tell who speaks;
+- ``role_tokens``: tokens by which chat templates mark the speaker;
 - ``conceal``: asking to keep something from the user;
 - ``exfiltrate``: asking to send keys, the prompt or the conversation somewhere;
 - ``hidden_text``: words in invisible tag characters.
@@ -73,14 +73,14 @@ class Quarantine:
     """Keep tool results that try to instruct the model from reaching it.
 
     A result that one of the ``rules`` (all by default; see `RULES`) or of the regular expressions
-    in ``patterns`` matches becomes a line that names the rule, before the model has read it, and
-    is forgotten where it has. With ``tools`` only results of these tools are looked at. Letters
-    are compared in their compatible forms, without invisible ones in between.
+    in ``patterns`` matches becomes a line that names the rule, before the model has read it, and is
+    forgotten where it has. With ``tools`` only results of these tools are searched. Letters are
+    compared in their compatible forms, without invisible ones in between.
 
     A caller's own verdict comes first: a message with ``"leyline": {"verdict": "quarantine"}`` is
-    taken out whatever it says (any message but the instructions), one with ``"allow"`` stays.
+    removed whatever it says (any message but the instructions), one with ``"allow"`` stays.
 
-    A result that takes too long to search is taken out; with ``on_timeout="fail"`` the policy fails
+    A result that takes too long to search is removed; with ``on_timeout="fail"`` the policy fails
     for the turn instead, which refuses the request unless the operator chose otherwise
     (``on_fault``).
     """
@@ -96,7 +96,7 @@ class Quarantine:
     _rules: tuple[Rule, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an unknown rule or an unusable pattern."""
+        """Raise ValueError for an unknown rule or an unusable pattern."""
         for rule in self.rules:
             if rule not in RULES:
                 raise ValueError(
@@ -131,7 +131,7 @@ class Quarantine:
         return messages if edited is None else edited
 
     def _results(self, messages: list[Message], context: Context) -> set[int]:
-        """Where the results are that are to be looked at."""
+        """Return the places of the results to search."""
         if self.tools is None:
             return set(context.results(messages))
         calls = context.calls(messages)
@@ -143,7 +143,7 @@ class Quarantine:
         }
 
     def _look(self, message: Message, search: Search) -> str | None:
-        """The name of the rule that puts the message into quarantine."""
+        """Return the name of the rule that puts the message into quarantine."""
         if message.get("role") not in RESULT_ROLES:
             return None
         search.begin()
@@ -161,7 +161,7 @@ def _checked(pattern: str) -> str:
 
 
 def plain(text: str) -> str:
-    """The text in compatible letters, without invisible ones."""
+    """Return the text in compatible letters, without invisible ones."""
     if text.isascii():
         return text
     if any(map(contains, repeat(text), _INVISIBLE)):
@@ -170,7 +170,7 @@ def plain(text: str) -> str:
 
 
 def _verdict(message: Message) -> str | None:
-    """What the caller said of the message."""
+    """Return the caller's verdict on the message."""
     noted: Any = message.get(_SAID)
     if not isinstance(noted, dict):
         return None

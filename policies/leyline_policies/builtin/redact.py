@@ -1,4 +1,4 @@
-"""The policy that takes secrets out of the history."""
+"""The policy that removes secrets from the history."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Redact:
 
     Every text of a message is searched, as it is written and as it reads with its escapes undone:
     string contents, text parts (also across their ends), reasoning, refusals, the arguments of tool
-    calls (inside their JSON strings, which stay valid JSON), and what stands under keys that
-    Leyline does not know: texts, numbers and the names of members. Roles, ids, names of tools and
-    media data stay. ``replacement`` is taken literally. With ``roles`` only messages of these roles
-    are searched.
+    calls (inside their JSON strings, which stay valid JSON), and the values of keys that Leyline
+    does not know: texts, numbers and the names of members. Roles, ids, names of tools and media
+    data stay. ``replacement`` is taken literally. With ``roles`` only messages of these roles are
+    searched.
 
     A message that takes too long to search is withheld: all its texts become the replacement. With
     ``on_timeout="fail"`` the policy fails for the turn instead, which refuses the request unless
@@ -51,7 +51,7 @@ class Redact:
     _rules: tuple[Rule, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an unusable pattern, detector, replacement or role."""
+        """Raise ValueError for an unusable pattern, detector, replacement or role."""
         own = self.patterns if self.pattern is None else (self.pattern, *self.patterns)
         if not own and not self.detectors:
             raise ValueError("nothing to look for; give pattern, patterns or detectors")
@@ -91,7 +91,7 @@ class Redact:
         return messages if edited == messages else edited
 
     def found_in(self, message: Message) -> frozenset[str]:
-        """What would be replaced in ``message``; of a message that takes too long, its whole."""
+        """Return the text to replace in ``message``; all of a message that takes too long."""
         search, found = Search(self._rules), set[str]()
 
         def collect(text: str) -> Sequence[Span]:
@@ -106,11 +106,11 @@ class Redact:
 
 
 def withheld(message: Message, replacement: str) -> Message:
-    """The message with ``replacement`` in place of every text."""
+    """Return the message with ``replacement`` in place of every text."""
     edited = TextWalk(whole, replacement, joins=False).message(message)
     content = edited.get("content")
     if edited is not message and isinstance(content, list):
-        # An address that is none any more is no picture either.
+        # A picture whose address was replaced is no picture either.
         edited["content"] = [
             {"type": "text", "text": replacement} if new != old and is_media(new) else new
             for old, new in zip(message["content"], content, strict=True)

@@ -1,4 +1,4 @@
-"""The policy that removes what a pattern matches."""
+"""The policy that removes the matches of a pattern."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class RemoveRegex:
     searched, not the arguments of calls.
 
     After SWE-agent (``RemoveRegex`` in sweagent/agent/history_processors.py at 318f909). Unlike
-    there the instructions (system, developer) stay, and of diffs inside one another the innermost
-    go, or output full of opening tags would take for ever. To make a secret unknown to the model,
-    use ``redact``: this policy only tidies up.
+    there the instructions (system, developer) stay, and of nested diffs the innermost are removed,
+    or output full of opening tags would take for ever. To make a secret unknown to the model, use
+    ``redact``: this policy only tidies up.
     """
 
     name: ClassVar[str] = "remove_regex"
@@ -43,7 +43,7 @@ class RemoveRegex:
     _compiled: tuple[UserPattern, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an unusable pattern or a negative ``keep_last``."""
+        """Raise ValueError for an unusable pattern or a negative ``keep_last``."""
         if not self.remove:
             raise ValueError("remove=[] names no pattern; nothing would be removed")
         if self.keep_last < 0:
@@ -52,7 +52,7 @@ class RemoveRegex:
         object.__setattr__(self, "_compiled", compiled)
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
-        """Return the messages without what matched. Raises PatternTimeoutError."""
+        """Return the messages without the matches. Raises PatternTimeoutError."""
         budget = Budget(MATCH_BUDGET_S)
         removal = _Removal(tuple(pattern.matcher(budget) for pattern in self._compiled))
         end = len(messages) - self.keep_last
@@ -86,7 +86,7 @@ def _nothing(found: re.Match[str]) -> str:
 
 
 def dot_matches_all(pattern: str) -> str:
-    """The pattern with the flag by which a dot matches line breaks."""
+    """Return the pattern with the flag by which a dot matches line breaks."""
     own = _FLAGS.match(pattern)
     if own is None:
         return f"(?s){pattern}"

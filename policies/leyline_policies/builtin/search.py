@@ -1,4 +1,4 @@
-"""Looking for what several rules find, within a time that grows with the text."""
+"""The search for the matches of several rules, within a time that grows with the text."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _RULE_S = 5e-8
 """Seconds for each character, and more for each rule. Ordinary text takes a tenth of it."""
 _CLOSER_S = 2e-4
 _MOST_CLOSER = 5_000
-"""Seconds for each match that is looked at more closely, and how many of a message may be."""
+"""Seconds for each match that is examined, and the maximum number of such matches in a message."""
 
 
 class Search:
     """The rules of one transform call. For one thread.
 
-    Each message has the processor time that its length is worth, many times over what ordinary
-    text takes, so that whether it can be searched is its own affair and the same on every turn.
-    It may take a quarter of what all share besides; once that is gone, none has more than its own.
+    Each message has the processor time that its length is worth, many times over what ordinary text
+    takes, so that its own text decides if it can be searched, and the same on every turn. Besides,
+    it may take a quarter of a common reserve; once that is spent, each has only its own.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
@@ -39,7 +39,7 @@ class Search:
         self.begin()
 
     def begin(self) -> None:
-        """A new message: it has its own time."""
+        """Begin a new message, which has its own time."""
         self._shared_s -= min(self._lent_s, max(0.0, self._lent_s - self._budget.left_s))
         self._lent_s = min(self._shared_s, MATCH_BUDGET_S / _SHARE)
         self._budget = Budget(_LEAST_S + self._lent_s)
@@ -47,13 +47,13 @@ class Search:
         self._matchers.clear()
 
     def redacted(self, text: str, replacement: str) -> str:
-        """``text`` with ``replacement`` for what the rules find. Raises PatternTimeoutError."""
+        """Return ``text`` with ``replacement`` for each match. Raises PatternTimeoutError."""
         return replaced(text, self.spans(text, replacement), replacement)
 
     def spans(self, text: str, replacement: str = "") -> list[Span]:
-        """What the rules find, in order, none of which overlap. Raises PatternTimeoutError.
+        """Return the matches, in order and without overlaps. Raises PatternTimeoutError.
 
-        What lies within an earlier ``replacement`` is left, or the text would grow on every turn.
+        Matches within an earlier ``replacement`` are left, or the text would grow on every turn.
         """
         found: list[Span] = []
         levels = [*views(text)]
@@ -67,11 +67,11 @@ class Search:
         return [*_merged(sorted(found))]
 
     def first(self, text: str) -> int | None:
-        """Which of the rules is the first that finds something. Raises PatternTimeoutError."""
+        """Return the number of the first rule that matches. Raises PatternTimeoutError."""
         return next((place for view in views(text) for place, _ in self._found(view)), None)
 
     def _found(self, view: View) -> Iterator[tuple[int, Span]]:
-        """What each rule finds, in their order, as places in the text as it is written."""
+        """Yield the matches of each rule, in order, as places in the text as it is written."""
         self._budget.extend(len(view.text) * self._character_s)
         small = in_small_letters(view.text)
         for place, rule in enumerate(self._rules):
@@ -87,7 +87,7 @@ class Search:
                         yield place, view.original(start, end)
 
     def _look_closer(self, rule: Rule) -> None:
-        """Raises PatternTimeoutError where there is no time for it."""
+        """Raise PatternTimeoutError if there is no time for a closer look."""
         if rule.narrow is not None and self._closer < _MOST_CLOSER:
             self._closer += 1
             self._budget.extend(_CLOSER_S)
@@ -95,7 +95,7 @@ class Search:
 
 
 def replaced(text: str, spans: Sequence[Span], replacement: str) -> str:
-    """``text`` with ``replacement`` for each of the spans, which are in order and apart."""
+    """Return ``text`` with ``replacement`` for each of the spans, which are in order and apart."""
     parts: list[str] = []
     at = 0
     for start, end in spans:
@@ -105,9 +105,9 @@ def replaced(text: str, spans: Sequence[Span], replacement: str) -> str:
 
 
 def in_small_letters(text: str) -> str:
-    """The text in which whatever a pattern takes for a letter a to z, case aside, is that letter.
+    """Return the text with small letters a to z for all that patterns take for them, case aside.
 
-    Besides capitals that are the long s, the Kelvin sign, and i with and without a dot. All else
+    Besides capitals, those are the long s, the Kelvin sign, and i with and without a dot. All else
     outside ASCII is a question mark.
     """
     if not text.isascii():
@@ -125,11 +125,11 @@ def _inside(text: str, span: Span, replacement: str) -> bool:
 
 
 def _uncut(span: Span, read: View, known: Sequence[Span]) -> Span:
-    """The span, which may not begin within an escape: the n of a line break is no letter of a word.
+    """Return the span without a cut escape at its start: the n of a line break is no letter.
 
     Args:
         read: the text with its escapes undone.
-        known: what was found in it; what is known need not go twice, nor any more of it.
+        known: matches in it already; a known match need not be removed twice, nor grow.
     """
     start, end = span
     cut = read.escape_at(start)
@@ -140,7 +140,7 @@ def _uncut(span: Span, read: View, known: Sequence[Span]) -> Span:
 
 
 def _merged(spans: Sequence[Span]) -> Iterator[Span]:
-    """The spans, those that overlap as one."""
+    """Yield the spans, with those that overlap as one."""
     held: Span | None = None
     for start, end in spans:
         if held is None or start >= held[1]:

@@ -19,15 +19,15 @@ _DEFAULT_MESSAGES = 100
 class SlidingWindow:
     """Drop the oldest messages when the conversation outgrows a limit, down to half of it.
 
-    The limits are ``max_messages`` (the instructions in front not counted), ``max_tokens`` and
+    The limits are ``max_messages`` (the instructions at the front not counted), ``max_tokens`` and
     ``max_fraction`` of the model's context window; with none of them, 100 messages. Past one of
     them the newest ``keep_messages`` or ``keep_tokens`` stay, by default half of the limit, so that
     the cut moves seldom and the cache is lost as seldom. The instructions and the ``keep_first``
-    messages behind them stay as well, and so does the last message of the user. Calls and their
+    messages after them stay as well, and so does the last message of the user. Calls and their
     results go together.
 
-    Where the cut is follows from the messages alone: the policy looks at each request that the
-    conversation holds, as the harness did when it sent it.
+    The messages alone determine the cut: the policy looks at each request that the conversation
+    holds, as the harness did when it sent it.
 
     The rule is that of pydantic-ai-harness 0.36 (``SlidingWindowCompaction``), the default limit
     and the halving those of OpenHands (``AmortizedForgettingCondenser``: 100 events). Unlike
@@ -46,7 +46,7 @@ class SlidingWindow:
     keep_first: int = 1
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a limit out of range, or no smaller than what it keeps."""
+        """Raise ValueError for a limit out of range, or no smaller than what it keeps."""
         if self.max_fraction is not None and not 0 < self.max_fraction <= 1:
             raise ValueError(f"max_fraction={self.max_fraction} must be above 0 and at most 1")
         if self.keep_first < 0:
@@ -125,7 +125,7 @@ class _Window:
     blocks: _Blocks
 
     def cut(self, context: Context) -> tuple[int, int]:
-        """Where the window begins behind ``head``, and how many messages there were by then."""
+        """Return the start of the window after ``head``, and the number of messages by then."""
         sums: list[int] = []
         if self.most.tokens is not None:
             sums = [0, *accumulate(context.each_tokens(self.messages))]
@@ -137,7 +137,7 @@ class _Window:
         return cut, moved_at
 
     def _moved(self, cut: int, end: int, sums: Sequence[int]) -> int:
-        """The cut after the request of the first ``end`` messages."""
+        """Return the cut after the request of the first ``end`` messages."""
         aims = [cut]
         count = self.head - self.front + end - cut
         if self.most.messages is not None and count > self.most.messages:
@@ -165,18 +165,18 @@ class _Blocks:
                 self._ends.append(end)
 
     def floor(self, cut: int) -> int:
-        """The last place at or before ``cut`` that splits none."""
+        """Return the last place at or before ``cut`` that splits none."""
         at = bisect_left(self._starts, cut) - 1
         return self._starts[at] if at >= 0 and cut <= self._ends[at] else cut
 
     def ceiling(self, cut: int) -> int:
-        """The first place at or behind ``cut`` that splits none."""
+        """Return the first place at or after ``cut`` that splits none."""
         at = bisect_left(self._starts, cut) - 1
         return self._ends[at] + 1 if at >= 0 and cut <= self._ends[at] else cut
 
 
 def _requests(messages: Sequence[Message]) -> Iterator[int]:
-    """How many messages each request held: all up to an answer, and all there are now."""
+    """Yield the number of messages of each request: all up to an answer, and all there are now."""
     for index, message in enumerate(messages):
         if message.get("role") == "assistant":
             yield index
@@ -184,7 +184,7 @@ def _requests(messages: Sequence[Message]) -> Iterator[int]:
 
 
 def _last_user(messages: Sequence[Message], head: int, cut: int) -> int | None:
-    """Where the user's last message is if the cut would take it away."""
+    """Return the place of the user's last message if the cut would remove it."""
     for index in range(len(messages) - 1, head - 1, -1):
         if messages[index].get("role") == "user":
             return index if index < cut else None

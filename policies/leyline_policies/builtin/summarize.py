@@ -21,21 +21,21 @@ _TASK = (
     "alone."
 )
 _PATIENCE_TURNS = 20
-"""After so many without an answer, a newer part is asked about."""
+"""Turns without an answer after which a newer part is asked about."""
 
 HEADING = "Here is a summary of the conversation to date:\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """A summary: of what stands before ``end``, but for the message ``kept`` (-1 for none)."""
+    """A summary of the messages before ``end``, except the message ``kept`` (-1 for none)."""
 
     end: int
     kept: int
     text: str
 
     def told(self, bearer: Message) -> Message:
-        """The message that the summary is sent in."""
+        """Return the message that carries the summary."""
         if self.kept < 0:
             return {"role": "user", "content": HEADING + self.text}
         return with_note(bearer, HEADING + self.text, cause="summary")
@@ -45,13 +45,13 @@ class _Standing:
 class Summarize:
     """Replace the older part of a long conversation by a summary that a model writes.
 
-    Once there are ``trigger_tokens`` tokens or more (or ``trigger_fraction`` of the
-    model's window), the messages before the newest ``keep_messages`` are given to ``model`` (the
-    session's own, if empty), beside the request: this turn and those after it are sent in full,
-    until the summary has come. From then on it stands in the place of what it tells of; when the
-    conversation has grown again, the next summary takes in the last one. Instructions in front
-    stay, calls stay with their results; the user's last message stays, and bears the summary. If
-    the summarized part changes (a secret is redacted in it), the summary is thrown away.
+    Once there are ``trigger_tokens`` tokens or more (or ``trigger_fraction`` of the model's
+    window), the messages before the newest ``keep_messages`` are given to ``model`` (the session's
+    own, if empty), beside the request: this turn and those after it are sent in full, until the
+    summary has come. From then on it replaces the messages that it covers; when the conversation
+    has grown again, the next summary includes the last one. Instructions at the front stay, calls
+    stay with their results; the user's last message stays, and carries the summary. If the
+    summarized part changes (a secret is redacted in it), the summary is dropped.
 
     The rule is that of LangChain's ``SummarizationMiddleware`` (langchain 1.4.7); different from
     it, nobody waits for the summary, the user's last message stays, and the text for the model is
@@ -70,7 +70,7 @@ class Summarize:
     model: str = ""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a number out of range or a policy that would never act."""
+        """Raise ValueError for a number out of range or a policy that would never act."""
         check_numbers(
             1,
             trigger_tokens=self.trigger_tokens,
@@ -84,7 +84,7 @@ class Summarize:
             raise ValueError("trigger_tokens and trigger_fraction are both none; give one")
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
-        """Return the messages with the summary in place of what it tells of."""
+        """Return the messages with the summary in place of those that it covers."""
         front = instructions_end(messages)
         if not context.state and not self._is_due(messages, context):
             return messages
@@ -110,7 +110,7 @@ class Summarize:
     def _asked(
         self, prints: Sequence[str], front: int, least: int, cut: int, context: Context
     ) -> dict[str, Any] | None:
-        """The part that is being summarized, or that up to ``cut`` from now on; None for none.
+        """Return the part that is being summarized, or that up to ``cut`` from now on, or None.
 
         It stays the same while the conversation grows, or no answer would ever fit it.
         """
@@ -133,7 +133,7 @@ class Summarize:
         return fresh
 
     def _last(self, prints: Sequence[str], front: int, context: Context) -> _Standing | None:
-        """The last summary, if it still tells of what is there."""
+        """Return the last summary, if it still covers the messages that are there."""
         known = context.state.get("standing")
         if known is None:
             return None
@@ -162,14 +162,14 @@ class Summarize:
         return bool(self.trigger_fraction and window and total >= self.trigger_fraction * window)
 
     def _cut(self, messages: Sequence[Message], least: int) -> int:
-        """Where the newest messages begin, calls with their results."""
+        """Return where the newest messages begin, calls with their results."""
         cut = len(messages) - self.keep_messages
         while least < cut < len(messages) and messages[cut].get("role") in RESULT_ROLES:
             cut -= 1
         return cut
 
     def _question(self, span: Sequence[Message], context: Context) -> list[Message]:
-        """What the model is asked: the newest part of ``span`` that fits, as text."""
+        """Return the question to the model: the newest part of ``span`` that fits, as text."""
         left, told = self.summarized_tokens, list[str]()
         for message in reversed(span):
             left -= context.tokens(message)

@@ -1,4 +1,4 @@
-"""Every text of a message, wherever it stands, with some of it replaced."""
+"""Every text of a message, at any place, with some of it replaced."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from leyline_policies.marks import edit
 from leyline_policies.policy import Message
 
 MAX_DEPTH = 128
-"""Lists and objects inside one another below a message's members; what lies deeper goes as one."""
+"""Maximum depth of nested lists and objects in a message's members; deeper ones go as a whole."""
 
 _DECODER = json.JSONDecoder(strict=False)
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
-# What ties messages together is left alone, or calls would lose their results.
+# Members that tie messages together are left alone, or calls would lose their results.
 _MESSAGE_KEYS = frozenset({"role", "tool_call_id", "id"})
 _CALL_KEYS = frozenset({"id", "type", "index"})
 _PART_KEYS = frozenset({"type"})
@@ -46,25 +46,25 @@ _SURELY_DATA = 256
 _LONGEST_HEAD = 200
 
 Find = Callable[[str], Sequence[Span]]
-"""What of a text is to be replaced, in order and apart."""
+"""Returns the spans of a text to replace, in order and apart."""
 
 
 def whole(text: str) -> Sequence[Span]:
-    """All of it."""
+    """Return the span of the whole text."""
     return [(0, len(text))] if text else ()
 
 
 @dataclass(frozen=True, slots=True)
 class TextWalk:
-    """All texts of a message with ``replacement`` for what is found in them."""
+    """A walk over all texts of a message, with ``replacement`` for the matches in them."""
 
     find: Find
     replacement: str
     joins: bool = True
-    """Whether the text parts of a content are one text, too."""
+    """True if the text parts of a content are one text, too."""
 
     def message(self, message: Message) -> Message:
-        """The message with its texts edited; the given one if none changes."""
+        """Return the message with its texts edited; the given one if none changes."""
         # The name of a result is the tool's, by which it is found.
         is_result = message.get("role") in RESULT_ROLES
         kept = _MESSAGE_KEYS | {"name"} if is_result else _MESSAGE_KEYS
@@ -81,7 +81,7 @@ class TextWalk:
         edited: Callable[[str, Any], Any],
         kept: Collection[str] = (),
     ) -> dict[str, Any]:
-        """An object with its names and values edited, but for the values ``kept``."""
+        """Return an object with its names and values edited, except the values ``kept``."""
         members: dict[str, Any] = {}
         times: Counter[str] = Counter()
         for key, value in given.items():
@@ -117,7 +117,7 @@ class TextWalk:
         return self._any(value)
 
     def _across(self, parts: list[Any]) -> list[Any]:
-        """The parts of a content without what reaches from the text of one into the next."""
+        """Return the parts of a content without matches that reach from one text into the next."""
         texts = [(i, part["text"]) for i, part in enumerate(parts) if _has_text(part)]
         if len(texts) < 2:
             return parts
@@ -128,7 +128,7 @@ class TextWalk:
             done = 0
             for start, end in ((start - begin, end - begin) for start, end in spans):
                 if start < len(text) and end > 0:
-                    # The replacement stands where the match begins.
+                    # The replacement is put where the match begins.
                     left += (text[done : max(start, 0)], self.replacement if start >= 0 else "")
                     done = min(end, len(text))
             if left:
@@ -145,7 +145,7 @@ class TextWalk:
         return self._called(value) if key in ("function", "custom") else self._any(value)
 
     def _called(self, body: Any) -> Any:
-        """The function that a call names, with its arguments."""
+        """Return the function that a call names, with its arguments."""
         if not isinstance(body, dict):
             return self._any(body)
         return self._members(body, self._of_function, ("name",))
@@ -180,7 +180,7 @@ class TextWalk:
         return json.dumps(edited, ensure_ascii=literal.isascii() or "\\u" in literal)
 
     def _media(self, key: str, value: Any) -> Any:
-        """A picture's address is text; its data is not."""
+        """Edit a picture's address, which is text, but not its data."""
         if isinstance(value, str):
             return value if _is_data(key, value) else self._text(value)
         if isinstance(value, dict):
@@ -191,7 +191,7 @@ class TextWalk:
         return self._any(value)
 
     def _any(self, value: Any, depth: int = 0) -> Any:
-        """Every string and number at any depth of a JSON value, and every name."""
+        """Edit every string and number at any depth of a JSON value, and every name."""
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, dict | list) and depth >= MAX_DEPTH:
@@ -217,10 +217,10 @@ class TextWalk:
 
 
 def _unlike(name: str, times: Counter[str], is_taken: Callable[[str], bool]) -> str:
-    """``name``, or one like it that isn't taken.
+    """Return ``name``, or one like it that isn't taken.
 
     Args:
-        times: how often each name was asked for.
+        times: number of requests for each name.
     """
     while True:
         times[name] += 1
@@ -230,7 +230,7 @@ def _unlike(name: str, times: Counter[str], is_taken: Callable[[str], bool]) -> 
 
 
 def is_media(part: Any) -> bool:
-    """Whether a part of a content is a picture, a sound or a file."""
+    """Return True if a part of a content is a picture, a sound or a file."""
     return isinstance(part, dict) and not _MEDIA.isdisjoint(part)
 
 
@@ -239,7 +239,7 @@ def _has_text(part: Any) -> bool:
 
 
 def _is_data(key: str, value: str) -> bool:
-    """Whether a text stands for a picture, a sound or a file."""
+    """Return True if a text is the data of a picture, a sound or a file."""
     head, comma, data = value.partition(",")
     if comma and head.startswith("data:") and head.endswith(";base64"):
         return len(head) <= _LONGEST_HEAD and _BASE64.fullmatch(data) is not None

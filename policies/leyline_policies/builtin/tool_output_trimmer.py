@@ -24,10 +24,10 @@ _HEADER = "[Trimmed]"
 class ToolOutputTrimmer:
     """Replace tool outputs of more than ``max_output_chars`` by a preview, outside recent turns.
 
-    A turn begins with a user message; what follows the ``recent_turns``-th last one stays. A text
-    becomes a line that names the tool and the length, and its first ``preview_chars`` characters.
-    A part list becomes a text within ``max_output_chars`` that also counts the images and files
-    that went. With ``trimmable_tools`` only outputs of these tools are trimmed.
+    A turn begins with a user message; everything after the ``recent_turns``-th last one stays. A
+    text becomes a line that names the tool and the length, and its first ``preview_chars``
+    characters. A part list becomes a text within ``max_output_chars`` that also counts the images
+    and files that it drops. With ``trimmable_tools`` only outputs of these tools are trimmed.
 
     The rule and its texts are those of the OpenAI Agents SDK's ``ToolOutputTrimmer``
     (openai-agents 0.24.0, agents/extensions/tool_output_trimmer.py). Different from it: an output
@@ -45,7 +45,7 @@ class ToolOutputTrimmer:
     trimmable_tools: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a number out of range or an empty ``trimmable_tools``."""
+        """Raise ValueError for a number out of range or an empty ``trimmable_tools``."""
         check_numbers(1, recent_turns=self.recent_turns, max_output_chars=self.max_output_chars)
         check_numbers(0, preview_chars=self.preview_chars)
         check_tools("trimmable_tools", self.trimmable_tools)
@@ -94,7 +94,7 @@ class ToolOutputTrimmer:
         return f"{header}\n{text[: self.preview_chars]}..."
 
     def _preview_of_parts(self, content: Sequence[Any], tool: str) -> str:
-        """The longest header that fits, and as much of the text as fits below the shortest."""
+        """Return the longest header that fits, and the text that fits below the shortest."""
         payload = _payload(content)
         assert payload is not None  # noqa: S101  # _is_large has looked
         limit = self.max_output_chars
@@ -110,16 +110,16 @@ class ToolOutputTrimmer:
 
 @dataclass(frozen=True, slots=True)
 class _Payload:
-    """What a part list holds for the model."""
+    """The contents of a part list for the model."""
 
     length: int
     text: str
     dropped: Mapping[str, int]
-    """How many parts of each other type there are."""
+    """Number of parts of each other type."""
 
 
 def _headers(payload: _Payload, tool: str, shown: int) -> list[str]:
-    """The headers to choose from, the most telling first."""
+    """Return the headers to choose from, the most informative first."""
     note = ""
     if payload.dropped:
         counts = sorted(payload.dropped.items())
@@ -137,7 +137,7 @@ def _headers(payload: _Payload, tool: str, shown: int) -> list[str]:
 
 
 def _payload(content: Sequence[Any]) -> _Payload | None:
-    """What a list of text, image and file parts holds; None for any other list."""
+    """Return the contents of a list of text, image and file parts; None for any other list."""
     texts: list[str] = []
     length = 0
     dropped: Counter[str] = Counter()
@@ -159,7 +159,7 @@ def _payload(content: Sequence[Any]) -> _Payload | None:
 
 
 def _opaque(part: Mapping[str, Any]) -> tuple[str, int] | None:
-    """An image's or file's type, as the Responses API calls it, and the length of its data."""
+    """Return an image's or file's type, as in the Responses API, and the length of its data."""
     kind = part.get("type")
     if kind in ("image_url", "input_image"):
         image = part.get("image_url")

@@ -1,4 +1,4 @@
-"""What the policies on tool results share: finding them, naming their tools, putting edits in."""
+"""Common parts of the policies on tool results: their places, their tools, edits of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMES = "tool_results.names"
 
 
 def tool_names(messages: list[Message], context: Context) -> Mapping[int, str]:
-    """The tool behind each result, by index: that of the latest call of its id before it.
+    """Return the tool of each result, by index: that of the latest call of its id before it.
 
     A result without a call is known by its own name, if it has one; else the name is empty.
     """
@@ -26,14 +26,14 @@ def tool_names(messages: list[Message], context: Context) -> Mapping[int, str]:
 
 
 def called_tools(messages: list[Message], context: Context) -> Mapping[int, str]:
-    """The tool behind each result that answers a call, by index; not to be changed."""
+    """Return the tool of each result that answers a call, by index; not to be changed."""
     return context.fold(context.calls(messages), _note_results, dict[int, str], key=_NAMES)
 
 
 def result_stub(message: Message, stub: str, cause: str | None = None) -> Message:
-    """A tool result with ``stub`` for its content; as it is where it has that already.
+    """Return a tool result with ``stub`` for its content; unchanged if it has that already.
 
-    Any other message as well, so that a policy may ask for all of them with `Context.each`.
+    Any other message stays as well, so that a policy may pass all of them to `Context.each`.
     """
     if message.get("role") not in RESULT_ROLES or message.get("content") == stub:
         return message
@@ -41,7 +41,7 @@ def result_stub(message: Message, stub: str, cause: str | None = None) -> Messag
 
 
 def first_answer(messages: Sequence[Message]) -> int:
-    """Where the first assistant message is: before it are instructions, examples and the task."""
+    """Return the first assistant message's place, after instructions, examples and the task."""
     return next(
         (i for i, message in enumerate(messages) if message.get("role") == "assistant"),
         len(messages),
@@ -49,7 +49,7 @@ def first_answer(messages: Sequence[Message]) -> int:
 
 
 def with_edits(messages: list[Message], edits: Mapping[int, Message]) -> list[Message]:
-    """The messages with ``edits`` in their places; the same list if none differs."""
+    """Return the messages with ``edits`` in their places; the same list if none differs."""
     return with_edited(messages, edits, edits)
 
 
@@ -58,7 +58,7 @@ def with_edited(
     edited: Sequence[Message] | Mapping[int, Message],
     places: Iterable[int],
 ) -> list[Message]:
-    """The messages with those of ``edited`` at ``places``; the same list if none differs."""
+    """Return the messages with those of ``edited`` at ``places``; the same list if none differs."""
     result = list(messages)
     for index in places:
         result[index] = edited[index]
@@ -66,14 +66,14 @@ def with_edited(
 
 
 def check_numbers(least: int, **numbers: float | None) -> None:
-    """Raises ValueError for a number below ``least``, with its key."""
+    """Raise ValueError for a number below ``least``, with its key."""
     for key, value in numbers.items():
         if value is not None and value < least:
             raise ValueError(f"{key}={value} is too small; it must be {least} or more")
 
 
 def check_tools(key: str, tools: Collection[str] | None) -> None:
-    """Raises ValueError for an empty list where leaving it out means all tools."""
+    """Raise ValueError for an empty list, since leaving it out means all tools."""
     if tools is not None and not tools:
         raise ValueError(f"{key}=[] names no tool; leave it out for the results of all")
 

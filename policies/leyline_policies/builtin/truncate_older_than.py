@@ -19,10 +19,10 @@ class TruncateOlderThan:
     """Shorten all but the newest ``n`` tool results to a head and a tail.
 
     A text of more than ``max_chars`` characters becomes its beginning and its end around a line
-    that says how many characters were cut, together at most ``max_chars`` long (or that line alone
-    where it does not fit). Shorter texts stay, so a shortened result is never shortened again.
-    Each text part of a part list counts for itself; images and other parts stay. With ``tools``
-    only results of these tools are counted and shortened.
+    that gives the number of cut characters, together at most ``max_chars`` long (or that line alone
+    where it does not fit). Shorter texts stay, so a shortened result is never shortened again. Each
+    text part of a part list counts for itself; images and other parts stay. With ``tools`` only
+    results of these tools are counted and shortened.
     """
 
     name: ClassVar[str] = "truncate_older_than"
@@ -34,7 +34,7 @@ class TruncateOlderThan:
     tools: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a negative ``n`` or ``max_chars``, or an empty ``tools``."""
+        """Raise ValueError for a negative ``n`` or ``max_chars``, or an empty ``tools``."""
         for key, value in (("n", self.n), ("max_chars", self.max_chars)):
             if value < 0:
                 raise ValueError(f"{key}={value} is negative; it must be 0 or more")
@@ -53,7 +53,7 @@ class TruncateOlderThan:
         return map_text(message, self._shorten)
 
     def _results(self, messages: list[Message], context: Context) -> Sequence[int]:
-        """Where the tool results are, oldest first."""
+        """Return the places of the tool results, oldest first."""
         found = context.results(messages)
         if self.tools is None:
             return found
@@ -63,7 +63,7 @@ class TruncateOlderThan:
     def _shorten(self, text: str) -> str:
         if len(text) <= max(self.max_chars, _LONGEST_MARKER):
             return text
-        # Sized with the whole text's length, which has no fewer digits than what will be cut.
+        # Sized with the whole text's length, which has at least as many digits as the cut length.
         kept = max(0, self.max_chars - len(_marker(len(text))))
         tail = kept // 2
         head = kept - tail

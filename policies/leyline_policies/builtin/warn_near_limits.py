@@ -17,14 +17,14 @@ _CRITICAL = "Complete the current task immediately and avoid unnecessary tool ca
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """A limit that was reached, and by how many tokens."""
+    """A limit that was reached, and the number of tokens that did."""
 
     used: int
     limit: int
 
     @property
     def text(self) -> str:
-        """What the model is told."""
+        """Text of the warning to the model."""
         critical = self.used >= self.limit
         return (
             f"[WarnNearLimits]\n{'CRITICAL' if critical else 'URGENT'}: "
@@ -39,11 +39,11 @@ class _Level:
 class WarnNearLimits:
     """Tell the model once the messages take up ``threshold`` of its context window, and once all.
 
-    The limit is ``max_tokens``, or ``max_fraction`` of the model's context window; where neither
-    is known nothing is said. The warning goes into the message with which the limit was reached,
-    and stays there: history in front of it is not touched, so nothing of the cache is lost. When
-    another policy makes the conversation short again, the warning goes. With ``place="end"`` it is
-    instead a message of the user behind the last one, with the figures of this turn; that is what
+    The limit is ``max_tokens``, or ``max_fraction`` of the model's context window; if neither is
+    known, there is no warning. The warning goes into the message with which the limit was reached,
+    and stays there: history before it is not touched, so nothing of the cache is lost. When another
+    policy makes the conversation short again, the warning is removed. With ``place="end"`` it is
+    instead a message of the user after the last one, with the figures of this turn; that is what
     the original does, but some templates then drop the thinking of the run at hand.
 
     On every turn near the limit the note ``near_limit`` reports the ``fraction``.
@@ -62,7 +62,7 @@ class WarnNearLimits:
     place: Literal["inside", "end"] = "inside"
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a limit or a fraction out of range."""
+        """Raise ValueError for a limit or a fraction out of range."""
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"max_tokens={self.max_tokens} must be 1 or more")
         for key, value in (("threshold", self.threshold), ("max_fraction", self.max_fraction)):
@@ -95,7 +95,7 @@ class WarnNearLimits:
     def _reached(
         self, messages: list[Message], limit: int, context: Context
     ) -> Iterator[tuple[int, _Level]]:
-        """Where each level was reached: the last message of the first request that did."""
+        """Yield the place where each level was reached: the first such request's last message."""
         wanted = [self.threshold, *([1.0] if self.threshold < 1 else ())]
         for index, used in enumerate(accumulate(context.each_tokens(messages))):
             if not wanted or used / limit < wanted[0]:

@@ -9,7 +9,7 @@
         assert report.reclaimed_tokens > 0
 
 `check_policy` plays sessions to the policy, turn by turn as the proxy does, and raises a
-`RuleBrokenError` at the first rule that it breaks. Needs the standard library only.
+`RuleBrokenError` at the first rule that it breaks. It needs the standard library only.
 """
 
 from __future__ import annotations

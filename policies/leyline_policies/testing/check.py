@@ -1,4 +1,4 @@
-"""Playing sessions to a policy and checking the rules at every turn."""
+"""A player of sessions to a policy, which checks the rules at every turn."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ Render = Callable[[list[Message]], object]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a policy did on sessions on which it kept the rules."""
+    """A policy's results on sessions on which it kept the rules."""
 
     policy: str
     sessions: int = 0
     turns: int = 0
     edited_turns: int = 0
-    """Turns on which it sent something else than it was given."""
+    """Number of turns on which it sent other messages than it was given."""
     rewrites: int = 0
-    """Turns on which it changed what it had sent the turn before: each costs the cache an edit."""
+    """Number of turns on which it changed what it sent before: each costs the cache an edit."""
     given_tokens: int = 0
     sent_tokens: int = 0
 
@@ -59,20 +59,20 @@ def check_policy(
 ) -> Report:
     """Play sessions to a policy and check every rule in `RULES` at every turn.
 
-    Each turn's state is handed to the next, the session sleeps for an hour at every fifth turn, and
-    a message that stays is the same object from turn to turn.
+    Each turn's state goes to the next, the session sleeps for an hour at every fifth turn, and a
+    message that stays is the same object from turn to turn.
 
     Args:
         policy: a policy, or a plain function that is one.
         sessions: see `Session`; without them, `synthetic_sessions`.
-        render: called with what would be sent (a chat template, say); may raise anything. Turns
+        render: called with the messages to send (a chat template, say); may raise anything. Turns
             whose given messages it refuses aren't rendered.
         window: the model's context window in tokens.
         without: rules that are not checked.
 
     Raises:
-        RuleBrokenError: the policy breaks a rule. It is an AssertionError.
-        ValueError: no rule is called what ``without`` names, or there is no turn to check.
+        RuleBrokenError: the policy breaks a rule. It is an AssertionError. ValueError: ``without``
+        names an unknown rule, or there is no turn to check.
     """
     for name in without:
         if name not in RULES:
@@ -92,7 +92,7 @@ def check_policy(
 
 @dataclass(slots=True)
 class _Player:
-    """One run of a session: messages of its own, and what is carried from turn to turn."""
+    """One run of a session: messages of its own, and the data kept from turn to turn."""
 
     policy: Policy
     window: int | None
@@ -101,7 +101,7 @@ class _Player:
     copies: dict[int, tuple[Message, Message]] = field(default_factory=dict)
 
     def own(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages as objects of this run, the same ones on every turn."""
+        """Return the messages as objects of this run, the same ones on every turn."""
         for message in messages:
             if id(message) not in self.copies:
                 self.copies[id(message)] = (message, deepcopy(message))
@@ -115,7 +115,7 @@ class _Player:
         )
 
     def play(self, turn: int, messages: list[Message]) -> tuple[list[Message], Context]:
-        """One turn. Raises what the policy raises."""
+        """Play one turn. Raises what the policy raises."""
         self.memo.next_turn()
         context = self.context(turn, self.state, self.memo)
         returned = run(self.policy, messages, turn, context)
@@ -133,7 +133,7 @@ class _Checker:
         self._without = without
 
     def session(self, number: int, session: Session, totals: Report) -> Report:
-        """Check one session twice over; the totals with its figures."""
+        """Check one session twice; returns the totals with its figures."""
         first = _Player(self._policy, self._window)
         results: list[list[Message]] = []
         for turn, request in enumerate(session):
@@ -147,7 +147,7 @@ class _Checker:
         return totals
 
     def _turn(self, player: _Player, place: tuple[int, int], given: list[Message]) -> list[Message]:
-        """One turn with all that is asked of it; what would be sent."""
+        """Play and check one turn; returns the messages to send."""
         before, state = deepcopy(given), deepcopy(player.state)
         handed = list(given)
         returned, context = self._played(player, place, handed)
@@ -170,7 +170,7 @@ class _Checker:
         state: State,
         call: Call,
     ) -> None:
-        """The same call again: with the state from before on other objects, then once more."""
+        """Repeat the call with the state from before on other objects, then once more."""
         fresh = player.context(place[1], state, Memo())
         self._same("idempotent", place, call.after, self._result(place, before, fresh))
         if fresh.state != call.context.state:
@@ -202,7 +202,7 @@ class _Checker:
             return
         try:
             self._render(deepcopy(before))
-        except Exception:  # a session that can't be rendered tells nothing of the policy
+        except Exception:  # a session that can't be rendered shows nothing about the policy
             return
         try:
             self._render(deepcopy(after))

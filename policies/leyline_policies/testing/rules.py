@@ -31,7 +31,7 @@ RULES: Mapping[str, str] = {
     "deterministic": "a session played anew gives the same results",
     "renders": "what could be rendered before can be rendered after",
 }
-"""Names of the rules, and what each asks for."""
+"""Names of the rules, and their demands."""
 
 
 class RuleBrokenError(AssertionError):
@@ -52,14 +52,14 @@ class RuleBrokenError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """How a rule is broken."""
+    """The way in which a rule is broken."""
 
     detail: str
     message: int | None = None
-    """The place in the list that ``detail`` speaks of."""
+    """The place in the list to which ``detail`` refers."""
 
 
-@dataclass(frozen=True)  # no slots: what the two lists have in common is worked out once
+@dataclass(frozen=True)  # no slots: the common part of the two lists is computed once
 class Call:
     """One call of transform."""
 
@@ -70,22 +70,22 @@ class Call:
 
     @cached_property
     def after(self) -> list[Message]:
-        """What would be sent."""
+        """The messages to send."""
         return without_dropped(self.returned)
 
     @cached_property
     def became(self) -> dict[int, int]:
-        """Place after by place before."""
+        """Place after the call by place before it."""
         return dict(align(self.given, self.after))
 
     def forgets(self, message: Message) -> bool:
-        """Whether the edit that made ``message`` is a forget."""
+        """Return True if the edit that made ``message`` is a forget."""
         mark = mark_of(message)
         return (mark.mode if mark and mark.mode else self.policy.mode) == "forget"
 
 
 def is_message_list(returned: object) -> Breach | None:
-    """The rule ``returns_messages``."""
+    """Check the rule ``returns_messages``."""
     if not isinstance(returned, list):
         return Breach(f"it returned a {type(returned).__name__}")
     for index, message in enumerate(returned):
@@ -99,7 +99,7 @@ def is_message_list(returned: object) -> Breach | None:
 
 
 def is_unchanged(before: Sequence[Message], given: Sequence[Message]) -> Breach | None:
-    """The rule ``input_kept``; ``before`` is a copy made before the call."""
+    """Check the rule ``input_kept``; ``before`` is a copy made before the call."""
     if len(before) != len(given):
         return Breach(f"the list held {len(before)} messages and holds {len(given)}")
     for index, (old, new) in enumerate(zip(before, given, strict=True)):
@@ -201,4 +201,4 @@ CHECKS: Mapping[str, Callable[[Call], Breach | None]] = {
     "state_json": _state_json,
     "notes_numbers": _notes_numbers,
 }
-"""Rules that one call shows, by name."""
+"""Checks of rules that one call shows, by name."""

@@ -23,9 +23,9 @@ _WORDS = (
 
 
 def requests_of(messages: Sequence[Message]) -> list[list[Message]]:
-    """The requests that led to a conversation: one for each answer of the model.
+    """Return the requests that led to a conversation: one for each answer of the model.
 
-    What follows the last answer makes one more.
+    Messages after the last answer make one more.
     """
     ends = [
         index
@@ -38,15 +38,15 @@ def requests_of(messages: Sequence[Message]) -> list[list[Message]]:
 
 
 def synthetic_sessions(seed: int = 0, *, sessions: int = 4, turns: int = 12) -> list[Session]:
-    """Sessions of a made-up coding agent; the same ``seed`` gives the same ones.
+    """Return sessions of a made-up coding agent; the same ``seed`` gives the same ones.
 
-    They hold what policies are for: long and repeated tool results, calls that fail and are tried
-    again, several calls in one message answered out of order, reasoning, images, part lists, text
-    in several scripts, and made-up keys and addresses.
+    They hold the subjects of policies: long and repeated tool results, calls that fail and are
+    tried again, several calls in one message answered out of order, reasoning, images, part lists,
+    text in several scripts, and made-up keys and addresses.
 
     Args:
-        sessions: how many.
-        turns: answers of the model in each.
+        sessions: number of sessions.
+        turns: number of the model's answers in each.
     """
     return [
         requests_of(_Agent(random.Random(f"{seed}/{number}")).conversation(turns))
@@ -72,7 +72,7 @@ class _Agent:
         return messages
 
     def _step(self) -> list[Message]:
-        """An answer with one to three tool calls, and their results in any order."""
+        """Return an answer with one to three tool calls, and their results in any order."""
         chosen = [self._call() for _ in range(self._dice.choice((1, 1, 1, 2, 3)))]
         results = [self._result(*each) for each in chosen]
         self._dice.shuffle(results)

@@ -1,7 +1,7 @@
-"""Stands in for torchvision where no build matches the CPU build of PyTorch.
+"""Replaces torchvision if no build matches the CPU build of PyTorch.
 
-SGLang imports torchvision at module level from a few multimodal processors, which a server of
-text models loads and never calls. Every name resolves; whatever is called raises.
+SGLang imports torchvision at module level from a few multimodal processors, which a server of text
+models loads and never calls. Every name resolves; every call raises.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Unavailable:
 
 
 class _InterpolationMode(enum.Enum):
-    """Processors name its members as default arguments."""
+    """Members that processors name as default arguments."""
 
     NEAREST = "nearest"
     NEAREST_EXACT = "nearest-exact"
@@ -62,7 +62,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _Module(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run."""
+        """Do nothing."""
 
 
 sys.meta_path.insert(0, _Finder())

@@ -1,1 +1,1 @@
-"""The KV pool, the radix tree over it, and what keeps their accounts."""
+"""The KV pool, the radix tree over it, and their accounts."""

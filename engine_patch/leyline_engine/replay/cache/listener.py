@@ -1,4 +1,4 @@
-"""Who is told what becomes of slots."""
+"""The listener that learns what becomes of slots."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from leyline_engine.replay.cache.radix import Node
 
 
 class CacheListener:
-    """Takes no notice; what wants to know overrides. Called on the engine's thread."""
+    """Ignores all calls; subclasses override some. Called on the engine's thread."""
 
     def matched(self, request: str, slots: Slots) -> None:
-        """A request has locked these: the longest cached prefix of its prompt."""
+        """A request has locked these slots: the longest cached prefix of its prompt."""
 
     def evicted(self, request: str, gone: Sequence[Node]) -> None:
-        """These went to make room for a request; their slots are free."""
+        """These nodes were evicted to make room for a request; their slots are free."""
 
     def allocated(self, request: str, count: int) -> None:
-        """A request took so many slots."""
+        """A request took ``count`` slots."""
 
     def published(self, request: str, path: Slots, spare: int) -> None:
-        """What a request computed is in the tree.
+        """The KV that a request computed is in the tree.
 
         Args:
-            path: all slots of its sequence, as the tree has it now.
+            path: all slots of its sequence, as the tree has them now.
             spare: slots that the request gave back because the tree had their keys.
         """
 
     def ended(self, request: str, count: int) -> None:
-        """A request has ended, and gave back so many slots."""
+        """A request has ended, and gave ``count`` slots back."""
 
     def losing(self, slots: Slots, cause: str) -> None:
-        """Cached slots are about to go, whoever wants to keep them."""
+        """Cached slots are about to be lost, whoever wants to keep them."""
 
     def flushing(self) -> None:
-        """All that no running request holds is about to go."""
+        """All that no running request holds is about to be dropped."""
 
     def flushed(self) -> None:
-        """It is gone."""
+        """It has been dropped."""

@@ -40,7 +40,7 @@ _EVICTION_BATCH = 64
 
 
 class PoolExhaustedError(Exception):
-    """Not enough slots, and nothing left to evict: try again when a request has finished."""
+    """There are too few slots, and nothing left to evict: retry when a request has finished."""
 
 
 class IntegrityError(RuntimeError):
@@ -60,14 +60,14 @@ class PoolStats:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What a forget did, and the spans of which no KV can be found any more."""
+    """A forget's counts, and the spans of which no KV can be found any more."""
 
     counts: ForgetCounts
     spans: frozenset[SpanKey]
 
 
 class CacheManager:
-    """Owns every slot that no running request owns."""
+    """The owner of every slot that no running request owns."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class CacheManager:
 
     @property
     def free_count(self) -> int:
-        """Slots that nobody has."""
+        """Number of free slots."""
         return self._allocator.free_count
 
     def match(self, keys: array[int], limit: int | None = None) -> Match:
@@ -104,18 +104,18 @@ class CacheManager:
         self.tree.lock(node)
 
     def unlock(self, node: Node) -> None:
-        """Undo one lock; what was doomed and is now free is overwritten."""
+        """Undo one lock; doomed slots that are free now are overwritten."""
         released = self.tree.unlock(node)
         self.erase(slots_of(released), released)
 
     def allocate(self, count: int, request: str = "") -> Slots:
-        """Slots for a running request, evicting what is ranked lowest and used least recently.
+        """Allocate slots for a running request; evicts the lowest rank and least recent use first.
 
         Args:
             request: its name, for the listener.
 
         Raises:
-            PoolExhaustedError: with nothing taken.
+            PoolExhaustedError: nothing was taken.
         """
         missing = count - self.free_count
         if 0 < missing <= self.tree.evictable_count():
@@ -141,12 +141,12 @@ class CacheManager:
         self._allocator.release(slots)
 
     def erase(self, slots: Slots, holders: Iterable[Hashable] = ()) -> None:
-        """Take back slots whose content must not outlive them: overwritten, then freed.
+        """Take back slots whose content must not outlive them: overwrite, then free them.
 
         Slots that can't be overwritten stay out of use, and are tried again the next time.
 
         Args:
-            holders: what the slots were pending for, see :meth:`await_erase`.
+            holders: holders of the slots, see :meth:`await_erase`.
         """
         self._forgets.let_go(holders)
         error = self._erase(slots)
@@ -170,7 +170,7 @@ class CacheManager:
         self._forgets.wait(ticket, holder, count)
 
     def settled_forgets(self) -> dict[str, ForgetCounts]:
-        """Forgets of which more was overwritten since the last call, by ticket."""
+        """Return forgets of which more was overwritten since the last call, by ticket."""
         return self._forgets.take()
 
     def publish(
@@ -194,7 +194,7 @@ class CacheManager:
             keys: keys of the whole sequence.
             held: one slot per key; those from ``owned_from`` on belong to the request.
             node: the node that the request holds locked.
-            session: whose request it is; None for one that no session claims.
+            session: the request's session; None if no session claims it.
             request: its name, for the listener.
 
         Returns:
@@ -220,17 +220,17 @@ class CacheManager:
         """Erase what a session published that may have read ``spans``.
 
         That is all but the paths of ``spared`` keys and of turns that are known to have read none
-        of them. What other sessions sent as well stays theirs, but no spliced KV that read the
-        spans does: whoever goes on with such a lineage never sent what it remembers.
+        of them. Tokens that other sessions sent as well stay theirs, but no spliced KV that read
+        the spans does: a session that continues such a lineage never sent what it remembers.
 
         Args:
-            spans: what to forget; None for whatever the session holds.
-            spared: keys of what the session's new prompt may go on with.
-            ticket: names the forget in :meth:`settled_forgets`.
-            before: what an earlier forget of this ticket reached.
+            spans: spans to forget; None for all that the session holds.
+            spared: keys that the session's new prompt may continue.
+            ticket: name of the forget in :meth:`settled_forgets`.
+            before: counts of an earlier forget of this ticket.
 
         Raises:
-            Exception: the pool's own, when slots can't be overwritten; they are out of use then.
+            Exception: the pool's own, if slots can't be overwritten; they are out of use then.
         """
         scope = session[0]
         turns = self.registry.turns(session)
@@ -265,7 +265,7 @@ class CacheManager:
         return Forgotten(counts, spans)
 
     def _under_lineages(self, tainted: Mapping[int, int]) -> list[Node]:
-        """The tops of what is cached under lineages, whoever published it.
+        """Return the tops of KV that is cached under lineages, whoever published it.
 
         Args:
             tainted: by :func:`~leyline_engine.lineage.lineage_bits`, the first position concerned.
@@ -286,10 +286,10 @@ class CacheManager:
     def _condemn_published(
         self, session: SessionKey, kept: set[Node], condemned: list[Node]
     ) -> int:
-        """Add the tops of what a session published, but for ``kept``.
+        """Add the tops of a session's published KV, except ``kept``.
 
         Returns:
-            Slots that stay because other sessions sent the same.
+            Number of slots that stay because other sessions sent the same.
         """
         reached = {node for top in condemned for node in subtree(top)}
         shared = 0
@@ -322,7 +322,7 @@ class CacheManager:
         return released, held
 
     def lose(self, keys: array[int], start: int, cause: str) -> None:
-        """Give up what is cached of a path behind its first ``start`` keys, and all below it."""
+        """Give up the cached part of a path after its first ``start`` keys, and all below it."""
         if len(self.tree.peek(keys)) <= start:
             return
         top = self.tree.cut(keys[:start]).children[keys[start]]
@@ -330,10 +330,10 @@ class CacheManager:
         self.erase(slots_of(released))
 
     def enter(self, scope: str, carried: Carried) -> None:
-        """Note in the ledger what a splice carries, before its KV can be matched."""
+        """Note in the ledger the spans that a splice carries, before its KV can be matched."""
         dropped = self.ledger.enter(scope, carried)
         if dropped:
-            # Nobody could tell any more what this KV has read.
+            # Nobody could say any more what this KV has read.
             tops = self._under_lineages(
                 {lineage_bits(lineage, owner): 0 for owner, lineage in dropped}
             )
@@ -348,7 +348,7 @@ class CacheManager:
         self.listener.flushed()
 
     def levels(self, claimed: Cached) -> PoolLevels:
-        """Slots by owner, given what claims hold in the tree."""
+        """Return slots by owner, given what claims hold in the tree."""
         cached = Cached(self.tree.exact, self.tree.spliced)
         return PoolLevels(self.capacity, self.free_count, cached, claimed, self.peak_used)
 
@@ -366,7 +366,7 @@ class CacheManager:
             held: the node that each running request has locked.
 
         Raises:
-            IntegrityError: saying what doesn't add up.
+            IntegrityError: says what doesn't add up.
         """
         owned = [self._allocator.free_slots(), self._unerased, *in_flight]
         for node in (*self.tree.nodes(), *self.tree.doomed()):

@@ -15,7 +15,7 @@ Slots = npt.NDArray[np.int64]
 
 
 class SlotAllocator:
-    """Hands out slot numbers ``[0, capacity)``; each is owned once."""
+    """Allocator of slot numbers ``[0, capacity)``; each is owned once."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -27,18 +27,18 @@ class SlotAllocator:
         return self._top
 
     def free_slots(self) -> Slots:
-        """The free slot numbers, in no particular order."""
+        """Return the free slot numbers, in no particular order."""
         return self._free[: self._top].copy()
 
     def allocate(self, count: int) -> Slots | None:
-        """``count`` slots, or None when fewer are free."""
+        """Return ``count`` slots, or None if fewer are free."""
         if count > self._top:
             return None
         self._top -= count
         return self._free[self._top : self._top + count].copy()
 
     def release(self, slots: Slots) -> None:
-        """Give slots back; a slot that is free already is a bug of the caller."""
+        """Free slots; a slot that is free already is a bug of the caller."""
         if self._top + len(slots) > self.capacity:
             raise RuntimeError("more slots released than were allocated")
         self._free[self._top : self._top + len(slots)] = slots
@@ -47,10 +47,10 @@ class SlotAllocator:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """What a layer's two cached tensors are, as the model's attention hands them to its cache.
+    """The form of a layer's two cached tensors, as the model's attention passes them to its cache.
 
-    GQA caches (key, value); MLA caches (latent, k_pe). ``rotary_tensor`` says which of the two
-    carries position, in its dimensions ``[rotary_start, rotary_start + rotary_dim)``.
+    GQA caches (key, value); MLA caches (latent, k_pe). ``rotary_tensor`` names the one that carries
+    position, in its dimensions ``[rotary_start, rotary_start + rotary_dim)``.
     """
 
     pool_class: str
@@ -64,14 +64,14 @@ class KVLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one slot takes over all layers, the as-computed rotary key included."""
+        """Bytes of one slot over all layers, the as-computed rotary key included."""
         elements = sum(heads * dim for heads, dim in self.shapes)
         elements += self.shapes[self.rotary_tensor][0] * self.rotary_dim
         return self.layers * elements * self.dtype.itemsize
 
 
 class KVPool:
-    """Per layer two tensors ``[slots, heads, dim]`` and the rotary key as it was computed.
+    """Two tensors ``[slots, heads, dim]`` per layer, and the rotary key as it was computed.
 
     The as-computed key and its position stay with every copy, so a chain of splices rotates
     once from the original and rounding doesn't pile up.
@@ -103,7 +103,7 @@ class KVPool:
         return tensor[..., start : start + self.layout.rotary_dim]
 
     def read(self, layer: int, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
-        """A layer's two tensors for ``slots``: ``[T, heads, dim]`` each."""
+        """Return a layer's two tensors for ``slots``: ``[T, heads, dim]`` each."""
         index = self._index(slots)
         first, second = self._tensors[layer]
         return first[index], second[index]

@@ -1,4 +1,4 @@
-"""The radix tree over int64 keys. A node holds one slot per key, and knows who published it.
+"""The radix tree over int64 keys. A node holds one slot per key, and its publishers.
 
 ::
 
@@ -23,13 +23,13 @@ from leyline_engine.lineage import exact_length
 from leyline_engine.replay.cache.pool import Slots
 
 SHARED = None
-"""The owner of nodes that no session claims, or that too many do."""
+"""Owner of nodes that no session claims, or that too many do."""
 
 MAX_OWNERS = 64
-"""Owners noted per node; a prefix that more sessions sent is simply shared."""
+"""Maximum number of owners noted per node; a prefix that more sessions sent is simply shared."""
 
 _USE_BITS = 63
-"""Uses are counted in fewer bits than these."""
+"""Bits of a use's number, at most."""
 
 EMPTY_SLOTS: Slots = np.empty(0, dtype=np.int64)
 
@@ -57,21 +57,21 @@ class Node:
         self.serial = serial
         self.children: dict[int, Node] = {}
         self.owners: set[Hashable] = set()
-        """Who published this run of keys; an owner of a node owns its ancestors too."""
+        """Publishers of this run of keys; an owner of a node owns its ancestors too."""
         self.ranks: dict[Hashable, int] = {}
-        """Priorities, by who gave them; like owners, those of a node are its ancestors' too."""
+        """Priorities, by who gave them; as with owners, a node's are its ancestors' too."""
         self.locks = 0
         self.last_access = 0
         self.detached = False
 
     @property
     def rank(self) -> int:
-        """Nodes of lower rank are evicted first."""
+        """Rank of the node; nodes of lower rank are evicted first."""
         return max(self.ranks.values()) if self.ranks else 0
 
     @property
     def order(self) -> int:
-        """Of two nodes the lesser is evicted first: by rank, then by last use."""
+        """Key of eviction, lowest first: by rank, then by last use."""
         return (self.rank << _USE_BITS) + self.last_access
 
 
@@ -84,7 +84,7 @@ class Match(NamedTuple):
 
 
 class RadixTree:
-    """Prefix sharing; of unlocked leaves the lowest rank is evicted first, LRU within a rank."""
+    """A tree that shares prefixes; unlocked leaves are evicted by rank, lowest first, then LRU."""
 
     def __init__(self) -> None:
         self.root = Node(None, array("q"), EMPTY_SLOTS, 0)
@@ -92,7 +92,7 @@ class RadixTree:
         self._tick = 0
         self._serial = 0
         self.exact = 0
-        """Slots under plain keys; :attr:`spliced` are all others."""
+        """Number of slots under plain keys; :attr:`spliced` counts all others."""
         self.spliced = 0
 
     def _new_node(self, parent: Node, keys: array[int], slots: Slots) -> Node:
@@ -102,7 +102,7 @@ class RadixTree:
         return node
 
     def nodes(self) -> Iterator[Node]:
-        """Every node below the root, parents first; detached ones are not among them."""
+        """Yield every node below the root, parents first, without detached ones."""
         stack = list(self.root.children.values())
         while stack:
             node = stack.pop()
@@ -110,14 +110,14 @@ class RadixTree:
             stack.extend(node.children.values())
 
     def doomed(self) -> tuple[Node, ...]:
-        """Detached nodes that a running request still holds."""
+        """Return the detached nodes that a running request still holds."""
         return tuple(self._doomed)
 
     def cached_count(self) -> int:
         return sum(len(node.slots) for node in self.nodes())
 
     def match(self, keys: array[int], limit: int | None = None) -> Match:
-        """Longest prefix of ``keys[:limit]`` in the tree; splits the node it ends inside."""
+        """Return the longest cached prefix of ``keys[:limit]``; splits the node it ends inside."""
         self._tick += 1
         node, length = self.root, 0
         found: list[Slots] = []
@@ -129,7 +129,7 @@ class RadixTree:
         return Match(length, node, np.concatenate(found) if found else EMPTY_SLOTS)
 
     def _walk(self, keys: array[int], limit: int | None) -> Iterator[tuple[Node, int]]:
-        """Nodes of the longest prefix of ``keys[:limit]``, each with how many keys it shares."""
+        """Yield the nodes of the longest prefix of ``keys[:limit]``, with the keys each shares."""
         end = len(keys) if limit is None else min(limit, len(keys))
         node, length = self.root, 0
         while length < end:
@@ -145,19 +145,19 @@ class RadixTree:
             node = child
 
     def peek(self, keys: array[int], limit: int | None = None) -> Slots:
-        """Slots of the longest prefix of ``keys[:limit]``; nothing is split or touched."""
+        """Return the slots of :meth:`match`'s prefix; nothing is split or touched."""
         found = [node.slots[:same] for node, same in self._walk(keys, limit)]
         return np.concatenate(found) if found else EMPTY_SLOTS
 
     def cut(self, keys: array[int]) -> Node:
-        """The node at whose end the longest prefix of ``keys`` ends; recency stays as it is."""
+        """Return the node that ends where the longest prefix of ``keys`` does; keeps recency."""
         node = self.root
         for child, same in self._walk(keys, None):
             node = child if same == len(child.keys) else self._split(child, same)
         return node
 
     def split(self, node: Node, at: int) -> tuple[Node | None, Node | None]:
-        """``node`` as its first ``at`` keys and the rest; one is None where the other is all."""
+        """Return ``node`` as its first ``at`` keys and the rest; an empty part is None."""
         if at == 0:
             return None, node
         if at == len(node.keys):
@@ -180,8 +180,8 @@ class RadixTree:
         """Make ``keys`` cached with ``slots``, one per key, as published by ``owner``.
 
         Returns:
-            How many leading keys were there already (their old slots stay; the caller still
-            owns its own for those), and the whole sequence as it is cached now.
+            The number of leading keys that were there already (their old slots stay; the caller
+            still owns its own for those), and the whole sequence as it is cached now.
         """
         match = self.match(keys)
         node = match.node
@@ -200,14 +200,17 @@ class RadixTree:
         return match.length, Match(len(keys), node, held)
 
     def path(self, node: Node) -> Iterator[Node]:
-        """``node`` and its ancestors up to the root, which is left out."""
+        """Yield ``node`` and its ancestors up to the root, which is left out."""
         current: Node | None = node
         while current is not None and current is not self.root:
             yield current
             current = current.parent
 
     def evictable_count(self) -> int:
-        """Slots that eviction could free: an unlocked node has no locked descendant."""
+        """Return the number of slots that eviction could free.
+
+        An unlocked node has no locked descendant.
+        """
         return sum(len(node.slots) for node in self.nodes() if node.locks == 0)
 
     def lock(self, node: Node) -> None:
@@ -230,7 +233,7 @@ class RadixTree:
         return released
 
     def evict(self, count: int) -> Slots:
-        """The slots of :meth:`evict_nodes`."""
+        """Evict as :meth:`evict_nodes`, and return the slots."""
         return slots_of(self.evict_nodes(count))
 
     def evict_nodes(self, count: int) -> list[Node]:
@@ -256,7 +259,7 @@ class RadixTree:
         return released
 
     def _count(self, node: Node, sign: int) -> None:
-        """A node came or went; a split changes nothing."""
+        """Count a node that was added or removed; a split changes nothing."""
         exact = exact_length(node.keys)
         self.exact += sign * exact
         self.spliced += sign * (len(node.keys) - exact)
@@ -294,7 +297,7 @@ class RadixTree:
 
 
 def subtree(node: Node) -> Iterator[Node]:
-    """``node`` and all below it, parents first."""
+    """Yield ``node`` and all below it, parents first."""
     stack = [node]
     while stack:
         current = stack.pop()
@@ -303,5 +306,5 @@ def subtree(node: Node) -> Iterator[Node]:
 
 
 def slots_of(nodes: Sequence[Node]) -> Slots:
-    """The slots of several nodes."""
+    """Return the slots of several nodes."""
     return np.concatenate([node.slots for node in nodes]) if nodes else EMPTY_SLOTS

@@ -12,7 +12,7 @@ from leyline_engine.replay.cache.radix import Node
 
 
 class TreeShelf:
-    """See :class:`leyline_engine.claims.keeper.Shelf`.
+    """The :class:`leyline_engine.claims.keeper.Shelf` over a radix tree.
 
     A claim holds the node at which its path ends: whatever splits later, that node stays the end.
     """
@@ -22,10 +22,10 @@ class TreeShelf:
         self._locks: dict[ClaimKey, Node] = {}
         self._ranks: dict[ClaimKey, Node] = {}
         self.locks_taken = 0
-        """Since the beginning. Unchanged: nothing has less room than it had."""
+        """Number of locks taken since the beginning. While unchanged, nothing has less room."""
 
     def slots(self, keys: array[int]) -> Sequence[int]:
-        """Slots of the cached prefix of ``keys``; nothing is split or touched."""
+        """Return the slots of the cached prefix of ``keys``; nothing is split or touched."""
         found: list[int] = self._cache.tree.peek(keys).tolist()
         return found
 
@@ -56,7 +56,7 @@ class TreeShelf:
                 node.ranks.pop(claim, None)
 
     def free(self) -> int:
-        """Slots that nobody has."""
+        """Return the number of free slots."""
         return self._cache.free_count
 
     def clear(self) -> None:
@@ -67,7 +67,7 @@ class TreeShelf:
             self.unrank(claim)
 
     def reached(self, gone: Sequence[Node]) -> list[ClaimKey]:
-        """Claims that rank any of these nodes, which were evicted."""
+        """Return claims that rank any of these nodes, which were evicted."""
         hit = {key for node in gone for key in node.ranks}
         keys = [key for key in self._ranks if key in hit]
         out = set(gone) if keys else set()
@@ -76,7 +76,7 @@ class TreeShelf:
         return keys
 
     def passed_over(self, gone: Sequence[Node]) -> list[ClaimKey]:
-        """Claims that rank a leaf which is older than one of these, and that their priority saved.
+        """Return claims that rank a leaf older than one of these, which their priority saved.
 
         Args:
             gone: nodes that were evicted, the last ones.
@@ -92,7 +92,7 @@ class TreeShelf:
         ]
 
     def locked(self) -> list[Node]:
-        """The nodes at which locked paths end."""
+        """Return the nodes at which locked paths end."""
         return list(self._locks.values())
 
     def check_integrity(self) -> None:
@@ -111,7 +111,7 @@ class TreeShelf:
 
 
 def _left(node: Node, out: set[Node]) -> Node:
-    """The lowest ancestor that is still in the tree, or the node itself."""
+    """Return the lowest ancestor that is still in the tree, or the node itself."""
     while node in out and node.parent is not None:
         node = node.parent
     return node

@@ -1,4 +1,4 @@
-"""A transformers cache over preallocated tensors, whose write position we set.
+"""A transformers cache over preallocated tensors, with a write position that we set.
 
 One running request owns one. Reused and spliced positions are filled from the pool; the model's
 attention then appends at ``length`` and reads ``[0, length)``.
@@ -32,7 +32,7 @@ class WorkingLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: the tensors exist from the start."""
+        """Do nothing: the tensors exist from the start."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -61,7 +61,7 @@ class WorkingCache(Cache):
         super().__init__(layers=self.working)
 
     def set_length(self, length: int) -> None:
-        """The next forward writes at ``length`` and sees only what lies before it."""
+        """Make the next forward write at ``length`` and see only the positions before it."""
         for layer in self.working:
             layer.length = length
 
@@ -73,7 +73,7 @@ class WorkingCache(Cache):
         target.values[0, :, start:end] = pair[1].transpose(0, 1)
 
     def rows(self, layer: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Positions ``[start, end)`` of a layer as ``[T, heads, dim]`` each."""
+        """Return positions ``[start, end)`` of a layer as ``[T, heads, dim]`` each."""
         source = self.working[layer]
         return (
             source.keys[0, :, start:end].transpose(0, 1),

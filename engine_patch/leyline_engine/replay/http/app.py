@@ -64,12 +64,12 @@ class ServingOptions:
     """Limits and names of the HTTP side."""
 
     default_max_tokens: int = 1024
-    """Answers of requests that set no limit; the context may bound them sooner."""
+    """Limit of answers to requests that set none; the context may bound them sooner."""
     max_body_bytes: int = 64 << 20
     api_secret: str | None = None
-    """When set, every path but ``/health`` wants it as bearer token."""
+    """Bearer token that every path but ``/health`` requires, if set."""
     hints_secret: str | None = None
-    """When set, envelopes and commands about claims must be signed with it."""
+    """Secret with which envelopes and commands about claims must be signed, if set."""
 
 
 class EngineEndpoints:
@@ -119,7 +119,7 @@ class EngineEndpoints:
         return await run_request(self._service, request, spec, shape, delivery)
 
     async def tokenize(self, request: Request) -> Response:
-        """``POST /tokenize``: the tokens that a prompt or a conversation comes to."""
+        """``POST /tokenize``: the tokens of a prompt or a conversation."""
         body = decode_body(await self._read(request), TokenizeBody)
         if (body.messages is None) == (body.prompt is None):
             raise ApiError(400, "send either messages or prompt", param="messages")
@@ -151,12 +151,12 @@ class EngineEndpoints:
         return JSONResponse({"status": "failed", "detail": failure}, 503)
 
     async def capability(self, request: Request) -> Response:
-        """The handshake document."""
+        """Return the handshake document."""
         capability = with_receipts_in_answers(self._service.capability)
         return JSONResponse(msgspec.to_builtins(capability))
 
     async def receipt(self, request: Request) -> Response:
-        """The record of one request, by the ``message_id`` of its envelope or its own id."""
+        """Return the record of one request, by its envelope's ``message_id`` or its own id."""
         record = self._service.records.get(request.path_params["message_id"])
         if record is None:
             raise ApiError(
@@ -165,7 +165,7 @@ class EngineEndpoints:
         return JSONResponse(msgspec.to_builtins(record))
 
     async def claims(self, request: Request) -> Response:
-        """``POST`` of one command about claims; signed, where proxy and engine share a secret."""
+        """``POST`` of one command about claims; signed if proxy and engine share a secret."""
         body = await self._read(request, MAX_COMMAND_BYTES)
         secret = self._options.hints_secret
         given = request.headers.get(SIGNATURE_HEADER, "")
@@ -180,7 +180,7 @@ class EngineEndpoints:
         return Response(msgspec.json.encode(reply), media_type="application/json")
 
     async def renderer(self, request: Request) -> Response:
-        """Chat template, special tokens and tokenizer."""
+        """Return chat template, special tokens and tokenizer."""
         return JSONResponse(await run_in_threadpool(self._encoder.renderer_document))
 
     def _spec(
@@ -243,7 +243,7 @@ class EngineEndpoints:
         return b"".join(chunks)
 
     def guarded(self, handler: Handler) -> Handler:
-        """A handler that asks for the secret and turns errors into OpenAI's shape."""
+        """Return a handler that asks for the secret and turns errors into OpenAI's shape."""
 
         async def guard(request: Request) -> Response:
             try:
@@ -280,10 +280,10 @@ def build_app(
     registry: CollectorRegistry,
     options: ServingOptions | None = None,
 ) -> Starlette:
-    """The application over a running service.
+    """Return the application over a running service.
 
     Args:
-        registry: what ``/metrics`` shows.
+        registry: the registry that ``/metrics`` shows.
 
     Its lifespan, or ``app.state.shutdown()``, stops the service.
     """
@@ -317,16 +317,16 @@ def build_app(
 
 
 async def metrics_response(registry: CollectorRegistry, request: Request) -> Response:
-    """``GET /metrics``, as OpenMetrics where ``Accept`` asks for it."""
+    """``GET /metrics``, as OpenMetrics if ``Accept`` asks for it."""
     try:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    except ValueError:  # a version that there isn't
+    except ValueError:  # an unknown version
         encode, content_type = choose_encoder("")
     return Response(encode(registry), headers={"content-type": content_type})
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Unknown paths and methods, in OpenAI's shape."""
+    """Answer unknown paths and methods in OpenAI's shape."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     detail = f"{request.method} {request.url.path} isn't served here"
     return ApiError(status, detail, code="not_found" if status == 404 else None).response()

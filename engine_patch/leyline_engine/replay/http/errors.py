@@ -15,7 +15,7 @@ from leyline_engine.replay.text.chat import TemplateFailedError
 
 
 class ApiError(Exception):
-    """A request that gets an error for an answer."""
+    """A request's answer is an error."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class ApiError(Exception):
     ) -> None:
         """
         Args:
-            retry_after_s: what an answer with status 503 says of it; None says nothing.
+            retry_after_s: ``Retry-After`` of an answer with status 503; None leaves it out.
         """
         super().__init__(message)
         self.status = status
@@ -57,7 +57,7 @@ class ApiError(Exception):
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """The answer to an error of the engine or of the parts around it."""
+    """Return the answer to an error of the engine or of the parts around it."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RefusedByClaimError):

@@ -1,4 +1,4 @@
-"""Running one request against the service and writing its answer."""
+"""The answer to one request: its run on the service, and its response."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How the caller wants the answer."""
+    """The form of the answer that the caller wants."""
 
     stream: bool
     include_usage: bool
     with_record: bool = False
-    """Whether the answer brings its record."""
+    """True if the answer brings its record."""
 
 
 async def run_request(
@@ -46,8 +46,8 @@ async def run_request(
 ) -> Response:
     """Submit a job and answer it, whole or as server-sent events.
 
-    The first event is awaited before the status line goes out, so that whatever fails before
-    the first token is an error with a status of its own.
+    The first event is awaited before the status line is sent, so that an error before the first
+    token has a status of its own.
 
     Raises:
         ApiError: nothing could be answered.
@@ -100,7 +100,7 @@ async def _whole(flow: _Flow, shape: Shape, delivery: Delivery) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """A running job and what was read from it so far."""
+    """A running job and the events read from it so far."""
 
     service: EngineService
     job: Job
@@ -108,7 +108,7 @@ class _Flow:
     first: list[Event]
 
     async def events(self) -> AsyncIterator[Event]:
-        """The job's events; ends with its last one."""
+        """Yield the job's events; ends with its last one."""
         events = self.first
         while True:
             for event in events:

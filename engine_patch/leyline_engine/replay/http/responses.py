@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 def usage(receipt: Receipt, completion_tokens: int) -> Json:
-    """OpenAI's usage object; cached tokens are those that weren't prefilled."""
+    """Return OpenAI's usage object; cached tokens are those that weren't prefilled."""
     tokens = receipt.tokens
     return {
         "prompt_tokens": tokens.prompt,
@@ -29,7 +29,7 @@ def usage(receipt: Receipt, completion_tokens: int) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What all chunks of one answer share."""
+    """The fields that all chunks of one answer share."""
 
     id: str
     model: str
@@ -55,26 +55,26 @@ class ChatShape:
         self._calls = 0
 
     def opening(self) -> Json:
-        """The chunk that names the role."""
+        """Return the chunk that names the role."""
         return self._chunk({"role": "assistant", "content": ""})
 
     def piece(self, text: str, tokens: Sequence[SampledToken]) -> list[Json]:
-        """Chunks for new text: content, then complete tool calls."""
+        """Return chunks for new text: content, then complete tool calls."""
         output = self._split(text)
         return self._deltas(output, tokens)
 
     def closing(self, finish: FinishEvent) -> list[Json]:
-        """Chunks that end the answer: what was held back, then the finish reason."""
+        """Return chunks that end the answer: text that was held back, then the finish reason."""
         chunks = self._deltas(ToolOutput(self._tools.flush() if self._tools else ""), ())
         return [*chunks, self._chunk({}, finish_reason=self._reason(finish))]
 
     def usage_chunk(self, finish: FinishEvent) -> Json:
-        """The extra chunk of ``stream_options.include_usage``."""
+        """Return the extra chunk of ``stream_options.include_usage``."""
         amounts = usage(finish.record.receipt, finish.completion_tokens)
         return self._head.wrap("chat.completion.chunk", choices=[], usage=amounts)
 
     def whole(self, text: str, tokens: Sequence[SampledToken], finish: FinishEvent) -> Json:
-        """The answer as one object."""
+        """Return the answer as one object."""
         output = self._split(text)
         content = output.text + (self._tools.flush() if self._tools else "")
         self._calls = len(output.calls)
@@ -143,7 +143,7 @@ class CompletionShape:
         self._offset = 0
 
     def opening(self) -> Json | None:
-        """Completions have no role to name."""
+        """Return None: completions have no role to name."""
         return None
 
     def piece(self, text: str, tokens: Sequence[SampledToken]) -> list[Json]:

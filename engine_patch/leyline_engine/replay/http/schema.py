@@ -1,4 +1,4 @@
-"""Request bodies: what is read from them, and which values are allowed."""
+"""Request bodies: the fields that are read from them, and the values that are allowed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class CommonBody(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def sampling(self, vocab_size: int, top_logprobs: int | None) -> SamplingParams:
-        """The sampling parameters.
+        """Return the sampling parameters.
 
         Raises:
             ApiError: a biased token doesn't exist.
@@ -96,7 +96,7 @@ class ChatBody(CommonBody, frozen=True, kw_only=True):
 
     @property
     def parses_tools(self) -> bool:
-        """Whether tool-call blocks in the answer are the caller's tools being called."""
+        """True if tool-call blocks in the answer are calls of the caller's tools."""
         return bool(self.tools) and self.tool_choice != "none"
 
 
@@ -137,7 +137,7 @@ def decode_claim_command(raw: bytes) -> ClaimCommand:
     """Decode a command about claims.
 
     Raises:
-        ApiError: it isn't JSON or no command, or a field has the wrong type or value.
+        ApiError: it isn't JSON or not a command, or a field has the wrong type or value.
     """
     return _decoded(decode_command, raw)
 
@@ -159,10 +159,10 @@ def _decoded(decode: Callable[[bytes], D], raw: bytes) -> D:
 
 
 def check_common(body: CommonBody, model: str) -> None:
-    """Refuse what this engine doesn't serve.
+    """Refuse values that this engine doesn't serve.
 
     Raises:
-        ApiError: naming the field.
+        ApiError: names the field.
     """
     if body.model is not None and body.model != model:
         raise ApiError(
@@ -183,7 +183,7 @@ def check_chat(body: ChatBody) -> None:
     """Refuse messages and options that would otherwise be dropped silently.
 
     Raises:
-        ApiError: naming the field.
+        ApiError: names the field.
     """
     check_messages(body.messages)
     if body.response_format is not None and body.response_format.get("type") != "text":
@@ -199,7 +199,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     """Refuse roles and contents that no text template can render.
 
     Raises:
-        ApiError: naming the field.
+        ApiError: names the field.
     """
     if not messages:
         raise ApiError(400, "messages is empty; send at least one", param="messages")
@@ -211,7 +211,7 @@ def check_completion(body: CompletionBody) -> None:
     """Refuse options that this engine doesn't serve.
 
     Raises:
-        ApiError: naming the field.
+        ApiError: names the field.
     """
     if body.echo:
         raise unsupported("echo", "this engine doesn't echo prompts; leave echo out")
@@ -222,7 +222,7 @@ def check_completion(body: CompletionBody) -> None:
 
 
 def unsupported(param: str, message: str) -> ApiError:
-    """A 400 for a field that is valid OpenAI and isn't served here."""
+    """Return a 400 for a field that is valid OpenAI and isn't served here."""
     return ApiError(400, message, param=param, code="unsupported_parameter")
 
 

@@ -1,1 +1,1 @@
-"""Loading models, the ones that ship, and the facts read off a model."""
+"""Models: loading, the ones that ship, and the facts read off a model."""

@@ -1,4 +1,4 @@
-"""Loading a causal language model and its tokenizer."""
+"""The loader of a causal language model and its tokenizer."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ class ModelLoadError(RuntimeError):
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to run, and what identifies it."""
+    """A model ready to run, and the facts that identify it."""
 
     name: str
     """Name under which it is served."""
     model: PreTrainedModel
-    """In eval mode, without gradients."""
+    """The model in eval mode, without gradients."""
     tokenizer: PreTrainedTokenizerFast
     fingerprint: str
     """Digest over configuration, weight files and samples of the weights; 32 hex digits."""
     path: str
-    """The folder that it was loaded from."""
+    """The folder from which it was loaded."""
 
 
 def load_model(
@@ -92,9 +92,9 @@ def load_model(
 
 
 def model_fingerprint(model: Any, folder: Path) -> str:
-    """Digest that tells models apart whose cached KV must not be mixed, 32 hex digits.
+    """Return a digest of a model whose cached KV must not mix with others', 32 hex digits.
 
-    Covers the configuration, names and sizes of the weight files, dtype, and samples of the
+    It covers the configuration, names and sizes of the weight files, dtype, and samples of the
     first and last parameters.
     """
     state = blake2b(digest_size=16)

@@ -1,8 +1,8 @@
-"""Reading a model's rotary facts and KV layout from the model itself.
+"""Rotary facts and KV layout of a model, read from the model itself.
 
 A probe token is run at two positions and its cached tensors compared: only the rotary part may
-differ, and exactly one pairing must explain how. So pairing, rotary width and placement are
-measured on the loaded code, not assumed from a configuration key.
+differ, and exactly one pairing must explain the difference. So pairing, rotary width and placement
+are measured on the loaded code, not assumed from a configuration key.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _RELATIVE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16:
 
 
 class UnsupportedModelError(Exception):
-    """The model's cache is of no form that the pool could hold; it can't be served."""
+    """The pool can't hold a cache of the model's form; it can't be served."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the engine needs to know to hold and move a model's keys."""
+    """The facts that the engine needs to hold and move a model's keys."""
 
     layout: KVLayout
     rotary: Rotary
     facts: RotaryFacts
     unsupported: str = ""
-    """Why splicing is off; empty where it is proven."""
+    """Reason why splicing is off; empty if it is proven."""
 
 
 def _probe(
@@ -61,7 +61,7 @@ def _probe(
 
 
 def _refusal(config: Any, module: Any, dtype: torch.dtype) -> str:
-    """The allow-list by configuration: why this model may not be spliced, or nothing."""
+    """Return why this model may not be spliced, by its configuration; empty if it may."""
     rope = getattr(config, "rope_parameters", None) or {}
     rope_type = rope.get("rope_type", "default")
     kinds = getattr(config, "layer_types", None)
@@ -82,7 +82,7 @@ def read_model_facts(model: PreTrainedModel) -> ModelFacts:
     """Probe a loaded causal LM.
 
     Raises:
-        UnsupportedModelError: when the model keeps no rotary key that could be located at all.
+        UnsupportedModelError: no rotary key could be located in the model's cache.
     """
     module = getattr(model.base_model, "rotary_emb", None)
     if module is None:
@@ -122,7 +122,7 @@ def _layout(
     rotary_dim: int,
     dtype: torch.dtype,
 ) -> KVLayout:
-    """Find which cached tensor of layer 0, and which of its dimensions, turn with position."""
+    """Find the cached tensor of layer 0, and its dimensions, that turn with position."""
     moved = [(a != b).any(dim=0) for a, b in zip(at_zero[0], at_p[0], strict=True)]
     turning = [index for index, dims in enumerate(moved) if bool(dims.any())]
     if len(turning) != 1:
@@ -153,9 +153,9 @@ def _explains(
     at_zero: Sequence[tuple[torch.Tensor, torch.Tensor]],
     at_p: Sequence[tuple[torch.Tensor, torch.Tensor]],
 ) -> bool:
-    """Whether rotating the keys of position 0 gives those of the probe position, in all layers.
+    """Return True if rotating the keys of position 0 gives the probe position's in all layers.
 
-    One token attends to itself only, so what a layer computes doesn't depend on the position.
+    One token attends to itself only, so a layer's computation doesn't depend on the position.
     """
     band = slice(layout.rotary_start, layout.rotary_start + layout.rotary_dim)
     for before, after in zip(at_zero, at_p, strict=True):

@@ -1,4 +1,4 @@
-"""What the making of a tiny model takes: a tokenizer for the chat template, keys for SGLang."""
+"""Parts of making a tiny model: a tokenizer for the chat template, and keys for SGLang."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def train_bpe(
     """Train a byte-level BPE tokenizer that knows the tiny models' chat template.
 
     Args:
-        pieces: cuts texts into what tokens never reach across; ends in bytes.
+        pieces: cuts texts into pieces that no token crosses; ends in bytes.
         texts: to train on.
         vocab_size: special tokens and tool tags included.
-        max_context: tokens that the model takes.
+        max_context: maximum number of tokens that the model takes.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pieces
@@ -59,7 +59,7 @@ def train_bpe(
 
 
 def add_sglang_keys(config_file: Path) -> None:
-    """SGLang reads keys of DeepSeek configurations that transformers 5 leaves out."""
+    """Add keys that SGLang reads from DeepSeek configurations and transformers 5 leaves out."""
     config = cast(dict[str, Any], json.loads(config_file.read_text(encoding="utf-8")))
     if config["model_type"] == "deepseek_v2":
         config |= {"moe_layer_freq": 1, "scoring_func": "softmax", "ep_size": 1, "seq_aux": True}

@@ -15,7 +15,7 @@ from leyline_engine.contract import normalize_messages, template_takes_parts
 
 _MEMO_ENTRIES = 16
 _MEMO_CHARACTERS = 4_000_000
-"""Longer texts aren't kept, so that the memo's size is bounded."""
+"""Maximum length of texts that are kept, which bounds the memo's size."""
 
 
 class TemplateFailedError(ValueError):
@@ -38,7 +38,7 @@ class PromptEncoder:
 
     @property
     def has_template(self) -> bool:
-        """Whether the model can chat at all."""
+        """True if the model has a chat template."""
         return bool(self._tokenizer.chat_template)
 
     def chat(
@@ -47,9 +47,9 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Any]] | None,
         template_kwargs: Mapping[str, Any],
     ) -> array[int]:
-        """Tokens of a conversation up to where the assistant's next message begins.
+        """Return the tokens of a conversation up to the start of the assistant's next message.
 
-        The template sees the messages normalised, as :mod:`leyline_engine.contract.chat` says.
+        The template sees the messages normalised by :mod:`leyline_engine.contract.chat`.
 
         Raises:
             TemplateFailedError: there is no template, or it refuses the messages.
@@ -71,7 +71,7 @@ class PromptEncoder:
         return self._encode(text, special=False)
 
     def text(self, prompt: str) -> array[int]:
-        """Tokens of a plain prompt, with the special tokens that the model begins with."""
+        """Return the tokens of a plain prompt, with the model's leading special tokens."""
         return self._encode(prompt, special=True)
 
     def _encode(self, text: str, *, special: bool) -> array[int]:
@@ -91,15 +91,15 @@ class PromptEncoder:
         return tokens
 
     def decode(self, tokens: list[int]) -> str:
-        """Text of generated tokens, special tokens left out."""
+        """Return the text of generated tokens, without special tokens."""
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def token_text(self, token: int) -> str:
-        """Text of one token by itself, special tokens included."""
+        """Return the text of one token by itself, special tokens included."""
         return str(self._tokenizer.decode([token], skip_special_tokens=False))
 
     def renderer_document(self) -> dict[str, Any]:
-        """What another process needs to render exactly as this one does."""
+        """Return the facts that another process needs to render exactly as this one does."""
         template = self._tokenizer.chat_template
         return {
             "chat_template": template if isinstance(template, str) else "",

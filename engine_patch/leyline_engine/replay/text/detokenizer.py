@@ -10,7 +10,7 @@ _REPLACEMENT = "\ufffd"
 class IncrementalDetokenizer:
     """Turns a growing token sequence into text without ever emitting half a character.
 
-    A window of recent tokens is decoded anew for each token, because a tokenizer may join
+    A window of recent tokens is decoded again for each token, because a tokenizer may join
     tokens with spaces or bytes depending on their neighbours::
 
         tokens  … │ window start ── read so far ── new token │
@@ -21,12 +21,12 @@ class IncrementalDetokenizer:
         self._decode = decode
         self._tokens: list[int] = []
         self._emitted = ""
-        """Text of the window that was emitted."""
+        """Text of the window that has been emitted."""
         self._read = 0
-        """Tokens of the window whose text is wholly emitted."""
+        """Number of the window's tokens whose text has been emitted in full."""
 
     def feed(self, token: int) -> str:
-        """Add a token; returns the text that is now certain, often one token's worth."""
+        """Add a token; returns the text that is certain now, often one token's worth."""
         self._tokens.append(token)
         text = self._decode(self._tokens)
         # A trailing replacement character may be the first bytes of one that isn't complete.
@@ -38,7 +38,7 @@ class IncrementalDetokenizer:
         return fresh
 
     def flush(self) -> str:
-        """Text still held back: bytes that never became a whole character."""
+        """Return the text still held back: bytes that never became a whole character."""
         text = self._decode(self._tokens) if self._tokens else ""
         fresh = text[len(self._emitted) :]
         self._emitted += fresh

@@ -1,4 +1,4 @@
-"""Choosing the next token from a model's logits."""
+"""The choice of the next token from a model's logits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import torch
 
 _GREEDY_BELOW = 1e-5
-"""Dividing by a smaller temperature would overflow; the draw is greedy by then."""
+"""Temperature below which the draw is greedy; dividing by less would overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample; the caller has checked the ranges.
+    """Parameters of sampling; the caller has checked the ranges.
 
     ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 restrict nothing.
     """
@@ -27,7 +27,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     top_logprobs: int | None = None
-    """None: no log probabilities; n: those of the chosen token and the n most likely ones."""
+    """Number of most likely tokens reported beside the chosen one; None for none at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The token chosen, with log probabilities where they were asked for."""
+    """The chosen token, with log probabilities if they were requested."""
 
     token: int
     logprob: float | None = None
@@ -50,8 +50,7 @@ class SampledToken:
 class Sampler:
     """The sampling state of one request: its random numbers and the tokens so far.
 
-    With a seed, equal logits give equal tokens on every machine: probabilities are drawn from
-    on the CPU.
+    With a seed, equal logits give equal tokens on every machine: the draw is made on the CPU.
     """
 
     def __init__(self, params: SamplingParams) -> None:
@@ -82,7 +81,7 @@ class Sampler:
         return SampledToken(token, float(logprobs[token]), top)
 
     def _adjusted(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits with bias and penalties: ``l − count · frequency − [count > 0] · presence``."""
+        """Add bias and penalties: ``l − count · frequency − [count > 0] · presence``."""
         changes = Counter[int]()
         changed: dict[int, float] = dict(self._params.logit_bias)
         if self._params.frequency_penalty or self._params.presence_penalty:

@@ -17,8 +17,8 @@ class StopResult:
 class StopMatcher:
     """Holds back text that may be the beginning of a stop string.
 
-    Of several stop strings the one that is complete first ends the text, however the text was
-    cut into pieces; the stop string itself is never part of it.
+    Of several stop strings, the first that is complete ends the text, however the text was cut into
+    pieces; the stop string itself is never part of it.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -40,13 +40,16 @@ class StopMatcher:
         return StopResult(pending[: len(pending) - keep])
 
     def flush(self) -> str:
-        """What was held back, when no more text follows."""
+        """Return the text held back, when no more text follows."""
         held, self._held = self._held, ""
         return held
 
 
 def partial_suffix(text: str, marks: Sequence[str]) -> int:
-    """Length of the longest suffix of ``text`` that is a proper prefix of one of ``marks``."""
+    """Return the length of the longest suffix of ``text`` that begins one of ``marks``.
+
+    A whole mark doesn't count.
+    """
     longest = min(len(text), max((len(mark) for mark in marks), default=1) - 1)
     for length in range(longest, 0, -1):
         suffix = text[-length:]

@@ -25,7 +25,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """What a piece of text amounts to: plain text first, then complete calls."""
+    """The output of a piece of text: plain text first, then complete calls."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -70,15 +70,15 @@ class ToolCallParser:
         return ToolOutput("".join(emitted), tuple(calls))
 
     def flush(self) -> str:
-        """Text held back, when no more follows."""
+        """Return the text held back, when no more follows."""
         held, self._held = self._held, ""
         return held
 
 
 def parse_tool_call(block: str) -> ToolCall | None:
-    """The call in a block's inner text, or None when it isn't one.
+    """Return the call in a block's inner text, or None if it isn't one.
 
-    Arguments keep the characters that the model wrote, where the block has the usual form.
+    Arguments keep the characters that the model wrote, if the block has the usual form.
     """
     inner = block.strip()
     try:

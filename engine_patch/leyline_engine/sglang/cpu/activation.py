@@ -1,4 +1,4 @@
-"""Whether this machine gets the platform: entry point ``leyline_cpu`` of ``sglang.srt.platforms``.
+"""The choice of the platform: entry point ``leyline_cpu`` of ``sglang.srt.platforms``.
 
 SGLang loads this module wherever Leyline is installed, also on GPU machines: it imports nothing
 of SGLang, and PyTorch only when asked.
@@ -16,9 +16,9 @@ _DEVICE_MODULES = ("cuda", "xpu", "npu", "musa", "hpu", "mps", "mtia")
 
 
 def activate() -> str | None:
-    """The platform's class for SGLang to load, or None to leave the machine to others.
+    """Return the platform's class for SGLang to load, or None to leave the machine to others.
 
-    None where PyTorch sees an accelerator, where SGLang's own CPU engine was asked for
+    None if PyTorch sees an accelerator, if SGLang's own CPU engine was asked for
     (``SGLANG_USE_CPU_ENGINE=1``), and beside another vendor's platform unless this one was chosen
     (``SGLANG_PLATFORM=leyline_cpu``): a vendor's device may show only once its platform is loaded.
     """
@@ -30,7 +30,7 @@ def activate() -> str | None:
 
 
 def accelerator_present() -> bool:
-    """Whether PyTorch sees a device other than the CPU.
+    """Return True if PyTorch sees a device other than the CPU.
 
     ``torch.accelerator`` knows the device that the build was made for and those that plug into
     PyTorch; vendors' modules are asked too, since some do neither.

@@ -27,7 +27,7 @@ def attend_batch(
         k_cache: ``[pool, kv_heads, dim]``; query head ``h`` reads head ``h * kv_heads // heads``.
         v_cache: ``[pool, kv_heads, value_dim]``.
         slots: per sequence, the pool rows of all its tokens by position; the new ones included.
-        new_tokens: per sequence, how many of its last tokens are in ``query``.
+        new_tokens: per sequence, the number of its last tokens in ``query``.
         scale: factor on the scores before the softmax.
     """
     start = 0
@@ -40,7 +40,7 @@ def attend_batch(
 
 
 def _attend(query: Tensor, output: Tensor, keys: Tensor, values: Tensor, scale: float) -> None:
-    """One sequence, block by block; row ``i`` of ``query`` reads all but the keys behind it."""
+    """Attend one sequence block by block; row ``i`` of ``query`` reads all but later keys."""
     count, heads, dim = query.shape
     length, kv_heads = keys.shape[:2]
     group = heads // kv_heads

@@ -11,8 +11,9 @@ from leyline_engine.sglang.cpu.attention import attend_batch
 
 
 class CpuAttentionBackend(TorchNativeAttnBackend):
-    """SGLang's back end, which pads the new queries to the length of the whole sequence: one new
-    token behind 4,000 cached ones costs it 4,000 x 4,000 scores per head.
+    """SGLang's back end, without its padding of new queries to the length of the sequence.
+
+    One new token after 4,000 cached ones costs SGLang's own 4,000 x 4,000 scores per head.
 
     Cross attention, sliding windows and attention that isn't causal stay with SGLang's own.
     """
@@ -31,7 +32,7 @@ class CpuAttentionBackend(TorchNativeAttnBackend):
         encoder_lens: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Attention of every new token of a batch; arguments as SGLang's."""
+        """Compute the attention of every new token of a batch; arguments as SGLang's."""
         if encoder_lens is not None or not options["causal"] or _special(options):
             original: Tensor = super()._run_sdpa_forward_extend(
                 query,
@@ -71,7 +72,7 @@ class CpuAttentionBackend(TorchNativeAttnBackend):
         encoder_lens: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Attention of one new token per sequence; arguments as SGLang's."""
+        """Compute the attention of one new token per sequence; arguments as SGLang's."""
         if encoder_lens is not None or _special(options):
             original: Tensor = super()._run_sdpa_forward_decode(
                 query,
@@ -99,11 +100,11 @@ class CpuAttentionBackend(TorchNativeAttnBackend):
 
 
 def _special(options: dict[str, Any]) -> bool:
-    """Whether a layer attends otherwise than over all earlier tokens of its own sequence."""
+    """Return True if a layer attends to other than all earlier tokens of its own sequence."""
     return bool(options["is_cross_attn"]) or options["sliding_window_size"] is not None
 
 
 def _slots(req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor) -> list[Tensor]:
-    """Per sequence, the pool rows of its tokens by position."""
+    """Return, per sequence, the pool rows of its tokens by position."""
     lengths = zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)
     return [req_to_token[row, :length] for row, length in lengths]

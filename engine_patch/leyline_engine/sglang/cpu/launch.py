@@ -1,6 +1,6 @@
 """Start an SGLang server on a CPU: ``python -m leyline_engine.sglang.cpu.launch --model-path …``.
 
-Takes SGLang's own flags, which win over the defaults here.
+It takes SGLang's own flags, which win over the defaults here.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Sequence
 from leyline_engine.sglang.cpu.activation import activate
 
 DEFAULT_FLAGS = (
-    # A pool and request table that a laptop has room for; SGLang sizes both for a GPU.
+    # A pool and request table that fit a laptop; SGLang sizes both for a GPU.
     "--max-total-tokens=16384",
     "--max-running-requests=8",
     "--chunked-prefill-size=512",
     "--dtype=float32",
     "--radix-cache-backend=leyline",
-    # Otherwise a server that has nothing to do keeps a core busy.
+    # Otherwise an idle server keeps a core busy.
     "--sleep-on-idle",
-    # Answers say how many tokens came from the cache.
+    # Answers give the number of tokens that came from the cache.
     "--enable-cache-report",
     "--enable-metrics",
 )
 
 
 def server_command(flags: Sequence[str]) -> list[str]:
-    """The command line of a server with ``flags``; the last mention of a flag counts."""
+    """Return the command line of a server with ``flags``; the last mention of a flag counts."""
     return [sys.executable, "-P", "-m", "sglang.launch_server", *DEFAULT_FLAGS, *flags]
 
 
 def main() -> None:
-    """Become the server; refuse where this platform wouldn't be the one that SGLang takes."""
+    """Become the server; refuse if SGLang wouldn't take this platform."""
     if activate() is None:
         sys.exit(
             "error: this launcher is for machines without an accelerator, where "

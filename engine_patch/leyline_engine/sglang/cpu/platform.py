@@ -26,19 +26,19 @@ class LeylineCpuPlatform(CpuSRTPlatform):
     capabilities = PlatformCapabilities()
 
     def get_device(self, device_id: int = 0) -> str:
-        """The name that ``--device`` defaults to; the base class gives an object there."""
+        """Return the default of ``--device``; the base class returns an object."""
         return "cpu"
 
     def get_default_attention_backend(self) -> str:
-        """The only attention back end that needs nothing but PyTorch."""
+        """Return the only attention back end that needs nothing but PyTorch."""
         return ATTENTION_BACKEND
 
     def get_dispatch_key_name(self) -> str:
-        """Fused operations run their ``forward_native``."""
+        """Return the key with which fused operations run their ``forward_native``."""
         return "native"
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Fill in what the command line left open.
+        """Fill in the settings that the command line left open.
 
         SGLang calls this once in the launching process. The schedulers that it starts inherit the
         environment.
@@ -53,8 +53,8 @@ class LeylineCpuPlatform(CpuSRTPlatform):
             server_args.dtype = "float32"
 
     def init_backend(self) -> None:
-        """Give this scheduler process what SGLang lacks on a CPU.
+        """Add the parts that SGLang lacks on a CPU to this scheduler process.
 
-        A failure is fatal, as it must be: a plugin's would only be logged.
+        A failure is fatal, as it must be: a plugin's failure would only be logged.
         """
         register_in_worker()

@@ -1,4 +1,4 @@
-"""What SGLang's ``torch_native`` back end lacks for MLA models and short suffixes on a CPU."""
+"""Additions to SGLang's ``torch_native`` back end for MLA models and short suffixes on a CPU."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ def _register_attention() -> None:
 
 
 def _register_mla_dispatch() -> None:
-    """Always the absorbed form: ``torch_native`` reads K and V back from the pool, where MLA
-    keeps only the latent. Without an entry of its own it gets Triton's, which expands."""
+    """Always use the absorbed form.
+
+    ``torch_native`` reads K and V back from the pool, in which MLA keeps only the latent. Without
+    an entry of its own it gets Triton's, which expands.
+    """
     from sglang.srt.models.deepseek_common.attention_backend_handler import (
         AttentionBackendRegistry,
         AttnForwardMethod,
@@ -39,15 +42,18 @@ def _register_mla_dispatch() -> None:
 
 
 def _register_rotary_factory() -> None:
-    """Not by SGLang's hook registry: it may be importing this very process's modules, in order to
-    apply its hooks, when it comes here."""
+    """Replace the factory directly, not by SGLang's hook registry.
+
+    The registry may be importing this very process's modules, in order to apply its hooks, when
+    this function runs.
+    """
     from sglang.srt.layers.rotary_embedding import factory
 
     factory.get_rope_cpu = partial(_rope_on_cpu, factory.get_rope_cpu)
 
 
 def _rope_on_cpu(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """SGLang's CPU factory knows DeepSeek's YaRN alone; all else takes the common factory."""
+    """Wrap SGLang's CPU factory, which knows DeepSeek's YaRN alone; others get the common one."""
     from sglang.srt.layers.rotary_embedding.factory import get_rope
 
     call = signature(original).bind(*args, **kwargs).arguments

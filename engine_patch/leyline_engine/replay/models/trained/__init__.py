@@ -7,10 +7,10 @@ from pathlib import Path
 _FOLDERS = {"leyline-recall": "plain", "leyline-recall-notes": "notes"}
 TRAINED_MODEL_NAMES = tuple(_FOLDERS)
 DEFAULT_MODEL_NAME = "leyline-recall"
-"""Served when no model is named."""
+"""The model that is served when none is named."""
 
 
 def trained_model_dir(name: str) -> Path | None:
-    """The folder of the shipped model of that name; None where there is none."""
+    """Return the folder of the shipped model of that name; None if there is none."""
     folder = _FOLDERS.get(name)
     return Path(__file__).parent / folder if folder else None
