@@ -160,7 +160,7 @@ def test_the_machine_shares_what_it_means_to() -> None:
     machine.fresh(60, [1, 2], True, [3, 4])
     machine.amortize_and_share(0, [1], 40)
     _, tokens, lineage = machine.turns[-1]
-    assert lineage[-1].lineage == f"share {SHARE}"
+    assert lineage[-1].lineage.startswith("share ")
     machine.sharer_extends(len(machine.turns) - 1, [2], 0, False)
     found = machine._retained("y")[-1]
     assert found.lineage == lineage
