@@ -119,6 +119,8 @@ class TaintMachine(RuleBasedStateMachine):
             self._complete(sequence, tokens, decode=1)
         else:
             sequence.abort()
+        if not self.running:
+            assert not any(counts.pending for counts in self.engine.settled_forgets().values())
 
     def _edit(self, which: int, directives: list[Directive], tail: list[int], known: bool) -> None:
         name, tokens, lineage = self.turns[which]

@@ -332,7 +332,7 @@ def given_up(crew: Crew) -> None:
 def evicted(crew: Crew) -> None:
     """All of it made room for something that ended."""
     cache = crew.engine.cache
-    cache.release(cache.allocate(cache.capacity))
+    cache._allocator.release(cache.allocate(cache.capacity))
 
 
 def flushed(crew: Crew) -> None:

@@ -15,6 +15,7 @@ import pytest
 from support.fake_engine import CAPABILITY, Answer, FakeEngine, chat_json, forgotten
 
 from leyline_engine.contract import ForgetCounts
+from leyline_proxy.audit import followup
 from leyline_proxy.audit.auditor import Auditor
 from leyline_proxy.audit.build import build_auditor
 from leyline_proxy.audit.writer import AuditWriter
@@ -255,12 +256,14 @@ async def test_a_plain_server_that_was_out_of_reach_has_not_ended() -> None:
         assert w.erasures._metrics.erasures.labels("lost")._value.get() == 1
 
 
+@pytest.mark.parametrize("given_up", [False, True])
 async def test_what_running_requests_hold_is_paid_and_not_called_erased_before_they_end(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, given_up: bool
 ) -> None:
     """The engine owes nothing more, and the log says what is overwritten only when it is."""
     async with world() as w:
         told: list[str] = []
+        monkeypatch.setattr(followup, "_TRIES", 1 if given_up else 14)
         writer = SimpleNamespace(offer=lambda job, _: told.append(job()["result"]))
         audit = Auditor(cast(AuditWriter, writer))
         monkeypatch.setattr(w.erasures, "_audit", audit)
@@ -272,6 +275,8 @@ async def test_what_running_requests_hold_is_paid_and_not_called_erased_before_t
         assert len(engine.bodies) == 1
         await asyncio.sleep(0.25)
         assert told == ["pending"]
+        if given_up:
+            return
         engine.receipt = forgotten
         async with asyncio.timeout(5):
             while told == ["pending"]:  # noqa: ASYNC110 - no event
