@@ -52,6 +52,23 @@ class Carried:
     share: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """Spans of which no KV is found any more, and what had read them until then."""
+
+    session: SessionKey
+    spans: frozenset[SpanKey]
+    lineages: Mapping[str, int]
+    """Those whose moved KV had read one of the spans, and from where on."""
+    whole: bool = False
+    """Whether all went that the session held, and not the named spans alone."""
+
+    def names(self, span: SpanKey) -> bool:
+        """Whether a reader of ``span`` may have read any of it."""
+        whole = self.whole and span[0] == self.session[1]
+        return whole or span == ANYTHING or span in self.spans
+
+
 class SpanLedger:
     """Span names by session, readers by lineage. Bounded; it stores positions and names only."""
 
@@ -236,6 +253,33 @@ class SpanLedger:
             if owner == scope:
                 for span in spans:
                     readers.pop(span, None)
+
+    def read_by(
+        self,
+        struck: Struck,
+        scope: str,
+        runs: Sequence[LineageRun],
+        carried: Carried | None,
+        length: int,
+    ) -> bool:
+        """Whether a request that runs while spans are struck may have read any of them.
+
+        Args:
+            runs: lineage map under which it runs.
+            carried: what its splice brings along, where that isn't entered yet.
+            length: of its prompt. What stands behind it the request computed itself.
+        """
+        if scope != struck.session[0]:
+            return False
+        if carried is not None and any(map(struck.names, carried.readers)):
+            return True
+        for run in runs:
+            own = carried is not None and carried.lineage == run.lineage
+            known = own or (scope, run.lineage) in self._readers
+            first = struck.lineages.get(run.lineage, length if known else run.start)
+            if max(first, run.start) < length:
+                return True
+        return False
 
 
 def first_unlabelled(labels: Sequence[SpanLabel], length: int) -> int:

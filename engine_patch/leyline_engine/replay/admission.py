@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from secrets import token_bytes
 
 import numpy as np
@@ -23,10 +24,10 @@ from leyline_engine.contract import (
     SpanLabel,
 )
 from leyline_engine.edits import ResolvedEdit
-from leyline_engine.ledger import Carried, SpanKey
+from leyline_engine.ledger import Carried, Struck
 from leyline_engine.lineage import SALT_BYTES, fold_keys, runs_before
 from leyline_engine.plan import Plan, plan_turn
-from leyline_engine.replay.cache.manager import CacheManager, Forgotten, PoolExhaustedError
+from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError
 from leyline_engine.replay.cache.pool import Slots
 from leyline_engine.replay.cache.radix import Match, Node
 from leyline_engine.rules import CheckedRequest, Rules, Verdict, extend_lineage, judge
@@ -49,9 +50,7 @@ class Admission:
     verdict: Verdict = _UNJUDGED
     forgot: ForgetCounts | None = None
     carried: Carried | None = None
-    """Spans that the splice hides, to be entered into the ledger when its KV is published."""
-    struck: frozenset[SpanKey] = frozenset()
-    """Spans that were forgotten; running requests that carry them must not be published."""
+    """What the splice hides; to be entered into the ledger when its KV is published."""
     spans: tuple[SpanLabel, ...] = ()
     """The prompt's labels; empty if they can't be relied on."""
     sources: tuple[SourceTurn, ...] = ()
@@ -75,10 +74,17 @@ class _Prefix:
 
 
 class Admitter:
-    """Turns prompts and edit payloads into admissions against one cache."""
+    """Turns prompts and edit payloads into admissions against one cache.
 
-    def __init__(self, cache: CacheManager, *, splices: bool) -> None:
+    Args:
+        struck: called with what each forget has struck, by its ticket, before slots are counted.
+    """
+
+    def __init__(
+        self, cache: CacheManager, *, splices: bool, struck: Callable[[str, Struck], None]
+    ) -> None:
         self._cache = cache
+        self._struck = struck
         self._rules = Rules(
             cache.registry, cache.ledger, splices=splices, salt=token_bytes(SALT_BYTES)
         )
@@ -132,7 +138,7 @@ class Admitter:
         prompt: array[int],
         payload: EditPayload,
         forgot: ForgetCounts | None = None,
-    ) -> Forgotten:
+    ) -> ForgetCounts:
         """Forget what a request demands though it isn't admitted, or not yet.
 
         Args:
@@ -150,14 +156,15 @@ class Admitter:
         payload: EditPayload,
         found: array[int],
         before: ForgetCounts | None = None,
-    ) -> Forgotten:
-        # The prompt's match is clean: it is before the forgotten spans' first reader.
+    ) -> ForgetCounts:
+        # What the prompt found is clean: it lies before the forgotten spans' first reader.
         return self._cache.forget(
             (payload.scope, payload.session),
             request.forgotten,
             spared=(fold_keys(request.prompt), found),
             ticket=message_id,
             before=before,
+            struck=partial(self._struck, message_id),
         )
 
     def _forget_behind(
@@ -171,12 +178,12 @@ class Admitter:
         keys = fold_keys(request.prompt, admission.lineage, payload.scope)
         found = keys[: admission.plan.prefix]
         try:
-            forgotten = self._forget(message_id, request, payload, found, before)
+            counts = self._forget(message_id, request, payload, found, before)
         except BaseException:
             self._cache.release(admission.held[admission.plan.prefix :])
             self._cache.unlock(admission.node)
             raise
-        return replace(admission, forgot=forgotten.counts, struck=forgotten.spans)
+        return replace(admission, forgot=counts)
 
     def _match(self, keys: array[int]) -> Match:
         """Return the longest cached prefix that leaves a token to compute."""

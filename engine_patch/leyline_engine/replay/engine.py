@@ -29,7 +29,7 @@ from leyline_engine.contract import (
 )
 from leyline_engine.edits import forgets
 from leyline_engine.energy import EnergyAccount
-from leyline_engine.ledger import SpanKey, SpanLedger
+from leyline_engine.ledger import SpanLedger, Struck
 from leyline_engine.lineage import fold_keys
 from leyline_engine.metrics import EngineMetrics, NoMetrics
 from leyline_engine.occupancy import PoolLevels, RegistryLevels, held_by_claims
@@ -105,7 +105,9 @@ class ReplayEngine:
         self.claims = open_claims(self.cache, self.max_context)
         self._running: set[Sequence] = set()
         unsupported = facts.unsupported or ("" if splicing else "switched off by configuration")
-        self._admitter = Admitter(self.cache, splices=not unsupported)
+        self._admitter = Admitter(
+            self.cache, splices=not unsupported, struck=self._withhold_readers
+        )
         self.capability = Capability(
             engine="replay",
             engine_version=f"transformers {transformers_version}",
@@ -147,7 +149,6 @@ class ReplayEngine:
         admission = self._admitter.admit(
             request.request_id, request.tokens, payload, request.forgot
         )
-        self._withhold_readers(request.request_id, admission.struck)
         try:
             sequence = self._start(request, admission, started, admits=admits)
         except BaseException:
@@ -191,9 +192,8 @@ class ReplayEngine:
     def _forget_first(self, request: GenerationRequest, payload: EditPayload) -> GenerationRequest:
         ticket = request.request_id
         self._withhold_session(ticket, payload)
-        forgotten = self._admitter.forget(ticket, request.tokens, payload, request.forgot)
-        self._withhold_readers(ticket, forgotten.spans)
-        return replace(request, forgot=forgotten.counts)
+        forgot = self._admitter.forget(ticket, request.tokens, payload, request.forgot)
+        return replace(request, forgot=forgot)
 
     def outgrown(
         self, request: GenerationRequest, sequence: Sequence
@@ -233,10 +233,10 @@ class ReplayEngine:
             if running.session == (payload.scope, payload.session):
                 running.withhold(ticket)
 
-    def _withhold_readers(self, ticket: str, struck: frozenset[SpanKey]) -> None:
+    def _withhold_readers(self, ticket: str, struck: Struck) -> None:
         """Withhold KV of other sessions' running requests that may use shared KV of its readers."""
         for running in self._running:
-            if running.carried is not None and not struck.isdisjoint(running.carried.readers):
+            if running.draws_on(struck):
                 running.withhold(ticket)
 
     def settled_forgets(self) -> dict[str, ForgetCounts]:

@@ -20,7 +20,7 @@ from leyline_engine.contract import (
     output_span,
     token_digest,
 )
-from leyline_engine.ledger import Carried
+from leyline_engine.ledger import Carried, Struck
 from leyline_engine.lineage import fold_keys
 from leyline_engine.plan import Prefill
 from leyline_engine.replay.cache.manager import CacheManager
@@ -206,6 +206,12 @@ class Sequence:
         self.cache.unlock(self.node)
         self.cache.listener.ended(self.receipt.message_id, count)
         self.on_end(self)
+
+    def draws_on(self, struck: Struck) -> bool:
+        """Whether what this request computes may have read what a forget has struck."""
+        return self.cache.ledger.read_by(
+            struck, self._scope, self.lineage, self.carried, len(self.prompt)
+        )
 
     def withhold(self, ticket: str) -> None:
         """Publish nothing that this request computes, and overwrite it; see :attr:`publishable`."""

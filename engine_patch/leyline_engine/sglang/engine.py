@@ -581,15 +581,10 @@ class SchedulerEngine:
     def _withhold_readers(self, turn: Turn, done: Forgotten) -> None:
         """Withhold KV of other sessions' requests that may use shared KV that has read it."""
         for other in tuple(self._turns.values()):
-            if other is turn or other.scope != turn.scope or other.phase is Phase.NEW:
+            if other is turn or other.phase is Phase.NEW:
                 continue
             prompt = len(other.req.origin_input_ids)
-            carries = other.carried and not done.spans.isdisjoint(other.carried.readers)
-            found = any(
-                max(run.start, done.lineages.get(run.lineage, prompt)) < prompt
-                for run in other.lineage
-            )
-            if carries or found:
+            if self.ledger.read_by(done.struck, other.scope, other.lineage, other.carried, prompt):
                 self._withhold(other, turn.message_id)
 
     def _withhold(self, turn: Turn, ticket: str) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from leyline_engine.contract import ForgetCounts
-from leyline_engine.ledger import SpanKey, SpanLedger
+from leyline_engine.ledger import SpanKey, SpanLedger, Struck
 from leyline_engine.lineage import exact_length
 from leyline_engine.pending import PendingForgets
 from leyline_engine.sglang.containment import contained
@@ -34,10 +34,7 @@ class Forgotten:
     """The result of a forget."""
 
     counts: ForgetCounts
-    spans: frozenset[SpanKey]
-    """Spans of which no KV can be found any more."""
-    lineages: Mapping[str, int]
-    """Lineages whose moved KV had read one of them, and from where on."""
+    struck: Struck
 
 
 class Forgetter:
@@ -88,6 +85,7 @@ class Forgetter:
         """
         scope = session[0]
         turns = self._registry.turns(session)
+        whole = spans is None
         if spans is not None:
             clean = [t for t in turns if self._ledger.first_reader(t, spans) == len(t.tokens)]
         else:
@@ -116,7 +114,8 @@ class Forgetter:
                 self._registry.drop(session, turn.turn)
         self._ledger.strike(scope, spans)
         self._cache.scrub()
-        return Forgotten(self._open(ticket, erased, shared), spans, tainted)
+        struck = Struck(session, spans, tainted, whole)
+        return Forgotten(self._open(ticket, erased, shared), struck)
 
     def _open(self, ticket: str, erased: int, shared: int) -> ForgetCounts:
         before = self._reached.get(ticket, ForgetCounts())

@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from leyline_engine.contract import Receipt, TurnRecord
 
 from ..errors import ProxyError
-from .records import Record, TurnFacts, receipt_record
+from .records import Record, TurnFacts, erasure_record, receipt_record
 
 Ask = Callable[[str], Awaitable[TurnRecord | None]]
+End = Callable[[Receipt | None], Record | None]
+"""The record to write, if any, of what is known last."""
 
 MAX_OPEN = 1024
 """Forgets that are asked after; of more, the log says to the end that they are pending."""
@@ -26,8 +28,9 @@ _TRIES = 14
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    facts: TurnFacts
+    message_id: str
     ask: Ask
+    end: End
     due: float
     pause_s: float = _FIRST_S
     tries: int = 0
@@ -44,9 +47,26 @@ class FollowUps:
 
     def watch(self, facts: TurnFacts, ask: Ask) -> None:
         """Ask after a turn's forget until it is closed, or nobody can tell."""
+
+        def end(receipt: Receipt | None) -> Record:
+            return receipt_record(facts, receipt, time.time())
+
+        self._watch(_Open(facts.message_id, ask, end, _first(), known=facts.receipt))
+
+    def watch_erasure(self, owner: tuple[str, str], engine: str, known: Receipt, ask: Ask) -> None:
+        """Ask after a forget that was carried to an engine until it is closed."""
+
+        def end(receipt: Receipt | None) -> Record | None:
+            if not is_closed(receipt):
+                return None
+            return erasure_record(*owner, engine, "erased", time.time())
+
+        self._watch(_Open(known.message_id, ask, end, _first(), known=known))
+
+    def _watch(self, each: _Open) -> None:
         if len(self._open) >= MAX_OPEN:
             return
-        self._open.append(_Open(facts, ask, time.monotonic() + _FIRST_S, known=facts.receipt))
+        self._open.append(each)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
 
@@ -69,14 +89,24 @@ class FollowUps:
 
     async def _look(self, each: _Open) -> None:
         try:
-            record = await each.ask(each.facts.message_id)
+            record = await each.ask(each.message_id)
         except ProxyError:
             record = None
         known = record.receipt if record is not None else each.known
-        closed = known is not None and known.forgot is not None and not known.forgot.pending
-        if closed or each.tries + 1 >= _TRIES:
-            self._tell(receipt_record(each.facts, known, time.time()))
+        if is_closed(known) or each.tries + 1 >= _TRIES:
+            told = each.end(known)
+            if told is not None:
+                self._tell(told)
             return
         pause = min(_LAST_S, 2 * each.pause_s)
         due = time.monotonic() + each.pause_s
         self._open.append(replace(each, due=due, pause_s=pause, tries=each.tries + 1, known=known))
+
+
+def is_closed(receipt: Receipt | None) -> bool:
+    """Whether it is known that a forget was carried out in full."""
+    return receipt is not None and receipt.forgot is not None and not receipt.forgot.pending
+
+
+def _first() -> float:
+    return time.monotonic() + _FIRST_S

@@ -16,7 +16,7 @@ from leyline_engine.contract import Mode, Receipt
 
 from ..audit.chain import AuditKey
 from ..audit.facts import TurnEdits, turn_edits
-from ..audit.followup import FollowUps
+from ..audit.followup import Ask, FollowUps, is_closed
 from ..audit.records import (
     Record,
     Status,
@@ -133,6 +133,18 @@ class Auditor:
         if self._writer is not None:
             self._tell(erasure_record(tenant, session, engine, result, time.time()))
 
+    def held(self, owner: tuple[str, str], engine: str, receipt: Receipt, ask: Ask) -> None:
+        """Record a forget that was carried to an engine on which running requests hold some of it.
+
+        Args:
+            owner: tenant and session.
+            receipt: of the request that carried it.
+            ask: for its record, until nothing is held any more and that is recorded, too.
+        """
+        if self._writer is not None:
+            self.carried(*owner, engine, "pending")
+            self._followups.watch_erasure(owner, engine, receipt, ask)
+
     def claims(self, engine: str, events: Sequence[Mapping[str, Any]]) -> None:
         """Record events of one run of an engine."""
         for event in events if self._writer is not None else ():
@@ -164,7 +176,7 @@ class Auditor:
         weight = _TEXTS_PER_BODY * len(turn.request.raw) if facts.edits.edits else 0
         self._offer(partial(turn_record, facts, self._key), weight)
         told_to = turn.planned.plan.forgets and turn.enveloped
-        if told_to and _is_open(receipt):
+        if told_to and not is_closed(receipt):
             self._followups.watch(facts, turn.replica.client.record)
 
     def _facts(
@@ -223,8 +235,3 @@ def _doubts(turn: Turn) -> frozenset[Mode]:
 def _forgets(turn: Turn, receipt: Receipt | None) -> bool:
     plan = turn.planned.plan
     return plan.forgets or plan.unreachable or (receipt is not None and receipt.forgot is not None)
-
-
-def _is_open(receipt: Receipt | None) -> bool:
-    """Whether it isn't known yet that the forget was carried out in full."""
-    return receipt is None or receipt.forgot is None or receipt.forgot.pending > 0

@@ -19,8 +19,9 @@ from uuid import uuid4
 import msgspec
 import structlog
 
-from leyline_engine.contract import EditPayload, edit_envelope, sign_envelope
+from leyline_engine.contract import EditPayload, Receipt, edit_envelope, sign_envelope
 
+from ..audit.followup import is_closed
 from ..core.places import erased, is_unknown_run, owed
 from ..core.session import Place, Session
 from ..core.spans import ANYTHING
@@ -63,7 +64,8 @@ class _Done:
     seen: Place
     """As it was when this began."""
     result: str
-    """``erased``, ``gone`` (the run has ended), ``pending``, or ``lost``: the session has expired
+    """``erased``, ``held`` (the engine confirmed it, and overwrites the rest when the requests end
+    that hold it), ``gone`` (the run has ended), ``pending``, or ``lost``: the session has expired
     and nobody knows the engine any more, or the engine takes no forgets."""
 
 
@@ -177,7 +179,9 @@ class Erasures:
         for run, name in wanted.items():
             result = await self._erase(owner, run, name, expired=session is None)
             done.append(_Done(run, places.get(run, Place(name, owed=True)), result))
-            if result != "pending" or not debt.tries:
+            if result == "held":
+                self._metrics.erasures.labels("erased").inc()
+            elif result != "pending" or not debt.tries:
                 self._metrics.erasures.labels(result).inc()
                 self._audit.carried(*owner, run, result)
         finished = [each for each in done if each.result != "pending"]
@@ -206,18 +210,25 @@ class Erasures:
             return "gone"
         # Another run is asked, too: it may have begun before the turn that is noted for this one.
         try:
-            confirmed = await self._ask(owner, replica)
+            receipt = await self._ask(owner, replica)
         except ProxyError as error:
             self._silent[replica.name] = monotonic() + self._retry_s
             replica.handshake.report_failure()
             log.info("erasure_pending", tenant=owner[0], upstream=name, error=error.code)
             return "pending"
-        return "erased" if confirmed else "pending"
+        return "pending" if receipt is None else self._confirmed(owner, run, receipt, replica)
 
-    async def _ask(self, owner: _Owner, replica: Replica) -> bool:
+    def _confirmed(self, owner: _Owner, run: str, receipt: Receipt, replica: Replica) -> str:
+        if is_closed(receipt):
+            return "erased"
+        # Nobody finds it, and the engine overwrites it whether or not it is asked again.
+        self._audit.held(owner, run, receipt, replica.client.record)
+        return "held"
+
+    async def _ask(self, owner: _Owner, replica: Replica) -> Receipt | None:
         capability = replica.status.capability
         if capability is None:
-            return False
+            return None
         tenant, session = owner
         message_id = f"m-{uuid4().hex}"
         payload = EditPayload(
@@ -238,8 +249,8 @@ class Erasures:
             await asyncio.sleep(pause)
             record = await replica.client.record(message_id)
             if record is not None and record.receipt.forgot is not None:
-                return True
-        return False
+                return record.receipt
+        return None
 
 
 class SessionGoneError(Exception):

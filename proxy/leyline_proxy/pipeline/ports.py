@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from leyline_engine.contract import Receipt
 
+from ..audit.followup import Ask
 from ..core.session import Session
 from .settled import SettledTurn
 from .turn import Turn
@@ -50,6 +51,16 @@ class EngineLog(Protocol):
         Args:
             engine: model and run, as ``UpstreamStatus.retains_as`` names it.
             result: ``erased``, ``gone``, ``lost`` or ``pending``.
+        """
+
+    def held(self, owner: tuple[str, str], engine: str, receipt: Receipt, ask: Ask) -> None:
+        """Record that an engine confirmed a forget of which running requests hold some, and when
+        they have ended.
+
+        Args:
+            owner: tenant and session.
+            receipt: the engine's, of the request that carried the forget.
+            ask: asks the engine for its record.
         """
 
     def claims(self, engine: str, events: Sequence[Mapping[str, Any]]) -> None:

@@ -1,17 +1,11 @@
-"""Who has read the secret: followed slot by slot beside the engine, at random.
-
-A flag per slot says whether its KV was computed with the secret token in view. Prefill spreads the
-flag along a sequence, a copy carries it over, an erase clears it.
-"""
+"""Who has read the secret: followed slot by slot beside the engine, at random."""
 
 from __future__ import annotations
 
-from typing import Any, cast
-
-import numpy as np
 from core_kit import SCOPE, ids, make_engine, prefill, random_tokens
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from taint_kit import Taint
 
 from leyline_engine.contract import (
     Directive,
@@ -26,7 +20,7 @@ from leyline_engine.contract import (
 from leyline_engine.lineage import MAX_TOKEN
 from leyline_engine.replay.cache.radix import Node
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
-from leyline_engine.replay.sequence import Forward, Sequence
+from leyline_engine.replay.sequence import Sequence
 
 SECRET = 200
 STEM = [token for token in random_tokens(60, 11) if token != SECRET]
@@ -40,23 +34,12 @@ class TaintMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.engine: ReplayEngine = make_engine(pool=2500, chunk=16)
-        self.tainted = np.zeros(2500, dtype=bool)
+        self.taint = Taint(self.engine, SECRET)
+        self.tainted = self.taint.flags
         self.turns: list[tuple[str, list[int], tuple[LineageRun, ...]]] = []
         self.count = 0
         self.running: list[tuple[Sequence, list[int]]] = []
         self.forgotten = True
-        pool = self.engine.cache.pool
-        copy, erase = pool.copy, pool.erase
-
-        def copying(source: Any, target: Any, begin: int) -> None:
-            copy(source, target, begin)
-            self.tainted[target] = self.tainted[source]
-
-        def erasing(slots: Any) -> None:
-            erase(slots)
-            self.tainted[slots] = False
-
-        pool.copy, pool.erase = copying, erasing  # type: ignore[assignment,method-assign]
 
     def labelled(self, payload: EditPayload, tokens: list[int]) -> EditPayload:
         """The payload as it is sent; here it says nothing of spans."""
@@ -70,17 +53,7 @@ class TaintMachine(RuleBasedStateMachine):
         )
         if SECRET in tokens:
             self.forgotten = False
-        forward = sequence.forward
-
-        def tracking(fed: list[int], begin: int, cache: Any) -> Any:
-            seen = bool(self.tainted[sequence.held[:begin]].any())
-            for offset, token in enumerate(fed):
-                seen = seen or token == SECRET
-                self.tainted[sequence.held[begin + offset]] = seen
-            return forward(fed, begin, cache)
-
-        sequence.forward = cast(Forward, tracking)
-        return sequence
+        return self.taint.follow(sequence)
 
     def _run(self, tokens: list[int], payload: EditPayload, decode: int) -> None:
         self._complete(self._admit(tokens, payload), tokens, decode)
@@ -146,6 +119,8 @@ class TaintMachine(RuleBasedStateMachine):
             self._complete(sequence, tokens, decode=1)
         else:
             sequence.abort()
+        if not self.running:
+            assert not any(counts.pending for counts in self.engine.settled_forgets().values())
 
     def _edit(self, which: int, directives: list[Directive], tail: list[int], known: bool) -> None:
         name, tokens, lineage = self.turns[which]
@@ -201,6 +176,8 @@ class TaintMachine(RuleBasedStateMachine):
         if hasattr(self, "engine") and self.forgotten:
             nodes = self.engine.cache.tree.nodes()
             assert not any(self.tainted[node.slots].any() for node in nodes)
+            if not self.running:
+                assert not self.tainted.any(), "not in free slots either"
 
     @invariant()
     def exact_keys_hold_exact_kv(self) -> None:

@@ -6,11 +6,12 @@ Spans are named by their tokens, so the secret is one span wherever it stands.
 from __future__ import annotations
 
 import msgspec
+from core_kit import SCOPE
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from support.examples import examples
-from taint_machine import PIECES, SCOPE, SECRET, STEM, TaintMachine
+from taint_machine import PIECES, SECRET, STEM, TaintMachine
 
 from leyline_engine.contract import (
     Directive,
@@ -109,15 +110,23 @@ class LedgerMachine(TaintMachine):
         self._share("s", (name, tokens, lineage), [Directive(at, at + 1)], tail)
 
     @precondition(lambda self: self._retained("y"))
-    @rule(which=st.integers(0, 7), tail=PIECES, cut=st.integers(30, 60), share=st.booleans())
-    def sharer_amortizes(self, which: int, tail: list[int], cut: int, share: bool) -> None:
+    @rule(
+        which=st.integers(0, 7),
+        tail=PIECES,
+        cut=st.integers(30, 60),
+        share=st.booleans(),
+        steps=st.integers(-1, 9),
+    )
+    def sharer_amortizes(
+        self, which: int, tail: list[int], cut: int, share: bool, steps: int
+    ) -> None:
         """The second session moves on what it found, in a lineage of its own or shared again."""
         turns = self._retained("y")
         source = turns[which % len(turns)]
         turn = (source.turn, source.tokens.tolist(), source.lineage)
         if SECRET not in turn[1]:
             at = min(cut, len(source.tokens) - 2)
-            self._share("y", turn, [Directive(at, at + 2)], tail, share=share)
+            self._share("y", turn, [Directive(at, at + 2)], tail, share=share, steps=steps)
 
     @precondition(lambda self: self.turns and len(self.running) < 3)
     @rule(which=st.integers(0, 7), tail=PIECES, steps=st.integers(0, 9), leave=st.booleans())
@@ -140,7 +149,9 @@ class LedgerMachine(TaintMachine):
         tail: list[int],
         *,
         share: bool = True,
+        steps: int = -1,
     ) -> None:
+        """Amortize, to the end or so many chunks of it."""
         name, tokens, lineage = turn
         prompt = [*apply_directives(tokens, directives), *tail, 7]
         payload = msgspec.structs.replace(
@@ -150,7 +161,10 @@ class LedgerMachine(TaintMachine):
             segments=lower_directives(directives, len(tokens), len(prompt)),
             share=SHARE if share else "",
         )
-        self._run(prompt, payload, decode=1)
+        if steps >= 0 and len(self.running) < 3:
+            self._begin(prompt, payload, steps)
+        else:
+            self._run(prompt, payload, decode=1)
 
 
 def test_the_machine_shares_what_it_means_to() -> None:

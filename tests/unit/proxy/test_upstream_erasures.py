@@ -7,13 +7,19 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
 from support.fake_engine import CAPABILITY, Answer, FakeEngine, chat_json, forgotten
 
+from leyline_engine.contract import ForgetCounts
+from leyline_proxy.audit import followup
+from leyline_proxy.audit.writer import AuditWriter
 from leyline_proxy.core.places import after_turn, owed, unknown_run
 from leyline_proxy.core.session import Place, Session
+from leyline_proxy.observe.auditor import Auditor
 from leyline_proxy.observe.build import build_auditor
 from leyline_proxy.pipeline.erasure import Erasures
 from leyline_proxy.sessions.memory import MemorySessionStore
@@ -248,3 +254,32 @@ async def test_a_plain_server_that_was_out_of_reach_has_not_ended() -> None:
         await w.owe("s", {unknown_run("a"): Place("a", owed=True)})
         await w.paid("s")
         assert w.erasures._metrics.erasures.labels("lost")._value.get() == 1
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+async def test_what_running_requests_hold_is_paid_and_not_called_erased_before_they_end(
+    monkeypatch: pytest.MonkeyPatch, given_up: bool
+) -> None:
+    """The engine owes nothing more, and the log says what is overwritten only when it is."""
+    async with world() as w:
+        told: list[str] = []
+        monkeypatch.setattr(followup, "_TRIES", 1 if given_up else 14)
+        writer = SimpleNamespace(offer=lambda job, _: told.append(job()["result"]))
+        audit = Auditor(cast(AuditWriter, writer))
+        monkeypatch.setattr(w.erasures, "_audit", audit)
+        engine = w.engines["a"]
+        held = ForgetCounts(overwritten=1, pending=2)
+        engine.receipt = lambda name: msgspec.structs.replace(forgotten(name), forgot=held)
+        await w.owe("s", {w.run("a"): Place("a", owed=True)})
+        await w.paid("s")
+        assert len(engine.bodies) == 1
+        await asyncio.sleep(0.25)
+        assert told == ["pending"]
+        if given_up:
+            return
+        engine.receipt = forgotten
+        async with asyncio.timeout(5):
+            while told == ["pending"]:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.01)
+        assert told == ["pending", "erased"]
+        assert len(engine.bodies) == 1, "it isn't asked to forget anew"

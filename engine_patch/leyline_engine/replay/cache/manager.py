@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from leyline_engine.contract import ForgetCounts
-from leyline_engine.ledger import Carried, SpanKey, SpanLedger
+from leyline_engine.ledger import Carried, SpanKey, SpanLedger, Struck
 from leyline_engine.lineage import exact_length, first_under, lineage_bits
 from leyline_engine.metrics import EngineMetrics
 from leyline_engine.occupancy import Cached, PoolLevels
@@ -56,14 +56,6 @@ class PoolStats:
     cached: int
     doomed: int
     in_flight: int
-
-
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """A forget's counts, and the spans of which no KV can be found any more."""
-
-    counts: ForgetCounts
-    spans: frozenset[SpanKey]
 
 
 class CacheManager:
@@ -121,7 +113,7 @@ class CacheManager:
         if 0 < missing <= self.tree.evictable_count():
             gone = self.tree.evict_nodes(max(missing, _EVICTION_BATCH))
             freed = slots_of(gone)
-            self._allocator.release(freed)
+            self.release(freed)
             self._metrics.evicted(len(freed))
             self.listener.evicted(request, gone)
         slots = self._allocator.allocate(count)
@@ -137,8 +129,9 @@ class CacheManager:
         self._metrics.copied(len(source) * self.pool.layout.bytes_per_token)
 
     def release(self, slots: Slots) -> None:
-        """Take back a running request's own slots."""
+        """Take back slots; what they hold stays in them until it is overwritten."""
         self._allocator.release(slots)
+        self.pool.leave(slots)
 
     def erase(self, slots: Slots, holders: Iterable[Hashable] = ()) -> None:
         """Take back slots whose content must not outlive them: overwrite, then free them.
@@ -203,7 +196,7 @@ class CacheManager:
         present, match = self.tree.insert(keys, held, session)
         self.tree.lock(match.node)
         spare = held[owned_from:present]
-        self._allocator.release(spare)
+        self.release(spare)
         self.unlock(node)
         self.listener.published(request, match.slots, len(spare))
         return match
@@ -216,7 +209,8 @@ class CacheManager:
         spared: Sequence[array[int]],
         ticket: str,
         before: ForgetCounts | None = None,
-    ) -> Forgotten:
+        struck: Callable[[Struck], None] = lambda _: None,
+    ) -> ForgetCounts:
         """Erase what a session published that may have read ``spans``.
 
         That is all but the paths of ``spared`` keys and of turns that are known to have read none
@@ -224,16 +218,18 @@ class CacheManager:
         the spans does: a session that continues such a lineage never sent what it remembers.
 
         Args:
-            spans: spans to forget; None for all that the session holds.
+            spans: what to forget; None for whatever the session holds.
             spared: keys that the session's new prompt may continue.
-            ticket: name of the forget in :meth:`settled_forgets`.
-            before: counts of an earlier forget of this ticket.
+            ticket: names the forget in :meth:`settled_forgets`.
+            before: what an earlier forget of this ticket reached.
+            struck: called with what no KV can be found of any more, before slots are counted.
 
         Raises:
             Exception: the pool's own, if slots can't be overwritten; they are out of use then.
         """
         scope = session[0]
         turns = self.registry.turns(session)
+        whole = spans is None
         if spans is not None:
             clean = [t for t in turns if self.ledger.first_reader(t, spans) == len(t.tokens)]
         else:
@@ -241,11 +237,10 @@ class CacheManager:
         kept: set[Node] = set()
         for keys in (*spared, *(turn.keys() for turn in clean)):
             kept.update(self.tree.path(self.tree.match(keys).node))
-        tainted = {
-            lineage_bits(name, scope): at
-            for name, at in self.ledger.lineages_reading(scope, spans).items()
-        }
-        condemned = self._under_lineages(tainted)
+        lineages = self.ledger.lineages_reading(scope, spans)
+        condemned = self._under_lineages(
+            {lineage_bits(name, scope): at for name, at in lineages.items()}
+        )
         shared = self._condemn_published(session, kept, condemned)
         released, held = self._remove(condemned, "forgotten")
         for node in held:
@@ -254,15 +249,17 @@ class CacheManager:
         failure = self._erase(slots)
         if failure is not None:
             raise failure
+        # What was evicted, given up or computed twice may have read the spans, too.
+        self.pool.erase(self.pool.left())
         for turn in turns:
             if turn not in clean:
                 self.registry.drop(session, turn.turn)
         self.ledger.strike(scope, spans)
+        struck(Struck(session, spans, lineages, whole))
         earlier = before or ForgetCounts()
-        counts = self._forgets.open(
+        return self._forgets.open(
             ticket, len(slots) + earlier.overwritten, shared + earlier.shared_retained
         )
-        return Forgotten(counts, spans)
 
     def _under_lineages(self, tainted: Mapping[int, int]) -> list[Node]:
         """Return the tops of KV that is cached under lineages, whoever published it.
@@ -344,7 +341,7 @@ class CacheManager:
         """Drop every cached sequence and retained turn that no running request holds."""
         self.registry.clear()
         self.listener.flushing()
-        self._allocator.release(self.tree.evict(self.capacity))
+        self.release(self.tree.evict(self.capacity))
         self.listener.flushed()
 
     def levels(self, claimed: Cached) -> PoolLevels:

@@ -94,6 +94,7 @@ class KVPool:
         ]
         self._as_computed = [zeros(rotary_heads, layout.rotary_dim) for _ in range(layout.layers)]
         self._computed_at = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self._left = np.zeros(capacity, dtype=np.bool_)
 
     def _index(self, slots: Slots) -> torch.Tensor:
         return torch.from_numpy(slots).to(self.device)
@@ -115,6 +116,7 @@ class KVPool:
         layers: Sequence[tuple[torch.Tensor, torch.Tensor]],
     ) -> None:
         """Store freshly computed KV of positions ``start…`` (``[T, heads, dim]`` per layer)."""
+        self._left[slots] = False
         index = self._index(slots)
         for layer, pair in enumerate(layers):
             for tensor, values in zip(self._tensors[layer], pair, strict=True):
@@ -129,6 +131,7 @@ class KVPool:
 
         One gather, rotation and scatter per layer; position-free parts are untouched.
         """
+        self._left[target] = False
         src, dst = self._index(source), self._index(target)
         computed_at = self._computed_at[src]
         needed_at = torch.arange(start, start + len(target), dtype=torch.int64, device=self.device)
@@ -150,3 +153,12 @@ class KVPool:
             for tensor in (*pair, self._as_computed[layer]):
                 tensor[index] = 0
         self._computed_at[index] = 0
+        self._left[slots] = False
+
+    def leave(self, slots: Slots) -> None:
+        """Note that nobody needs what these slots hold; it stays until something is written."""
+        self._left[slots] = True
+
+    def left(self) -> Slots:
+        """All that still hold what nobody needs, whoever they belong to by now."""
+        return np.flatnonzero(self._left)
