@@ -167,15 +167,47 @@ class Rules:
             plan.copies,
             salt=self._salt,
         )
+        # Holders of these runs remember some from there on; a shared lineage has other parents.
+        before = 0 if payload.share else plan.copies[0].dest
+        readers = self._new_readers(edit, prompt, runs, plan, before)
+        continues = bool(runs) and runs[-1].lineage == name
+        start = runs[-1].start if continues else plan.copies[0].dest
+        return Carried(name, start, readers, payload.share)
+
+    def carry_alone(
+        self,
+        request: CheckedRequest,
+        runs: tuple[LineageRun, ...],
+        plan: Plan,
+        message_id: str,
+        start: int,
+    ) -> Carried | None:
+        """Return the same under a lineage that only this request has.
+
+        Args:
+            runs: lineage map of the plan's prefix.
+            start: position from which the keys are under the new lineage; ``runs`` govern those
+                before it alone.
+        """
+        edit, prompt = request.edit, request.prompt
+        if edit is None or not plan.copies:
+            return None
+        readers = self._new_readers(edit, prompt, runs, plan, start)
+        return Carried(self.fresh_lineage(message_id, edit.payload.scope), start, readers, "")
+
+    def _new_readers(
+        self,
+        edit: ResolvedEdit,
+        prompt: array[int],
+        runs: tuple[LineageRun, ...],
+        plan: Plan,
+        before: int,
+    ) -> dict[SpanKey, int]:
+        """Return what a plan's copies have read, less what ``runs`` remember before a position."""
         shared = [common_prefix(source.tokens, prompt) for source in edit.sources]
         readers = self._ledger.carry(edit.sources, plan.copies, shared)
-        if not payload.share:
-            # Holders of these runs remember them from there on; a shared lineage has other parents.
-            known = self._ledger.remembered(runs, payload.scope, plan.copies[0].dest)
-            readers = {span: at for span, at in readers.items() if span not in known}
-        goes_on = bool(runs) and runs[-1].lineage == name
-        start = runs[-1].start if goes_on else plan.copies[0].dest
-        return Carried(name, start, readers, payload.share)
+        known = self._ledger.remembered(runs, edit.payload.scope, before) if before else ()
+        return {span: at for span, at in readers.items() if span not in known}
 
     def fresh_lineage(self, message_id: str, scope: str) -> str:
         """Return the name of a lineage that only this request has."""

@@ -142,9 +142,7 @@ class Splicer:
             )
             if plan.spliced and plan.spliced + plan.prefilled > room():
                 raise NoRoomError
-            turn.carried = self._unambiguous(
-                turn, staging.cursor, self._rules.carry(checked, turn.lineage, plan)
-            )
+            turn.carried = self._carried(turn, checked, plan, staging.cursor)
         except BaseException:
             self._let_go(staging)
             raise
@@ -154,19 +152,19 @@ class Splicer:
         turn.move(Phase.STAGING)
         self._entered(turn)
 
-    def _unambiguous(self, turn: Turn, cursor: int, carried: Carried | None) -> Carried | None:
-        """Give copies a lineage of their own if KV of the same name waits to be removed.
-
-        The tree would take that KV for the copies, and it would be found again.
-        """
+    def _carried(
+        self, turn: Turn, checked: CheckedRequest, plan: Plan, cursor: int
+    ) -> Carried | None:
+        """Name the lineage of a turn's copies: one of its own if KV of the same name waits to be
+        removed. The tree would take that KV for the copies, and it would be found again."""
+        carried = self._rules.carry(checked, turn.lineage, plan)
         if carried is None:
             return None
         lineage = extend_lineage(turn.lineage, carried)
         prompt = turn.req.origin_input_ids
         if not self._cache.is_condemned(fold_keys(prompt, lineage, turn.scope)):
             return carried
-        fresh = self._rules.fresh_lineage(turn.message_id, turn.scope)
-        return replace(carried, lineage=fresh, start=cursor, share="")
+        return self._rules.carry_alone(checked, turn.lineage, plan, turn.message_id, cursor)
 
     def advance(self, turn: Turn, admit: Admit, room: Callable[[], int]) -> AddReqResult | None:
         """Copy the next segments that can be copied, and send off the next gap.

@@ -1,0 +1,45 @@
+"""Readers that copies bring along, under a lineage that continues or one of its own."""
+
+from __future__ import annotations
+
+from array import array
+
+from leyline_engine.contract import CopySegment, EditPayload, LineageRun, token_digest
+from leyline_engine.edits import ResolvedEdit
+from leyline_engine.ledger import Carried, SpanLedger
+from leyline_engine.plan import Plan, Prefill
+from leyline_engine.rules import CheckedRequest, Rules
+from leyline_engine.sources import SourceRegistry, SourceTurn
+
+SCOPE = "t"
+SECRET = ("s", "secret")
+RUNS = (LineageRun(30, "parent"),)
+READ_AT, GAP, COPIED_TO = 50, 40, 55
+"""The parent lineage reads the secret between the cached prefix's end and the first copy."""
+
+
+def test_copies_under_a_lineage_of_their_own_bring_all_that_they_have_read() -> None:
+    """The parent's word holds for keys under the parent alone. Where the new lineage begins before
+    the first copy, the parent says nothing of what the copies read in between."""
+    ledger = SpanLedger()
+    ledger.enter(SCOPE, Carried("parent", 30, {SECRET: READ_AT}))
+    rules = Rules(SourceRegistry(), ledger, splices=True, salt=b"salt of the test")
+    tokens = array("q", range(100, 190))
+    source = SourceTurn("t1", tokens, token_digest(tokens), RUNS, SCOPE, "s")
+    copy = CopySegment(0, 60, 80, COPIED_TO)
+    prompt = tokens[:GAP] + array("q", range(500, 515)) + tokens[60:80] + array("q", [7])
+    payload = EditPayload(session="s", scope=SCOPE, turn="t2", lineage=RUNS)
+    edit = ResolvedEdit(payload, (source,), (copy,), None)
+    request = CheckedRequest(prompt, payload, edit, None, (), None)
+    gap, rest = Prefill(GAP, COPIED_TO), Prefill(COPIED_TO + 20, len(prompt))
+    plan = Plan(len(prompt), GAP, (copy,), (gap, rest))
+
+    continued = rules.carry(request, RUNS, plan)
+    alone = rules.carry_alone(request, RUNS, plan, "m", GAP)
+    assert continued is not None and alone is not None
+    assert SECRET not in continued.readers, "its parent remembers it from there on"
+    assert (alone.start, alone.share) == (GAP, "")
+    assert alone.readers == {SECRET: COPIED_TO}
+    assert alone.lineage != continued.lineage
+    known_before = rules.carry_alone(request, RUNS, plan, "m", READ_AT + 1)
+    assert known_before is not None and SECRET not in known_before.readers
