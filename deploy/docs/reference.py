@@ -1,4 +1,4 @@
-"""Writes docs/api/{settings,http,cli}.md from the code; ``--check`` says what is out of date."""
+"""Writes docs/api/{settings,http,cli}.md from the code; ``--check`` lists outdated pages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MIB = 1024 * 1024
 
 
 def settings_page() -> str:
-    """Every setting of the proxy with its default, its bounds and what it is for."""
+    """Every setting of the proxy with its default, its bounds and its purpose."""
     from pydantic import BaseModel
 
     from leyline_proxy.settings import Settings, TenantSettings, UpstreamSettings
@@ -33,12 +33,12 @@ def settings_page() -> str:
     parts = [
         "# Settings",
         _ORIGIN,
-        "Flags of [`leyline serve`](cli.md#leyline-serve) win over the environment, that over the "
-        "YAML file of `--config`, and that over the defaults. The variable of a setting is its "
-        "name in capitals behind `LEYLINE_`: `max_sessions` is `LEYLINE_MAX_SESSIONS`. There, maps "
-        "and lists are JSON, and an empty variable counts as unset. An unknown setting is an error "
-        "in the file, and so is a wrong value anywhere; `leyline serve` says which, and exits with "
-        "2.",
+        "Flags of [`leyline serve`](cli.md#leyline-serve) override the environment, the "
+        "environment overrides the YAML file of `--config`, and the file overrides the defaults. "
+        "The variable of a setting is `LEYLINE_` and its name in capitals: `max_sessions` is "
+        "`LEYLINE_MAX_SESSIONS`. In variables, maps and lists are JSON, and an empty variable "
+        "counts as unset. An unknown setting in the file is an error, and so is a wrong value "
+        "anywhere; `leyline serve` names it and exits with 2.",
     ]
     own = [one for one in Settings.__mro__ if one is not BaseModel and _defines_fields(one)]
     for model in own:
@@ -159,8 +159,8 @@ def http_page() -> str:
     parts = [
         "# HTTP routes",
         _ORIGIN,
-        "What the proxy's OpenAPI document says; a running proxy gives it at `/openapi.json`. "
-        "What the fields mean and what becomes of them is in [HTTP API](../http-api.md). Members "
+        "This page is the proxy's OpenAPI document; a running proxy serves it at `/openapi.json`. "
+        "[HTTP API](../http-api.md) explains the fields and how the proxy handles them. Members "
         "that the proxy leaves to the engine aren't listed, and none are forbidden. With API keys, "
         "each route below `/v1` needs one, such as `Authorization: Bearer KEY`.",
     ]
@@ -245,7 +245,7 @@ def _members(schema: Schema, within: str) -> Iterator[str]:
 
 
 def cli_page() -> str:
-    """Every command with its options, as ``--help`` tells them."""
+    """Every command with its options, as ``--help`` shows them."""
     import typer
     from typer.cli import get_docs_for_click
 
@@ -264,7 +264,7 @@ def cli_page() -> str:
 
 
 def _escaped(line: str) -> str:
-    """Words in brackets are no links here, and names in angles no HTML; code stays as it is."""
+    """Words in brackets aren't links here, and names in angles aren't HTML; code is kept."""
     parts = re.split(r"(`[^`]*`)", line)
     return (
         "".join(
@@ -284,7 +284,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def stale() -> dict[str, str]:
-    """Pages that aren't what the code says, with what they should be."""
+    """Pages that don't match the code, with their correct content."""
     return {
         name: text
         for name, text in ((name, page()) for name, page in PAGES.items())
@@ -293,7 +293,7 @@ def stale() -> dict[str, str]:
 
 
 def main() -> int:
-    """Write the pages, or with ``--check`` say which are out of date."""
+    """Write the pages, or with ``--check`` list the outdated ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check

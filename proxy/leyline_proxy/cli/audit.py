@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
 def verify(
     paths: _Paths = None,
     head: Annotated[
-        str | None, typer.Option(help="Hash of a record that the log must contain.")
+        str | None, typer.Option(help="Hash, noted elsewhere, of a record that must be there.")
     ] = None,
     key_file: _KeyFile = None,
     as_json: _Json = False,

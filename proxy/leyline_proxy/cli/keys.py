@@ -67,7 +67,7 @@ def hash_key(
     tenant: Annotated[str, typer.Argument(help="Tenant that the key is for.")],
     expires: Expires = None,
 ) -> None:
-    """Print the file's line for a key that you have. It is read from stdin or prompted for."""
+    """Print the line of the file for a key that you have, from stdin or a prompt."""
     # Not an argument: those end up in the shell's history and in the list of processes.
     key = typer.prompt("Key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.read()
     stripped = key.strip()
