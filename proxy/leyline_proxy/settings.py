@@ -177,7 +177,7 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     """For a whole answer; None for no limit."""
     receipt_timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.5
     """For the receipt of an answer, including all questions to the engine. After that the answer
-    ends without a receipt, and the turn is no source for later edits."""
+    ends without a receipt, and later edits can't use the turn as a source."""
     max_answer_bytes: Annotated[int, Field(ge=MIB)] = 64 * MIB
     """Of an engine's answer that is read whole, or kept while it is passed on in another API's
     format. A longer answer is abandoned (502), and its connection is closed."""

@@ -147,7 +147,7 @@ def _holds(text: str, path: Sequence[int | str]) -> bool:
 
 
 def _fault(item: Any, places: _Places, sources: Sources) -> Fault:
-    # An extra part tells the key of a dictionary from its value.
+    # An extra part distinguishes the key of a dictionary from its value.
     loc = [part for part in item["loc"] if part != "[key]"]
     message = str(item["msg"]).removeprefix("Value error, ")
     if not loc:

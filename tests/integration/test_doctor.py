@@ -149,7 +149,7 @@ def test_all_is_well(world: World) -> None:
     well = report.named("ok")
     assert {"redis.eviction", "redis.write", "upstream.engine.plugin"} <= well.keys()
     assert "the same hints_secret" in well["upstream.engine.secret"]
-    assert "token by token" in well["upstream.engine.tokenizer"]
+    assert "the same tokens as in the engine" in well["upstream.engine.tokenizer"]
     with world.client() as client:
         assert client.keys("*doctor*") == []
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
@@ -289,7 +289,7 @@ FAULTS: dict[str, tuple[Plant, str, str]] = {
     "the engine speaks no TLS": (
         _engine_without_tls,
         "upstream.engine.reachable",
-        "no TLS on this",
+        "has no TLS",
     ),
     "the engine can't be reached": (_no_engine, "upstream.engine.reachable", "Start the engine"),
     "secrets that disagree": (_other_secret, "upstream.engine.secret", "different.*one value"),

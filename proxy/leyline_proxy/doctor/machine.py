@@ -128,7 +128,7 @@ def examine_files(settings: Settings) -> list[Finding]:
 
 
 def files_verdict(soft: int, hard: int, settings: Settings) -> Finding:
-    """What the limit of open files means; ``RLIM_INFINITY`` is no limit."""
+    """The finding for the limit of open files; ``RLIM_INFINITY`` means unlimited."""
     name, detail = "open-files", f"{soft:,} open files allowed"
     upstreams = settings.max_upstream_connections * max(1, len(settings.engines()))
     most = settings.max_connections + upstreams + settings.redis_max_connections + _SPARE_FILES

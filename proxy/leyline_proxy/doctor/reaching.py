@@ -35,7 +35,7 @@ def why_unreachable(error: BaseException, what: str) -> tuple[str, str]:
         )
     if any(isinstance(each, ssl.SSLError) for each in chain):
         return (
-            "there is no TLS on this port, or another version",
+            "this port has no TLS, or another version of it",
             "Use the right port and scheme: http:// or redis:// without TLS.",
         )
     if any(isinstance(each, ConnectionRefusedError) or "refused" in str(each) for each in chain):
@@ -68,7 +68,7 @@ async def document(client: httpx.AsyncClient, path: str, **query: str) -> Any:
 
     Raises:
         httpx.HTTPError, httpx.InvalidURL: there is no answer.
-        ValueError: it is no JSON, or more than any server says that is asked here.
+        ValueError: it isn't JSON, or is longer than any expected answer.
     """
     async with client.stream("GET", path, params=query) as response:
         found = bytearray()

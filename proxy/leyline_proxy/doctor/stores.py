@@ -73,7 +73,7 @@ redis.call('HGETALL', KEYS[1])
 return redis.call('HLEN', KEYS[1]) == 1 and redis.call('HGET', KEYS[1], 'a')
 """)
 FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError, ValueError, TypeError)
-"""The last two are the URL's: a port that is no number, an option that there isn't."""
+"""The last two come from the URL: a port that isn't a number, or an unknown option."""
 
 
 @dataclass(frozen=True, slots=True)

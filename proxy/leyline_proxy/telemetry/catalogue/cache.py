@@ -56,7 +56,7 @@ _TURNS: tuple[Entry, ...] = (
         "leyline_receipts_missing",
         "Turns whose engine gave no receipt.",
         ("model",),
-        bad="Above 0: an engine with the plugin doesn't account for turns; they are no sources.",
+        bad="Above 0: an engine with the plugin doesn't account for turns; edits can't use them.",
         starts=_AT_FIRST_TURN,
     ),
     counter(

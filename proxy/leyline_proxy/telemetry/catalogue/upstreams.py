@@ -93,7 +93,7 @@ _ENGINES: tuple[Entry, ...] = (
         "within receipt_timeout_s, or not at all. not_asked: after such failures the engine isn't "
         "asked for a while.",
         ("upstream", "came"),
-        bad="'absent', 'late', 'not_asked': those turns are no sources for later edits.",
+        bad="'absent', 'late', 'not_asked': later edits can't use those turns as sources.",
     ),
     counter(
         "erasures",
