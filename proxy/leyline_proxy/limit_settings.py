@@ -46,20 +46,20 @@ class LimitSettings(BaseModel):
     queue_timeout_s: Seconds = 60.0
     """Longest wait for a place."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 32 * MIB
-    """Of one request."""
+    """Size of the body of one request."""
     max_messages: Count = 20_000
     """Messages of one request."""
     max_connections: Count = 8192
     """Open connections. Further ones are turned away."""
     max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024
-    """Of one request, names and values together."""
+    """Size of the headers of one request, names and values together."""
     max_headers: Count = 200
-    """Of one request."""
+    """Number of headers of one request."""
     header_timeout_s: Seconds = 30.0
     """From the start of a connection to the end of its first request's headers; for each further
     request, from its first byte."""
     body_timeout_s: Seconds = 120.0
-    """For a whole request body."""
+    """Longest time for a whole request body."""
     stall_timeout_s: Seconds = 120.0
     """A client that reads nothing of a response for this long is cut off."""
 

@@ -125,7 +125,7 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     """Content that is forgotten whichever policy takes it out, as settings of ``redact``:
     ``detectors=[keys;email],patterns=[…]``."""
     policy_timeout_s: Annotated[float, Field(gt=0, le=60)] = 1.0
-    """For one policy on one turn, unless the policy comes with Leyline."""
+    """Time limit for one policy on one turn, unless the policy comes with Leyline."""
     on_fault: Literal["refuse", "skip"] = "refuse"
     """How to handle a request when a policy fails that takes out what the model must not see.
     ``refuse`` sends nothing, ``skip`` sends the request as it was. Other policies are always
@@ -156,11 +156,11 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     max_sessions: Annotated[int, Field(ge=1)] = 1000
     """Sessions in memory. Above the limit, the least recently used ones are dropped."""
     max_session_bytes: Annotated[int, Field(ge=MIB)] = 1024 * MIB
-    """Of all sessions together. Above the limit, the least recently used ones are dropped."""
+    """Size of all sessions together. Above the limit, the least recently used ones are dropped."""
     max_stored_responses: Annotated[int, Field(ge=0)] = 10_000
-    """Kept for ``previous_response_id``; 0 keeps none, whatever ``store`` a request has."""
+    """Responses kept for ``previous_response_id``; 0 keeps none, even if ``store`` is set."""
     max_stored_response_bytes: Annotated[int, Field(ge=MIB)] = 256 * MIB
-    """Of all stored responses. Above the limit, the least recently used ones are dropped."""
+    """Size of all stored responses. Above the limit, the least recently used ones are dropped."""
     stored_response_ttl_s: Annotated[float, Field(gt=0)] = 86_400.0
     """How long a stored response is kept after its last use."""
 
@@ -168,23 +168,23 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     """Time between two checks of the engine's claims, while there are live ones."""
 
     connect_timeout_s: Annotated[float, Field(gt=0)] = 5.0
-    """For a connection to an engine; also the longest wait for a free connection."""
+    """Longest wait for a new connection to an engine, and for a free connection."""
     first_token_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """From the request to the first byte of a stream, or of a whole answer."""
+    """Longest time from the request to the first byte of a stream or of a whole answer."""
     idle_timeout_s: Annotated[float, Field(gt=0)] = 120.0
-    """Between two chunks of an answer."""
+    """Longest pause between two chunks of an answer."""
     total_timeout_s: Annotated[float, Field(gt=0)] | None = None
-    """For a whole answer; None for no limit."""
+    """Longest time for a whole answer; None for no limit."""
     receipt_timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.5
-    """For the receipt of an answer, including all questions to the engine. After that the answer
-    ends without a receipt, and later edits can't use the turn as a source."""
+    """Longest wait for the receipt of an answer, including all questions to the engine. After that,
+    the answer ends without a receipt, and later edits can't use the turn as a source."""
     max_answer_bytes: Annotated[int, Field(ge=MIB)] = 64 * MIB
-    """Of an engine's answer that is read whole, or kept while it is passed on in another API's
+    """Size of an engine's answer that is read whole, or kept while it is passed on in another API's
     format. A longer answer is abandoned (502), and its connection is closed."""
     max_event_bytes: Annotated[int, Field(ge=64 * 1024)] = 8 * MIB
     """The same for one event of an engine's stream."""
     max_upstream_connections: Annotated[int, Field(ge=1)] = 1024
-    """To one engine. Further requests wait for a free connection."""
+    """Connections to one engine. Further requests wait for a free connection."""
     failover: bool = True
     """Whether to send a request to another engine if its engine fails before the first byte."""
     affinity_header: str | None = None

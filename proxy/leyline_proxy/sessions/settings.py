@@ -37,16 +37,16 @@ class SessionSettings(BaseModel):
     redis_ca_file: Path | None = None
     """CA certificates for Redis, instead of the system's."""
     redis_connect_timeout_s: Seconds = 0.25
-    """For a connection."""
+    """Longest wait for a connection."""
     redis_timeout_s: Seconds = 0.5
-    """For a command."""
+    """Longest wait for a command."""
     redis_max_connections: Annotated[int, Field(ge=1)] = 64
-    """From one proxy to each server."""
+    """Connections from one proxy to each server."""
     redis_max_sessions: Annotated[int, Field(ge=1)] | None = None
-    """Of all tenants. Above the limit, the tenant with the most sessions loses those that were
-    updated longest ago. With None, only ``session_ttl_s`` applies."""
+    """Sessions of all tenants. Above the limit, the tenant with the most sessions loses those that
+    were updated longest ago. With None, only ``session_ttl_s`` applies."""
     redis_max_session_bytes: Annotated[int, Field(ge=1024)] = 4 * MIB
-    """Of one stored session. For a longer one, only the account is stored."""
+    """Size of one stored session. For a longer one, only the account is stored."""
 
     @field_validator("session_secret", mode="before")
     @classmethod
