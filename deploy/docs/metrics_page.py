@@ -41,7 +41,7 @@ def _lines() -> Iterator[str]:
 
 
 def _table(specs: Iterable[MetricSpec]) -> Iterator[str]:
-    yield "| metric | type | labels | what it says | what a bad value means |"
+    yield "| metric | type | labels | meaning | meaning of a bad value |"
     yield "|---|---|---|---|---|"
     for spec in specs:
         labels = ", ".join(f"`{label}`" for label in spec.labels)

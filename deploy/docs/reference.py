@@ -1,4 +1,4 @@
-"""Writes docs/api/{settings,http,cli}.md from the code; ``--check`` says what is out of date."""
+"""Writes docs/api/{settings,http,cli}.md from the code; ``--check`` lists outdated pages."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def settings_page() -> str:
     parts = [
         "# Settings",
         _ORIGIN,
-        "Flags of [`leyline serve`](cli.md#leyline-serve) win over the environment, that over the "
-        "YAML file of `--config`, and that over the defaults. The variable of a setting is its "
-        "name in capitals behind `LEYLINE_`: `max_sessions` is `LEYLINE_MAX_SESSIONS`. There, maps "
-        "and lists are JSON, and an empty variable counts as unset. An unknown setting is an error "
-        "in the file, and so is a wrong value anywhere; `leyline serve` says which, and exits with "
-        "2.",
+        "Flags of [`leyline serve`](cli.md#leyline-serve) override the environment, the "
+        "environment overrides the YAML file of `--config`, and the file overrides the defaults. "
+        "The variable of a setting is `LEYLINE_` and its name in capitals: `max_sessions` is "
+        "`LEYLINE_MAX_SESSIONS`. In variables, maps and lists are JSON, and an empty variable "
+        "counts as unset. An unknown setting in the file is an error, and so is a wrong value "
+        "anywhere; `leyline serve` names it and exits with 2.",
     ]
     own = [one for one in Settings.__mro__ if one is not BaseModel and _defines_fields(one)]
     for model in own:
@@ -159,8 +159,8 @@ def http_page() -> str:
     parts = [
         "# HTTP routes",
         _ORIGIN,
-        "What the proxy's OpenAPI document says; a running proxy gives it at `/openapi.json`. "
-        "What the fields mean and what becomes of them is in [HTTP API](../http-api.md). Members "
+        "This page is the proxy's OpenAPI document; a running proxy serves it at `/openapi.json`. "
+        "[HTTP API](../http-api.md) explains the fields and how the proxy handles them. Members "
         "that the proxy leaves to the engine aren't listed, and none are forbidden. With API keys, "
         "each route below `/v1` needs one, such as `Authorization: Bearer KEY`.",
     ]

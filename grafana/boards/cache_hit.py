@@ -37,7 +37,7 @@ def build() -> dashboard.Dashboard:
     board = frame(
         "cache-hit",
         "Cache hit",
-        "What agents' edits do to the KV cache, and what splicing keeps of it.",
+        "Effects of agents' edits on the KV cache, and savings by splicing.",
         ("tenant", "model"),
     )
     for add_row in (_add_now, _add_cost, _add_hits, _add_savings, _add_busts, _add_turns):
@@ -63,9 +63,9 @@ def _add_now(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Edited turns spliced",
-            "Of the turns that edited cached messages, the share that was spliced, over the time "
-            "range. Bad: near 0 while the engine splices; edits that nobody declared are exact by "
-            "default and count here as prefilled again.",
+            "Share of the turns that edited cached messages and were spliced, over the time "
+            "range. Bad: near 0 while the engine splices; undeclared edits are exact by default "
+            "and count here as prefilled again.",
             Query(share(spliced, edited, TURNS, RANGE), instant=True),
             unit="percentunit",
             thresholds=RATIO_COLORS,
@@ -74,7 +74,7 @@ def _add_now(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Prefill avoided",
-            "Prompt tokens behind an edit, over the time range, that were spliced; without "
+            "Prompt tokens after an edit, over the time range, that were spliced. Without "
             "splicing, the engine would have prefilled them again. Bad: 0 while policies edit.",
             Query(or_zero(over_range(AVOIDED, BY_BOTH)), instant=True),
             unit="short",
@@ -99,8 +99,8 @@ def _add_cost(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Prefilled again",
-            "Prompt tokens over the time range that their session had in the cache and that were "
-            "computed anew. Bad: more than what splicing avoided; the row of busts has the causes.",
+            "Prompt tokens over the time range that their session had in the cache, but that were "
+            "computed again. Bad: more than splicing avoided; the row of busts has the causes.",
             Query(or_zero(over_range(BUST_TOKENS, BY_BOTH)), instant=True),
             unit="short",
             thresholds=PLAIN,
@@ -109,9 +109,8 @@ def _add_cost(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Engine splices",
-            "Whether the engines that are up splice, from their capability documents; one that "
-            "doesn't makes it no. Bad: no; its edits are prefilled again. `leyline doctor URL` "
-            "says why.",
+            "Yes if all engines that are up splice, from their capability documents; no if one "
+            "doesn't. Bad: no; its edits are prefilled again. `leyline doctor URL` says why.",
             Query(
                 f"min(leyline_engine_splices{{{BY_MODEL}}}"
                 " and on (job, instance, upstream) leyline_upstream_up == 1)"
@@ -174,7 +173,7 @@ def _add_savings(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Prefill avoided by splicing",
-            "Per tenant, tokens per second behind an edit that were spliced instead of prefilled "
+            "Per tenant, tokens per second after an edit that were spliced instead of prefilled "
             "again. Bad: 0 for a tenant whose history is edited; see *Edits and policies*.",
             [Query(per_second(AVOIDED, BY_BOTH, "tenant"), "{{tenant}}")],
             unit="short",
@@ -184,7 +183,7 @@ def _add_savings(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Prefill time avoided by splicing",
-            "Per model, seconds of the engine's time per minute that splicing spared. An estimate "
+            "Per model, seconds of the engine's time per minute that splicing saved. An estimate "
             "from the median time of a prefilled token. Bad: near 0 while tokens are avoided; the "
             "engine prefills faster than it splices.",
             [Query(per_minute(AVOIDED_SECONDS, BY_BOTH, "model"), "{{model}}")],
@@ -201,7 +200,7 @@ def _add_busts(board: dashboard.Dashboard) -> None:
         time_series(
             "Busts by cause",
             "Tokens per second that the session's last turn had in this prompt's reach and that "
-            "were prefilled again, by what cut them: policy, declared and undeclared edits, "
+            "were prefilled again, by cause: policy, declared and undeclared edits, "
             "template, tools (the tool set changed), failover (another engine), engine (nothing "
             "was edited; it evicted or restarted). Bad: undeclared (map the role to amortize, or "
             "stop the harness), tools (keep their order), engine (pool too small).",
@@ -213,7 +212,7 @@ def _add_busts(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Busted turns by tenant and cause",
-            "Turns per minute that prefilled again what was cached. Bad: a tenant with one on "
+            "Turns per minute that prefilled cached tokens again. Bad: a tenant with one on "
             "nearly every turn.",
             [Query(per_minute(BUSTS, BY_BOTH, "tenant, cause"), "{{tenant}}: {{cause}}")],
             unit="cpm",
@@ -236,9 +235,9 @@ def _add_busts(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Discrepancy with the engine",
-            "Tokens per second by which the engine's count of cached tokens differs from what the "
-            "proxy expected: lost (the engine had less), found (it had more, from other "
-            "sessions). Bad: lost that stays; the engine evicts what sessions still need.",
+            "Tokens per second by which the engine's count of cached tokens differs from the "
+            "proxy's expectation: lost (the engine had less), found (it had more, from other "
+            "sessions). Bad: lost that persists; the engine evicts KV that sessions need.",
             [Query(per_second(DISCREPANCY, BY_BOTH, "direction"), "{{direction}}")],
             unit="short",
         )

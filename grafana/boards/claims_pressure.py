@@ -28,7 +28,7 @@ def build() -> dashboard.Dashboard:
     board = frame(
         "claims-pressure",
         "Claims and pressure",
-        "What is claimed of the KV pool, by whom, and what that costs everybody else.",
+        "Claims on the KV pool, their owners, and their cost to everybody else.",
         ("tenant", "instance"),
     )
     for add_row in (_add_now, _add_refused, _add_claims, _add_each, _add_pressure):
@@ -65,7 +65,7 @@ def _add_now(board: dashboard.Dashboard) -> None:
         single_value(
             "Pool in use",
             "Share of the pool that running requests and claims hold, which nothing can evict. "
-            "Bad: near 1; requests wait for room, and little of what is cached survives.",
+            "Bad: near 1; requests wait for room, and little cached KV survives.",
             Query(f"{busy} / {total(CAPACITY, BY_INSTANCE)}"),
             unit="percentunit",
             thresholds=FULL_COLORS,
@@ -90,8 +90,8 @@ def _add_refused(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Claimed tokens that are there",
-            "Of the tokens that live claims require, the share that is resident; more than 1 "
-            "where claims hold more than they require. Bad: below 1; soft claims lost theirs.",
+            "Share of the tokens that live claims require and that are resident; more than 1 if "
+            "claims hold more than they require. Bad: below 1; soft claims lost tokens.",
             Query(f"{resident} / ({required} > 0)"),
             unit="percentunit",
             thresholds=((None, "red"), (1, "green")),
@@ -100,7 +100,7 @@ def _add_refused(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Events missed",
-            "Events of claims that the engine had dropped before the proxy fetched them, since "
+            "Events of claims that the engine dropped before the proxy fetched them, since "
             "its start. Bad: anything but 0; the events below are too few.",
             Query(or_zero(total("leyline_claim_events_missed_total"))),
             unit="short",
@@ -126,9 +126,9 @@ def _add_claims(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Claimed tokens by tenant and kind",
-            "Tokens that live claims require, and those of them that are resident; what claims "
-            "share counts for each. Bad: resident below required for soft claims (evicted); for "
-            "hard ones it can't be.",
+            "Tokens that live claims require, and how many of these are resident. Shared tokens "
+            "count for each claim. Bad: resident below required for soft claims (evicted); for "
+            "hard ones this can't happen.",
             [
                 Query(
                     total("leyline_claims_required_tokens", BY_TENANT, kinds),
@@ -147,7 +147,7 @@ def _add_claims(board: dashboard.Dashboard) -> None:
         time_series(
             "Events of claims",
             "Events per minute by kind, without those of the clock. Bad: evicted (a soft claim "
-            "had to give way), lost (KV is gone that nobody may take: a forget, or an engine that "
+            "had to give way), lost (protected KV is gone: a forget, or an engine that "
             "restarted), request_refused.",
             [
                 Query(
@@ -168,7 +168,7 @@ def _add_each(board: dashboard.Dashboard) -> None:
     board.with_panel(
         table(
             "Live claims, one by one",
-            "The 256 oldest, as they stand at the end of the time range: tokens in the cache, "
+            "The 256 oldest claims at the end of the time range: tokens in the cache, "
             "requests that matched all of the claim, its age, and its pressure (requests refused "
             "and evictions turned away because of it). Bad: great age and pressure without hits; "
             "the claim costs others and serves nobody.",
@@ -201,8 +201,8 @@ def _add_pressure(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Evictions",
-            "Tokens per second that engines threw out of the cache to make room. Bad: as many as "
-            "are prefilled; what is evicted is computed again soon after.",
+            "Tokens per second that engines evicted from the cache to make room. Bad: as many as "
+            "are prefilled; evicted tokens are computed again soon after.",
             [
                 Query(
                     per_second("leyline_engine_evicted_tokens_total", BY_INSTANCE, "instance"),
@@ -225,8 +225,8 @@ def _add_pressure(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Refusals by engine",
-            "Requests per minute that engines refused, or ended early, beside hard claims; also "
-            "those that reach an engine past this proxy. Bad: anything but 0.",
+            "Requests per minute that engines refused, or ended early, beside hard claims, "
+            "including requests that bypass this proxy. Bad: anything but 0.",
             [
                 Query(
                     per_minute("leyline_engine_refusals_total", BY_INSTANCE, "instance"),

@@ -34,7 +34,7 @@ def build() -> dashboard.Dashboard:
     board = frame(
         "edits-policies",
         "Edits and policies",
-        "Who edits the agents' history, what becomes of the edits, and how the policies fare.",
+        "Edits of the agents' history, their outcomes, and the work of policies.",
         ("tenant", "model"),
     )
     for add_row in (
@@ -57,7 +57,7 @@ def _add_now(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Amortized edits spliced",
-            "Of the edits that may be spliced, the share that was, over the time range. Bad: "
+            "Share of the edits that may be spliced and were, over the time range. Bad: "
             "below 0.8, where an alert fires (LeylineFallbackRate); *Edits by outcome* has the "
             "reasons.",
             Query(share(f'{amortized},outcome="spliced"', amortized, EDITS, RANGE), instant=True),
@@ -68,7 +68,7 @@ def _add_now(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Edits",
-            "Edits of earlier messages over the time range, whoever made them. Bad: 0 though "
+            "Edits of earlier messages over the time range, by any author. Bad: 0 although "
             "policies are configured; they find nothing to do, or the edits wait.",
             Query(or_zero(over_range(EDITS, BY_TENANT)), instant=True),
             unit="short",
@@ -78,8 +78,8 @@ def _add_now(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Policy faults since start",
-            "Policies that raised, took too long or returned nonsense: the turn was sent without "
-            "them, or, where they forget, refused. Bad: anything but 0.",
+            "Policies that raised, took too long or returned nonsense. The turn was sent without "
+            "them, or refused if they forget. Bad: anything but 0.",
             Query(f"{or_zero(total(FAULTS))} + {or_zero(total(REFUSALS))}"),
             unit="short",
             thresholds=FAULT_COLORS,
@@ -92,8 +92,8 @@ def _add_files_and_forgets(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Policy files refused",
-            "Changes of the policies file since the start that were wrong; the policies from "
-            "before hold. Bad: anything but 0; the log says what is wrong.",
+            "Changes of the policies file since the start that were wrong; the previous policies "
+            "apply. Bad: anything but 0; the log has the error.",
             Query(or_zero(total(RELOADS, 'result="refused"'))),
             unit="short",
             thresholds=FAULT_COLORS,
@@ -113,8 +113,8 @@ def _add_files_and_forgets(board: dashboard.Dashboard) -> None:
         single_value(
             "Sessions that wait for a forget",
             "Sessions with a forget that some engine has not confirmed yet. "
-            "Bad: above 0 for minutes, where an alert fires (LeylineForgetsPending); what was "
-            "taken out may still be there.",
+            "Bad: above 0 for minutes, where an alert fires (LeylineForgetsPending); the "
+            "removed text may still be there.",
             Query(or_zero(total("leyline_erasures_owed"))),
             unit="short",
             thresholds=FAULT_COLORS,
@@ -138,8 +138,8 @@ def _add_edits(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Edits by cause and mode",
-            "Edits per minute by who made them (policy, the caller's declaration, the caller "
-            "without one, the chat template) and under which mode. Bad: many undeclared exact "
+            "Edits per minute by author (policy, the caller's declaration, the caller "
+            "without one, the chat template) and mode. Bad: many undeclared exact "
             "edits of tool results; consider mapping that role to amortize for the tenant.",
             [Query(per_minute(EDITS, BY_TENANT, "cause, mode"), "{{cause}}: {{mode}}")],
             unit="cpm",
@@ -170,7 +170,7 @@ def _add_decisions(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Decisions of the scheduler",
-            "Turns per minute with edits that could wait, by what was decided. Bad: edits that "
+            "Turns per minute with edits that could wait, by decision. Bad: edits that "
             "always wait while prompts grow; lower `edit_pressure` or raise `edit_carry`.",
             [Query(per_minute("leyline_schedule_decisions_total", "", "decision"), "{{decision}}")],
             unit="cpm",
@@ -181,7 +181,7 @@ def _add_decisions(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "New lineages",
-            "Turns per minute that began a lineage of their own: from their first spliced "
+            "Turns per minute that began a new lineage: from their first spliced "
             "position on, only their conversation finds the KV. Bad: one on nearly every turn of "
             "many sessions; the pool fills with copies. Let edits come in batches.",
             [Query(per_minute("leyline_lineages_total", BY_BOTH, "tenant"), "{{tenant}}")],
@@ -197,9 +197,9 @@ def _add_policies(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Messages edited by policy",
-            "Messages per minute that went out edited or were left out, by policy and mode; an "
-            "edit counts on each turn that it holds. Bad: 0 for a policy that should act, or a "
-            "forgetting one at work on every turn of most sessions (its prefixes are dear).",
+            "Messages per minute that were edited or left out, by policy and mode; an edit counts "
+            "on each turn on which it applies. Bad: 0 for a policy that should act, or a policy "
+            "that forgets on every turn of most sessions (its prefixes are expensive).",
             [
                 Query(
                     per_minute("leyline_policy_messages_total", "", "policy, mode"),
@@ -247,8 +247,8 @@ def _add_words(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Texts written for policies",
-            "Texts per minute that policies had a model write (summaries), by whether it did. "
-            "Bad: failed; the policy goes on without the text, and asks again.",
+            "Texts per minute that policies asked a model to write (summaries), by result. "
+            "Bad: failed; the policy continues without the text, and asks again.",
             [Query(per_minute("leyline_policy_completions_total", "", "result"), "{{result}}")],
             unit="cpm",
             width=8,
@@ -257,8 +257,8 @@ def _add_words(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Reloads of the policies file",
-            "Changes of the policies file since the proxy started, by whether they were loaded. "
-            "Bad: a step of refused; the policies from before hold.",
+            "Changes of the policies file since the proxy started, loaded or refused. "
+            "Bad: a step of refused; the previous policies apply.",
             [Query(total(RELOADS, "", "result"), "{{result}}")],
             unit="short",
             width=8,
@@ -273,8 +273,8 @@ def _add_forgets(board: dashboard.Dashboard) -> None:
         time_series(
             "KV freed by forget, by tenant",
             "Tokens per second whose KV was overwritten and given back to the engine's pool. A "
-            "splice copies and frees nothing by itself. Bad: 0 while a policy redacts; what was "
-            "taken out is then still held.",
+            "splice copies and frees nothing by itself. Bad: 0 while a policy redacts; the "
+            "removed text is then still held.",
             [
                 Query(
                     per_second("leyline_freed_tokens_total", BY_BOTH, "tenant"),

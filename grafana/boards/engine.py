@@ -38,7 +38,7 @@ def build() -> dashboard.Dashboard:
     board = frame(
         "engine",
         "Engine",
-        "The engines' own account: KV pool, splices, registries, energy. With the embedded "
+        "The engines' own metrics: KV pool, splices, registries, energy. With the embedded "
         "engine, the target is the proxy.",
         ("model", "upstream", "instance"),
     )
@@ -61,8 +61,8 @@ def _add_now(board: dashboard.Dashboard) -> None:
     board.with_panel(
         table(
             "Engines",
-            "What each engine says that it is, by its capability document, and whether its edits "
-            "are spliced (1) or not (0). Bad: splices at 0, or an engine that is missing.",
+            "Facts about each engine from its capability document. Splices: 1 if its edits are "
+            "spliced, 0 if not. Bad: splices at 0, or a missing engine.",
             {
                 "": Query(f"leyline_engine_info{{{BY_UPSTREAM}}}", instant=True),
                 "Splices": Query(
@@ -91,7 +91,7 @@ def _add_numbers(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Edited requests spliced",
-            "Of the requests with an edit, the share that was spliced, over the time range, by "
+            "Share of the requests with an edit that were spliced, over the time range, by "
             "the engines' own count. Bad: near 0; the reasons are below.",
             Query(
                 share(
@@ -111,8 +111,8 @@ def _add_numbers(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Pool filled",
-            "Share of the KV pool's slots that hold something. A cache fills by and by: full is "
-            "no fault. Bad: full together with evictions as large as prefills.",
+            "Share of the KV pool's slots that hold something. A cache fills over time: full is "
+            "normal. Bad: full together with evictions as large as prefills.",
             Query(used),
             unit="percentunit",
             thresholds=PLAIN,
@@ -121,8 +121,8 @@ def _add_numbers(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Peak of the pool",
-            "The most that was not free at once since the start, of the fullest engine. A cache "
-            "fills by and by. Bad: 1 soon after a start; the pool is small for what runs at once.",
+            "The most slots occupied at once since the start, of the fullest engine. A cache "
+            "fills over time. Bad: 1 soon after a start; the pool is too small for the load.",
             Query(f"max({PEAK}{{{BY_INSTANCE}}} / {CAPACITY}{{{BY_INSTANCE}}})"),
             unit="percentunit",
             thresholds=PLAIN,
@@ -157,7 +157,7 @@ def _add_losses(board: dashboard.Dashboard) -> None:
         single_value(
             "Receipts dropped",
             "Receipts lost between the engine's processes, since its start. Bad: anything but 0; "
-            "those turns can't be spliced from.",
+            "later edits can't splice from those turns.",
             Query(or_zero(total("leyline_engine_receipts_dropped_total", BY_INSTANCE))),
             unit="short",
             thresholds=FAULT_COLORS,
@@ -173,7 +173,7 @@ def _add_pool(board: dashboard.Dashboard) -> None:
         time_series(
             "Peak and capacity",
             "By engine. Bad: the peak reaches the capacity soon after a start; the pool is too "
-            "small for what runs at once.",
+            "small for the load.",
             [
                 Query(f"{PEAK}{{{BY_INSTANCE}}}", "peak {{instance}}"),
                 Query(f"{CAPACITY}{{{BY_INSTANCE}}}", "capacity {{instance}}"),
@@ -186,7 +186,7 @@ def _add_pool(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Evicted",
-            "Tokens per second that made room for others. Bad: as many as are prefilled.",
+            "Tokens per second that were evicted to make room. Bad: as many as are prefilled.",
             [Query(per_second(evicted, BY_INSTANCE, "instance"), "{{instance}}")],
             unit="short",
             width=6,
@@ -215,7 +215,7 @@ def _add_work(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Tokens by kind",
-            "Prompt tokens per second by where their KV came from, and slots that edits gave "
+            "Prompt tokens per second by the source of their KV, and slots that edits gave "
             "back (freed). Bad: prefilled as large as prefix and spliced together.",
             [Query(per_second(TOKENS, BY_INSTANCE, "kind"), "{{kind}}")],
             unit="short",
@@ -258,7 +258,7 @@ def _add_registries(board: dashboard.Dashboard) -> None:
         time_series(
             "Sizes of the registries",
             "Turns retained as sources, named spans and lineages in the ledger of what may be "
-            "forgotten. Bad: one that grows for days while sessions don't.",
+            "forgotten. Bad: a size that grows for days while sessions don't.",
             [
                 Query(total(metric, BY_INSTANCE, "instance"), f"{name} {{{{instance}}}}")
                 for name, metric in gauges.items()
@@ -270,8 +270,8 @@ def _add_registries(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Tokens of retained turns",
-            "Of all turns that later ones may be spliced from, cached or not. Bad: many times the "
-            "pool's capacity; most sources are evicted before they are used.",
+            "Tokens of all turns that later ones may splice from, cached or not. Bad: many times "
+            "the pool's capacity; most sources are evicted before they are used.",
             [
                 Query(
                     total("leyline_engine_retained_tokens", BY_INSTANCE, "instance"), "{{instance}}"
@@ -301,8 +301,8 @@ def _add_energy(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Power",
-            "What the engine's GPUs draw, by NVML; 0 or nothing without it. Bad: near the limit "
-            "of the board while few tokens come out.",
+            "Power of the engine's GPUs, from NVML; 0 or nothing without it. Bad: near the limit "
+            "of the board while few tokens are generated.",
             [Query(per_second(ENERGY, BY_INSTANCE, "instance"), "{{instance}}")],
             unit="watt",
         )

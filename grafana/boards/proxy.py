@@ -77,7 +77,7 @@ def _add_now(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Engines up",
-            "Engines that answer, counted once for each proxy. Bad: less than there are; 0 is an "
+            "Engines that answer, counted once for each proxy. Bad: fewer than exist; 0 is an "
             "outage.",
             Query(total("leyline_upstream_up", BY_UPSTREAM)),
             unit="short",
@@ -91,7 +91,7 @@ def _add_store(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Sessions",
-            "Conversations in the session store; of several proxies, the largest count, because "
+            "Conversations in the session store; for several proxies, the largest count, because "
             "they share one. Bad: at the store's limit; older sessions are then forgotten and "
             "their next edit finds no source.",
             Query("max(leyline_sessions)"),
@@ -102,7 +102,7 @@ def _add_store(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Session store up",
-            "Whether every proxy can read and write sessions. Bad: no; an alert fires "
+            "Yes if every proxy can read and write sessions. Bad: no; an alert fires "
             "(LeylineSessionStoreDown).",
             Query("min(leyline_session_store_up)"),
             unit="none",
@@ -133,7 +133,7 @@ def _add_requests(board: dashboard.Dashboard) -> None:
         time_series(
             "Requests by status",
             "Requests per minute by HTTP status; 'disconnected' when the caller left first. Bad: "
-            "5xx (engine down or overloaded), many 4xx (a harness that sends what is refused).",
+            "5xx (engine down or overloaded), many 4xx (a harness whose requests are refused).",
             [Query(per_minute(REQUESTS, BY_BOTH, "status"), "{{status}}")],
             unit="cpm",
             stacked=True,
@@ -142,7 +142,7 @@ def _add_requests(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Requests by tenant and route",
-            "Requests per minute. Bad: one tenant whose line goes to 0, or one that leaps.",
+            "Requests per minute. Bad: one tenant whose line drops to 0, or jumps.",
             [Query(per_minute(REQUESTS, BY_BOTH, "tenant, route"), "{{tenant}}: {{route}}")],
             unit="cpm",
             stacked=True,
@@ -153,7 +153,7 @@ def _add_requests(board: dashboard.Dashboard) -> None:
         time_series(
             "Time of a request by route",
             "p50 and p90 from a request's arrival to the end of its response, queue and engine "
-            "included. Bad: p90 that leaves p50; queues, long prefills, or one slow engine.",
+            "included. Bad: p90 far above p50; queues, long prefills, or one slow engine.",
             [
                 Query(quantile(0.5, seconds, BY_BOTH, "route"), "p50 {{route}}"),
                 Query(quantile(0.9, seconds, BY_BOTH, "route"), "p90 {{route}}", exemplars=True),
@@ -212,7 +212,7 @@ def _add_admission(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Requests that wait and run",
-            "By tenant: waiting for a place, and under way. Bad: waiting that never goes back to "
+            "By tenant: waiting for a place, and in progress. Bad: waiting that never goes back to "
             "0 (LeylineQueueGrowing); more engines, or a larger max_concurrent.",
             [
                 Query(total("leyline_queue_waiting", BY_TENANT, "tenant"), "waiting {{tenant}}"),
@@ -236,8 +236,8 @@ def _add_admission(board: dashboard.Dashboard) -> None:
         time_series(
             "Requests over a limit",
             "Requests per minute that were refused because of a limit of their tenant. Bad: "
-            "queue_full and queue_timeout for one tenant (its limits are low), or for all (there "
-            "is too little of everything).",
+            "queue_full and queue_timeout for one tenant (its limits are low), or for all (the "
+            "capacity is too low).",
             [
                 Query(
                     per_minute("leyline_limited_requests_total", BY_TENANT, "tenant, limit"),
@@ -280,9 +280,9 @@ def _add_state(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Reloads of API keys, live pages",
-            "Changes of the key file since the proxy started, by whether they were loaded, and "
-            "live pages that are open. Bad: a step of refused; keys that were taken out of the "
-            "file still open the door (LeylineKeyReloadRefused).",
+            "Changes of the key file since the proxy started, loaded or refused, and open live "
+            "pages. Bad: a step of refused; keys that were removed from the file still work "
+            "(LeylineKeyReloadRefused).",
             [
                 Query(total("leyline_key_reloads_total", "", "result"), "{{result}}"),
                 Query(or_zero(total("leyline_live_viewers")), "live pages"),
@@ -294,7 +294,7 @@ def _add_state(board: dashboard.Dashboard) -> None:
     board.with_panel(
         table(
             "Versions",
-            "The proxies that run, and their versions. Bad: more than one version for longer "
+            "The running proxies and their versions. Bad: more than one version for longer "
             "than an upgrade takes.",
             {"Proxies": Query("count by (instance, version) (leyline_build_info)", instant=True)},
             labels={"instance": "Proxy", "version": "Version"},

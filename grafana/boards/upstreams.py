@@ -13,8 +13,8 @@ def add_engines(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Engine answers, circuit open",
-            "Up: 1 while the engine answers; circuit: 1 while it gets no requests because those "
-            "before failed. Bad: up at 0 or circuit at 1.",
+            "Up: 1 while the engine answers; circuit: 1 while it gets no requests because earlier "
+            "ones failed. Bad: up at 0 or circuit at 1.",
             [
                 Query(f"min by (upstream) (leyline_upstream_up{{{BY_UPSTREAM}}})", "{{upstream}}"),
                 Query(
@@ -28,8 +28,8 @@ def add_engines(board: dashboard.Dashboard) -> None:
     )
     board.with_panel(
         time_series(
-            "Requests under way by engine",
-            "Bad: one engine with many times the others' requests; their weights are wrong, or "
+            "Requests in progress by engine",
+            "Bad: one engine with many times the requests of others; the weights are wrong, or "
             "one session is very large.",
             [Query(total("leyline_upstream_running", BY_UPSTREAM, "upstream"), "{{upstream}}")],
             unit="short",
@@ -39,8 +39,8 @@ def add_engines(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Failovers, receipts missing",
-            "Since the proxy started: requests that went on to another engine, by the engine that "
-            "failed them; turns whose engine gave no account. Bad: steps; each costs a session "
+            "Since the proxy started: requests that moved to another engine, by the engine that "
+            "failed them; turns without a receipt. Bad: steps; each costs a session "
             "its cache or its sources.",
             [
                 Query(
@@ -59,8 +59,8 @@ def add_engines(board: dashboard.Dashboard) -> None:
     board.with_panel(
         time_series(
             "Receipts by how they came",
-            "Chat turns per minute. Bad: late, absent or not_asked; an engine doesn't answer for "
-            "its turns, which then are no sources for later edits.",
+            "Chat turns per minute. Bad: late, absent or not_asked; an engine doesn't account for "
+            "its turns, so later edits can't use them as sources.",
             [Query(per_minute("leyline_receipts_total", BY_UPSTREAM, "came"), "{{came}}")],
             unit="cpm",
             stacked=True,

@@ -1,6 +1,6 @@
 """The errors that reach a caller, split by whose fault they are.
 
-The HTTP layer renders each as an OpenAI-shaped JSON error. No message ever holds prompt text.
+The HTTP layer renders each as an OpenAI-style JSON error. No message ever holds prompt text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ProxyError(Exception):
 
     @property
     def members(self) -> dict[str, Any]:
-        """What the error's JSON says beside message, type, param and code."""
+        """Members of the error's JSON beside message, type, param and code."""
         return {}
 
 
@@ -57,7 +57,7 @@ class BodyTooLargeError(BadRequestError):
 
 
 class MediaTypeError(BadRequestError):
-    """The request body is of a type that isn't taken."""
+    """The request body has an unsupported type."""
 
     status = 415
     code = "unsupported_media_type"
@@ -92,7 +92,7 @@ class NotFoundError(ProxyError):
 
 
 class ConflictError(ProxyError):
-    """What was asked for doesn't follow on how things stand by now."""
+    """The request conflicts with the current state."""
 
     status = 409
     kind = "invalid_request_error"
@@ -100,7 +100,7 @@ class ConflictError(ProxyError):
 
 
 class LimitError(ProxyError):
-    """The tenant, or the engine, has as much as it may; ``param`` names the limit."""
+    """The tenant or the engine has reached a limit; ``param`` names it."""
 
     status = 429
     kind = "rate_limit_error"
@@ -108,7 +108,7 @@ class LimitError(ProxyError):
 
 
 class TryLaterError(LimitError):
-    """A limit that time alone lifts.
+    """A limit that ends with time.
 
     Args:
         retry_after_s: when to try again.
@@ -124,28 +124,28 @@ class TryLaterError(LimitError):
 
 
 class RateLimitError(TryLaterError):
-    """The tenant has had its requests of this minute."""
+    """The tenant has used up its requests of this minute."""
 
     code = "rate_limit_exceeded"
 
     def __init__(self, per_minute: float, retry_after_s: float) -> None:
-        super().__init__(f"More than {per_minute:g} requests a minute.", retry_after_s)
+        super().__init__(f"More than {per_minute:g} requests per minute.", retry_after_s)
 
 
 class QueueFullError(TryLaterError):
-    """Too many of the tenant's requests wait already."""
+    """Too many of the tenant's requests are already waiting."""
 
     code = "queue_full"
 
     def __init__(self, limit: int, retry_after_s: float) -> None:
         super().__init__(
-            f"{limit} requests wait already, which is this tenant's limit (max_queued).",
+            f"{limit} requests are already waiting, which is this tenant's limit (max_queued).",
             retry_after_s,
         )
 
 
 class QueueTimeoutError(TryLaterError):
-    """The request waited for a place for as long as it may."""
+    """The request has waited for a place for as long as it may."""
 
     status = 503
     kind = "server_error"
@@ -153,12 +153,12 @@ class QueueTimeoutError(TryLaterError):
 
     def __init__(self, waited_s: float, retry_after_s: float) -> None:
         super().__init__(
-            f"No place was free within {waited_s:g} s (queue_timeout_s).", retry_after_s
+            f"No place became free within {waited_s:g} s (queue_timeout_s).", retry_after_s
         )
 
 
 class ForgetsOwedError(TryLaterError):
-    """More forgets of the tenant wait for engines than it may owe; another one would be lost."""
+    """Too many of the tenant's forgets wait for engines; another one would be lost."""
 
     status = 503
     kind = "server_error"
@@ -166,8 +166,8 @@ class ForgetsOwedError(TryLaterError):
 
     def __init__(self, limit: int, retry_after_s: float) -> None:
         super().__init__(
-            f"{limit} sessions wait already for engines to confirm a forget (max_owed_forgets), "
-            "so this request, which demands another, was not sent.",
+            f"{limit} sessions already wait for engines to confirm a forget (max_owed_forgets). "
+            "This request demands another forget, so it was not sent.",
             retry_after_s,
         )
 
@@ -186,7 +186,7 @@ class RequestTimeoutError(ProxyError):
 
 
 class UnsupportedError(ProxyError):
-    """What was asked for can't be done with this engine."""
+    """This engine doesn't support the request."""
 
     status = 501
     kind = "invalid_request_error"
@@ -194,7 +194,7 @@ class UnsupportedError(ProxyError):
 
 
 class UpstreamUnreachableError(ProxyError):
-    """The engine can't be reached, or it broke off before it answered."""
+    """The engine can't be reached, or it disconnected before it answered."""
 
     status = 502
     kind = "upstream_error"
@@ -202,7 +202,7 @@ class UpstreamUnreachableError(ProxyError):
 
 
 class UpstreamBusyError(UpstreamUnreachableError):
-    """All connections to the engine are in use; it may be well."""
+    """All connections to the engine are in use; it may be healthy."""
 
     status = 503
     code = "upstream_busy"
@@ -217,8 +217,8 @@ class UpstreamTimeoutError(ProxyError):
 
 
 class AnswerTooLargeError(ProxyError):
-    """The engine's answer, or an event of it, is longer than is taken. No other engine is asked:
-    its answer would be as long."""
+    """The engine's answer, or an event of it, is too long. No other engine is asked: its answer
+    would be just as long."""
 
     status = 502
     kind = "upstream_error"
@@ -242,8 +242,8 @@ class RefusedByClaimError(ProxyError):
 
     Args:
         own: ids of the claims in its way that are the caller's tenant's.
-        others: how many are other tenants'.
-        retry_after_ms: until deadlines alone will have made room; None if it takes a release.
+        others: number of claims of other tenants.
+        retry_after_ms: time until deadlines alone make room; None if it takes a release.
         headers: extra response headers.
     """
 
@@ -266,11 +266,11 @@ class RefusedByClaimError(ProxyError):
         way_out = (
             "Release a claim, or make one shorter."
             if self._wait_s is None
-            else f"Retry after {self._wait_s} s, when claims will have expired, or release one."
+            else f"Retry after {self._wait_s} s, when claims have expired, or release one."
         )
         super().__init__(
-            "The request doesn't fit into the KV cache beside hard claims: "
-            f"{' and '.join(blocking) or 'claims'} in its way. {way_out}"
+            "The request doesn't fit into the KV cache beside hard claims. In its way: "
+            f"{' and '.join(blocking) or 'claims'}. {way_out}"
         )
 
     @property
@@ -298,8 +298,8 @@ class PolicyFailedClosedError(ProxyError):
     def __init__(self, policy: str, fault: str) -> None:
         self._faults = [{"policy": policy, "fault": fault}]
         super().__init__(
-            f"The policy {policy} failed ({fault}). What it takes out must not reach the model, so "
-            "the request wasn't sent. The operator may choose otherwise with on_fault: skip.",
+            f"The policy {policy} failed ({fault}). It removes content that must not reach the "
+            "model, so the request wasn't sent. The operator can change this with on_fault: skip.",
             param=policy,
         )
 
@@ -314,7 +314,7 @@ class PolicyFailedClosedError(ProxyError):
 
 
 class ClientDisconnected(Exception):  # noqa: N818 - an event of the connection, nobody's fault
-    """The caller went away before its answer was complete."""
+    """The caller disconnected before its answer was complete."""
 
 
 def closest(name: str, known: Iterable[str]) -> str:

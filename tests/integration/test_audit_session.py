@@ -169,7 +169,7 @@ def test_edits_say_who_and_how_much(audit: Path) -> None:
 def test_the_table_says_what_the_effects_mean(audit: Path) -> None:
     """For a reader who doesn't know the words; filters leave out the rest."""
     table = command("show", str(audit), "--session", "s")
-    assert "may go on influencing later turns" in table
+    assert "may still influence later turns" in table
     assert "chain: good" in table
     only = shown(audit, "--session", "s", "--mode", "forget")
     assert {view["edit"]["mode"] for view in only} == {"forget"}

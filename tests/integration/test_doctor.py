@@ -149,7 +149,7 @@ def test_all_is_well(world: World) -> None:
     well = report.named("ok")
     assert {"redis.eviction", "redis.write", "upstream.engine.plugin"} <= well.keys()
     assert "the same hints_secret" in well["upstream.engine.secret"]
-    assert "token by token" in well["upstream.engine.tokenizer"]
+    assert "the same tokens as in the engine" in well["upstream.engine.tokenizer"]
     with world.client() as client:
         assert client.keys("*doctor*") == []
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
@@ -279,17 +279,21 @@ def _no_folder(world: World) -> None:
 
 FAULTS: dict[str, tuple[Plant, str, str]] = {
     "a setting that is none": (_typo, "config", "leyline.yaml:2:1.*retained_turns"),
-    "a file that is no YAML": (_broken_yaml, "config", "leyline.yaml:3:1.*Mend"),
-    "Redis can't be reached": (_no_redis, "redis.reachable", "nobody listens.*Start Redis"),
+    "a file that is no YAML": (_broken_yaml, "config", "leyline.yaml:3:1.*Fix"),
+    "Redis can't be reached": (_no_redis, "redis.reachable", "nothing is listening.*Start Redis"),
     "Redis refuses the password": (_wrong_password, "redis.reachable", "USER:PASSWORD@"),
     "Redis's certificate isn't trusted": (_untrusted_redis, "redis.reachable", "isn't trusted"),
-    "Redis speaks no TLS": (_redis_without_tls, "redis.reachable", "redis:// in place"),
+    "Redis speaks no TLS": (_redis_without_tls, "redis.reachable", "redis:// instead"),
     "Redis speaks TLS alone": (_tls_unasked, "redis.reachable", "Use rediss://"),
     "the engine's certificate": (_untrusted_engine, "upstream.engine.reachable", "isn't trusted"),
-    "the engine speaks no TLS": (_engine_without_tls, "upstream.engine.reachable", "no TLS there"),
+    "the engine speaks no TLS": (
+        _engine_without_tls,
+        "upstream.engine.reachable",
+        "has no TLS",
+    ),
     "the engine can't be reached": (_no_engine, "upstream.engine.reachable", "Start the engine"),
     "secrets that disagree": (_other_secret, "upstream.engine.secret", "different.*one value"),
-    "a secret on one side": (_no_secret, "upstream.engine.secret", "this proxy none.*Set"),
+    "a secret on one side": (_no_secret, "upstream.engine.secret", "this proxy has none.*Set"),
     "a malformed key file": (_bad_key_line, "api-keys", "line 2.*TENANT:KEY"),
     "a key that the engine refuses": (_refused_key, "upstream.engine.key", "UPSTREAM_API_KEY"),
     "a policy that there isn't": (
@@ -304,12 +308,16 @@ FAULTS: dict[str, tuple[Plant, str, str]] = {
     "a folder as audit log": (_audit_folder, "audit", "can't be written to"),
     "an audit key that is none": (_empty_audit_key, "audit", "holds no key"),
     "traces by another protocol": (_other_protocol, "trace", "OTEL_EXPORTER_OTLP_PROTOCOL"),
-    "two servers at one port": (_one_port, "config", "--admin-port, --port: .* another than port"),
+    "two servers at one port": (
+        _one_port,
+        "config",
+        "--admin-port, --port: .* must differ from port",
+    ),
     "a password with a slash": (_unescaped_password, "config", "--session-store: .*as %XX"),
     "an option that Redis has none of": (
         _unknown_option,
         "config",
-        r"--session-store: .*behind its \? but db",
+        r"--session-store: .*after its \? but db",
     ),
     "certificates without TLS": (_certificates_for_nothing, "config", "CA_FILE.*rediss://"),
     "a path that is no text": (_name_that_is_no_text, "audit", r"\\udcff.*mkdir -p"),
@@ -342,7 +350,7 @@ def test_the_report_is_for_people_too(world: World) -> None:
     assert code == 1
     assert "✓  redis.eviction" in output
     assert re.search(r"✗  upstream\.engine\.secret .*\n +fix: Set LEYLINE_HINTS_SECRET", output)
-    assert "0 to look at, 1 failed" in output
+    assert "0 with warnings, 1 failed" in output
 
 
 def test_a_redis_that_evicts(world: World) -> None:
@@ -443,7 +451,7 @@ def test_a_url_with_a_password_is_shown_without(world: World) -> None:
     """Neither where nobody listens nor where a key is wanted."""
     for origin, words in (
         (f"127.0.0.1:{free_port()}", "can't be reached"),
-        (world.engine_url.removeprefix("http://"), "wants a key (status 401)"),
+        (world.engine_url.removeprefix("http://"), "needs a key (status 401)"),
     ):
         code, output = run(f"http://u:{PASSWORD}@{origin}/v1", "--json")
         assert code == 1

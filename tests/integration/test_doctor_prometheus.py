@@ -48,5 +48,5 @@ def test_prometheus(tmp_path: Path) -> None:
     assert well.keys() == {f"prometheus.{name}" for name in ("reachable", "scrapes", "rules")}
     assert down["prometheus.scrapes"]["status"] == "fail"
     assert "/targets" in down["prometheus.scrapes"]["fix"]
-    assert "nobody listens" in gone["prometheus.reachable"]["detail"]
+    assert "nothing is listening" in gone["prometheus.reachable"]["detail"]
     assert other["prometheus.reachable"]["status"] == "fail"

@@ -59,7 +59,7 @@ def test_help_teaches_by_example() -> None:
         (("--upstream", "gpu1:30000"), "http://"),
         (("--engine", "replai"), "replay"),
         (("--engine-option", "hunter2"), "NAME=VALUE"),
-        (("--engine-option", "x=[hunter2"), "x is no YAML"),
+        (("--engine-option", "x=[hunter2"), "x isn't YAML"),
         (
             ("--upstream", "http://u:hunter2@h", "--upstream", "http://hunter2@h"),
             "h is given twice",

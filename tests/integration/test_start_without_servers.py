@@ -111,6 +111,8 @@ def test_serve_names_the_line_and_the_fix(tmp_path: Path) -> None:
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert f"{config}:3:7: upstreams.a.url: must start with http://" in ended.stderr
-    assert f"{config}:4:1: admin_kee is no setting\n  fix: Did you mean 'admin_key'" in ended.stderr
+    assert (
+        f"{config}:4:1: admin_kee is not a setting\n  fix: Did you mean 'admin_key'" in ended.stderr
+    )
     assert PASSWORD not in ended.stderr
     assert "Traceback" not in ended.stderr + ended.stdout

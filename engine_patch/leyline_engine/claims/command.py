@@ -1,4 +1,4 @@
-"""``leyline claims litmus`` and ``leyline claims sweep``: checks that an engine keeps claims."""
+"""``leyline claims litmus`` and ``leyline claims sweep``: test an engine against the contract."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Engine = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="What to test: micro (a block allocator alone), replay, or sglang (where installed).",
+        help="Engine to test: micro (only a block allocator), replay, or sglang (if installed).",
     ),
 ]
 _Json = Annotated[
@@ -36,10 +36,11 @@ _Json = Annotated[
 
 
 def litmus(*, engine: _Engine = "micro", json_out: _Json = None) -> None:
-    """Play the named cases on an engine, and name their outcomes from its events alone.
+    """Run the named cases on an engine, and derive their outcomes from its events alone.
 
-    Each trace is then spoilt: an event dropped, or two swapped that depend on one another. A spoilt
-    trace that reads like the whole one fails the case. Ends with 1 if a case fails.
+    Each trace is then spoilt: one event is dropped, or two that depend on each other are swapped.
+    If a spoilt trace gives the same outcome as the whole trace, the case fails. Exits with 1 if a
+    case fails.
     """
     cases = CASES if engine == ALLOCATOR else CASES + SPLICING_CASES
     results = run_suite(cases, _open(engine))

@@ -31,10 +31,10 @@ MEANINGS: dict[Effect, str] = {
     "pending": "out of reach for requests, and not overwritten yet on every engine",
     "unconfirmed": "to be forgotten; no engine has confirmed it",
     "unreachable": "may lie in a cache where no forget finds it: the conversation had no name",
-    "amortized": "what was read may go on influencing later turns",
-    "recomputed": "nothing behind the edit was reused; the old entries await their eviction",
+    "amortized": "what was read may still influence later turns",
+    "recomputed": "nothing after the edit was reused; the old entries wait for eviction",
     "never_sent": "edited before any engine was given the text",
-    "unknown": "nobody can tell: another proxy, or an engine without a receipt, had the text",
+    "unknown": "unclear: another proxy, or an engine without a receipt, had the text",
 }
 
 _LASTING: frozenset[Effect] = frozenset({"amortized", "unknown", "unconfirmed", "unreachable"})
@@ -59,7 +59,7 @@ class EditView:
 
     @property
     def may_influence(self) -> bool:
-        """Whether what was read may go on influencing later turns, as far as the log can tell."""
+        """Whether what was read may still influence later turns, if the log can tell."""
         return self.effect in _LASTING and self.erased_by is None
 
 

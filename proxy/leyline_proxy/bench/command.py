@@ -34,34 +34,34 @@ def command(
     *,
     engine: Annotated[BenchEngine, typer.Option(help="Engine to measure.")] = BenchEngine.SGLANG,
     concurrency: Annotated[
-        str, typer.Option(help="Sessions that send at once, one level after the other.")
+        str, typer.Option(help="Levels of concurrent sessions, run one after the other.")
     ] = "1,4,8,16",
     scale: Annotated[
-        float, typer.Option(min=0.02, help="1 is a prompt of 17,000 tokens, and wants a GPU.")
+        float, typer.Option(min=0.02, help="1 is a prompt of 17,000 tokens, and needs a GPU.")
     ] = 0.1,
     arms: Annotated[
-        str, typer.Option(help="naive: spliced without rotation, the control.")
+        str, typer.Option(help="Arms to compare; naive is the control, spliced without rotation.")
     ] = _ARMS,
-    samples: Annotated[int, typer.Option(min=1, help="Sessions per level, at least.")] = 8,
+    samples: Annotated[int, typer.Option(min=1, help="Minimum number of sessions per level.")] = 8,
     boundary: Annotated[
-        int, typer.Option(min=0, help="Tokens behind each seam to compute again.")
+        int, typer.Option(min=0, help="Tokens after each seam to compute again.")
     ] = 0,
     checked: Annotated[
-        int, typer.Option(min=0, help="Sessions per level of which answers are compared.")
+        int, typer.Option(min=0, help="Sessions per level whose answers are compared.")
     ] = 2,
     url: Annotated[
-        str | None, typer.Option(help="A server that runs; without it, one starts on the CPU.")
+        str | None, typer.Option(help="A running server; without it, one starts on the CPU.")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(help="Of the server at --url.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="API key of the server at --url.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Folder or hub id; with --url: what to compute the reference with."),
+        typer.Option(help="Folder or hub id; with --url, the model that computes the reference."),
     ] = None,
     server_flag: Annotated[
         list[str] | None,
-        typer.Option(help="For the server that starts, such as --tp=2; repeatable."),
+        typer.Option(help="Flag for the server that is started, such as --tp=2; repeatable."),
     ] = None,
-    log: Annotated[Path, typer.Option(help="Takes the log of the server that starts.")] = Path(
+    log: Annotated[Path, typer.Option(help="Log file of the server that is started.")] = Path(
         "out/three_arm_sglang.log"
     ),
     json_out: Annotated[
@@ -74,22 +74,22 @@ def command(
     """Edit one word of a long conversation and send it again: four ways, on one live server.
 
     off: nothing is reused. radix: exact prefixes. splice: Leyline. naive: the
-    control, spliced without rotation; with --url, only where that server has
-    the control (bench/README.md says how).
+    control, spliced without rotation. With --url, naive runs only where that
+    server has the control (bench/README.md says how).
 
     \b
     The JSON: {CONCURRENCY: {ARM: figures, "floor": …, "goal": …, "edit": …}}.
-    The figures are those of the replay; "edit" holds the same of the edit
-    before it. Tokens are means per request, times in ms. "floor": as many new
-    tokens as had to be prefilled, behind a fully cached prefix.
+    The figures are for the replay; "edit" holds the same figures for the edit
+    before it. Tokens are means per request, times are in ms. "floor": as many
+    new tokens as had to be prefilled, after a fully cached prefix.
 
     \b
-    logit_delta: the largest difference of log probabilities to what the arm is
-    meant to give, by the replay engine in fp32: for off and radix the prompt
-    prefilled; for splice and naive the contract of amortize, which isn't what
-    a re-prefill gives. Over the tokens that both have among their 20 likeliest,
-    at the first generated token and each later one while both chose the same.
-    null: not compared.
+    logit_delta: the largest difference between the log probabilities of the arm
+    and its reference, computed by the replay engine in fp32. For off and radix
+    the reference is the prompt prefilled; for splice and naive it is the contract
+    of amortize, which differs from a re-prefill. It covers the tokens that are in
+    the top 20 of both, at the first generated token and at each later token while
+    both chose the same. null: not compared.
 
     \b
     Example: leyline bench three-arm --concurrency 1,4 --json out/three_arm.json

@@ -1,4 +1,4 @@
-"""``leyline audit``: is the log whole, and what does it say of a session's edits?"""
+"""``leyline audit``: checks the log, and shows a session's edits."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ USAGE_ERROR = 2
 
 _Paths = Annotated[
     list[Path] | None,
-    typer.Argument(help="Logs, or folders of them \\[LEYLINE_AUDIT_FILE].", show_default=False),
+    typer.Argument(help="Logs, or folders with logs \\[LEYLINE_AUDIT_FILE].", show_default=False),
 ]
 _KeyFile = Annotated[
-    Path | None, typer.Option(help="File of keys, one a line \\[LEYLINE_AUDIT_KEY].")
+    Path | None, typer.Option(help="File with one key per line \\[LEYLINE_AUDIT_KEY].")
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -48,15 +48,15 @@ def register(app: typer.Typer) -> None:
 def verify(
     paths: _Paths = None,
     head: Annotated[
-        str | None, typer.Option(help="Hash of a record that must be there, noted elsewhere.")
+        str | None, typer.Option(help="Hash, noted elsewhere, of a record that must be there.")
     ] = None,
     key_file: _KeyFile = None,
     as_json: _Json = False,
 ) -> None:
-    """Check the chain of each log, earlier files included.
+    """Check the chain of each log, including its earlier files.
 
-    Exits with 0 when all are whole, with 1 when one isn't: the first bad line is named, and whether
-    it was edited, removed, inserted, reordered or cut off.
+    Exits with 0 when all logs are intact, and with 1 when one isn't. It then names the first bad
+    line and says whether it was edited, removed, inserted, reordered or cut off.
     """
     from ..audit import reading
 
@@ -83,16 +83,15 @@ def show(
         str | None, typer.Option(help="Only edits of this mode: amortize, forget or exact.")
     ] = None,
     since: Annotated[
-        datetime | None, typer.Option(help="Only turns from this time on, in UTC.")
+        datetime | None, typer.Option(help="Only turns at or after this time, in UTC.")
     ] = None,
     until: Annotated[datetime | None, typer.Option(help="Only turns before this time.")] = None,
     key_file: _KeyFile = None,
     as_json: _Json = False,
 ) -> None:
-    """Which edits were truly erased, and which may go on influencing what the model says.
+    """Show which edits were truly erased, and which may still influence what the model says.
 
-    The logs are checked first; exits with 1 when one isn't whole, and shows what it says all the
-    same.
+    Checks the logs first. When one isn't intact, it still shows the edits and exits with 1.
     """
     from ..audit import reading
     from ..audit.effects import edits_of
@@ -125,15 +124,16 @@ def show(
 
 
 def digest(key_file: _KeyFile = None) -> None:
-    """The keyed hash of a text on standard input, to look for it in the log.
+    """Print the keyed hash of a text on standard input, so that you can look for it in the log.
 
-    It stands in ``removed`` or ``inserted`` of the edit of a message whose whole text it is.
+    When the text is the whole text of an edited message, its hash is in ``removed`` or
+    ``inserted`` of that edit.
     """
     import sys
 
     keys = _keys(key_file)
     if not keys:
-        raise _usage("the hashes of texts need the key: --key-file or LEYLINE_AUDIT_KEY")
+        raise _usage("hashing a text needs the key: use --key-file or LEYLINE_AUDIT_KEY")
     text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
     for key in keys:
         typer.echo(key.digest(text))
@@ -218,9 +218,9 @@ def _print_verdict(verdict: Verdict) -> None:
     if checked.first_seq > 1:
         console.print("  earlier files were not read")
     if checked.lost:
-        console.print(f"  {checked.lost} records could not be written; the log says where")
+        console.print(f"  {checked.lost} records could not be written; the log shows where")
     if checked.torn:
-        console.print(f"  {checked.torn} pieces of lines, left by a crash and noted since")
+        console.print(f"  {checked.torn} partial lines, left by a crash and recorded since")
 
 
 def _edits_document(edits: list[EditView], chain: str) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def _print_edits(edits: list[EditView], chain: str) -> None:
     for effect, number in Counter(view.effect for view in edits).items():
         console.print(f"{number} [bold]{effect}[/bold]: {MEANINGS[effect]}")
     influence = sum(view.may_influence for view in edits)
-    console.print(f"{influence} of {len(edits)} edits may go on influencing")
+    console.print(f"{influence} of {len(edits)} edits may still influence the model")
     colour = {"good": "green", "broken": "red"}.get(chain, "yellow")
     console.print(f"chain: [{colour}]{chain}[/{colour}]")
 

@@ -1,4 +1,4 @@
-"""``leyline bench NAME``: benchmarks that the installed packages bring, found by entry point."""
+"""``leyline bench NAME``: benchmarks of the installed packages, found by entry point."""
 
 from __future__ import annotations
 

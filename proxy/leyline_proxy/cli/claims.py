@@ -1,4 +1,4 @@
-"""``leyline claims NAME``: tests of the claim contract that engines bring, found by entry point."""
+"""``leyline claims NAME``: tests of the claim contract, found by entry point."""
 
 from __future__ import annotations
 

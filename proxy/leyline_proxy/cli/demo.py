@@ -19,33 +19,35 @@ def demo(
     *,
     url: Annotated[
         str | None,
-        typer.Option(help="Use a stack that runs already; its cache may be warm from before."),
+        typer.Option(help="Use a stack that is already running; its cache may be warm."),
     ] = None,
     api_key: Annotated[
         str, typer.Option(help="API key for --url.", envvar="LEYLINE_DEMO_API_KEY")
     ] = "demo",
     policy: Annotated[
-        str, typer.Option(metavar="SPEC", help="What to edit before each turn.")
+        str, typer.Option(metavar="SPEC", help="Policy that edits the history before each turn.")
     ] = DEFAULT_POLICY,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N turns.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="A model that ships, a folder or a hub id \\[leyline-recall]."),
+        typer.Option(help="A bundled model, a folder or a hub id \\[leyline-recall]."),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="OUT.png", help="Where to write the picture.")
     ] = Path("out/demo.png"),
-    bars: Annotated[bool, typer.Option("--bars", help="Draw the turns here as well.")] = False,
+    bars: Annotated[
+        bool, typer.Option("--bars", help="Draw the turns in the terminal, too.")
+    ] = False,
 ) -> None:
     """Replay a recorded agent session and show where its prompt tokens came from.
 
-    A coding agent repairs a small library: 41 turns, failed calls and retries
-    included. Before each turn a policy shortens old tool output and drops failed
-    calls, which an ordinary prefix cache pays for with a new prefill. Each arm is
-    a server of its own (leyline serve), driven by the OpenAI SDK.
+    A coding agent repairs a small library in 41 turns, with failed calls and
+    retries. Before each turn, a policy shortens old tool output and drops failed
+    calls. An ordinary prefix cache pays for this with a new prefill. Each arm is
+    its own server (leyline serve), driven by the OpenAI SDK.
 
-    Afterwards a shipped model is asked for settings that it has read in a second,
-    short session, two of them cut by the policy.
+    Afterwards, a bundled model is asked for settings that it read in a second,
+    short session. The policy has cut two of them.
     """
     from rich.console import Console
 

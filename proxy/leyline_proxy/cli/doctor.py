@@ -1,4 +1,4 @@
-"""``leyline doctor``: what an engine is, or what a proxy with these settings would meet."""
+"""``leyline doctor``: examines an engine, or the settings of a proxy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Does this engine splice?  leyline doctor http://127.0.0.1:8790 --json | jq .spli
 
 Would this proxy work?  leyline doctor --config leyline.yaml --prometheus http://127.0.0.1:9090
 
-Without a URL it takes the flags, variables and files of leyline serve.
+Without a URL, it takes the flags, variables and files of leyline serve.
 """
 _SIGNS = {"ok": "[green]✓[/green]", "warn": "[yellow]![/yellow]", "fail": "[red]✗[/red]"}
 
@@ -53,8 +53,8 @@ def doctor(
     url: Annotated[
         str | None,
         typer.Argument(
-            help="Base URL of an engine, or of a Leyline proxy before one; without it, the "
-            "settings are examined.",
+            help="Base URL of an engine, or of a Leyline proxy in front of one; without it, "
+            "the settings are examined.",
             show_default=False,
         ),
     ] = None,
@@ -68,11 +68,11 @@ def doctor(
     ] = None,
     flags: Mapping[str, Any],
 ) -> None:
-    """Print an engine's capability document and whether it splices; or, without a URL, say what a
-    proxy with these settings would meet, and how to mend what is wrong.
+    """Print an engine's capability document and whether the engine splices. Without a URL, examine
+    the settings: find problems that a proxy would run into, and say how to fix them.
 
-    Exits with 0 when all is well, with 1 when something failed, the engine doesn't splice or can't
-    be reached.
+    Exits with 0 when all is well. Exits with 1 when a check fails, or the engine doesn't splice or
+    can't be reached.
     """
     if url is None:
         _examine(flags, prometheus, timeout, as_json)
@@ -163,10 +163,10 @@ def _print_findings(findings: Sequence[Finding]) -> None:
     table.add_column(overflow="fold")
     for finding in findings:
         if finding.status in _SIGNS:
-            told = escape(_shown(finding.detail))
+            text = escape(_shown(finding.detail))
             if finding.fix:
-                told += f"\n[bold]fix:[/bold] {escape(_shown(finding.fix))}"
-            table.add_row(_SIGNS[finding.status], escape(_shown(finding.name)), told)
+                text += f"\n[bold]fix:[/bold] {escape(_shown(finding.fix))}"
+            table.add_row(_SIGNS[finding.status], escape(_shown(finding.name)), text)
     console.print(table)
     for finding in findings:
         if finding.status == "skip":
@@ -174,7 +174,7 @@ def _print_findings(findings: Sequence[Finding]) -> None:
     count = {sign: sum(finding.status == sign for finding in findings) for sign in _SIGNS}
     tone = "red" if count["fail"] else "yellow" if count["warn"] else "green"
     console.print(
-        f"[{tone}]{count['ok']} fine, {count['warn']} to look at, {count['fail']} failed[/{tone}]"
+        f"[{tone}]{count['ok']} ok, {count['warn']} with warnings, {count['fail']} failed[/{tone}]"
     )
 
 
@@ -219,18 +219,18 @@ def fetch_capability(url: str, timeout: float) -> Capability:
         raise Unreachable(f"{base} can't be reached: {error or type(error).__name__}") from error
     if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise Unreachable(
-            f"{base} wants a key (status {response.status_code}): ask with the proxy's settings, "
+            f"{base} needs a key (status {response.status_code}): use the proxy's settings, "
             "LEYLINE_UPSTREAM_API_KEY and --upstream URL."
         )
     if response.status_code != httpx.codes.OK:
         raise Unreachable(
-            f"{base} answers, but {CAPABILITY_PATH} gives {response.status_code}: this engine runs "
-            "without the Leyline plugin, so nothing will be spliced."
+            f"{base} answers, but {CAPABILITY_PATH} returns {response.status_code}: this engine "
+            "runs without the Leyline plugin, so nothing will be spliced."
         )
     try:
         return msgspec.json.decode(response.content, type=Capability)
     except msgspec.DecodeError as error:
-        raise Unreachable(f"{base} gives no valid capability document: {error}") from error
+        raise Unreachable(f"{base} returns no valid capability document: {error}") from error
 
 
 def _get(url: str, timeout: float) -> httpx.Response:

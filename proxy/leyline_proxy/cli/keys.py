@@ -29,11 +29,11 @@ from ..core.api_keys import (
 USAGE_ERROR = 2
 _KEY_BYTES = 32
 
-_HELP = """Make API keys, and look after the file that --api-keys-file names.
+_HELP = """Make API keys, and manage the file that --api-keys-file names.
 
-The file has one key a line, TENANT:sha256:HEX or TENANT:KEY, with expires=TIME behind it or not.
-A tenant may have several keys: to rotate one, add the new line, move the clients, take the old
-line out. A running proxy reads the file again within a second.
+The file has one key per line, TENANT:sha256:HEX or TENANT:KEY, optionally followed by expires=TIME.
+A tenant may have several keys. To rotate a key, add the new line, move the clients, and remove the
+old line. A running proxy reads the file again within a second.
 """
 
 Expires = Annotated[
@@ -51,7 +51,7 @@ def register(app: typer.Typer) -> None:
 
 
 def new(
-    tenant: Annotated[str, typer.Argument(help="Whose key it is.")],
+    tenant: Annotated[str, typer.Argument(help="Tenant that the key is for.")],
     expires: Expires = None,
 ) -> None:
     """Make a random key of 256 bits. The key goes to stderr, its line for the file to stdout."""
@@ -64,10 +64,10 @@ def new(
 
 
 def hash_key(
-    tenant: Annotated[str, typer.Argument(help="Whose key it is.")],
+    tenant: Annotated[str, typer.Argument(help="Tenant that the key is for.")],
     expires: Expires = None,
 ) -> None:
-    """Print the line of the file for a key that you have; it is read from stdin or asked for."""
+    """Print the line of the file for a key that you have, from stdin or a prompt."""
     # Not an argument: those end up in the shell's history and in the list of processes.
     key = typer.prompt("Key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.read()
     stripped = key.strip()
@@ -80,7 +80,7 @@ def list_keys(
     file: Annotated[Path, typer.Argument(help="A key file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show tenants, ids and expiries of the keys in a file, never the keys.
+    """Show the tenants, ids and expiries of the keys in a file, never the keys themselves.
 
     Exits with 2 when the file is wrong, and names the line.
     """
@@ -89,7 +89,7 @@ def list_keys(
     except OSError as error:
         raise _usage(f"{file} can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise _usage(f"{file} is no UTF-8 text") from error
+        raise _usage(f"{file} isn't UTF-8 text") from error
     except KeyLineError as error:
         raise _usage(f"{file}, {error}") from error
     now = time.time()

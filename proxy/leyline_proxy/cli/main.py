@@ -11,7 +11,7 @@ from . import audit, bench, claims, demo, doctor, keys, policies, replay, serve
 _HELP = """An OpenAI-compatible proxy that keeps the KV cache when agents edit their history.
 
 Start with [bold]leyline serve[/bold] and point your OpenAI client's base_url at the address that
-it prints. No GPU and no engine are needed: without --upstream, a small one runs in the process.
+it prints. You need no GPU and no engine: without --upstream, a small engine runs in the process.
 """
 _EPILOG = (
     "Examples:  leyline serve  |  leyline serve --upstream http://gpu1:30000 "

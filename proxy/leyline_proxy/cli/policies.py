@@ -1,4 +1,4 @@
-"""``leyline policies``: which there are, what they take, what they would do, and new ones."""
+"""``leyline policies``: lists, explains, tries and writes policies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(
         no_args_is_help=True,
         rich_markup_mode="rich",
-        help="What can be done to an agent's history: list, explain, try and write policies.",
+        help="List, explain, try and write policies, which edit an agent's history.",
         epilog=(
             "Start here:  leyline policies list  |  leyline policies try "
             "truncate_older_than:n=4 session.jsonl"
@@ -49,9 +49,9 @@ def register(app: typer.Typer) -> None:
 
 
 def list_policies() -> None:
-    """List the policies that can be chosen by name, built-in and installed.
+    """List the policies that you can choose by name, built-in and installed.
 
-    A plugin that is broken is listed with what is wrong with it.
+    A broken plugin is listed with its error.
     """
     from rich.console import Console
 
@@ -61,7 +61,7 @@ def list_policies() -> None:
 
     console = Console()
     console.print(catalogue_table(Registry.discover(), width=console.width))
-    console.print("More of one: leyline policies show NAME", style="dim", highlight=False)
+    console.print("More about one: leyline policies show NAME", style="dim", highlight=False)
 
 
 def show(
@@ -89,16 +89,17 @@ def try_policies(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="Recorded sessions as for leyline replay, or messages or chat requests: "
-            ".json or .jsonl, .gz or not.",
+            help="Recorded sessions as for leyline replay, messages or chat requests: "
+            ".json or .jsonl, optionally with .gz.",
         ),
     ],
     *,
     window: Annotated[
-        int | None, typer.Option(min=1, help="The model's context window, for policies that ask.")
+        int | None,
+        typer.Option(min=1, help="The model's context window, for policies that use it."),
     ] = None,
     idle: Annotated[
-        str, typer.Option(metavar="TIME", help="Sleep between turns, such as 90s or 10m.")
+        str, typer.Option(metavar="TIME", help="Pause between turns, such as 90s or 10m.")
     ] = "0s",
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only the first N requests of the file.")
@@ -113,19 +114,19 @@ def try_policies(
 ) -> None:
     """Run a pipeline over recorded sessions, turn by turn as the proxy does, without an engine.
 
-    Shows what is reclaimed, by which policy, and which rules a policy breaks; and
-    predicts what the edits cost the cache, in prompt tokens to prefill:
+    Shows the reclaimed tokens by policy, and the rules that a policy breaks. It
+    also predicts the cost of the edits, in prompt tokens to prefill:
 
     [bold]unedited[/bold]  no policy; the cache keeps the prefix up to the first message that
     differs from the turn before.
 
-    [bold]prefix[/bold]    with the policies, on the same cache: behind an edit, all is computed
-    again.
+    [bold]prefix[/bold]    with the policies, on the same cache: everything after an edit is
+    computed again.
 
     [bold]splice[/bold]    with the policies and Leyline: only edited and new messages are
-    computed, but all behind a forget and behind what the client itself changed.
+    computed, and everything after a forget or after a change by the client itself.
 
-    Tokens are estimated at four characters each; answers count as new when they
+    Tokens are estimated at four characters each. Answers count as new when they
     come back, and nothing is ever evicted.
     """
     from rich.console import Console
@@ -153,8 +154,8 @@ def try_policies(
             draw_trial(report, plot, title)
         if json_out is not None:
             json_out.parent.mkdir(parents=True, exist_ok=True)
-            told = {"policy": spec, "file": file.name, **report.to_json()}
-            json_out.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+            document = {"policy": spec, "file": file.name, **report.to_json()}
+            json_out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     except (PolicyError, TraceError, MissingExtraError, ValueError, OSError) as error:
         _fail("try", error)
     print_trial(Console(), report, title, turns=turns)
@@ -188,16 +189,18 @@ def _tried(
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the policy: short_pastes, say.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the policy, such as short_pastes.")
+    ],
     *,
     parent: Annotated[
-        Path, typer.Option("--dir", metavar="DIR", help="Where its folder is made.")
+        Path, typer.Option("--dir", metavar="DIR", help="Folder in which to make the package.")
     ] = Path(),
 ) -> None:
-    """Write a package with a policy, tests and a README, ready to be installed.
+    """Write a package with a policy, tests and a README, ready to install.
 
-    It offers the policy by an entry point, so that every Leyline beside it can
-    choose it by name. Nothing that exists is overwritten.
+    The package registers the policy as an entry point, so that a Leyline in the same
+    environment can choose it by name. Existing files are never overwritten.
     """
     from rich.console import Console
 
@@ -210,7 +213,7 @@ def new(
     except ScaffoldError as error:
         _fail("new", error)
     console = Console(highlight=False)
-    console.print(f"{folder} is written. Next:", markup=False)
+    console.print(f"Wrote {folder}. Next:", markup=False)
     for line in (
         f"cd {folder}",
         "pip install -e '.[test]' && pytest",
@@ -220,9 +223,9 @@ def new(
 
 
 def schema() -> None:
-    """Print the JSON Schema of a policies file, for editors and for checks before a roll-out.
+    """Print the JSON Schema of a policies file, for editors and for checks before a rollout.
 
-    It knows the settings of every policy that is installed here.
+    It includes the settings of every policy that is installed here.
     """
     from leyline_policies import Registry
     from leyline_policies.schema import policy_schema

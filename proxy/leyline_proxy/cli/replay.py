@@ -1,4 +1,4 @@
-"""``leyline replay``: what an edit policy costs with and without splicing, on recorded sessions."""
+"""``leyline replay``: the cost of an edit policy with and without splicing, on recorded traces."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ def replay(
         ),
     ] = None,
     engine: Annotated[
-        ReplayedEngine, typer.Option(help="The one in this process, or a real SGLang.")
+        ReplayedEngine, typer.Option(help="The engine in this process, or a real SGLang.")
     ] = ReplayedEngine.REPLAY,
     url: Annotated[
         str | None,
-        typer.Option(help="SGLang that runs; without it, one starts on the CPU. It is flushed!"),
+        typer.Option(help="A running SGLang, which is flushed! Without it, one starts on the CPU."),
     ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only the first N requests of the file.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="A model that ships, a folder or a hub id \\[leyline-recall]."),
+        typer.Option(help="A bundled model, a folder or a hub id \\[leyline-recall]."),
     ] = None,
     pool_tokens: Annotated[
         int | None, typer.Option(min=1, help="Size of the engine's KV pool in tokens.")
@@ -81,10 +81,10 @@ def replay(
 ) -> None:
     """Replay recorded agent sessions and count where every prompt token came from.
 
-    Each arm gets a fresh stack in this process, driven by the OpenAI SDK; with
-    --engine sglang a fresh proxy, and one SGLang that is flushed between them. The
-    recorded answers are fed back and the model's own thrown away, so every arm
-    serves the same requests.
+    Each arm gets a fresh stack in this process, driven by the OpenAI SDK. With
+    --engine sglang, each arm gets a fresh proxy, and all use one SGLang that is
+    flushed between arms. The recorded answers are fed back and the model's own
+    answers are thrown away, so every arm serves the same requests.
     """
     from rich.console import Console
 
@@ -104,7 +104,7 @@ def replay(
         chosen = parse_arms(arms)
         trace = read_trace(file).first(limit)
         if url is not None and engine is not ReplayedEngine.SGLANG:
-            raise ValueError("--url is the address of an SGLang: add --engine sglang")
+            raise ValueError("--url is the address of an SGLang server: add --engine sglang")
         options = StackOptions(policy, parse_rules(undeclared or ()), model, pool_tokens)
         for skipped in trace.skipped:
             console.print(f"note: {skipped}", style="yellow", markup=False, highlight=False)

@@ -30,18 +30,18 @@ _EPILOG = """[bold]Examples[/bold]
 
 Try it, no GPU needed:  leyline serve
 
-Before an SGLang server:  leyline serve --upstream http://gpu1:30000
+In front of SGLang:  leyline serve --upstream http://gpu1:30000
 
-Before several:  leyline serve --upstream a=http://gpu1:30000 --upstream b=http://gpu2:30000
+In front of several:  leyline serve --upstream a=http://gpu1:30000 --upstream b=http://gpu2:30000
 
 Shorten old tool output:  leyline serve --policy "truncate_older_than:n=2,max_chars=200"
 
-For a harness that truncates by itself:  leyline serve --undeclared tool=amortize
+For a harness that truncates its own history:  leyline serve --undeclared tool=amortize
 
 Two teams:  leyline serve --api-key red:KEY1 --api-key blue:KEY2
 
-Every flag is also a setting LEYLINE_NAME in the environment and a key in the file of --config;
-flags win over the environment, and that over the file.
+Every flag is also a setting LEYLINE_NAME in the environment and a key in the file of --config.
+Flags override the environment, and the environment overrides the file.
 """
 
 
@@ -54,22 +54,23 @@ def serve(
     *,
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
     port: Annotated[
-        int | None, typer.Option(help="Port to listen on; 0 takes a free one [8790].")
+        int | None, typer.Option(help="Port to listen on; 0 takes a free port [8790].")
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME or NAME:PORT by which a proxy without keys may be called; repeatable."
+            help="NAME or NAME:PORT that clients may use for a proxy without keys; repeatable."
         ),
     ] = None,
     upstream: Annotated[
         list[str] | None,
         typer.Option(
-            help="URL or NAME=URL of an engine; repeatable. Without it, one runs in here."
+            help="URL or NAME=URL of an engine; repeatable. Without it, an engine runs here."
         ),
     ] = None,
     affinity_header: Annotated[
-        str | None, typer.Option(help="Header with the session's id, for a router upstream.")
+        str | None,
+        typer.Option(help="Header that carries the session's id, for a router upstream."),
     ] = None,
     engine: Annotated[str | None, typer.Option(help="Embedded engine to run \\[replay].")] = None,
     engine_option: Annotated[
@@ -77,41 +78,41 @@ def serve(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="A model that ships, a folder or a hub id \\[leyline-recall]."),
+        typer.Option(help="A bundled model, a folder or a hub id \\[leyline-recall]."),
     ] = None,
     policy: Annotated[
         str | None, typer.Option(help="Policies, such as truncate_older_than:n=2,max_chars=200.")
     ] = None,
     policies_file: Annotated[
         Path | None,
-        typer.Option(help="YAML file of policies by tenant and model; re-read when it changes."),
+        typer.Option(help="YAML file of policies by tenant and model; reloaded when it changes."),
     ] = None,
     on_fault: Annotated[
         str | None,
-        typer.Option(help="When a policy that forgets fails: refuse or skip \\[refuse]."),
+        typer.Option(help="If a policy that forgets fails: refuse or skip \\[refuse]."),
     ] = None,
     edit_timing: Annotated[
         str | None, typer.Option(help="When edits are sent: now, auto or wait \\[auto].")
     ] = None,
     undeclared: Annotated[
         list[str] | None,
-        typer.Option(help="ROLE=MODE for edits that nobody declared; repeatable \\[exact]."),
+        typer.Option(help="ROLE=MODE for undeclared edits; repeatable \\[exact]."),
     ] = None,
     request_policy: Annotated[
         bool | None,
         typer.Option(
-            "--request-policy/--no-request-policy", help="May a request choose its policy? \\[yes]"
+            "--request-policy/--no-request-policy", help="Let requests choose their policy \\[yes]."
         ),
     ] = None,
     splice: Annotated[
-        bool | None, typer.Option("--splice/--no-splice", help="Splice at all? \\[yes]")
+        bool | None, typer.Option("--splice/--no-splice", help="Splice edited turns \\[yes].")
     ] = None,
     retained_turns: Annotated[
-        int | None, typer.Option(help="Turns of a session to splice from [4].")
+        int | None, typer.Option(help="Turns of a session that later turns can splice from [4].")
     ] = None,
     session_store: Annotated[
         str | None,
-        typer.Option(help="memory, or the URL of a Redis that several proxies share \\[memory]."),
+        typer.Option(help="memory, or the URL of a Redis that proxies share \\[memory]."),
     ] = None,
     audit_file: Annotated[
         Path | None, typer.Option(help="Log edits, forgets and claims in this file.")
@@ -123,7 +124,7 @@ def serve(
         str | None, typer.Option(help="Turns in the audit log: edited or all \\[edited].")
     ] = None,
     audit_redis: Annotated[
-        str | None, typer.Option(help="Redis URL whose stream gets the audit log, too.")
+        str | None, typer.Option(help="URL of a Redis whose stream also gets the audit log.")
     ] = None,
     api_key: Annotated[
         list[str] | None, typer.Option(help="TENANT:KEY; repeatable \\[no keys, one tenant].")
@@ -162,13 +163,13 @@ _SETTINGS = {
 
 
 def settings_of(flags: Mapping[str, Any]) -> Settings:
-    """What the flags, the environment and the file make together.
+    """The settings of the flags, the environment and the file together.
 
     Args:
         flags: all parameters of :func:`serve`; those that are None weren't given.
 
     Raises:
-        typer.Exit: with 2, after it was said what is wrong, where, and how to mend it.
+        typer.Exit: with 2, after printing what is wrong, where, and how to fix it.
     """
     from ..settings.faults import faults_of
 
@@ -199,14 +200,14 @@ def sources_of(flags: Mapping[str, Any]) -> Sources:
 
     given = [name for name, value in flags.items() if value is not None and name != "config"]
     named = {_SETTINGS.get(name, name): f"--{name.replace('_', '-')}" for name in given}
-    if "upstream" in named:  # which of the two settings it stands for
+    if "upstream" in named:  # which of the two settings it sets
         flag = named.pop("upstream")
         named |= dict.fromkeys(_engines(flags["upstream"]), flag)
     return Sources(flags["config"], named, os.environ)
 
 
 def _engines(items: list[str] | None) -> dict[str, Any]:
-    """The settings that ``--upstream`` stands for: one URL, or several by name."""
+    """The settings that ``--upstream`` sets: one URL, or several by name."""
     named: dict[str, str] = {}
     for item in items or ():
         name, sign, url = item.partition("=")
@@ -214,7 +215,9 @@ def _engines(items: list[str] | None) -> dict[str, Any]:
             place = item.partition("://")[2].partition("/")[0]
             name, url = place.rpartition("@")[2], item  # without credentials
         if name in named:
-            raise _usage(f"--upstream {name} is given twice; name them apart with NAME=URL")
+            raise _usage(
+                f"--upstream {name} is given twice; give each engine its own name with NAME=URL"
+            )
         named[name] = url
     if len(named) == 1 and items == list(named.values()):
         return {"upstream": items[0]}
@@ -231,11 +234,11 @@ def _engine_options(items: list[str] | None) -> dict[str, Any] | None:
         name, sign, value = item.partition("=")
         if not sign:
             # Not quoted: it may be a secret, of which the name was forgotten.
-            raise _usage("--engine-option is written as NAME=VALUE")
+            raise _usage("--engine-option must be NAME=VALUE")
         try:
             options[name.replace("-", "_")] = yaml.safe_load(value)
         except (yaml.YAMLError, ValueError) as error:
-            raise _usage(f"the value of --engine-option {name} is no YAML; quote it") from error
+            raise _usage(f"the value of --engine-option {name} isn't YAML; quote it") from error
     return options
 
 
@@ -260,7 +263,7 @@ def _application(settings: Settings) -> FastAPI:
 
         build_directory(settings)  # before the engine, which may take long to load
         app = create_app(settings, engine_app=_engine(settings))
-        app.state.services.audit.claim()  # a file of another proxy's is told here
+        app.state.services.audit.claim()  # reports a file of another proxy
         return app
     except (PolicyError, OptionError, ValueError) as error:
         raise _usage(str(error)) from error
@@ -291,7 +294,7 @@ def _listen(host: str, port: int, flag: str) -> socket.socket:
     except OSError as error:
         sock.close()
         raise _usage(
-            f"{host}:{port} can't be listened on ({error.strerror}). {flag} 0 takes a free port."
+            f"Can't listen on {host}:{port} ({error.strerror}). {flag} 0 takes a free port."
         ) from error
     return sock
 
@@ -350,9 +353,9 @@ def _announce(app: FastAPI, url: str, admin_url: str | None) -> None:
 
 
 def _capability(capability: Capability | None) -> str:
-    """The facts of the handshake that an operator asks for first; doctor prints them all."""
+    """The most important facts of the handshake; doctor prints them all."""
     if capability is None:
-        return "none: an ordinary OpenAI-compatible server, as far as it says"
+        return "none: presumably an ordinary OpenAI-compatible server"
     facts = [capability.architecture, f"context {capability.max_context:,} tokens"]
     if capability.kv is not None:
         kv = capability.kv

@@ -1,4 +1,4 @@
-"""``leyline doctor``: what a proxy with these settings would meet, and how to mend it.
+"""``leyline doctor``: finds problems that a proxy with these settings would have, and fixes.
 
 Each check gathers facts and gives a verdict on them. The verdicts are pure.
 """

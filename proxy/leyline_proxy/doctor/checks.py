@@ -35,7 +35,7 @@ _EMBEDDED_SECRET = "hints_secret of engine_options (--engine-option hints_secret
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What is asked about."""
+    """The settings and the circumstances to examine."""
 
     settings: Settings
     config: Path | None = None
@@ -60,7 +60,7 @@ def checks_for(situation: Situation) -> dict[str, Check]:
         "trace": partial(configured.examine_trace, settings),
     }
     asked: dict[str, Callable[[], Awaitable[Sequence[Finding]]]] = {
-        # Files may be on a disk that doesn't answer: in a thread, the others go on.
+        # Files may be on a disk that doesn't answer: in a thread, the others continue.
         **{name: partial(in_thread, check) for name, check in at_once.items()},
         "ports": partial(machine.examine_ports, settings),
         "redis": partial(_redis, situation),
@@ -88,7 +88,7 @@ async def _redis(situation: Situation) -> list[Finding]:
 async def _audit_redis(situation: Situation) -> list[Finding]:
     settings = situation.settings
     if settings.audit_redis is None:
-        return [skip("audit.redis", "the audit log goes to no Redis (audit_redis)")]
+        return [skip("audit.redis", "the audit log doesn't go to Redis (audit_redis)")]
     options = RedisOptions(settings.audit_redis.get_secret_value())
     needs = StoreNeeds(options, "audit.redis", settings.audit_stream, "audit_redis")
     return await examine_stream(needs, situation.limit_s)
@@ -96,7 +96,7 @@ async def _audit_redis(situation: Situation) -> list[Finding]:
 
 async def _prometheus(situation: Situation) -> list[Finding]:
     if situation.prometheus is None:
-        return [skip("prometheus", "not asked for (--prometheus URL)")]
+        return [skip("prometheus", "not requested (--prometheus URL)")]
     return await examine_prometheus(situation.prometheus, situation.limit_s)
 
 
@@ -130,7 +130,7 @@ def _needs(settings: Settings, replica: Replica, **there: str) -> EngineNeeds:
 
 
 async def _embedded(settings: Settings) -> list[Finding]:
-    """The engine that would run in the proxy's process; it is loaded for the purpose."""
+    """The engine that would run in the proxy's process; it is loaded for this check."""
     name = f"upstream.{ONLY_ENGINE}.loads"
     options = dict(settings.engine_options)
     if settings.model is not None:

@@ -1,4 +1,4 @@
-"""What the settings name: keys, policies, secrets and the files they are in."""
+"""Everything that the settings name: keys, policies, secrets and their files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def config_findings(faults: Sequence[Fault]) -> list[Finding]:
-    """What is wrong with the settings, each with its place."""
+    """Errors in the settings, each with its place."""
     return [
         fail(
             "config", f"{fault.place}: {fault.problem}" if fault.place else fault.problem, fault.fix
@@ -39,7 +39,7 @@ def config_findings(faults: Sequence[Fault]) -> list[Finding]:
 
 
 def examine_config(environ: Mapping[str, str], config: Path | None) -> list[Finding]:
-    """Settings that can be read, and variables that are none."""
+    """Settings that can be read, and variables that aren't settings."""
     strangers = [
         warn("config", f"{fault.place}: {fault.problem}", fault.fix)
         for fault in unknown_variables(environ)
@@ -49,7 +49,7 @@ def examine_config(environ: Mapping[str, str], config: Path | None) -> list[Find
 
 
 def examine_keys(settings: Settings, now: float) -> list[Finding]:
-    """API keys: the file, expiries, and who gets in without any."""
+    """API keys: the file, expiries, and access without keys."""
     name, file = "api-keys", settings.api_keys_file
     try:
         keys = configured_keys(settings)
@@ -70,40 +70,40 @@ def examine_keys(settings: Settings, now: float) -> list[Finding]:
 
 
 def keys_verdict(keys: Sequence[ApiKey], host: str, now: float) -> Finding:
-    """Whether callers can get in, and only those who should."""
+    """Whether the right callers can get in, and nobody else."""
     name = "api-keys"
     if not keys:
         if _is_loopback(host):
-            return ok(name, "none: everybody on this machine is the tenant default")
+            return ok(name, "none: every caller on this machine is the tenant default")
         return warn(
             name,
-            f"none, and the proxy listens on {host}: whoever reaches it is served",
+            f"none, and the proxy listens on {host}: it serves anyone who can reach it",
             "Make keys (leyline keys new) and name their file with --api-keys-file.",
         )
     valid = [key for key in keys if key.valid(now)]
     tenants = len({key.tenant for key in keys})
-    told = f"{len(keys)} keys of {tenants} tenants"
+    detail = f"{len(keys)} keys of {tenants} tenants"
     if not valid:
-        return fail(name, f"{told}, all of which have expired", "Make new ones: leyline keys new.")
+        return fail(name, f"{detail}, all expired", "Make new ones: leyline keys new.")
     if len(valid) < len(keys):
         gone = sorted({key.id for key in keys if not key.valid(now)})
         return warn(
             name,
-            f"{told}; expired: {', '.join(gone[:4])}",
-            "Take them out of the file (leyline keys shows whose they are).",
+            f"{detail}; expired: {', '.join(gone[:4])}",
+            "Remove them from the file (leyline keys shows their tenants).",
         )
     soon = sorted({key.tenant for key in keys if not key.valid(now + _SOON_S)})
     if soon:
         return warn(
             name,
-            f"{told}; within a week keys expire of: {', '.join(soon[:4])}",
+            f"{detail}; keys expire within a week for: {', '.join(soon[:4])}",
             "Hand out new ones: leyline keys new.",
         )
-    return ok(name, told)
+    return ok(name, detail)
 
 
 def examine_hosts(settings: Settings) -> list[Finding]:
-    """By which names clients may call a proxy without keys."""
+    """The names by which clients may call a proxy without keys."""
     name, listed = "allowed-hosts", settings.allowed_hosts
     if configured_keys(settings) or settings.api_keys_file is not None:
         return [skip(name, "API keys are configured: requests may name any host")]
@@ -113,8 +113,8 @@ def examine_hosts(settings: Settings) -> list[Finding]:
             warn(
                 name,
                 f"none, and the proxy listens on {settings.host or 'all addresses'} without API "
-                "keys: whoever calls it by a name, not by its address, gets 403",
-                "Name the hosts by which clients call it (--allowed-host), or configure API keys.",
+                "keys: clients that call it by a name, not by its address, get 403",
+                "Name the hosts that clients use for it (--allowed-host), or configure API keys.",
             )
         ]
     own = "any address" if everywhere else f"loopback, {settings.host}"
@@ -122,21 +122,21 @@ def examine_hosts(settings: Settings) -> list[Finding]:
 
 
 def file_verdicts(name: str, path: Path, mode: int, *, plain: bool) -> list[Finding]:
-    """Whether a file of keys can be read or changed by others.
+    """Whether others can read or change a file of keys.
 
     Args:
         plain: it holds keys themselves, not only their digests.
     """
     if mode & _WRITTEN_BY_OTHERS:
         return [
-            warn(name, f"{path} can be changed by other users", f"chmod go-w {path}"),
+            warn(name, f"other users can change {path}", f"chmod go-w {path}"),
         ]
     if plain and mode & _READ_BY_ALL:
         return [
             warn(
                 name,
-                f"{path} holds plain keys and can be read by every user",
-                f"chmod o-r {path}, or keep digests only (TENANT:sha256:HEX).",
+                f"{path} holds plain keys, and every user can read it",
+                f"chmod o-r {path}, or keep only digests (TENANT:sha256:HEX).",
             )
         ]
     return []
@@ -156,7 +156,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def examine_policies(settings: Settings) -> list[Finding]:
-    """Whether every policy that is named exists and takes its parameters."""
+    """Whether every named policy exists and takes its parameters."""
     name, file = "policies", settings.policies_file
     try:
         sensitive_content(settings.sensitive)
@@ -168,29 +168,29 @@ def examine_policies(settings: Settings) -> list[Finding]:
             fail(
                 name,
                 str(error),
-                f"Mend {file or 'the setting'}: leyline policies list shows all policies and their "
+                f"Fix {file or 'the setting'}: leyline policies list shows all policies and their "
                 "parameters.",
             )
         ]
     if file is not None:
         return [ok(name, f"{file}: {len(pipelines)} pipelines")]
     steps = {len(tenant.policies) for tenant in built}
-    return [ok(name, f"up to {max(steps)} a turn" if max(steps) else "none: nothing is edited")]
+    return [ok(name, f"up to {max(steps)} per turn" if max(steps) else "none: nothing is edited")]
 
 
 def examine_secrets(settings: Settings) -> list[Finding]:
-    """Whether sessions that leave the process are encrypted, and files of secrets are there."""
+    """Whether sessions that leave the process are encrypted, and files of secrets exist."""
     found = _missing_files(settings)
     if settings.session_store.get_secret_value() == MEMORY:
-        return [*found, skip("session-secret", "sessions are in this process's memory alone")]
+        return [*found, skip("session-secret", "sessions are only in this process's memory")]
     if not settings.session_secret:
         return [
             *found,
             warn(
                 "session-secret",
-                "none: no prompt text is stored in Redis, and no other proxy can go on splicing a "
-                "session",
-                "Give all proxies one LEYLINE_SESSION_SECRET (openssl rand -hex 32).",
+                "none: no prompt text is stored in Redis, and no other proxy can continue to "
+                "splice a session",
+                "Give all proxies the same LEYLINE_SESSION_SECRET (openssl rand -hex 32).",
             ),
         ]
     return [*found, ok("session-secret", "sessions in Redis are encrypted")]
@@ -199,7 +199,7 @@ def examine_secrets(settings: Settings) -> list[Finding]:
 def examine_trace(settings: Settings) -> list[Finding]:
     """Whether spans could be exported as the settings and OpenTelemetry's variables say."""
     if settings.trace == "off":
-        return [skip("trace", "no traces (trace)")]
+        return [skip("trace", "tracing is off (trace)")]
     try:
         # Needs OpenTelemetry, an extra.
         from ..telemetry.tracing.exporting import collector_place, otlp_exporter
@@ -207,12 +207,18 @@ def examine_trace(settings: Settings) -> list[Finding]:
         if settings.trace == "console":
             return [ok("trace", "spans go to stdout")]
         otlp_exporter().shutdown()
-        return [ok("trace", f"spans go to {collector_place()}, which isn't asked")]
+        return [ok("trace", f"spans go to {collector_place()}, which isn't checked")]
     except ModuleNotFoundError as error:
-        fix = f"{OTEL_INSTALL}, or trace: off."
+        fix = f"{OTEL_INSTALL}, or set trace: off."
         return [fail("trace", f"the package {error.name!r} is missing", fix)]
     except ValueError as error:
-        return [fail("trace", str(error), "Correct the variable that it names, or trace: off.")]
+        return [
+            fail(
+                "trace",
+                str(error),
+                "Correct the variable that the message names, or set trace: off.",
+            )
+        ]
 
 
 def _missing_files(settings: Settings) -> list[Finding]:

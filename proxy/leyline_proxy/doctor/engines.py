@@ -1,4 +1,4 @@
-"""Engines: whether they are there, splice, believe this proxy, and render as it does."""
+"""Engines: whether they are up, splice, trust this proxy, and render as it does."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BAD_SIGNATURE = "invalid_signature"
 
 @dataclass(frozen=True, slots=True)
 class EngineNeeds:
-    """What the settings ask of one engine."""
+    """The settings' requirements for one engine."""
 
     name: str
     client: UpstreamClient
@@ -49,7 +49,7 @@ class EngineNeeds:
 
     @property
     def of(self) -> str:
-        """What its findings begin with."""
+        """Prefix of the names of its findings."""
         return f"upstream.{self.name}"
 
 
@@ -61,17 +61,17 @@ class Listed:
     models: tuple[str, ...] | None
     taken_s: float
     skew_s: float | None
-    """By how much the engine's clock is ahead; None where it doesn't tell."""
+    """By how much the engine's clock is ahead; None if it doesn't say."""
 
 
 @dataclass(frozen=True, slots=True)
 class SecretFacts:
-    """What the engine said to a harmless command, signed and bare."""
+    """The engine's answers to a harmless command, with and without a signature."""
 
     bare_refused: bool
-    """It asks for a signature."""
+    """It requires a signature."""
     signed_refused: bool | None
-    """It refuses this proxy's; None where the proxy has no secret."""
+    """It refuses this proxy's; None if the proxy has no secret."""
 
 
 async def examine_engine(needs: EngineNeeds) -> list[Finding]:
@@ -109,7 +109,7 @@ def unreachable(needs: EngineNeeds, place: str, error: ProxyError) -> Finding:
 
 
 def reached(needs: EngineNeeds, place: str, listed: Listed) -> list[Finding]:
-    """What the answer to the first question says."""
+    """Findings from the answer to the first question."""
     name = f"{needs.of}.reachable"
     if listed.status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         return [
@@ -117,16 +117,15 @@ def reached(needs: EngineNeeds, place: str, listed: Listed) -> list[Finding]:
             fail(
                 f"{needs.of}.key",
                 f"the engine refuses the proxy's key (status {listed.status})",
-                "Set LEYLINE_UPSTREAM_API_KEY, or api_key of the upstream, to what the engine was "
-                "started with (SGLang: --api-key).",
+                "Set LEYLINE_UPSTREAM_API_KEY, or api_key of the upstream, to the key that the "
+                "engine was started with (SGLang: --api-key).",
             ),
         ]
     if listed.status in GATEWAY_FAILURES:
         return [
             fail(
                 name,
-                f"{place} answers with status {listed.status}: a gateway without an engine "
-                "behind it",
+                f"{place} answers with status {listed.status}: a gateway without a running engine",
                 "Start the engine, or wait until it has loaded its model.",
             )
         ]
@@ -134,24 +133,26 @@ def reached(needs: EngineNeeds, place: str, listed: Listed) -> list[Finding]:
         return [
             fail(
                 name,
-                f"{place}/v1/models gives status {listed.status}: this is no OpenAI-compatible "
-                "server",
-                "Correct the URL; leave out what comes behind host and port but a path prefix.",
+                f"{place}/v1/models returns status {listed.status}: this isn't an "
+                "OpenAI-compatible server",
+                "Correct the URL. After host and port, it may only have a path prefix.",
             )
         ]
     return [
         _speed(name, place, listed.taken_s),
-        ok(f"{needs.of}.key", "accepted, or none is asked for"),
+        ok(f"{needs.of}.key", "accepted, or not required"),
         _models(needs, listed.models),
         *_clock(needs, listed.skew_s),
     ]
 
 
 def _speed(name: str, place: str, taken_s: float) -> Finding:
-    told = f"{place} answers in {taken_s * 1000:.0f} ms"
+    detail = f"{place} answers in {taken_s * 1000:.0f} ms"
     if taken_s <= _SLOW_S:
-        return ok(name, told)
-    return warn(name, told, "Put the proxy near the engine; each turn asks it two questions more.")
+        return ok(name, detail)
+    return warn(
+        name, detail, "Put the proxy near the engine; each turn sends it two more requests."
+    )
 
 
 def _models(needs: EngineNeeds, models: Sequence[str] | None) -> Finding:
@@ -160,7 +161,7 @@ def _models(needs: EngineNeeds, models: Sequence[str] | None) -> Finding:
     return fail(
         f"{needs.of}.models",
         "the engine lists no model",
-        "See what /v1/models of the engine says: requests are routed by it.",
+        "Check /v1/models of the engine: requests are routed by it.",
     )
 
 
@@ -171,38 +172,38 @@ def _clock(needs: EngineNeeds, skew_s: float | None) -> list[Finding]:
 
 
 def plugin_verdict(needs: EngineNeeds, answer: Capability | NoCapability) -> Finding:
-    """Whether edits can be spliced there."""
+    """Whether the engine can splice edits."""
     name = f"{needs.of}.plugin"
     if isinstance(answer, NoCapability):
-        told = f"{answer.why}: edits become ordinary prefills"
+        detail = f"{answer.why}: edits become ordinary prefills"
         fix = (
-            "Start SGLang with the plugin: install Leyline's wheel beside it, and give "
+            "Start SGLang with the plugin: install Leyline's wheel next to it, and pass "
             "--radix-cache-backend leyline (docs/sglang.md)."
         )
         if not answer.settled:
-            fix = "Ask again when the engine has loaded its model."
+            fix = "Try again when the engine has loaded its model."
         if not needs.splice:
-            return warn(name, told, fix)
-        return fail(name, told, fix)
+            return warn(name, detail, fix)
+        return fail(name, detail, fix)
     if answer.protocol_version != PROTOCOL_VERSION:
         return fail(
             name,
-            f"the engine speaks version {answer.protocol_version} of the contract, this proxy "
-            f"{PROTOCOL_VERSION}",
+            f"the engine speaks version {answer.protocol_version} of the contract, and this proxy "
+            f"version {PROTOCOL_VERSION}",
             "Install one release of Leyline on both sides.",
         )
     if not answer.splices:
-        reason = answer.unsupported_reason or "it doesn't say why"
+        reason = answer.unsupported_reason or "it gives no reason"
         return fail(
             name,
             f"{answer.engine} {answer.engine_version} can't splice: {reason}",
-            "Start the engine with what the reason asks for (docs/sglang.md lists what can be "
-            "spliced), or set splice: false.",
+            "Start the engine as the reason requires (docs/sglang.md lists what can be spliced), "
+            "or set splice: false.",
         )
     if f"{EDIT_ACTION}@{ACTION_VERSION}" not in answer.actions:
         return fail(
             name,
-            f"the engine takes no {EDIT_ACTION}@{ACTION_VERSION}",
+            f"the engine doesn't take {EDIT_ACTION}@{ACTION_VERSION}",
             "Install one release of Leyline on both sides.",
         )
     claims = "takes claims" if CLAIMS in answer.actions else "takes no claims"
@@ -214,22 +215,23 @@ def secret_verdict(needs: EngineNeeds, facts: SecretFacts | None) -> Finding:
     """Whether proxy and engine sign and seal with the same secret."""
     name, there = f"{needs.of}.secret", needs.secret_setting
     if facts is None:
-        return skip(name, "the engine takes no commands, by which it could be told")
+        return skip(name, "the engine takes no commands, so this can't be checked")
     ours = facts.signed_refused is not None
     if not ours and not facts.bare_refused:
-        return ok(name, "none on either side: the engine takes edits from whoever reaches it")
+        return ok(name, "none on either side: the engine takes edits from anyone who can reach it")
     if not ours:
         return fail(
             name,
-            "the engine has a hints_secret and this proxy none: every edit is refused as "
+            "the engine has a hints_secret and this proxy has none: every edit is refused as "
             "invalid_edit",
             f"Set LEYLINE_HINTS_SECRET here to the {there}.",
         )
     if not facts.bare_refused:
         return fail(
             name,
-            "this proxy has a hints_secret and the engine none: every edit ends as token_mismatch",
-            f"Set the {there} to this proxy's, or take it out here.",
+            "this proxy has a hints_secret and the engine has none: every edit ends as "
+            "token_mismatch",
+            f"Set the {there} to this proxy's, or remove it here.",
         )
     if facts.signed_refused:
         return fail(
@@ -244,24 +246,26 @@ def rendering_verdict(needs: EngineNeeds, rendering: Rendering) -> Finding:
     """Whether prompts come out token by token as in the engine."""
     name = f"{needs.of}.tokenizer"
     if rendering.proven:
-        return ok(name, "probe conversations come out token by token as in the engine")
+        return ok(name, "probe conversations give the same tokens as in the engine")
     fix = (
-        "Start every replica behind this URL with one chat template and one tokenizer, those of "
-        "the model that it serves (SGLang: --chat-template, --tokenizer-path), and one release."
+        "Start every replica at this URL with the chat template and the tokenizer of the model "
+        "that it serves (SGLang: --chat-template, --tokenizer-path), and with one release."
     )
     if rendering.renderer is None:
         return fail(name, f"{rendering.problem}: nothing is spliced", fix)
-    return fail(name, f"{rendering.problem}: each turn asks it for its tokens, and waits", fix)
+    return fail(
+        name, f"{rendering.problem}: each turn asks the engine for its tokens, and waits", fix
+    )
 
 
 def capability_verdicts(needs: EngineNeeds, capability: Capability) -> list[Finding]:
-    """What the engine's facts mean for the settings."""
+    """Findings from the engine's facts and the settings."""
     found = [_window(needs, capability)]
     if needs.keeps_tenants_apart and not capability.isolates:
         found.append(
             fail(
                 f"{needs.of}.isolation",
-                "cache_scope: tenant is set, and this engine can't keep tenants' KV apart: it "
+                "cache_scope: tenant is set, but this engine can't keep tenants' KV apart: it "
                 "refuses their requests",
                 "Use an engine that knows cache_salt, or cache_scope: shared.",
             )
@@ -271,22 +275,22 @@ def capability_verdicts(needs: EngineNeeds, capability: Capability) -> list[Find
 
 def _window(needs: EngineNeeds, capability: Capability) -> Finding:
     name, window, kv = f"{needs.of}.window", capability.max_context, capability.kv
-    told = f"{window:,} tokens"
+    detail = f"{window:,} tokens"
     if kv is not None and kv.capacity_tokens < window:
         return warn(
             name,
-            f"the model takes {told}, and the KV pool holds {kv.capacity_tokens:,}",
+            f"the model takes {detail}, but the KV pool holds only {kv.capacity_tokens:,}",
             "Give the engine more memory for KV (SGLang: --mem-fraction-static), or a shorter "
-            "--context-length, so that clients are told in time.",
+            "--context-length, so that clients get an early error.",
         )
     if needs.max_body_bytes < window * _BYTES_A_TOKEN:
         return warn(
             name,
-            f"the model takes {told}, about {window * _BYTES_A_TOKEN:,} bytes, and max_body_bytes "
-            f"is {needs.max_body_bytes:,}",
+            f"the model takes {detail}, about {window * _BYTES_A_TOKEN:,} bytes, and "
+            f"max_body_bytes is {needs.max_body_bytes:,}",
             f"Set max_body_bytes to {window * _BYTES_A_TOKEN:,} or more.",
         )
-    return ok(name, told)
+    return ok(name, detail)
 
 
 async def _list(client: UpstreamClient) -> Listed:

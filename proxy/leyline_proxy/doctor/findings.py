@@ -1,4 +1,4 @@
-"""What a check found."""
+"""Results of checks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _MOST = 600
 
 
 class Status(StrEnum):
-    """How it stands."""
+    """The result of a check."""
 
     OK = "ok"
     WARN = "warn"
-    """It works, and will one day hurt."""
+    """It works now, and is likely to cause trouble later."""
     FAIL = "fail"
     SKIP = "skip"
-    """Nothing to check, or no way to."""
+    """Nothing to check, or no way to check it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Finding:
     """One line of the report. Holds no secret."""
 
     name: str
-    """``redis.eviction``: what was looked at."""
+    """Name of the check: ``redis.eviction``."""
     status: Status
     detail: str
     fix: str = ""
-    """What to do; empty where there is nothing."""
+    """What to do; empty if there is nothing."""
 
 
 def ok(name: str, detail: str) -> Finding:
@@ -40,22 +40,22 @@ def ok(name: str, detail: str) -> Finding:
 
 
 def warn(name: str, detail: str, fix: str) -> Finding:
-    """It works, but."""
+    """Works, with a warning."""
     return Finding(name, Status.WARN, _short(detail), _short(fix))
 
 
 def fail(name: str, detail: str, fix: str) -> Finding:
-    """It can't work so."""
+    """Doesn't work."""
     return Finding(name, Status.FAIL, _short(detail), _short(fix))
 
 
 def skip(name: str, detail: str) -> Finding:
-    """There was nothing to look at."""
+    """There was nothing to check."""
     return Finding(name, Status.SKIP, _short(detail))
 
 
 def _short(text: str) -> str:
-    # Names of files may hold bytes that are no text, which JSON can't hold.
+    # Names of files may hold bytes that aren't text, which JSON can't hold.
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
 

@@ -37,17 +37,17 @@ _ANSWER_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PortFacts:
-    """What came of trying to listen."""
+    """Result of an attempt to listen."""
 
     flag: str
     host: str
     port: int
     problem: str = ""
-    """Empty where it is free."""
+    """Empty if the port is free."""
     taken: bool = False
-    """Whether somebody else listens there."""
+    """Whether another process listens there."""
     leyline: bool = False
-    """That is a proxy of ours."""
+    """Whether that process is a Leyline proxy."""
 
 
 async def examine_ports(settings: Settings) -> list[Finding]:
@@ -66,7 +66,7 @@ async def examine_ports(settings: Settings) -> list[Finding]:
 
 
 def port_verdict(facts: PortFacts) -> Finding:
-    """What the attempt means."""
+    """The finding for the attempt."""
     name = facts.flag.removeprefix("--")
     where = f"{facts.host}:{facts.port}"
     if not facts.problem:
@@ -74,19 +74,19 @@ def port_verdict(facts: PortFacts) -> Finding:
     if facts.leyline:
         return warn(
             name,
-            f"a Leyline proxy listens on {where} already",
-            f"Fine if it is the one you ask about; a second one needs another {facts.flag}.",
+            f"a Leyline proxy already listens on {where}",
+            f"This is fine if it is your proxy; a second proxy needs another {facts.flag}.",
         )
     if facts.taken:
         return fail(
             name,
             f"another program listens on {where}",
             f"Stop it (ss -ltnp 'sport = :{facts.port}' names it), or choose another "
-            f"{facts.flag}; 0 takes a free one.",
+            f"{facts.flag}; 0 takes a free port.",
         )
     return fail(
         name,
-        f"{where} can't be listened on ({facts.problem})",
+        f"can't listen on {where} ({facts.problem})",
         f"Choose an address of this machine and a port above 1023 for {facts.flag}.",
     )
 
@@ -122,54 +122,54 @@ async def _is_leyline(host: str, port: int) -> bool:
 
 
 def examine_files(settings: Settings) -> list[Finding]:
-    """Whether the process may open as many files as connections need."""
+    """Whether the process may open enough files for its connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return [files_verdict(soft, hard, settings)]
 
 
 def files_verdict(soft: int, hard: int, settings: Settings) -> Finding:
-    """What the limit of open files means; ``RLIM_INFINITY`` is no limit."""
-    name, told = "open-files", f"{soft:,} open files allowed"
+    """The finding for the limit of open files; ``RLIM_INFINITY`` means unlimited."""
+    name, detail = "open-files", f"{soft:,} open files allowed"
     upstreams = settings.max_upstream_connections * max(1, len(settings.engines()))
     most = settings.max_connections + upstreams + settings.redis_max_connections + _SPARE_FILES
     busy = settings.max_concurrent
     least = min(busy, settings.max_connections) + min(busy, upstreams) + _SPARE_FILES
     if soft == resource.RLIM_INFINITY or soft >= most:
-        return ok(name, told if soft != resource.RLIM_INFINITY else "no limit of open files")
+        return ok(name, detail if soft != resource.RLIM_INFINITY else "no limit of open files")
     fix = (
         f"ulimit -n {most} (systemd: LimitNOFILE={most}; the hard limit here is {hard:,}), or "
         "lower max_connections and max_upstream_connections."
     )
     if soft < least:
         return fail(
-            name, f"{told}; max_concurrent of {settings.max_concurrent} needs {least:,}", fix
+            name, f"{detail}; max_concurrent: {settings.max_concurrent} needs {least:,}", fix
         )
-    return warn(name, f"{told}; all connections that the settings allow need {most:,}", fix)
+    return warn(name, f"{detail}; all connections that the settings allow need {most:,}", fix)
 
 
 def examine_memory(settings: Settings) -> list[Finding]:
-    """Whether what the proxy may remember fits into this machine."""
+    """Whether the memory that the proxy may use fits into this machine."""
     return [memory_verdict(settings, memory_limit())]
 
 
 def memory_verdict(settings: Settings, limit: int | None) -> Finding:
-    """What the bounds come to, in bytes, against what there is."""
+    """The sum of the limits, in bytes, compared with the memory of the machine."""
     name = "memory"
     if limit is None:
-        return skip(name, "this system doesn't say how much it has")
+        return skip(name, "this system doesn't report its memory")
     bounds = {
         "text_memory_bytes": settings.text_memory_bytes,
         "max_session_bytes": settings.max_session_bytes,
         "max_stored_response_bytes": settings.max_stored_response_bytes,
     }
     total = sum(bounds.values())
-    told = f"bounds of {total / _MIB:,.0f} MiB, {limit / _MIB:,.0f} MiB there"
+    detail = f"limits of {total / _MIB:,.0f} MiB, {limit / _MIB:,.0f} MiB available"
     fix = f"Lower {max(bounds, key=lambda each: bounds[each])}, or give the process more memory."
     if total > limit:
-        return fail(name, f"{told}: the process would be killed before they are reached", fix)
+        return fail(name, f"{detail}: the process would be killed before it reaches them", fix)
     if total > _FULL * limit:
-        return warn(name, f"{told}: little is left for requests under way", fix)
-    return ok(name, told)
+        return warn(name, f"{detail}: little is left for requests in progress", fix)
+    return ok(name, detail)
 
 
 def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -191,11 +191,11 @@ def examine_audit(settings: Settings) -> list[Finding]:
     """Whether the audit log can be written, and for how long."""
     name, path = "audit", settings.audit_file
     if path is None:
-        return [skip(name, "no audit log is kept (audit_file)")]
+        return [skip(name, "the audit log is off (audit_file)")]
     try:
         build_auditor(settings, Metrics())
     except ValueError as error:
-        return [fail(name, str(error), "Correct the setting or the file that it names.")]
+        return [fail(name, str(error), "Correct the setting, or the file that it names.")]
     instance = settings.audit_instance or socket.gethostname()[:64]
     path = path.with_name(path.name.replace(PLACE, instance))
     problem = _audit_problem(path)
@@ -206,12 +206,12 @@ def examine_audit(settings: Settings) -> list[Finding]:
 
 
 def _audit_problem(path: Path) -> Finding | None:
-    """Why the log can't be written there; None where it can."""
+    """Why the log can't be written there; None if it can."""
     name, folder = "audit", path.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         return fail(
             name,
-            f"no file can be made in {folder}",
+            f"can't create a file in {folder}",
             f"mkdir -p {folder}, and let the proxy's user write there.",
         )
     if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
@@ -219,8 +219,8 @@ def _audit_problem(path: Path) -> Finding | None:
     if _locked(beside(path, ".lock")):
         return warn(
             name,
-            f"a proxy writes to {path} already",
-            "Fine if it is the one you ask about; a second one needs a file of its own "
+            f"a proxy already writes to {path}",
+            "This is fine if it is your proxy; a second proxy needs its own file "
             "({instance} in its name).",
         )
     try:
@@ -232,13 +232,13 @@ def _audit_problem(path: Path) -> Finding | None:
 
 def disk_verdict(path: Path, free: int, file_bytes: int) -> Finding:
     """Whether the disk takes two more files of the log."""
-    told = f"{path}: {free / _MIB:,.0f} MiB free"
-    fix = "Make room, or bound the log with audit_max_bytes and audit_keep."
+    detail = f"{path}: {free / _MIB:,.0f} MiB free"
+    fix = "Free up space, or limit the log with audit_max_bytes and audit_keep."
     if free < min(_LITTLE_DISK, file_bytes):
-        return fail("audit", told, fix)
+        return fail("audit", detail, fix)
     if free < 2 * file_bytes:
-        return warn("audit", told, fix)
-    return ok("audit", told)
+        return warn("audit", detail, fix)
+    return ok("audit", detail)
 
 
 def _locked(path: Path) -> bool:
@@ -256,27 +256,27 @@ def _locked(path: Path) -> bool:
 
 
 def examine_packages(settings: Settings) -> list[Finding]:
-    """Whether what is installed is what this release was made for."""
+    """Whether the installed packages are those that this release needs."""
     extras = ["proxy"] if settings.engines() else ["proxy", "engine"]
     try:
         needed = requires(PACKAGE) or []
     except PackageNotFoundError:
-        return [skip("packages", "run from a source tree without its metadata")]
+        return [skip("packages", "Leyline runs from a source tree without package metadata")]
     problems = package_problems(needed, extras)
-    told = f"Leyline {version(PACKAGE)}, Python {platform.python_version()}"
+    detail = f"Leyline {version(PACKAGE)}, Python {platform.python_version()}"
     if problems:
         return [
             fail(
                 "packages",
-                f"{told}; {'; '.join(problems[:6])}",
+                f"{detail}; {'; '.join(problems[:6])}",
                 pip_install(*extras),
             )
         ]
-    return [ok("packages", told)]
+    return [ok("packages", detail)]
 
 
 def package_problems(needed: Iterable[str], extras: Sequence[str]) -> list[str]:
-    """Requirements of these extras that what is installed doesn't meet."""
+    """Requirements of these extras that the installed packages don't meet."""
     problems = []
     for text in needed:
         try:

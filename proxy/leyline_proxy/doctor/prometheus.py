@@ -1,4 +1,4 @@
-"""Prometheus: whether it is there, scrapes a proxy, and has the rules."""
+"""Prometheus: whether it is up, scrapes a proxy, and has the rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFIX = "leyline_"
 
 @dataclass(frozen=True, slots=True)
 class PrometheusFacts:
-    """What it said."""
+    """Facts about Prometheus."""
 
     url: str
     ready: int
@@ -50,7 +50,7 @@ async def examine_prometheus(url: str, limit_s: float) -> list[Finding]:
 def _stranger(url: str) -> Finding:
     return fail(
         "prometheus.reachable",
-        f"{url} answers, but not as Prometheus does",
+        f"{url} answers, but not like Prometheus",
         "Give the URL of Prometheus itself, with its path prefix.",
     )
 
@@ -61,7 +61,7 @@ def verdicts(facts: PrometheusFacts) -> list[Finding]:
         return [
             fail(
                 "prometheus.reachable",
-                f"{facts.url} wants a login (status {facts.ready})",
+                f"{facts.url} needs a login (status {facts.ready})",
                 "Put user and password into the URL: http://USER:PASSWORD@HOST:PORT.",
             )
         ]
@@ -72,7 +72,7 @@ def verdicts(facts: PrometheusFacts) -> list[Finding]:
             fail(
                 "prometheus.reachable",
                 f"{facts.url} isn't ready (status {facts.ready})",
-                "Wait until it has read its log, or see what it says.",
+                "Wait until Prometheus has read its log, or look there for errors.",
             )
         ]
     return [ok("prometheus.reachable", f"{facts.url} is ready"), _scrapes(facts), _rules(facts)]
@@ -84,8 +84,8 @@ def _scrapes(facts: PrometheusFacts) -> Finding:
         return fail(
             name,
             f"it can't scrape {', '.join(facts.down[:4])}",
-            "See the target's error at /targets of Prometheus; with metrics_on_admin the port is "
-            "the admin API's.",
+            "Look up the target's error at /targets of Prometheus. With metrics_on_admin, use the "
+            "port of the admin API.",
         )
     if not facts.proxies:
         return fail(
@@ -102,13 +102,13 @@ def _rules(facts: PrometheusFacts) -> Finding:
         return fail(
             name,
             f"it can't evaluate {', '.join(facts.broken_rules[:4])}",
-            "promtool check rules FILE says why.",
+            "Run promtool check rules FILE to see why.",
         )
     if not facts.rules:
         return warn(
             name,
-            "no rule asks for a series of Leyline: nobody is alerted",
-            "Name the rules that ship with Leyline (deploy/alerts) in rule_files.",
+            "no rule uses a series of Leyline: nobody is alerted",
+            "Add the rules that come with Leyline (deploy/alerts) to rule_files.",
         )
     return ok(name, f"{facts.rules} rules")
 

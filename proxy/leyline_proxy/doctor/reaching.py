@@ -15,15 +15,15 @@ _MOST_BYTES = 16 * 1024 * 1024
 
 
 def why_unreachable(error: BaseException, what: str) -> tuple[str, str]:
-    """What is wrong and how to mend it.
+    """The problem and how to fix it.
 
     Args:
-        error: as raised; what caused it tells more.
+        error: as raised, with its causes.
         what: ``Redis``, ``the engine``.
     """
     chain = list(_chain(error))
     if any(isinstance(each, socket.gaierror) for each in chain):
-        return "its host name isn't known", "Correct the host in the URL, or the DNS entry."
+        return "its host name is unknown", "Correct the host in the URL, or the DNS entry."
     if any(
         isinstance(each, ssl.SSLCertVerificationError) or _CERTIFICATE in str(each).lower()
         for each in chain
@@ -35,21 +35,24 @@ def why_unreachable(error: BaseException, what: str) -> tuple[str, str]:
         )
     if any(isinstance(each, ssl.SSLError) for each in chain):
         return (
-            "it speaks no TLS there, or another version",
-            "Use the scheme and the port that it listens on: http:// or redis:// without TLS.",
+            "this port has no TLS, or another version of it",
+            "Use the right port and scheme: http:// or redis:// without TLS.",
         )
     if any(isinstance(each, ConnectionRefusedError) or "refused" in str(each) for each in chain):
         return (
-            "nobody listens there",
-            f"Start {what}, or correct host and port in the URL.",
+            "nothing is listening there",
+            f"Start {what}, or correct the host and port in the URL.",
         )
     if any("timeout" in type(each).__name__.lower() for each in chain):
         return (
             "it doesn't answer in time",
-            f"See whether {what} is overloaded, or a firewall drops packets on the way.",
+            f"Check whether {what} is overloaded, or a firewall drops packets on the way.",
         )
     kind = type(chain[-1]).__name__
-    return f"it can't be reached ({kind})", f"See whether {what} runs there, and what its log says."
+    return (
+        f"it can't be reached ({kind})",
+        f"Check whether {what} runs there, and look into its log.",
+    )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -65,7 +68,7 @@ async def document(client: httpx.AsyncClient, path: str, **query: str) -> Any:
 
     Raises:
         httpx.HTTPError, httpx.InvalidURL: there is no answer.
-        ValueError: it is no JSON, or more than any server says that is asked here.
+        ValueError: it isn't JSON, or is longer than any expected answer.
     """
     async with client.stream("GET", path, params=query) as response:
         found = bytearray()

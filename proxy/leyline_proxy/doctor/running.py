@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A question, and how long it may take; one that takes longer has failed."""
+    """A check and its time limit. A check that takes longer has failed."""
 
     ask: Callable[[], Awaitable[Sequence[Finding]]]
     limit_s: float
@@ -29,7 +29,7 @@ async def examine(
     """What the checks found, in their order.
 
     Args:
-        ended: is told the name of each check that has ended.
+        ended: called with the name of each check that has ended.
     """
 
     async def one(name: str, check: Check) -> Sequence[Finding]:
@@ -40,14 +40,14 @@ async def examine(
             return [
                 fail(
                     name,
-                    f"gave no answer within {check.limit_s:g} s",
-                    "See whether it is overloaded, or a firewall drops packets on the way; "
-                    "--timeout waits longer.",
+                    f"got no answer within {check.limit_s:g} s",
+                    "Check whether the server is overloaded, or a firewall drops packets on the "
+                    "way. --timeout waits longer.",
                 )
             ]
         except Exception as error:  # the other checks have something to say, too
             kind = type(error).__name__
-            return [fail(name, f"could not be checked ({kind})", "Report this to Leyline.")]
+            return [fail(name, f"could not be checked ({kind})", "Report this bug to Leyline.")]
         finally:
             ended(name)
 

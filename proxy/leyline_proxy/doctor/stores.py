@@ -1,4 +1,4 @@
-"""Redis: whether it is there, keeps what it is given, and answers in time."""
+"""Redis: whether it is up, keeps its data, and answers in time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OLDEST = 5
 _MIB = 1024 * 1024
 _FULL = 0.9
 _SLOW = 0.25
-"""Share of the time limit beyond which a server is slow."""
+"""Share of the time limit above which a server is slow."""
 _SKEW_S = 5.0
 _PROBE_MS = 10_000
 _PINGS = 5
@@ -61,7 +61,7 @@ PROBES: Sequence[tuple[str | int, ...]] = (
     ("HGETALL",),
     ("HDEL", "a"),
 )
-"""What the proxy's stores ask of one key, without the key: a user may be allowed some of it."""
+"""The commands that the proxy's stores use, without the key: a user may lack some of them."""
 SCRIPT = Script("""
 redis.call('TIME')
 redis.call('HSET', KEYS[1], 'a', ARGV[1])
@@ -73,12 +73,12 @@ redis.call('HGETALL', KEYS[1])
 return redis.call('HLEN', KEYS[1]) == 1 and redis.call('HGET', KEYS[1], 'a')
 """)
 FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError, ValueError, TypeError)
-"""The last two are the URL's: a port that is no number, an option that there isn't."""
+"""The last two come from the URL: a port that isn't a number, or an unknown option."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What one server says of itself."""
+    """Facts that one server reports."""
 
     version: str
     policy: str
@@ -99,7 +99,7 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """What was found."""
+    """Facts about a Redis."""
 
     place: str
     """Host and port."""
@@ -108,23 +108,23 @@ class StoreFacts:
     skew_s: float
     """By how much its clock is ahead."""
     refusal: str = ""
-    """Error by which a write was refused; empty where it was taken and read again."""
+    """Error by which a write was refused; empty if the write was taken and read again."""
     command: str = ""
-    """That was refused."""
+    """The command that was refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreNeeds:
-    """What the proxy asks of it."""
+    """The proxy's requirements for a Redis."""
 
     options: RedisOptions = field(repr=False)
     name: str
-    """Of the findings: ``redis``."""
+    """Prefix of the findings: ``redis``."""
     prefix: str
     setting: str
-    """That holds the URL."""
+    """The setting that holds the URL."""
     ca_setting: str = ""
-    """Variable that names the certificates to trust, where there is one."""
+    """Variable that names the certificates to trust, if there is one."""
 
 
 async def examine_store(needs: StoreNeeds, limit_s: float) -> list[Finding]:
@@ -137,7 +137,7 @@ async def examine_store(needs: StoreNeeds, limit_s: float) -> list[Finding]:
 
 
 def verdicts(facts: StoreFacts, needs: StoreNeeds) -> list[Finding]:
-    """What the facts mean for a proxy."""
+    """Findings from the facts."""
     name = needs.name
     return [
         ok(f"{name}.reachable", f"Redis at {facts.place} answers"),
@@ -158,40 +158,40 @@ def unreachable(needs: StoreNeeds, error: BaseException) -> Finding:
     if isinstance(error, NoPermissionError):
         return fail(
             found,
-            f"Redis at {place} lets this user do too little",
+            f"Redis at {place} gives this user too few permissions",
             "Grant it INFO, TIME, EVAL, EVALSHA and the commands of hashes, sorted sets and "
             "strings on the keys of redis_prefix (ACL SETUSER).",
         )
     if isinstance(error, (AuthenticationError, AuthorizationError)) or "NOAUTH" in str(error):
         return fail(
             found,
-            f"Redis at {place} refuses the password, or wants one",
+            f"Redis at {place} refuses the password, or needs one",
             f"Put user and password into the URL of {variable}: redis://USER:PASSWORD@HOST:PORT.",
         )
     if isinstance(error, RedisClusterException) or "cluster support disabled" in str(error):
         return fail(
             found,
-            f"Redis at {place} can't be asked as a cluster",
-            "Use redis:// or rediss:// where it is a single server; else see that it runs.",
+            f"Redis at {place} doesn't work as a cluster",
+            "Use redis:// or rediss:// for a single server; otherwise check that the cluster runs.",
         )
     # Errors of certificates are both.
     if isinstance(error, (ValueError, TypeError)) and not isinstance(error, OSError):
         return fail(
             found,
-            f"{variable} is no URL that Redis's client can use",
-            "Write it as redis://USER:PASSWORD@HOST:PORT/DB, with what isn't a letter or a digit "
-            "in the password as %XX, and rediss:// where redis_ca_file is set.",
+            f"{variable} isn't a URL that the Redis client can use",
+            "Write it as redis://USER:PASSWORD@HOST:PORT/DB. In the password, write anything but "
+            "letters and digits as %XX. Use rediss:// if redis_ca_file is set.",
         )
     problem, fix = why_unreachable(error, "Redis")
     if "isn't trusted" in problem and needs.ca_setting:
-        fix = f"Name the certificate of the authority that signed Redis's as {needs.ca_setting}."
+        fix = f"Set {needs.ca_setting} to the certificate of the CA that signed Redis's."
     fix += f" Host and port are in {variable}."
     # Each waits for what the other doesn't say, or hangs up.
     if secure and "in time" in problem:
-        fix += " A port without TLS is silent, too: it needs redis:// in place of rediss://."
+        fix += " A port without TLS doesn't answer either: it needs redis:// instead of rediss://."
     if not secure and ("closed" in str(error) or "Reset" in problem):
         problem = "it closed the connection"
-        fix = f"Use rediss:// in {variable} if that port speaks TLS; else see Redis's log."
+        fix = f"Use rediss:// in {variable} if that port speaks TLS; otherwise check Redis's log."
     return fail(found, f"Redis at {place}: {problem}", fix)
 
 
@@ -208,11 +208,11 @@ def place_of(url: str) -> str:
 
 def _version(name: str, facts: StoreFacts) -> Finding:
     versions = sorted({server.version for server in facts.servers})
-    told = f"version {', '.join(versions)}"
+    detail = f"version {', '.join(versions)}"
     old = [version for version in versions if _major(version) < OLDEST]
     if old:
-        return fail(f"{name}.version", f"{told} is too old", "Run Redis 7, or 5 at least.")
-    return ok(f"{name}.version", told)
+        return fail(f"{name}.version", f"{detail} is too old", "Run Redis 7, or at least 5.")
+    return ok(f"{name}.version", detail)
 
 
 def _major(version: str) -> int:
@@ -225,7 +225,7 @@ def _eviction(name: str, facts: StoreFacts) -> Finding:
     if not evicting:
         return ok(f"{name}.eviction", "maxmemory-policy is noeviction")
     policy = evicting[0].policy
-    fix = "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf."
+    fix = "CONFIG SET maxmemory-policy noeviction, and set the same in redis.conf."
     if any(server.maxmemory for server in evicting):
         return fail(
             f"{name}.eviction",
@@ -235,7 +235,7 @@ def _eviction(name: str, facts: StoreFacts) -> Finding:
         )
     return warn(
         f"{name}.eviction",
-        f"maxmemory-policy is {policy}, which would drop sessions once a maxmemory is set",
+        f"maxmemory-policy is {policy}, which drops sessions as soon as maxmemory is set",
         fix,
     )
 
@@ -246,42 +246,42 @@ def _memory(name: str, facts: StoreFacts) -> Finding:
     if not limited:
         return ok(f"{name}.memory", f"{used / _MIB:.0f} MiB used, no maxmemory")
     worst = max(limited, key=lambda server: server.used / server.maxmemory)
-    told = f"{worst.used / _MIB:.0f} of {worst.maxmemory / _MIB:.0f} MiB used"
+    detail = f"{worst.used / _MIB:.0f} of {worst.maxmemory / _MIB:.0f} MiB used"
     if worst.used > _FULL * worst.maxmemory:
         return warn(
             f"{name}.memory",
-            f"{told}: when it is full, it counts as gone",
+            f"{detail}: a full Redis counts as unreachable",
             "Raise maxmemory, or lower session_ttl_s or redis_max_sessions.",
         )
-    return ok(f"{name}.memory", told)
+    return ok(f"{name}.memory", detail)
 
 
 def _writing(name: str, facts: StoreFacts, needs: StoreNeeds) -> Finding:
     found, refusal = f"{name}.write", facts.refusal
     if not refusal:
-        return ok(found, f"a key below {needs.prefix}: was written, read and deleted")
-    told = f"{facts.command}: {refusal}" if facts.command else refusal
+        return ok(found, f"wrote, read and deleted a key below {needs.prefix}:")
+    detail = f"{facts.command}: {refusal}" if facts.command else refusal
     if refusal == ReadOnlyError.__name__:
         fix = "Give the URL of the primary: this is a replica."
     elif refusal == NoPermissionError.__name__:
         fix = (
-            f"Let the user write keys of {needs.prefix}:*: strings, hashes and sorted sets, by "
-            "scripts, too (ACL SETUSER)."
+            f"Let the user write keys {needs.prefix}:* (strings, hashes and sorted sets), also "
+            "with scripts (ACL SETUSER)."
         )
     else:
-        fix = "See Redis's log: is it full, or its disk?"
-    return fail(found, f"a key below {needs.prefix}: could not be written ({told})", fix)
+        fix = "Check Redis's log: Redis or its disk may be full."
+    return fail(found, f"can't write a key below {needs.prefix}: ({detail})", fix)
 
 
 def _latency(name: str, facts: StoreFacts, timeout_s: float) -> Finding:
-    told = f"a round trip takes {facts.latency_s * 1000:.1f} ms"
+    detail = f"a round trip takes {facts.latency_s * 1000:.1f} ms"
     limit = f"of {timeout_s * 1000:.0f} ms (redis_timeout_s)"
-    fix = "Put proxies and Redis into one network zone, or raise redis_timeout_s."
+    fix = "Put the proxies and Redis into one network zone, or raise redis_timeout_s."
     if facts.latency_s > timeout_s:
-        return fail(f"{name}.latency", f"{told}, more than the limit {limit}", fix)
+        return fail(f"{name}.latency", f"{detail}, more than the limit {limit}", fix)
     if facts.latency_s > _SLOW * timeout_s:
-        return warn(f"{name}.latency", f"{told} {limit}; a turn makes five", fix)
-    return ok(f"{name}.latency", f"{told} {limit}")
+        return warn(f"{name}.latency", f"{detail} {limit}; a turn makes five", fix)
+    return ok(f"{name}.latency", f"{detail} {limit}")
 
 
 def _clock(name: str, facts: StoreFacts) -> Finding:
@@ -295,8 +295,8 @@ def clock_verdict(name: str, skew_s: float, whose: str) -> Finding:
     where = "ahead of" if skew_s > 0 else "behind"
     return warn(
         name,
-        f"{whose} is {abs(skew_s):.0f} s {where} this machine's: keys expire, and logs are dated, "
-        "by different times",
+        f"{whose} is {abs(skew_s):.0f} s {where} this machine's: expiries and the times in logs "
+        "don't match",
         "Run NTP (chrony, systemd-timesyncd) on both machines.",
     )
 
@@ -339,8 +339,8 @@ def _kind(error: ResponseError) -> str:
 
 
 async def _write(client: Any, prefix: str) -> tuple[str, str]:
-    """The error by which a write was refused, and the command; what was written is gone afterwards,
-    after some seconds at the latest."""
+    """The error by which a write was refused, and the command. The key is deleted afterwards, or
+    expires after some seconds at the latest."""
     key, value = f"{prefix}:doctor:{secrets.token_hex(8)}", secrets.token_hex(8)
     for command, *arguments in (
         *((name, key, *rest) for name, *rest in PROBES),
@@ -361,7 +361,7 @@ async def _write(client: Any, prefix: str) -> tuple[str, str]:
 
 @asynccontextmanager
 async def connected(options: RedisOptions, limit_s: float) -> AsyncIterator[Any]:
-    """A client that waits longer than the proxy would: it shall be told how long it takes."""
+    """A client that waits longer than the proxy would, so that it can measure slow answers."""
     clustered = urlsplit(options.url).scheme.endswith(CLUSTER)
     common: dict[str, Any] = {
         "socket_connect_timeout": limit_s / 2,

@@ -9,12 +9,12 @@ from .findings import Finding, fail, ok
 from .stores import FAILURES, StoreNeeds, connected, place_of, unreachable
 
 _NO_ID = "0-0"
-"""No entry can have it: such a command passes all rights and limits, and adds nothing."""
+"""No entry can have this id: the command checks all permissions and limits, and adds nothing."""
 _ADDS_NOTHING = "must be greater than 0-0"
 
 
 async def examine_stream(needs: StoreNeeds, limit_s: float) -> list[Finding]:
-    """Whether the proxy's user may write there; the stream stays as it is."""
+    """Whether the proxy's user may write there. The stream isn't changed."""
     try:
         async with connected(needs.options, limit_s) as client:
             refusal = await _refusal(client, needs.prefix)
@@ -36,12 +36,12 @@ async def _refusal(client: object, stream: str) -> ResponseError | None:
 def _verdict(needs: StoreNeeds, refusal: ResponseError | None) -> Finding:
     name, stream = f"{needs.name}.write", needs.prefix
     if refusal is None:
-        return ok(name, f"entries may be added to {stream}")
+        return ok(name, f"entries can be added to {stream}")
     if isinstance(refusal, NoPermissionError):
         fix = f"Let the user XADD to the key {stream}, with MULTI and EXEC (ACL SETUSER)."
     elif isinstance(refusal, ReadOnlyError):
         fix = "Give the URL of the primary: this is a replica."
     else:
-        fix = "See Redis's log: is it full, or its disk?"
+        fix = "Check Redis's log: Redis or its disk may be full."
     kind = type(refusal).__name__
-    return fail(name, f"no entry can be added to {stream} ({kind}): the file alone has it", fix)
+    return fail(name, f"can't add entries to {stream} ({kind}): only the file gets them", fix)

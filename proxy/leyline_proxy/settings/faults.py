@@ -1,4 +1,4 @@
-"""What is wrong with the configuration, told by what its writer wrote: line, variable or flag."""
+"""Errors in the configuration, each with the line, variable or flag that has it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SERVICE = re.compile(r"(tcp|udp)://")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong."""
+    """One error."""
 
     place: str
     """Where its writer finds it: ``leyline.yaml:3:7``, ``LEYLINE_PORT``, ``--port``."""
@@ -45,11 +45,11 @@ class Sources:
 
     config: Path | None = None
     flags: Mapping[str, str] = field(default_factory=dict)
-    """The flags that were given, by the settings that they stand for."""
+    """The flags that were given, by the settings that they set."""
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def variable(self, name: str) -> str | None:
-        """The variable that sets a setting; None where none does, or an empty one."""
+        """The variable that sets a setting; None if none does, or an empty one."""
         wanted = (PREFIX + name).upper()
         return next(
             (key for key, text in self.environ.items() if text and key.upper() == wanted), None
@@ -60,21 +60,21 @@ def faults_of(error: Exception, sources: Sources) -> list[Fault]:
     """What :func:`~leyline_proxy.settings.load_settings` raised, one fault each."""
     if isinstance(error, ConfigError):
         place, _, problem = str(error).partition(": ")
-        fix = "Mend the line." if error.line else "Give a YAML file of settings to --config."
+        fix = "Fix that line." if error.line else "Give a YAML file of settings to --config."
         return [Fault(place, problem, fix)]
     if isinstance(error, FileNotFoundError):
-        return [Fault("--config", str(error), "Name a file that is there, or leave the flag out.")]
+        return [Fault("--config", str(error), "Name an existing file, or leave out the flag.")]
     if isinstance(error, SettingsError):
         return [_unreadable_variable(error, sources)]
     if isinstance(error, ValidationError):
         finder = _Places(sources)
         found = error.errors(include_input=False, include_url=False)
         return [_fault(item, finder, sources) for item in found]
-    return [Fault("", str(error), "Change the setting that it names.")]
+    return [Fault("", str(error), "Change the setting that the message names.")]
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[Fault]:
-    """Variables that look like settings, and are none: they are passed over."""
+    """Variables that look like settings but aren't: they are ignored."""
     found = []
     for variable in sorted(environ):
         if not variable.upper().startswith(PREFIX) or variable in _OTHERS:
@@ -90,7 +90,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[Fault]:
     return found
 
 
-_PASSED_OVER = "is no setting, and is passed over"
+_PASSED_OVER = "is not a setting, and is ignored"
 _OTHERS = frozenset(
     f"{PREFIX}{name}"
     for name in ("CLAIM_LIMITS", "DEMO_API_KEY", "ENERGY", "ENGINE_API_KEY", "ENGINE_CHANNEL")
@@ -147,7 +147,7 @@ def _holds(text: str, path: Sequence[int | str]) -> bool:
 
 
 def _fault(item: Any, places: _Places, sources: Sources) -> Fault:
-    # The key of a dictionary is told apart from its value by a part of its own.
+    # An extra part distinguishes the key of a dictionary from its value.
     loc = [part for part in item["loc"] if part != "[key]"]
     message = str(item["msg"]).removeprefix("Value error, ")
     if not loc:
@@ -156,8 +156,8 @@ def _fault(item: Any, places: _Places, sources: Sources) -> Fault:
     name, place = ".".join(map(str, loc)), places.of(loc)
     if item["type"] == "extra_forbidden":
         known = _known(loc)
-        fix = closest(str(loc[-1]), known) if known else "Take it out."
-        return Fault(place, f"{name} is no setting", fix)
+        fix = closest(str(loc[-1]), known) if known else "Remove it."
+        return Fault(place, f"{name} is not a setting", fix)
     return Fault(place, f"{name}: {message}", _fix(place, loc, sources))
 
 
@@ -165,15 +165,15 @@ def _fix(place: str, loc: Sequence[int | str], sources: Sources) -> str:
     variable = sources.variable(str(loc[0]))
     if variable is not None and place == variable and _SERVICE.match(sources.environ[variable]):
         return (
-            "Kubernetes sets this variable for a Service of the name leyline: set "
+            "Kubernetes sets this variable for a Service named leyline. Set "
             "enableServiceLinks: false in the pod."
         )
-    return f"Change the value of {loc[-1] if len(loc) > 1 else place or loc[0]} as it says there."
+    return f"Change the value of {loc[-1] if len(loc) > 1 else place or loc[0]} accordingly."
 
 
 def _change(message: str) -> str:
     names = list(dict.fromkeys(_named(message)))
-    return f"Change or take out {' or '.join(names)}." if names else "Change it as it says there."
+    return f"Change or remove {' or '.join(names)}." if names else "Change it accordingly."
 
 
 def _named(message: str) -> Iterator[str]:
@@ -181,7 +181,7 @@ def _named(message: str) -> Iterator[str]:
 
 
 def _known(loc: Sequence[int | str]) -> set[str]:
-    """Settings that there are beside the one at ``loc``."""
+    """All settings next to the one at ``loc``."""
     if len(loc) == 1:
         return set(Settings.model_fields)
     model = _NESTED.get(str(loc[0]))
@@ -194,6 +194,6 @@ def _unreadable_variable(error: SettingsError, sources: Sources) -> Fault:
     place = sources.variable(name) or name
     return Fault(
         place,
-        "can't be read as JSON",
-        f"Write it as JSON, or {name} in the file of --config as YAML.",
+        "isn't valid JSON",
+        f"Write it as JSON, or write {name} as YAML in the file of --config.",
     )

@@ -1,4 +1,4 @@
-"""Settings that bound what callers can take up, and those of the admin port."""
+"""Settings that limit what callers can use, and the settings of the admin port."""
 
 from __future__ import annotations
 
@@ -17,69 +17,69 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class TenantLimitSettings(BaseModel):
-    """Limits of one tenant; what is unset comes from the proxy-wide settings."""
+    """Limits of one tenant. Unset ones come from the proxy-wide settings."""
 
     max_concurrent: Count | None = None
-    """Requests of the tenant under way; None for ``max_tenant_share`` of the proxy's."""
+    """Requests of the tenant in progress; None for ``max_tenant_share`` of the proxy's limit."""
     max_queued: Annotated[int, Field(ge=0)] | None = None
     queue_timeout_s: Seconds | None = None
     weight: Annotated[float, Field(ge=0.01, le=100)] = 1.0
-    """Share of the places that become free, relative to other tenants whose requests wait."""
+    """Share of the places that become free, relative to other tenants with waiting requests."""
     requests_per_minute: Annotated[float, Field(gt=0)] | None = None
     """Also the largest burst, after a minute without requests."""
     max_body_bytes: Annotated[int, Field(ge=1024)] | None = None
     max_messages: Count | None = None
     forward_credentials: bool = False
-    """Send the caller's own credentials upstream, in place of the proxy's."""
+    """Send the caller's own credentials upstream instead of the proxy's."""
 
 
 class LimitSettings(BaseModel):
-    """Limits of the proxy, and of each tenant that has none of its own."""
+    """Limits of the proxy, and of each tenant without its own limits."""
 
     max_concurrent: Count = 256
-    """Requests under way; further ones wait, and are let in fairly by tenant."""
+    """Requests in progress. Further ones wait, and are admitted fairly by tenant."""
     max_tenant_share: Annotated[float, Field(gt=0, le=1)] = 0.75
-    """Share of them that one tenant may have, so that long streams of one leave room for others.
-    Without API keys there is but one tenant, which may have all."""
+    """Share of these that one tenant may have, so that its long streams leave room for others.
+    Without API keys there is only one tenant, which may have all."""
     max_queued: Annotated[int, Field(ge=0)] = 128
-    """Requests of one tenant that wait; further ones are refused."""
+    """Waiting requests of one tenant. Further ones are refused."""
     queue_timeout_s: Seconds = 60.0
     """Longest wait for a place."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 32 * MIB
-    """Of one request."""
+    """Size of the body of one request."""
     max_messages: Count = 20_000
     """Messages of one request."""
     max_connections: Count = 8192
-    """Open connections; further ones are turned away."""
+    """Open connections. Further ones are turned away."""
     max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024
-    """Of one request, names and values together."""
+    """Size of the headers of one request, names and values together."""
     max_headers: Count = 200
-    """Of one request."""
+    """Number of headers of one request."""
     header_timeout_s: Seconds = 30.0
-    """From a connection to the end of its first request's headers, and for each further request
-    from its first byte."""
+    """From the start of a connection to the end of its first request's headers; for each further
+    request, from its first byte."""
     body_timeout_s: Seconds = 120.0
-    """For a whole request body."""
+    """Longest time for a whole request body."""
     stall_timeout_s: Seconds = 120.0
-    """A client that takes nothing of a response for so long is cut off."""
+    """A client that reads nothing of a response for this long is cut off."""
 
     text_memory_bytes: Annotated[int, Field(ge=8 * MIB)] = 1024 * MIB
-    """What the proxy remembers of texts so as to do nothing twice, roughly: bodies, rendered
-    messages, tokens. A turn is dearer where it is too little for the sessions under way."""
+    """Rough size of the texts that the proxy remembers to avoid repeated work: bodies, rendered
+    messages, tokens. Turns cost more if this is too small for the active sessions."""
     shutdown_delay_s: Annotated[float, Field(ge=0)] = 1.0
-    """Told to stop by SIGTERM, the proxy continues to take requests for so long while ``/readyz``
-    says 503, so that load balancers turn away first. SIGINT, from a keyboard, doesn't wait."""
+    """After SIGTERM the proxy continues to take requests for this long while ``/readyz`` returns
+    503, so that load balancers turn away first. SIGINT, from a keyboard, doesn't wait."""
     shutdown_grace_s: Annotated[int, Field(ge=0)] = 30
-    """Then responses under way may take so long to end; what is left is cut off."""
+    """After that, responses in progress have this long to end; the rest are cut off."""
 
     admin_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Port of the admin API, which is off without one; 0 lets the system choose."""
+    """Port of the admin API, which is off by default; 0 lets the system choose."""
     admin_host: str = "127.0.0.1"
     """Address of the admin port."""
     admin_key: SecretStr | None = None
-    """Opens the admin API: the key itself, or ``sha256:`` and its digest."""
+    """Key of the admin API: the key itself, or ``sha256:`` and its digest."""
     metrics_on_admin: bool = False
-    """Serve ``/metrics`` at the admin port only."""
+    """Serve ``/metrics`` on the admin port only."""
 
     @field_validator("admin_key")
     @classmethod

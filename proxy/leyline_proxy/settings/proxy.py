@@ -1,4 +1,4 @@
-"""Configuration: flags over ``LEYLINE_*`` environment variables over a YAML file over defaults."""
+"""Configuration: flags override ``LEYLINE_*`` variables, these a YAML file, and it the defaults."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from .tracing import TraceSettings
 
 DEFAULT_TENANT = "default"
 ONLY_ENGINE = "engine"
-"""Name of the engine where there is but one."""
+"""Name of the engine where there is only one."""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
 class TenantSettings(TenantLimitSettings):
-    """What one tenant has of its own; what is unset comes from the proxy-wide settings."""
+    """Settings of one tenant. Unset ones come from the proxy-wide settings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     api_keys: tuple[SecretStr, ...] = ()
-    """As in the key file, without the tenant."""
+    """Written as in the key file, without the tenant."""
     policy: str | None = None
     undeclared: dict[str, str] | None = None
     allow_request_policy: bool | None = None
     share: Annotated[str, Field(pattern=SHARE_PATTERN)] = ""
-    """Lets all of the tenant's sessions see what any of them splices; by default none does."""
+    """Lets each of the tenant's sessions use KV that another one spliced. By default, none does."""
     upstreams: tuple[str, ...] | None = None
-    """Names of the engines that may serve it; None for all."""
+    """Names of the engines that may serve the tenant; None for all."""
     cache_scope: CacheScope | None = None
 
 
@@ -61,12 +61,12 @@ class UpstreamSettings(BaseModel):
     url: str
     """Its base URL, such as ``http://gpu1:30000``."""
     api_key: SecretStr | None = None
-    """Unset: ``upstream_api_key``."""
+    """Defaults to ``upstream_api_key``."""
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    """Its share of the sessions, relative to the others'."""
+    """Its share of the sessions, relative to the other engines."""
     apis: frozenset[Literal["messages", "responses"]] = frozenset()
-    """What it speaks itself beside chat completions: such requests pass through where no message
-    was edited, if the engine can't splice."""
+    """APIs that it speaks itself beside chat completions. If the engine can't splice, requests of
+    these APIs pass through when no message was edited."""
 
     @field_validator("url")
     @classmethod
@@ -90,126 +90,127 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     port: Annotated[int, Field(ge=0, le=65535)] = 8790
     """0 lets the system choose a free port."""
     loop: Literal["auto", "asyncio", "uvloop"] = "auto"
-    """Event loop: Python's own, or uvloop, which ``auto`` takes where it is installed."""
+    """Event loop: Python's own, or uvloop. ``auto`` uses uvloop if it is installed."""
 
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
-    """``NAME`` or ``NAME:PORT``: by which further hosts requests may call the proxy, and whose web
-    pages may send them, while there are no API keys. This machine's loopback names and the address
-    in ``host`` go without saying."""
+    """``NAME`` or ``NAME:PORT``: further hosts by which requests may call the proxy while there are
+    no API keys, and whose web pages may send requests. This machine's loopback names and the
+    address in ``host`` are always allowed."""
 
     upstream: str | None = None
-    """Base URL of the engine, such as ``http://127.0.0.1:30000``; with neither this nor
-    ``upstreams``, one runs in this process."""
+    """Base URL of the engine, such as ``http://127.0.0.1:30000``. With neither this nor
+    ``upstreams``, an engine runs in this process."""
     upstreams: dict[str, UpstreamSettings] = Field(default_factory=dict)
-    """Several engines by name; a bare URL stands for one with defaults. A session stays with one
-    of them as long as that is up (rendezvous hashing)."""
+    """Several engines by name; a bare URL is an engine with defaults. A session stays with one
+    engine for as long as it is up (rendezvous hashing)."""
     upstream_api_key: SecretStr | None = None
-    """What engines are sent as their bearer token."""
+    """Bearer token that the proxy sends to engines."""
     engine: str = "replay"
     """Name of the embedded engine, from the entry-point group ``leyline.engines``."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the embedded engine."""
     model: str | None = None
-    """Model of the embedded engine: one that ships, a folder or a hub id. None: ``leyline-recall``,
-    where the engine is ``replay``."""
+    """Model of the embedded engine: a bundled model, a folder or a hub id. None is
+    ``leyline-recall`` if the engine is ``replay``."""
 
     max_owed_forgets: Annotated[int, Field(ge=1)] = 4096
-    """Sessions of one tenant whose forgets may wait for engines to confirm them; beyond it, a
-    request that demands another forget is refused (503), because it could not be remembered."""
+    """Sessions of one tenant whose forgets may wait for engines to confirm them. Above this limit,
+    a request that demands another forget is refused (503), because it could not be remembered."""
 
     policy: str | None = None
     """Policies for everyone, such as ``truncate_older_than:n=2,max_chars=200``."""
     policies_file: Path | None = None
-    """YAML file of policies for everyone, by tenant and by model; read again when it changes."""
+    """YAML file of policies for everyone, by tenant and by model; reloaded when it changes."""
     sensitive: str = ""
-    """What is forgotten whichever policy takes it out, as settings of ``redact``:
+    """Content that is forgotten whichever policy takes it out, as settings of ``redact``:
     ``detectors=[keys;email],patterns=[…]``."""
     policy_timeout_s: Annotated[float, Field(gt=0, le=60)] = 1.0
-    """For one policy on one turn, where it isn't one that comes with Leyline."""
+    """Time limit for one policy on one turn, unless the policy comes with Leyline."""
     on_fault: Literal["refuse", "skip"] = "refuse"
-    """What becomes of a request when a policy fails that takes out what the model must not see:
-    ``refuse`` sends nothing, ``skip`` sends it as it was. Other policies are always skipped."""
+    """How to handle a request when a policy fails that takes out what the model must not see.
+    ``refuse`` sends nothing, ``skip`` sends the request as it was. Other policies are always
+    skipped."""
     edit_timing: Literal["now", "auto", "wait"] = "auto"
-    """``now``: a policy's edits are sent on the turn that it makes them. ``wait``: those that
-    reclaim tokens wait until they pay. ``auto``: they wait where the engine can't splice."""
+    """``now``: a policy's edits are sent on the turn on which it makes them. ``wait``: edits that
+    reclaim tokens wait until they pay off. ``auto``: they wait if the engine can't splice."""
     edit_carry: Annotated[float, Field(ge=0, le=10)] = 0.002
-    """What a token that stays costs per turn, as a share of its prefill."""
+    """Cost per turn of a token that stays, as a share of its prefill."""
     edit_need: Annotated[float, Field(ge=0, le=10)] = 0.25
-    """Worth of a reclaimed token in tokens prefilled, where the window is nearly full."""
+    """Value of a reclaimed token in prefilled tokens, when the window is nearly full."""
     edit_pressure: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Share of the model's window beyond which no edit waits."""
+    """Share of the model's window above which no edit waits."""
     undeclared: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
-    """Role to mode, for edits that nobody declared: ``tool=amortize``."""
+    """Maps roles to modes for undeclared edits: ``tool=amortize``."""
     allow_request_policy: bool = True
     """Whether a request may choose its policy (``leyline.policy``)."""
     cache_scope: CacheScope = "shared"
-    """Who shares KV of equal prefixes: all tenants, or each with itself alone (``tenant``), for
-    which the engine must know ``cache_salt``, as SGLang does."""
+    """Sharing of KV between equal prefixes: ``shared`` is among all tenants, ``tenant`` is only
+    within each tenant. For ``tenant`` the engine must know ``cache_salt``, as SGLang does."""
     splice: bool = True
-    """False keeps everything but the splice: edits become ordinary re-prefills."""
+    """False turns off splicing and nothing else: edits become ordinary re-prefills."""
 
     retained_turns: Annotated[int, Field(ge=1, le=64)] = 4
     """Turns of a session that later ones may be spliced from."""
     session_ttl_s: Annotated[float, Field(gt=0)] = 3600.0
-    """From a session's last turn."""
+    """How long a session is kept after its last turn."""
     max_sessions: Annotated[int, Field(ge=1)] = 1000
-    """In memory; beyond it the least recently used ones go."""
+    """Sessions in memory. Above the limit, the least recently used ones are dropped."""
     max_session_bytes: Annotated[int, Field(ge=MIB)] = 1024 * MIB
-    """Of all sessions together; beyond it the least recently used ones go."""
+    """Size of all sessions together. Above the limit, the least recently used ones are dropped."""
     max_stored_responses: Annotated[int, Field(ge=0)] = 10_000
-    """Kept for ``previous_response_id``; 0 keeps none, whatever requests say of ``store``."""
+    """Responses kept for ``previous_response_id``; 0 keeps none, even if ``store`` is set."""
     max_stored_response_bytes: Annotated[int, Field(ge=MIB)] = 256 * MIB
-    """Of all stored responses together; beyond it the least recently used ones go."""
+    """Size of all stored responses. Above the limit, the least recently used ones are dropped."""
     stored_response_ttl_s: Annotated[float, Field(gt=0)] = 86_400.0
-    """From a stored response's last use."""
+    """How long a stored response is kept after its last use."""
 
     claims_interval_s: Annotated[float, Field(gt=0)] = 5.0
-    """Between two looks at the engine's claims, while any live."""
+    """Time between two checks of the engine's claims, while there are live ones."""
 
     connect_timeout_s: Annotated[float, Field(gt=0)] = 5.0
-    """To an engine; also the longest wait for a free connection."""
+    """Longest wait for a new connection to an engine, and for a free connection."""
     first_token_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """From the request to the first byte of a stream, or of a whole answer."""
+    """Longest time from the request to the first byte of a stream or of a whole answer."""
     idle_timeout_s: Annotated[float, Field(gt=0)] = 120.0
-    """Between two chunks of an answer."""
+    """Longest pause between two chunks of an answer."""
     total_timeout_s: Annotated[float, Field(gt=0)] | None = None
-    """For a whole answer; None for no limit."""
+    """Longest time for a whole answer; None for no limit."""
     receipt_timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.5
-    """For the receipt of an answer, whatever has to be asked for it; then the answer ends without
-    one, and the turn is no source for later edits."""
+    """Longest wait for the receipt of an answer, including all questions to the engine. After that,
+    the answer ends without a receipt, and later edits can't use the turn as a source."""
     max_answer_bytes: Annotated[int, Field(ge=MIB)] = 64 * MIB
-    """Of an engine's answer that is read whole, or kept while it is passed on in another API's
-    shape. A longer one is given up (502), and its connection closed."""
+    """Size of an engine's answer that is read whole, or kept while it is passed on in another API's
+    format. A longer answer is abandoned (502), and its connection is closed."""
     max_event_bytes: Annotated[int, Field(ge=64 * 1024)] = 8 * MIB
-    """Of one event of an engine's stream; likewise."""
+    """The same for one event of an engine's stream."""
     max_upstream_connections: Annotated[int, Field(ge=1)] = 1024
-    """To one engine; more requests wait for one that is free."""
+    """Connections to one engine. Further requests wait for a free connection."""
     failover: bool = True
-    """Whether a request whose engine fails before the first byte goes on to another engine."""
+    """Whether to send a request to another engine if its engine fails before the first byte."""
     affinity_header: str | None = None
-    """Header that carries the session's id upstream, for a router that stands before the engines:
-    ``x-smg-routing-key`` for SGLang's."""
+    """Header that carries the session's id upstream, for a router in front of the engines:
+    ``x-smg-routing-key`` for SGLang's router."""
     pass_through: PassThrough = "stateless"  # noqa: S105
-    """Other paths below ``/v1`` that go upstream as they are. ``stateless``: a fixed list of those
-    that store nothing there, such as embeddings. ``all``: every one, under the proxy's own upstream
-    key, so that any caller may do whatever that key may."""
+    """Other paths below ``/v1`` that go upstream unchanged. ``stateless``: a fixed list of paths
+    that store nothing there, such as embeddings. ``all``: every path, under the proxy's own
+    upstream key, so that any caller can do whatever that key allows."""
     handshake_interval_s: Annotated[float, Field(gt=0)] = 10.0
-    """Between two looks at an engine that is up."""
+    """Time between two checks of an engine that is up."""
     handshake_retry_s: Annotated[float, Field(gt=0)] = 1.0
-    """Between two looks at one that is down."""
+    """Time between two checks of an engine that is down."""
 
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
-    """``tenant:key`` or ``tenant:sha256:HEX``, with `` expires=TIME`` behind it or not. With no key
-    at all, everybody is the tenant ``default``."""
+    """``tenant:key`` or ``tenant:sha256:HEX``, optionally followed by `` expires=TIME``. Without
+    any keys, every caller is the tenant ``default``."""
     api_keys_file: Path | None = None
-    """A file of such lines, read again when it changes; ``#`` starts a comment."""
+    """File with one such line per key, reloaded when it changes. ``#`` starts a comment."""
     tenants: dict[str, TenantSettings] = Field(default_factory=dict)
-    """By name: what each has of its own."""
+    """Settings of each tenant, by name."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least severe that is logged."""
+    """Lowest level that is logged."""
     log_format: Literal["json", "console"] = "json"
-    """``json``: an object a line; ``console``: for people."""
+    """``json``: one object per line; ``console``: for people."""
 
     @field_validator("api_keys", "allowed_hosts", mode="before")
     @classmethod
@@ -222,7 +223,7 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
         for host in value:
             if parse_authority(host) is None:
                 raise ValueError(
-                    f"{host[:80]!r} is no NAME or NAME:PORT, such as gpu1 or gpu1:8790"
+                    f"{host[:80]!r} isn't NAME or NAME:PORT, such as gpu1 or gpu1:8790"
                 )
         return value
 
@@ -244,7 +245,7 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     @classmethod
     def _check_loop(cls, value: str) -> str:
         if value == "uvloop" and find_spec(value) is None:
-            raise ValueError("uvloop isn't installed; auto does without it")
+            raise ValueError("uvloop isn't installed; auto works without it")
         return value
 
     @field_validator("upstream")
@@ -266,7 +267,9 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     def _check_names(cls, value: dict[str, UpstreamSettings]) -> dict[str, UpstreamSettings]:
         for name in value:
             if not _PLAIN_NAME.fullmatch(name):
-                raise ValueError(f"{name[:80]!r} is no name: letters, digits and . _ : - only")
+                raise ValueError(
+                    f"{name[:80]!r} isn't a valid name: use only letters, digits and . _ : -"
+                )
         return value
 
     @model_validator(mode="after")
@@ -309,7 +312,7 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
         if self.metrics_on_admin and self.admin_port is None:
             raise ValueError("metrics_on_admin needs an admin_port")
         if self.admin_port and self.admin_port == self.port and self._one_address():
-            raise ValueError("admin_port must be another than port")
+            raise ValueError("admin_port must differ from port")
         return self
 
     def _one_address(self) -> bool:
@@ -318,7 +321,7 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
         return len(hosts) == 1 or not hosts.isdisjoint({"0.0.0.0", "::", ""})  # noqa: S104
 
     def engines(self) -> dict[str, UpstreamSettings]:
-        """The engines by name; none where one is to run in this process."""
+        """The engines by name; none if an engine runs in this process."""
         if self.upstream is not None:
             return {ONLY_ENGINE: UpstreamSettings(url=self.upstream)}
         return self.upstreams
@@ -329,7 +332,7 @@ def load_settings(config: Path | None = None, **flags: Any) -> Settings:
 
     Raises:
         pydantic.ValidationError: for a wrong or unknown setting; names it.
-        pydantic_settings.SettingsError: a variable isn't JSON that has to be.
+        pydantic_settings.SettingsError: a variable that must be JSON isn't.
         leyline_policies.config.ConfigError: the file can't be read; names the line.
         FileNotFoundError: when ``config`` doesn't exist.
     """
@@ -364,7 +367,7 @@ def _engine_url(value: str) -> str:
     if not value.startswith(("http://", "https://")):
         raise ValueError("must start with http:// or https://")
     if not {"?", "#"}.isdisjoint(value):
-        raise ValueError("must end with its path: requests have queries of their own")
+        raise ValueError("must end with its path: requests have their own queries")
     # Clients of OpenAI write the version into the base URL; the proxy adds it itself.
     return value.rstrip("/").removesuffix("/v1")
 
@@ -375,7 +378,7 @@ def _words(value: str) -> list[str]:
 
 @contextmanager
 def _naming(setting: str) -> Iterator[None]:
-    """Puts the setting's name before what is wrong with it."""
+    """Puts the setting's name in front of the error."""
     try:
         yield
     except ValueError as error:

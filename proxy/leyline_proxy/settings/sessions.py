@@ -1,4 +1,4 @@
-"""Settings of the places where sessions are kept."""
+"""Settings of the session stores."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ MEMORY = "memory"
 REDIS_SCHEMES = ("redis://", "rediss://", "redis+cluster://", "rediss+cluster://")
 
 _SECRET_CHARS = 16
-"""A secret shorter than this can be tried out."""
+"""A shorter secret can be guessed."""
 
 Seconds = Annotated[float, Field(gt=0, le=30)]
 
 
 class SessionSettings(BaseModel):
-    """The part of the settings that sessions have, but for the bounds of the memory."""
+    """The settings of sessions, except for the limits of memory."""
 
     hints_secret: SecretStr | None = None
-    """Shared with the engine: envelopes are signed with it, so that it acts on no one else's."""
+    """Shared with the engine. Signs envelopes, so that the engine acts on no one else's."""
     session_idle_s: Annotated[float, Field(gt=0)] = 30.0
-    """A session that nobody asks for in so long is packed, where sessions are in memory."""
+    """A session in memory is packed after it hasn't been used for this long."""
     session_store: SecretStr = SecretStr(MEMORY)
     """``memory``, or the Redis that several proxies share: ``redis://HOST:PORT/DB``, ``rediss://``
     for TLS, ``redis+cluster://`` and ``rediss+cluster://`` for a cluster."""
     session_secret: Annotated[tuple[SecretStr, ...], NoDecode] = ()
-    """What sessions in Redis are encrypted with; of several the first encrypts, and all decrypt.
+    """Secret that encrypts sessions in Redis. With several, the first encrypts, and all decrypt.
     With none, no prompt text is stored, and only the proxy that has a session can splice it."""
     redis_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "leyline"
-    """What the names of all entries in Redis begin with."""
+    """Prefix of the names of all entries in Redis."""
     redis_ca_file: Path | None = None
-    """Certificates that Redis's is checked against, in place of the system's."""
+    """CA certificates for Redis, instead of the system's."""
     redis_connect_timeout_s: Seconds = 0.25
-    """For a connection."""
+    """Longest wait for a connection."""
     redis_timeout_s: Seconds = 0.5
-    """For a command."""
+    """Longest wait for a command."""
     redis_max_connections: Annotated[int, Field(ge=1)] = 64
-    """Of one proxy, to each server."""
+    """Connections from one proxy to each server."""
     redis_max_sessions: Annotated[int, Field(ge=1)] | None = None
-    """Of all tenants; beyond it, whoever has the most loses those that were updated longest ago.
-    None leaves it to ``session_ttl_s``."""
+    """Sessions of all tenants. Above the limit, the tenant with the most sessions loses those that
+    were updated longest ago. With None, only ``session_ttl_s`` applies."""
     redis_max_session_bytes: Annotated[int, Field(ge=1024)] = 4 * MIB
-    """Of one stored session; of a longer one only the account is stored."""
+    """Size of one stored session. For a longer one, only the account is stored."""
 
     @field_validator("session_secret", mode="before")
     @classmethod
@@ -67,17 +67,17 @@ class SessionSettings(BaseModel):
             raise ValueError(f"session_store must be {MEMORY}, or begin with one of {schemes}")
         if not _has_place(where):
             raise ValueError(
-                "session_store is no URL: in its password, write what isn't a letter or a digit "
+                "session_store isn't a URL: in its password, write anything but letters and digits "
                 "as %XX"
             )
         if set(parse_qs(urlsplit(where).query, keep_blank_values=True)) - {"db"}:
             raise ValueError(
-                "session_store takes no option behind its ? but db: what Redis needs beside its "
-                "address has settings of its own, whose names begin with redis_"
+                "session_store takes no option after its ? but db: everything else that Redis "
+                "needs has its own setting, with a name that begins with redis_"
             )
         if self.redis_ca_file is not None and not where.startswith("rediss"):
             raise ValueError(
-                "redis_ca_file needs a session_store with TLS, which rediss:// asks for"
+                "redis_ca_file needs a session_store with TLS, that is, a rediss:// URL"
             )
         if self.hints_secret is None and not self.session_secret:
             raise ValueError(
@@ -87,7 +87,7 @@ class SessionSettings(BaseModel):
         return self
 
     def history_secret(self) -> str | None:
-        """What proxies key the hashes with by which conversations are found."""
+        """The key of the hashes by which conversations are found."""
         if self.hints_secret is not None:
             return self.hints_secret.get_secret_value()
         return self.session_secret[0].get_secret_value() if self.session_secret else None
@@ -97,5 +97,5 @@ def _has_place(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:  # not told: it quotes a part of the password
+    except ValueError:  # not reported: it quotes a part of the password
         return False

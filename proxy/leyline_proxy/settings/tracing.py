@@ -8,18 +8,18 @@ from pydantic import BaseModel, Field, field_validator
 
 
 class TraceSettings(BaseModel):
-    """The part of the settings that tracing has. OpenTelemetry's own variables (``OTEL_*``) say
-    the rest: where the collector is, which requests are traced, what the service is called."""
+    """The settings of tracing. OpenTelemetry's own variables (``OTEL_*``) set the rest: the
+    address of the collector, which requests are traced, and the name of the service."""
 
     trace: Literal["off", "otlp", "console"] = "off"
-    """Where spans go: to a collector by OTLP over HTTP, or to stdout, one JSON line each."""
+    """Where spans go: to a collector (OTLP over HTTP), or to stdout, one JSON line each."""
     trace_content: bool = False
-    """Whether spans hold the messages that go upstream. They are prompt text."""
+    """Whether spans hold the messages that go upstream. These are prompt text."""
     trace_content_chars: Annotated[int, Field(ge=1, le=65_536)] = 4096
     """Characters of messages in one span; the latest are kept."""
     trace_flush_s: Annotated[float, Field(ge=0, le=60)] = 5.0
-    """Told to stop, the proxy takes so long at most, and no longer than ``shutdown_grace_s``, to
-    export what waits."""
+    """When it stops, the proxy takes at most this long, and no longer than ``shutdown_grace_s``, to
+    export waiting spans."""
 
     @field_validator("trace", mode="before")
     @classmethod

@@ -155,7 +155,7 @@ def test_every_flag_of_serve_is_a_setting() -> None:
             serve.read_settings(flags)
         except ValueError as error:
             faults = faults_of(error, serve.sources_of(flags))
-        assert not [fault for fault in faults if "no setting" in fault.problem], name
+        assert not [fault for fault in faults if "not a setting" in fault.problem], name
 
 
 def test_variables_that_are_no_settings() -> None:

@@ -106,7 +106,7 @@ def test_one_server_of_a_cluster_is_enough() -> None:
         (AuthenticationError("WRONGPASS hunter2"), "password"),
         (NoPermissionError("NOPERM hunter2"), "ACL SETUSER"),
         (RedisClusterException("hunter2"), "single server"),
-        (RedisGone("Error 111 connecting: Connection refused. hunter2"), "nobody listens"),
+        (RedisGone("Error 111 connecting: Connection refused. hunter2"), "nothing is listening"),
         (TimeoutError("hunter2"), "in time"),
         (ValueError("Port could not be cast to integer value as 'hunter2'"), "as %XX"),
     ],
@@ -162,7 +162,7 @@ def test_why_a_server_cant_be_reached() -> None:
     assert "host name" in why(socket.gaierror(-2, "unknown"))
     assert "isn't trusted" in why(ssl.SSLCertVerificationError("self-signed"))
     assert "no TLS" in why(ssl.SSLError("wrong version number"))
-    assert "nobody listens" in why(ConnectionRefusedError())
+    assert "nothing is listening" in why(ConnectionRefusedError())
     assert "in time" in why(TimeoutError())
     assert "(OSError)" in why(OSError("hunter2"))
 
@@ -197,8 +197,8 @@ CAPABILITY_FACTS = {name: getattr(CAPABILITY, name) for name in CAPABILITY.__str
     ("facts", "words"),
     [
         (engines.SecretFacts(bare_refused=False, signed_refused=None), ""),
-        (engines.SecretFacts(bare_refused=True, signed_refused=None), "this proxy none"),
-        (engines.SecretFacts(bare_refused=False, signed_refused=False), "the engine none"),
+        (engines.SecretFacts(bare_refused=True, signed_refused=None), "this proxy has none"),
+        (engines.SecretFacts(bare_refused=False, signed_refused=False), "the engine has none"),
         (engines.SecretFacts(bare_refused=True, signed_refused=True), "different"),
         (engines.SecretFacts(bare_refused=True, signed_refused=False), ""),
     ],
@@ -336,7 +336,11 @@ def test_what_prometheus_says() -> None:
         given = prometheus.PrometheusFacts("u", **{"ready": 200, "proxies": 1, **facts})  # type: ignore[arg-type]
         return {each.name: each.status for each in prometheus.verdicts(given)}
 
-    for status, words in ((503, "isn't ready"), (401, "wants a login"), (404, "not as Prometheus")):
+    for status, words in (
+        (503, "isn't ready"),
+        (401, "needs a login"),
+        (404, "not like Prometheus"),
+    ):
         facts = prometheus.PrometheusFacts("u", ready=status, proxies=1)
         (found,) = prometheus.verdicts(facts)
         assert (found.name, found.status) == ("prometheus.reachable", Status.FAIL)

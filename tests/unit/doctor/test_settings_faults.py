@@ -32,7 +32,7 @@ def faults(config: Path | None = None, flags: dict[str, str] | None = None, **en
     [
         (
             "host: h\nprot: 1\n",
-            ["leyline.yaml:2:1: prot is no setting", "fix: Did you mean 'port'"],
+            ["leyline.yaml:2:1: prot is not a setting", "fix: Did you mean 'port'"],
         ),
         ("host: h\nport: x\n", ["leyline.yaml:2:1: port: ", "valid integer"]),
         (
@@ -42,12 +42,12 @@ def faults(config: Path | None = None, flags: dict[str, str] | None = None, **en
         ("upstreams: {a: gpu}\n", ["leyline.yaml:1:13: upstreams.a.url: must start with"]),
         ("tenants:\n  red: {wieght: 2}\n", ["leyline.yaml:2:9: tenants.red.wieght", "'weight'"]),
         ("tenants:\n  red: {api_keys: [k, {}]}\n", ["leyline.yaml:2:23: tenants.red.api_keys.1"]),
-        ("a: [1\n", ["leyline.yaml:2:1: no YAML", "fix: Mend the line"]),
+        ("a: [1\n", ["leyline.yaml:2:1: no YAML", "fix: Fix that line"]),
         ("port: 1\nport: 2\n", ["leyline.yaml:2:1: 'port' is set twice; first in line 1"]),
         ("- port\n", ["leyline.yaml:1:1: settings are written as NAME: VALUE"]),
         (
             "metrics_on_admin: true\n",
-            ["leyline.yaml:1:1: metrics_on_admin needs an admin_port", "fix: Change or take out"],
+            ["leyline.yaml:1:1: metrics_on_admin needs an admin_port", "fix: Change or remove"],
         ),
         (f"session_store: redis://:{SECRET}@h/0\n", ["leyline.yaml:1:1: session_store in Redis"]),
         (f"api_keys: ['red:sha256:{SECRET}']\n", ["leyline.yaml:1:1: api_keys: sha256: must"]),
@@ -59,11 +59,11 @@ def faults(config: Path | None = None, flags: dict[str, str] | None = None, **en
         (f"admin_key: {{a: {SECRET}}}\n", ["leyline.yaml:1:1: admin_key: ", "string"]),
         (
             f"session_store: redis://:a/{SECRET}@h/0\nhints_secret: {SECRET}\n",
-            ["leyline.yaml:1:1: session_store is no URL", "%XX"],
+            ["leyline.yaml:1:1: session_store isn't a URL", "%XX"],
         ),
         (
             f"session_store: redis://h/0?db=1&password={SECRET}\nhints_secret: {SECRET}\n",
-            ["leyline.yaml:1:1: session_store takes no option behind its ? but db"],
+            ["leyline.yaml:1:1: session_store takes no option after its ? but db"],
         ),
         (
             f"session_store: redis://h\nhints_secret: {SECRET}\nredis_ca_file: f\n",
@@ -71,11 +71,11 @@ def faults(config: Path | None = None, flags: dict[str, str] | None = None, **en
         ),
         (
             f"admin_key: {SECRET}\nadmin_port: 8790\n",
-            ["leyline.yaml:2:1: admin_port must be another than port"],
+            ["leyline.yaml:2:1: admin_port must differ from port"],
         ),
         (
             f"admin_key: {SECRET}\nadmin_port: 80\nport: 80\nhost: 0.0.0.0\n",
-            ["leyline.yaml:2:1, ", "leyline.yaml:3:1: admin_port must be another than port"],
+            ["leyline.yaml:2:1, ", "leyline.yaml:3:1: admin_port must differ from port"],
         ),
         (f"policy: {SECRET}\nedit_timing: never\n", ["leyline.yaml:2:1: edit_timing: ", "'wait'"]),
     ],
@@ -98,7 +98,7 @@ def test_a_fault_is_the_writers_who_wins(tmp_path: Path) -> None:
     assert faults(config, LEYLINE_PORT="y").startswith("LEYLINE_PORT: port: ")
     assert faults(config, {"port": "z"}, LEYLINE_PORT="y").startswith("--port: port: ")
     assert f"{config}:1:1" in faults(config, LEYLINE_PORT="")
-    assert "LEYLINE_TENANTS: can't be read as JSON" in faults(LEYLINE_TENANTS=f"{{{SECRET}")
+    assert "LEYLINE_TENANTS: isn't valid JSON" in faults(LEYLINE_TENANTS=f"{{{SECRET}")
     assert SECRET not in faults(LEYLINE_TENANTS=f"{{{SECRET}")
 
 
@@ -124,7 +124,7 @@ def test_two_ports_of_two_addresses_may_be_equal() -> None:
         {"host": "10.0.0.1", "admin_host": "0.0.0.0"},  # noqa: S104
         {"host": "10.0.0.1", "admin_host": ""},
     ):
-        with pytest.raises(ValueError, match="admin_port must be another than port"):
+        with pytest.raises(ValueError, match="admin_port must differ from port"):
             load_settings(port=80, admin_port=80, admin_key=SECRET, **one_place)
 
 
@@ -167,5 +167,5 @@ def test_files_that_say_little(text: str, tmp_path: Path) -> None:
 def test_an_error_of_another_kind_is_told_as_it_is() -> None:
     """Nothing is swallowed."""
     assert faults_of(ValueError("why"), Sources()) == [
-        Fault("", "why", "Change the setting that it names.")
+        Fault("", "why", "Change the setting that the message names.")
     ]

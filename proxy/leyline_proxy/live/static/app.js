@@ -82,7 +82,7 @@ class Page {
     renderOverview(byId("tiles"), byId("trend"), state);
     const hidden = state.total - state.sessions.size;
     setText(byId("sessions-count"), state.known ? count(state.total) : "");
-    byId("sessions-count").title = hidden > 0 ? `the latest ${count(state.sessions.size)} are shown` : "";
+    byId("sessions-count").title = hidden > 0 ? `showing the latest ${count(state.sessions.size)}` : "";
     this.list.render(state, this.session);
     const session = state.sessions.get(this.session);
     const turns = session ? state.turnsOf(this.session) : null;
@@ -186,9 +186,9 @@ class Page {
 
   #notice() {
     const { problem } = this.state.store;
-    const told = this.#refusal || (problem ? `Session store: ${problem}` : "");
-    byId("notice").hidden = !told;
-    setText(byId("notice"), told);
+    const notice = this.#refusal || (problem ? `Session store: ${problem}` : "");
+    byId("notice").hidden = !notice;
+    setText(byId("notice"), notice);
   }
 
   #lock(message) {
@@ -230,7 +230,7 @@ class Page {
       event.preventDefault();
       const key = byId("key-input").value.trim();
       if (/[^\x20-\xff]/.test(key)) {
-        setText(byId("key-problem"), "This can't be a key: it has characters that no header takes.");
+        setText(byId("key-problem"), "This can't be a key: it has characters that aren't allowed in a header.");
         return;
       }
       this.key.set(key);

@@ -112,12 +112,12 @@ export class Detail {
     const base = new URL("v1", document.baseURI).href;
     this.#root.replaceChildren(h("div", { class: "start" },
       h("h2", {}, "No sessions yet"),
-      h("p", {}, "Point an OpenAI client at this proxy, and each of its turns appears here:"),
+      h("p", {}, "Point an OpenAI client at this proxy. Each of its turns then appears here:"),
       h("pre", { tabindex: "0" }, [
         "from openai import OpenAI", "",
         `client = OpenAI(base_url="${base}", api_key="${state.keyed ? "YOUR KEY" : "any"}")`,
       ].join("\n")),
-      h("p", {}, "Or replay the recorded session that ships with Leyline:"),
+      h("p", {}, "Or replay the recorded session that comes with Leyline:"),
       h("pre", { tabindex: "0" }, `leyline demo --url ${base}`),
       state.store.problem ? h("p", { class: "bad" }, `Session store: ${state.store.problem}`) : null));
   }

@@ -21,7 +21,7 @@ export function renderEngines(root, state) {
     return;
   }
   if (!state.engines.length) {
-    root.replaceChildren(h("p", { class: "empty" }, "No engine is open to this tenant."));
+    root.replaceChildren(h("p", { class: "empty" }, "This tenant can't use any engine."));
     return;
   }
   const open = new Set([...root.querySelectorAll("details[open]")].map((each) => each.dataset.name));
@@ -46,7 +46,7 @@ export const withoutRunning = (engines) => engines?.map((each) => ({ ...each, ru
 function engine(each, open) {
   const facts = [
     ["Address", each.upstream],
-    ["Requests under way", count(each.running)],
+    ["Requests in progress", count(each.running)],
     ["Circuit", words(each.circuit)],
     ["Rendering", each.rendering_problem || each.rendering],
     ...each.facts.map((fact) => [fact.name, fact.value]),
@@ -62,7 +62,7 @@ function engine(each, open) {
     each.up && !each.splices ? h("p", { class: "bad" }, `Edits are not spliced: ${each.obstacle}.`) : null,
     h("dl", { class: "facts" }, ...facts.flatMap(([name, value]) => [
       h("dt", {}, name),
-      h("dd", { "data-running": name === "Requests under way" }, value || "–")])));
+      h("dd", { "data-running": name === "Requests in progress" }, value || "–")])));
 }
 
 export function renderClaims(root, state) {

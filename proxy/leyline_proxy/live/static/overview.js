@@ -15,7 +15,7 @@ export function renderOverview(tiles, chart, state) {
   fillTiles(tiles, [
     ["Hit ratio", percent(ratio), `of ${plural(sum.prompt, "prompt token")}`, "main"],
     ["Kept", large(sum.cached), "tokens found in the cache", "kept"],
-    ["Spliced", large(sum.spliced), "tokens moved behind an edit", "spliced"],
+    ["Spliced", large(sum.spliced), "tokens moved after an edit", "spliced"],
     ["Prefilled", large(sum.prompt - sum.cached - sum.spliced), "tokens computed", "prefilled"],
     ["Turns", count(sum.turns), "in the last hour"],
     ["Now", count(state.running), `running, ${count(state.waiting)} waiting`],

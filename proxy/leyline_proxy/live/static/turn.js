@@ -6,10 +6,10 @@ import { hitRatio, reasonOf, tokensOf } from "./state.js";
 import { mark } from "./timeline.js";
 
 const PARTS = [
-  ["kept", "prefix", "kept", "found in the cache where it was"],
-  ["spliced", "spliced", "spliced", "moved behind an edit, its positions corrected"],
+  ["kept", "prefix", "kept", "found in the cache, in place"],
+  ["spliced", "spliced", "spliced", "moved after an edit, with corrected positions"],
   ["prefilled", "prefilled", "prefilled", "computed"],
-  ["freed", "freed", "freed", "given back because of the edits; no part of the prompt"],
+  ["freed", "freed", "freed", "given back because of the edits; not part of the prompt"],
 ];
 
 export function turnView(turn, of, state) {
@@ -30,7 +30,7 @@ export function turnView(turn, of, state) {
 
 function withoutEdits(outcome) {
   return outcome === "edited"
-    ? "No new edits: those of earlier turns still hold."
+    ? "No new edits: the edits of earlier turns still apply."
     : "No edits: the history only grew.";
 }
 

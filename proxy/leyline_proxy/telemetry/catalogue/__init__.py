@@ -1,4 +1,4 @@
-"""Every metric of the proxy, as data: code, documentation and tests are made from it."""
+"""Every metric of the proxy, as data for the code, the documentation and the tests."""
 
 from __future__ import annotations
 

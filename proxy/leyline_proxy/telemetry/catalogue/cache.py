@@ -1,4 +1,4 @@
-"""Turns and tokens: what the cache gave, and what it lost to whom."""
+"""Turns and tokens: cache hits, and losses by cause."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ _ERRORS = (
     Reason.INVALID_DIRECTIVE,
     Reason.INVALID_EDIT,
 )
-"""Of which a single one is worth an alert."""
+"""A single one of these is worth an alert."""
 
 _TURNS: tuple[Entry, ...] = (
     counter(
         "turns",
         "leyline_turns",
-        "Chat turns by what became of their edits.",
+        "Chat turns by the outcome of their edits.",
         ("tenant", "model", "outcome", "reason"),
         bad="'reprefilled' with a reason other than 'reprefilled' or 'not_worth_it': a splice "
-        "was wanted and didn't happen.",
+        "was expected and didn't happen.",
         starts=tuple((Outcome.REPREFILLED.value, reason.value) for reason in _ERRORS),
     ),
     counter(
         "prompt_tokens",
         "leyline_prompt_tokens",
-        "Prompt tokens by where their KV came from (cached, spliced, prefilled) and by the number "
+        "Prompt tokens by the source of their KV (cached, spliced, prefilled) and by the number "
         "of the turn in its session.",
         ("tenant", "model", "source", "turn"),
-        bad="Mostly 'prefilled' in later turns of sessions: the cache isn't hit; see "
-        "leyline_cache_busts_total for why.",
+        bad="Mostly 'prefilled' in later turns of sessions: the cache isn't hit; "
+        "leyline_cache_busts_total has the causes.",
     ),
     counter(
         "completion_tokens",
         "leyline_completion_tokens",
-        "Tokens that engines generated for chat turns, as far as they told.",
+        "Tokens that engines generated for chat turns, if the engines report them.",
         _TENANT_MODEL,
     ),
     counter(
@@ -56,20 +56,20 @@ _TURNS: tuple[Entry, ...] = (
         "leyline_receipts_missing",
         "Turns whose engine gave no receipt.",
         ("model",),
-        bad="Above 0: an engine with the plugin doesn't answer for its turns; they are no sources.",
+        bad="Above 0: an engine with the plugin doesn't account for turns; edits can't use them.",
         starts=_AT_FIRST_TURN,
     ),
     counter(
         "lineages",
         "leyline_lineages",
-        "Turns that began a lineage of their own: KV behind a splice, private to its session.",
+        "Turns that began a new lineage: KV after a splice, private to its session.",
         _TENANT_MODEL,
         starts=_AT_FIRST_TURN,
     ),
     counter(
         "directives",
         "leyline_directives",
-        "Directives that engines answered for, by mode and by the reason in the receipt.",
+        "Directives that engines reported on, by mode and by the reason in the receipt.",
         ("mode", "reason"),
         bad="'missing_source' or 'source_evicted': the engine's pool is too small for its "
         "sessions. 'token_mismatch': proxy and engine disagree on a prompt.",
@@ -80,16 +80,16 @@ _SAVED: tuple[Entry, ...] = (
     counter(
         "prefill_avoided_tokens",
         "leyline_prefill_avoided_tokens",
-        "Prompt tokens behind an edit that were spliced instead of being prefilled again.",
+        "Prompt tokens after an edit that were spliced instead of being prefilled again.",
         _TENANT_MODEL,
         starts=_AT_FIRST_TURN,
     ),
     counter(
         "prefill_avoided_seconds",
         "leyline_prefill_avoided_seconds",
-        "The same in seconds, less what the splices took. An estimate, rather too high: tokens "
-        "times the median of an engine's time to its first token by tokens prefilled, as the "
-        "model's last streamed turns told; 0 until one did.",
+        "The same in seconds, less the time of the splices. This estimate is rather too high: "
+        "tokens times the median of an engine's time to first token per prefilled token, "
+        "from the model's last streamed turns; 0 until there is one.",
         _TENANT_MODEL,
         starts=_AT_FIRST_TURN,
     ),
@@ -103,29 +103,29 @@ _LOST: tuple[Entry, ...] = (
         "leyline_cache_busts",
         "Turns in which tokens that the session had in reach were prefilled again, by cause. A "
         "turn counts once for each cause. Causes: policy, declared and undeclared edits, template, "
-        "tools (the set or an option of it changed), failover (another engine served the turn), "
+        "tools (the set or one of its options changed), failover (another engine served the turn), "
         "engine (nothing was edited: evicted, or restarted).",
         ("tenant", "model", "cause"),
-        bad="'engine': the KV pool is too small. 'failover': engines fail or come and go. "
-        "'undeclared', 'template': a client rewrites its history in a way that a rule could allow "
-        "to be spliced. 'tools': a client changes its tools between turns.",
+        bad="'engine': the KV pool is too small. 'failover': engines fail, or come and go. "
+        "'undeclared', 'template': a client rewrites its history in a way that a rule could "
+        "allow to splice. 'tools': a client changes its tools between turns.",
         starts=_BY_CAUSE,
     ),
     counter(
         "cache_bust_tokens",
         "leyline_cache_bust_tokens",
         "Tokens of those busts: prompt tokens that the retained turn closest to this one had, and "
-        "that were prefilled again; the cause is the first edit that cut them. For engines that "
-        "only tell cached_tokens, an estimate by the length of messages.",
+        "that were prefilled again. The cause is the first edit that cut them. For engines that "
+        "only report cached_tokens, an estimate from the lengths of messages.",
         ("tenant", "model", "cause"),
         starts=_BY_CAUSE,
     ),
     counter(
         "cache_discrepancy_tokens",
         "leyline_cache_discrepancy_tokens",
-        "Tokens by which cached_tokens, as the engine told, differ from what the proxy expected "
-        "of its own account. lost: fewer were cached; found: more were. Differences below 64 "
-        "tokens are whole pages of an engine and don't count, nor do turns that forget.",
+        "Tokens by which the engine's cached_tokens differ from the number that the proxy "
+        "expected. lost: fewer were cached; found: more were. Differences below 64 tokens are "
+        "due to an engine's pages and don't count, and neither do turns that forget.",
         ("tenant", "model", "direction"),
         bad="'lost' grows: the engine evicts what sessions still need, or refuses splices. "
         "'found' grows: others send the same prompts, or turns are missing in the account.",

@@ -1,4 +1,4 @@
-"""Claims on KV, singly and in total."""
+"""Claims on KV, one by one and in total."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SINGLY: tuple[Entry, ...] = (
         "Tokens of a live claim that are in the KV cache.",
         _OF_CLAIM,
         merge="livemostrecent",
-        bad="Below what it requires: a soft claim was evicted, or its KV is still to come.",
+        bad="Below the required tokens: a soft claim was evicted, or its KV isn't computed yet.",
     ),
     gauge(
         "claim_hits",
@@ -29,7 +29,7 @@ _SINGLY: tuple[Entry, ...] = (
         "Requests so far that matched all that a live claim holds.",
         _OF_CLAIM,
         merge="livemostrecent",
-        bad="0 for long: the claim holds memory that nobody uses.",
+        bad="0 for a long time: the claim holds memory that nobody uses.",
     ),
     gauge(
         "claim_age_seconds",
@@ -41,11 +41,10 @@ _SINGLY: tuple[Entry, ...] = (
     gauge(
         "claim_pressure",
         "leyline_claim_pressure",
-        "Requests so far that were refused with a live claim in their way, and evictions that "
-        "passed it over.",
+        "Requests so far that were refused because of a live claim, and evictions that skipped it.",
         _OF_CLAIM,
         merge="livemostrecent",
-        bad="Grows: the claim crowds others out.",
+        bad="Grows: the claim crowds out others.",
     ),
 )
 
@@ -62,21 +61,21 @@ _TOTAL: tuple[Entry, ...] = (
     gauge(
         "claims_resident_tokens",
         "leyline_claims_resident_tokens",
-        "Tokens of live claims that are in the KV cache; shared ones count for each.",
+        "Tokens of live claims that are in the KV cache. Shared tokens count for each claim.",
         _BY_KIND,
         merge="livemostrecent",
     ),
     counter(
         "claim_events",
         "leyline_claim_events",
-        "Events of the engine's claims, by their kind.",
+        "Events of the engine's claims, by kind.",
         ("event",),
     ),
     counter(
         "claim_events_missed",
         "leyline_claim_events_missed",
-        "Events that the engine had dropped before they were fetched.",
-        bad="Above 0: the proxy fetches too seldom; outcomes of claims may be incomplete.",
+        "Events that the engine dropped before the proxy fetched them.",
+        bad="Above 0: the proxy fetches too rarely; outcomes of claims may be incomplete.",
     ),
     counter(
         "claim_refusals",
@@ -91,8 +90,8 @@ _TOTAL: tuple[Entry, ...] = (
 GROUPS = (
     Group(
         "Claims, singly",
-        "The 256 oldest live claims; the series end with them. The label claim is its id.",
+        "The 256 oldest live claims; the series end with the claims. The label claim is the id.",
         _SINGLY,
     ),
-    Group("Claims, in total", "All live claims, and what became of them.", _TOTAL),
+    Group("Claims, in total", "All live claims, and their events.", _TOTAL),
 )

@@ -1,4 +1,4 @@
-"""What the catalogue is made of."""
+"""The types of the catalogue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Entry:
     merge: Merge = "livemostrecent"
     """For gauges."""
     starts: tuple[tuple[str, ...], ...] = ()
-    """Values of the last labels whose series stand at 0 before anything was counted, so that the
+    """Values of the last labels whose series start at 0 before anything is counted, so that the
     first event is an increase: at once, or when values of the labels before are first met."""
 
     @property

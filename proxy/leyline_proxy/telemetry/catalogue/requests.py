@@ -11,7 +11,7 @@ _REQUESTS: tuple[Entry, ...] = (
         "leyline_requests",
         "Requests by HTTP status, or 'disconnected'.",
         ("tenant", "model", "route", "status"),
-        bad="A rising share of 5xx: engines fail or are out of reach. 429: limits of tenants.",
+        bad="A rising share of 5xx: engines fail or can't be reached. 429: limits of tenants.",
     ),
     histogram(
         "request_seconds",
@@ -22,19 +22,19 @@ _REQUESTS: tuple[Entry, ...] = (
     histogram(
         "ttft_seconds",
         "leyline_ttft_seconds",
-        "Time from a chat request's arrival to its first token; whole answers when not streamed.",
+        "Time from a chat request's arrival to its first token, or to its end if not streamed.",
         ("tenant", "model", "outcome"),
-        bad="Long for 'reprefilled' beside 'spliced': edits cost the cache. Long for all: the "
-        "engine is busy, or requests wait for a place.",
+        bad="Long for 'reprefilled' compared with 'spliced': edits cost the cache. Long for all: "
+        "the engine is busy, or requests wait for a place.",
     ),
     histogram(
         "overhead_seconds",
         "leyline_overhead_seconds",
         "Time that a chat turn spends in the proxy itself: reading, policies, planning and "
-        "accounting, without its wait for a place or for an engine.",
+        "accounting, without the wait for a place or for an engine.",
         buckets=SHORT,
-        bad="Above some tens of milliseconds: see leyline_stage_seconds for the stage, or the "
-        "proxy's CPU is used up.",
+        bad="Above some tens of milliseconds: one stage is slow (see leyline_stage_seconds), or "
+        "the proxy's CPU is saturated.",
     ),
     histogram(
         "stage_seconds",
@@ -52,12 +52,12 @@ _ADMISSION: tuple[Entry, ...] = (
         "Requests that wait for a place.",
         ("tenant",),
         merge="livesum",
-        bad="Above 0 for long: more requests come than max_concurrent lets in.",
+        bad="Above 0 for a long time: more requests come than max_concurrent admits.",
     ),
     gauge(
         "queue_running",
         "leyline_queue_running",
-        "Requests that have a place: those under way.",
+        "Requests that have a place and are in progress.",
         ("tenant",),
         merge="livesum",
     ),
@@ -70,21 +70,21 @@ _ADMISSION: tuple[Entry, ...] = (
     counter(
         "limited",
         "leyline_limited_requests",
-        "Requests that were refused because of a limit of their tenant, by its name.",
+        "Requests that were refused because of a limit of their tenant, by limit.",
         ("tenant", "limit"),
         starts=((RateLimitError.code,), (QueueFullError.code,), (QueueTimeoutError.code,)),
     ),
     counter(
         "key_reloads",
         "leyline_key_reloads",
-        "Changes of the key file, by whether it was loaded or refused.",
+        "Changes of the key file, loaded or refused.",
         ("result",),
-        bad="'refused': the file is wrong, and the keys of before hold; the log says where.",
+        bad="'refused': the file is wrong, and the previous keys apply; the log shows where.",
         starts=(("loaded",), ("refused",)),
     ),
 )
 
 GROUPS = (
     Group("Requests and latency", "Every request that the proxy answers.", _REQUESTS),
-    Group("Admission", "The fair queue, limits of tenants, their keys.", _ADMISSION),
+    Group("Admission", "The fair queue, the tenants' limits, and their keys.", _ADMISSION),
 )

@@ -11,15 +11,15 @@ _SESSIONS: tuple[Entry, ...] = (
         "leyline_sessions",
         "Sessions in the store.",
         merge="livemostrecent",
-        bad="Far above the number of agents: sessions aren't recognised, each turn begins a new "
-        "one.",
+        bad="Far above the number of agents: sessions aren't recognised, and each turn begins a "
+        "new one.",
     ),
     gauge(
         "session_store_up",
         "leyline_session_store_up",
-        "1 when sessions can be read and written, 0 when their store is out of reach.",
+        "1 when sessions can be read and written, 0 when their store can't be reached.",
         merge="livemin",
-        bad="0: turns go unspliced until it is back.",
+        bad="0: turns aren't spliced until it is back.",
     ),
     gauge(
         "live_viewers",
@@ -49,11 +49,11 @@ _PROXY: tuple[Entry, ...] = (
         "audit_stream_failures",
         "leyline_audit_stream_failures",
         "Records of the audit log that could not be added to its Redis stream.",
-        bad="Above 0: Redis was out of reach; the files hold the records.",
+        bad="Above 0: Redis couldn't be reached; the files hold the records.",
     ),
 )
 
 GROUPS = (
     Group("Sessions", "Conversations that the proxy remembers.", _SESSIONS),
-    Group("The proxy itself", "Version, bounds, audit log.", _PROXY),
+    Group("The proxy itself", "Version, limits, audit log.", _PROXY),
 )

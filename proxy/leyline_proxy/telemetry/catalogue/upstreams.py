@@ -1,4 +1,4 @@
-"""Engines: what they are, how they are, what they did."""
+"""Engines: their facts, their health, and their work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ENGINES: tuple[Entry, ...] = (
         "1 when the engine answers.",
         _UPSTREAM,
         merge="livemin",
-        bad="0: it is down or out of reach; sessions go to other engines, if there are any.",
+        bad="0: it is down or can't be reached; sessions go to other engines, if there are any.",
     ),
     gauge(
         "engine_splices",
@@ -26,8 +26,8 @@ _ENGINES: tuple[Entry, ...] = (
     gauge(
         "engine_info",
         "leyline_engine_info",
-        "Always 1: what an engine is, by its capability document. pool: class of the KV pool; "
-        "dtype: of KV; rotary: kind of rotary embedding; contract: version of the protocol.",
+        "Always 1. The labels hold an engine's facts from its capability document. pool: class of "
+        "the KV pool; dtype: of KV; rotary: kind of rotary embedding; contract: protocol version.",
         (
             "upstream",
             "engine",
@@ -39,34 +39,34 @@ _ENGINES: tuple[Entry, ...] = (
             "contract",
         ),
         merge="livemostrecent",
-        bad="Missing for an upstream: it gives no capability document, so nothing is spliced.",
+        bad="Missing for an upstream: it has no capability document, so nothing is spliced.",
     ),
     gauge(
         "upstream_circuit",
         "leyline_upstream_circuit_open",
-        "1 while an engine that fails requests is given none, or one as a trial.",
+        "1 while an engine that fails requests gets no more, or one as a trial.",
         _UPSTREAM,
         merge="livemax",
-        bad="1: it answers small questions and fails requests.",
+        bad="1: it answers the handshake but fails requests.",
     ),
     gauge(
         "upstream_running",
         "leyline_upstream_running",
-        "Requests under way at an engine.",
+        "Requests in progress on an engine.",
         _UPSTREAM,
         merge="livesum",
     ),
     counter(
         "upstream_turns",
         "leyline_upstream_turns",
-        "Chat turns that an engine served, by what became of their edits.",
+        "Chat turns that an engine served, by the outcome of their edits.",
         ("upstream", "outcome"),
         bad="Uneven between engines of equal weight: few sessions, or an engine comes and goes.",
     ),
     counter(
         "upstream_prompt_tokens",
         "leyline_upstream_prompt_tokens",
-        "Prompt tokens by engine and by where their KV came from: cached, spliced, prefilled.",
+        "Prompt tokens by engine and by the source of their KV: cached, spliced, prefilled.",
         ("upstream", "source"),
     ),
     histogram(
@@ -74,12 +74,12 @@ _ENGINES: tuple[Entry, ...] = (
         "leyline_upstream_ttft_seconds",
         "Time from a chat request's arrival to its first token, by the engine that served it.",
         ("upstream", "outcome"),
-        bad="One engine much slower than its like: busy with others' work, or broken.",
+        bad="One engine much slower than similar ones: busy with other work, or broken.",
     ),
     counter(
         "failovers",
         "leyline_failovers",
-        "Requests that went on to another engine before their first byte, by the engine that "
+        "Requests that moved to another engine before their first byte, by the engine that "
         "failed them.",
         _UPSTREAM,
         bad="Above 0: that engine fails requests; each costs its session the cache.",
@@ -89,33 +89,33 @@ _ENGINES: tuple[Entry, ...] = (
         "receipts",
         "leyline_receipts",
         "Receipts of turns by how they came. answer: with the answer. asked: the engine was asked "
-        "for it. absent: the engine had none, or none that was complete. late: it didn't answer "
-        "within receipt_timeout_s, or not at all. not_asked: after such failures it isn't asked "
-        "for a while.",
+        "for it. absent: the engine had none, or only an incomplete one. late: it didn't answer "
+        "within receipt_timeout_s, or not at all. not_asked: after such failures the engine isn't "
+        "asked for a while.",
         ("upstream", "came"),
-        bad="'absent', 'late', 'not_asked': those turns are no sources for later edits.",
+        bad="'absent', 'late', 'not_asked': later edits can't use those turns as sources.",
     ),
     counter(
         "erasures",
         "leyline_erasures",
-        "Forgets that were carried to engines beside a turn: to those which held the session "
-        "before, and to those that did not confirm it with the turn. erased: the engine confirmed "
-        "it; gone: its run has ended, and the KV with it; pending: neither at the first try; lost: "
-        "the session has expired, and this proxy no longer knows the engine.",
+        "Forgets that were sent to engines separately from a turn: to engines that held the "
+        "session before, and to engines that did not confirm the forget with the turn. erased: the "
+        "engine confirmed it; gone: its run has ended, and the KV with it; pending: neither at the "
+        "first try; lost: the session has expired, and this proxy no longer knows the engine.",
         ("result",),
-        bad="'pending' that isn't followed by 'erased' or 'gone': see leyline_erasures_owed. "
+        bad="'pending' isn't followed by 'erased' or 'gone': see leyline_erasures_owed. "
         "'lost' above 0: an engine was removed while it owed a forget; if it runs, restart it.",
         starts=(("erased",), ("gone",), ("pending",), ("lost",)),
     ),
     gauge(
         "erasures_owed",
         "leyline_erasures_owed",
-        "Sessions with a forget that some engine has not confirmed yet. After a restart the proxy "
-        "knows of one when the session's next turn comes.",
+        "Sessions with a forget that some engine has not confirmed yet. After a restart, the proxy "
+        "learns of each when the session's next turn comes.",
         merge="livesum",
-        bad="Above 0 for minutes: text that was to be forgotten may still lie in an engine's "
+        bad="Above 0 for minutes: text that should be forgotten may still be in an engine's "
         "memory.",
     ),
 )
 
-GROUPS = (Group("Engines", "The upstreams, by the names that settings give them.", _ENGINES),)
+GROUPS = (Group("Engines", "The upstreams, by their names in the settings.", _ENGINES),)
