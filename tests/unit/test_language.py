@@ -22,7 +22,7 @@ BANNED = {
     r"(?:go|goes|going|went) on": "continue",
     r"dear(?:er)?": "expensive",
     r"mend(?:s|ed|ing)?": "fix",
-    r"tells?": "report, say, show",
+    r"tells": "reports, says, shows",
     r"told": "given, reported",
     r"stands": "is, holds",
     r"by and by": "in time",

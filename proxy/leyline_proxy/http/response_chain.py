@@ -110,7 +110,7 @@ def install_stored_responses(app: FastAPI, services: Services) -> None:
 
     @app.delete("/v1/responses/{response_id}", tags=["openai"])
     async def delete_response(response_id: str, request: Request) -> Response:
-        """Remove a stored response; conversations that go on from it can't any more."""
+        """Remove a stored response; no conversation can continue from it any more."""
         tenant = services.tenants.authenticate(request.headers)
         if not await services.responses.delete(tenant.name, response_id):
             raise _missing()

@@ -135,9 +135,9 @@ _LOST: tuple[Entry, ...] = (
 
 GROUPS = (
     Group("Turns and tokens", "Chat turns and the origin of their KV.", _TURNS),
-    Group("What splicing saved", "Prefill that didn't happen.", _SAVED),
+    Group("Savings by splicing", "Prefill that didn't happen.", _SAVED),
     Group(
-        "What the cache lost",
+        "Cache losses",
         "Every prompt token of a turn is cached, spliced, lost to one cause, or new.",
         _LOST,
     ),
