@@ -14,7 +14,6 @@ MAX_FUNCTION_LINES = 60
 LONG_FILES = {
     "engine_patch/leyline_engine/claims/book.py": "one state machine: its table and its moves",
     "engine_patch/leyline_engine/sglang/engine.py": "lifecycle, admission and forgetting in one",
-    "engine_patch/leyline_engine/replay/cache/manager.py": "one transaction over pool and tree",
 }
 
 _OPTIONS = "its parameters are the command's options"
