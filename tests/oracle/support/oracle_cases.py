@@ -10,7 +10,7 @@ from oracle_engine import Edit, Treatment, edited_prompt, kept_edits
 from oracle_models import MODEL_NAMES, VOCAB
 
 MAX_EDITS = 8
-CI_CASES = 36
+CI_CASES = 39
 """Random conversations per model in every run of the tests."""
 NIGHTLY_BLOCKS = 10
 _NIGHTLY_BLOCK = 80
