@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run all tests on two lanes at once, which take about as long as each other:
-#   here        .venv: everything but the other lane's
+#   here        .venv: tests/integration, and then everything but the other lane's
 #   beside it   .venv-sglang: tests/sglang, and then .venv: tests/oracle, tests/e2e and tests/clients
 #   $1            pytest marker expression
 #   PYTEST_ARGS   what else to give pytest; a selection may match nothing in one of them
@@ -41,7 +41,10 @@ set +m
 trap 'kill -- -"$lane" 2>/dev/null || true; rm -f "$output"' EXIT
 
 failed=0
-run "pytest" .venv/bin/pytest tests "${BESIDE[@]/#/--ignore=}" "${args[@]}" || failed=1
+# A process each: what long tests leave in memory slows those after them.
+run "pytest, tests/integration" .venv/bin/pytest tests/integration "${args[@]}" || failed=1
+run "pytest" .venv/bin/pytest tests "${BESIDE[@]/#/--ignore=}" --ignore=tests/integration "${args[@]}" ||
+    failed=1
 wait "$lane" || failed=1
 cat "$output"
 exit $failed

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import logging
 import os
@@ -124,6 +125,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def network_guard(request: pytest.FixtureRequest) -> NetworkGuard:
     """The guard itself, for the tests of the guard."""
     return request.config.stash[_GUARD]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _light_heap() -> Iterator[None]:
+    # Python's collector would look again and again at all that earlier modules left.
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

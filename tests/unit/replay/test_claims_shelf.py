@@ -35,6 +35,13 @@ class Eraser:
     def erase(self, slots: object) -> None:
         """Nothing to overwrite."""
 
+    def leave(self, slots: object) -> None:
+        """Nothing is held."""
+
+    def left(self) -> list[int]:
+        """No slot holds anything."""
+        return []
+
 
 def make_cache(capacity: int = 100) -> CacheManager:
     """A cache over no pool."""
