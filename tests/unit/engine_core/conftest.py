@@ -8,6 +8,8 @@ import pytest
 import torch
 from support.integrity import engines_are_whole
 
+from leyline_engine.replay import admission
+
 __all__ = ["engines_are_whole"]
 
 
@@ -17,3 +19,9 @@ def _one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def one_salt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that are compared name their lineages alike."""
+    monkeypatch.setattr(admission, "token_bytes", bytes)

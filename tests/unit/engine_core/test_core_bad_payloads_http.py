@@ -34,6 +34,8 @@ from leyline_engine.replay.factory import serve_model
 from leyline_engine.replay.http.app import ServingOptions
 from leyline_engine.replay.models.loader import LoadedModel
 
+pytestmark = pytest.mark.usefixtures("one_salt")
+
 SECRET = "shared with the proxy"
 FIRST_CUTS = (Directive(40, 50, (3,)), Directive(70, 75))
 SECOND_CUT = Directive(35, 37)

@@ -66,11 +66,7 @@ PAYLOAD = msgspec.structs.replace(
 """Three copies from two sources behind an exact prefix."""
 DECODED = 2
 
-
-@pytest.fixture(autouse=True)
-def _one_salt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines that are compared name their lineages alike."""
-    monkeypatch.setattr(admission, "token_bytes", bytes)
+pytestmark = pytest.mark.usefixtures("one_salt")
 
 
 def prepared(kind: str = "gqa") -> ReplayEngine:
