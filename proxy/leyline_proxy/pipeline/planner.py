@@ -28,7 +28,15 @@ from ..errors import ProxyError, UnsupportedError
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
 from ..upstream.replica import Replica
-from .planning import Draft, PlanInput, Planned, draft_turn, plan_turn, prompt_question
+from .planning import (
+    Draft,
+    PlanInput,
+    Planned,
+    draft_turn,
+    plan_turn,
+    prepare_turn,
+    prompt_question,
+)
 from .policy_facts import PolicyMemos, policy_session, renderer_of, token_counter
 from .reaching import with_reach
 from .sensitive import sensitive_rule
@@ -135,8 +143,9 @@ class Planner:
         Raises:
             PolicyFailedClosedError, BadRequestError: the request must not be sent.
         """
-        draft = await _worked(False, partial(self._draft, given, None, only_forgets=True))
-        return draft.prepared.messages
+        work = partial(self._with_policies, given, None, prepare_turn, only_forgets=True)
+        prepared, _ = await _worked(False, work)
+        return prepared.messages
 
     def applied(self, given: PlanInput, prepared: Prepared) -> list[dict[str, Any]]:
         """What the edits did that the request asked for in ``context_management``."""
@@ -169,9 +178,20 @@ class Planner:
     def _draft(
         self, given: PlanInput, session_id: str | None, *, only_forgets: bool = False
     ) -> Draft:
+        return self._with_policies(given, session_id, draft_turn, only_forgets=only_forgets)
+
+    def _with_policies(
+        self,
+        given: PlanInput,
+        session_id: str | None,
+        work: Callable[[PlanInput, Metrics], T],
+        *,
+        only_forgets: bool = False,
+    ) -> T:
+        """Do a step with what policies may know."""
         request, status = given.request, given.status
         if not given.policies and not request.annotations:
-            return draft_turn(given, self._metrics)
+            return work(given, self._metrics)
         book = self._costs.get(request.model) or CostBook()
         renderer = renderer_of(status, request.model)
         with self._memos.of(request.tenant.name, session_id, given.policies, renderer) as memo:
@@ -190,7 +210,7 @@ class Planner:
             # What a request asks for itself doesn't wait.
             timing = None if request.requested or only_forgets else self._timing
             given = replace(given, policy_session=facts, timing=timing)
-            return draft_turn(given, self._metrics)
+            return work(given, self._metrics)
 
     async def _prompt_tokens(self, given: PlanInput, draft: Draft, replica: Replica) -> int:
         if draft.rendered is not None:

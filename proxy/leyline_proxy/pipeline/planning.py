@@ -98,8 +98,8 @@ class Draft:
     decision: Decision | None = None
 
 
-def draft_turn(given: PlanInput, metrics: Metrics) -> Draft:
-    """Steps 2 to 4 of a turn, as far as they go without the engine.
+def prepare_turn(given: PlanInput, metrics: Metrics) -> tuple[Prepared, Decision | None]:
+    """Step 2 of a turn: the messages to send, and what became of edits that could wait.
 
     Raises:
         PolicyFailedClosedError, BadRequestError: the request must not be sent.
@@ -122,6 +122,16 @@ def draft_turn(given: PlanInput, metrics: Metrics) -> Draft:
             prepared, decision = _timed(given, prepared)
         else:
             prepared = unedited(messages, request.fingerprints)
+    return prepared, decision
+
+
+def draft_turn(given: PlanInput, metrics: Metrics) -> Draft:
+    """Steps 2 to 4 of a turn, as far as they go without the engine.
+
+    Raises:
+        PolicyFailedClosedError, BadRequestError: the request must not be sent.
+    """
+    prepared, decision = prepare_turn(given, metrics)
     with metrics.stage("render"):
         return Draft(prepared, _render(given, prepared), decision)
 

@@ -7,6 +7,7 @@ nothing to save here and aren't made.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -50,7 +51,7 @@ class PromptSearch:
                 ids, which can't be searched.
             PolicyFailedClosedError: a policy that forgets failed.
         """
-        asked = _request(tenant, body, "")
+        asked = _request(tenant, body)
         if asked.options.edits:
             raise BadRequestError(
                 f"{EDITS_FIELD} are edits of messages, and a bare completion has none; "
@@ -67,7 +68,7 @@ class PromptSearch:
             if value is None:
                 continue
             texts = [
-                await self._text(_request(tenant, body, text), forgetting, status)
+                await self._text(_saying(asked, text), forgetting, status)
                 for text in _texts(name, value, tenant.limits.max_messages)
             ]
             after = texts[0] if isinstance(value, str) else texts
@@ -86,12 +87,17 @@ class PromptSearch:
         return text
 
 
-def _request(tenant: Tenant, body: Mapping[str, Any], text: str) -> ChatRequest:
-    """A chat request with the text of a prompt, and the completion's options."""
-    members = {"model": body.get("model"), "messages": [{"role": "user", "content": text}]}
+def _request(tenant: Tenant, body: Mapping[str, Any]) -> ChatRequest:
+    """A chat request with the completion's options."""
+    members = {"model": body.get("model"), "messages": [{"role": "user", "content": ""}]}
     if OPTIONS_FIELD in body:
         members[OPTIONS_FIELD] = body[OPTIONS_FIELD]
     return parse_chat(msgspec.json.encode(members), {}, tenant, arrived=perf_counter())
+
+
+def _saying(request: ChatRequest, text: str) -> ChatRequest:
+    """The request with the text of a prompt as its message."""
+    return replace(request, messages=({"role": "user", "content": text},))
 
 
 def _texts(name: str, value: object, most: int) -> list[str]:
