@@ -25,7 +25,7 @@ from rich.table import Table
 
 from leyline_engine.contract import EditPayload
 from leyline_proxy.bench.generate import GenerateClient
-from leyline_proxy.sglang_process import SglangProcess, sglang_server
+from leyline_proxy.replay.sglang_process import SglangProcess, sglang_server
 
 GOAL = 1.03
 WAYS = ("stock", "leyline", "registering")

@@ -22,10 +22,10 @@ from rich.progress import track
 from rich.table import Table
 
 from leyline_policies import EditCost, Memo, Policy, approximate_tokens, load_pipeline
-from leyline_proxy.core.messages import Message
-from leyline_proxy.core.prepare import PolicySession, prepare
-from leyline_proxy.core.prepared import Prepared
-from leyline_proxy.core.schedule import Balance, Timing, balance, pays, pending
+from leyline_proxy.edits.prepare import PolicySession, prepare
+from leyline_proxy.edits.schedule import Balance, Timing, balance, pays, pending
+from leyline_proxy.model.messages import Message
+from leyline_proxy.model.prepared import Prepared
 from leyline_proxy.replay.traces import RecordedSession, read_trace
 
 PRESSURE = 0.8

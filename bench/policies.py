@@ -25,10 +25,10 @@ from rich.progress import track
 from rich.table import Table
 
 from leyline_policies import Policy, Registry, approximate_tokens, load_pipeline
-from leyline_proxy.core.messages import fingerprint
-from leyline_proxy.core.prepare import PolicySession, prepare
-from leyline_proxy.core.prepared import Prepared
-from leyline_proxy.pipeline.policy_facts import PolicyMemos, known_objects
+from leyline_proxy.edits.policy_facts import PolicyMemos, known_objects
+from leyline_proxy.edits.prepare import PolicySession, prepare
+from leyline_proxy.model.messages import fingerprint
+from leyline_proxy.model.prepared import Prepared
 
 GOAL_MS = 2.0
 """Milliseconds of all together, at 100K tokens."""

@@ -32,15 +32,15 @@ from leyline_engine.contract import ATTENTION_SINK, edit_envelope, token_digest
 from leyline_engine.replay.models.tiny import train_bpe
 from leyline_engine.replay.text.chat import PromptEncoder
 from leyline_policies import load_pipeline
-from leyline_proxy.core.identity import history_chain
-from leyline_proxy.core.naming import name_spans
-from leyline_proxy.core.options import UndeclaredRules
-from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.session import Departed, RetainedTurn
-from leyline_proxy.core.synthesis import synthesize
-from leyline_proxy.pipeline.outgoing import edit_payload, outgoing_body
-from leyline_proxy.pipeline.request import parse_chat
+from leyline_proxy.edits.prepare import prepare
+from leyline_proxy.model.history import history_chain
+from leyline_proxy.model.session import Departed, RetainedTurn
+from leyline_proxy.model.undeclared import UndeclaredRules
+from leyline_proxy.plan.naming import name_spans
+from leyline_proxy.plan.outgoing import edit_payload, outgoing_body
+from leyline_proxy.plan.synthesis import synthesize
 from leyline_proxy.render import ChatRenderer
+from leyline_proxy.request.parse import parse_chat
 from leyline_proxy.tenants import Tenant
 
 Message = dict[str, Any]

@@ -27,9 +27,9 @@ from proxy_turn import SYSTEM, renderer_document, retain, rounds
 from rich.console import Console
 
 from leyline_engine.contract import Outcome, Receipt, TokenCounts
-from leyline_proxy.core.identity import history_chain
-from leyline_proxy.core.messages import Message
-from leyline_proxy.core.session import RetainedTurn, Session, TurnSummary
+from leyline_proxy.model.history import history_chain
+from leyline_proxy.model.messages import Message
+from leyline_proxy.model.session import RetainedTurn, Session, TurnSummary
 from leyline_proxy.render import ChatRenderer
 from leyline_proxy.replay.traces import read_trace
 from leyline_proxy.sessions import MemorySessionStore

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from support.stack import embedded_stack
 
-from leyline_proxy.core.identity import HARNESS_HEADERS, OWN_HEADER
+from leyline_proxy.model.history import HARNESS_HEADERS, OWN_HEADER
 
 CHAT = "/v1/chat/completions"
 Conversation = list[dict[str, Any]]

@@ -17,8 +17,8 @@ from support.examples import is_nightly
 from leyline_engine.contract import ChatDialect
 from leyline_policies import Memo, Message, load_pipeline
 from leyline_policies.builtin import BUILTINS
-from leyline_proxy.core.prepare import PolicySession, prepare
-from leyline_proxy.core.prepared import Prepared
+from leyline_proxy.edits.prepare import PolicySession, prepare
+from leyline_proxy.model.prepared import Prepared
 from leyline_proxy.render import dialect_of
 from leyline_proxy.render.template import ChatTemplate
 from leyline_proxy.replay.traces import RecordedSession, TraceRequest, read_trace

@@ -11,7 +11,7 @@ import yaml
 from support.helm_chart import Manifest, of_kind, pods, ports_of, render, settings_of
 from support.helm_values import EVERYTHING, ON, SETS
 
-from leyline_proxy.core.authorities import Authority, allowed_hosts, parse_authority
+from leyline_proxy.settings.authorities import Authority, allowed_hosts, parse_authority
 
 FILES = ("policies_file", "api_keys_file", "redis_ca_file")
 

@@ -11,7 +11,7 @@ import pytest
 from support.fake_engine import MODEL, FakeEngine, proxy_before, tool_session
 
 from leyline_policies import SpecError
-from leyline_proxy.policy_file import PolicyFile
+from leyline_proxy.edits.policy_file import PolicyFile
 from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.metrics import Metrics
 

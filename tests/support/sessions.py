@@ -22,14 +22,14 @@ from leyline_engine.contract import (
     token_digest,
 )
 from leyline_policies import Policy, load_pipeline
-from leyline_proxy.core.identity import history_chain
-from leyline_proxy.core.messages import Message, fingerprint, text_of
-from leyline_proxy.core.naming import name_spans
-from leyline_proxy.core.options import UndeclaredRules
-from leyline_proxy.core.prepare import PolicySession, prepare
-from leyline_proxy.core.rendered import MessageSpan, Rendered
-from leyline_proxy.core.session import Place, RetainedTurn, Session, TurnSummary
-from leyline_proxy.core.synthesis import synthesize
+from leyline_proxy.edits.prepare import PolicySession, prepare
+from leyline_proxy.model.history import history_chain
+from leyline_proxy.model.messages import Message, fingerprint, text_of
+from leyline_proxy.model.rendered import MessageSpan, Rendered
+from leyline_proxy.model.session import Place, RetainedTurn, Session, TurnSummary
+from leyline_proxy.model.undeclared import UndeclaredRules
+from leyline_proxy.plan.naming import name_spans
+from leyline_proxy.plan.synthesis import synthesize
 
 RULES = UndeclaredRules.parse(["tool=amortize", "user=amortize"])
 KEY = b"chain"

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from support.image_build import Stage, copied_from_context, ignored_by, stages_of
 
-from leyline_proxy.core.authorities import Authority, allowed_hosts, parse_authority
 from leyline_proxy.settings import Settings
+from leyline_proxy.settings.authorities import Authority, allowed_hosts, parse_authority
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "deploy"

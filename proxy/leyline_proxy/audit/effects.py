@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..core.spans import ANYTHING
+from ..model.spans import ANYTHING
 
 Effect = Literal[
     "erased",

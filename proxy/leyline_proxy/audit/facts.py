@@ -12,12 +12,12 @@ from functools import cached_property
 
 from leyline_engine.contract import Mode
 
-from ..core.messages import Message
-from ..core.prepared import Prepared
-from ..core.session import EditRecord, RetainedTurn, Session
-from ..core.spans import SpanNames
-from ..core.synthesis import TurnPlan
-from ..core.uncached import was_sent
+from ..model.messages import Message
+from ..model.prepared import Prepared
+from ..model.session import EditRecord, RetainedTurn, Session
+from ..model.spans import SpanNames
+from ..plan.synthesis import TurnPlan
+from ..plan.uncached import was_sent
 
 MAX_EDITS = 512
 """Of one turn; the record says how many more there were."""

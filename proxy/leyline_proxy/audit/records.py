@@ -11,7 +11,7 @@ import msgspec
 
 from leyline_engine.contract import Outcome, Receipt
 
-from ..core.messages import Message, text_of
+from ..model.messages import Message, text_of
 from .chain import AuditKey, key_id
 from .check import torn_account
 from .facts import EditFacts, TurnEdits

@@ -97,7 +97,7 @@ def command(
     from rich.console import Console
 
     from ..replay.errors import ReplayError
-    from ..sglang_process import SglangProcessError
+    from ..replay.sglang_process import SglangProcessError
     from .generate import ServerAnswerError
     from .picture import draw
     from .table import print_levels
@@ -151,7 +151,7 @@ def _address(
     log: Path,
     options: BenchOptions,
 ) -> Iterator[str]:
-    from ..sglang_process import sglang_python, sglang_server
+    from ..replay.sglang_process import sglang_python, sglang_server
 
     if url is not None:
         yield url.rstrip("/")
@@ -192,7 +192,7 @@ def _compare(
 ) -> None:
     from rich.progress import Progress
 
-    from ..sglang_process import shipped_model
+    from ..replay.sglang_process import shipped_model
     from ..upstream.embedded import EngineUnavailable
     from .reference import Reference
     from .three_arm import compare_with_reference

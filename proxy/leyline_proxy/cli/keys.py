@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..core.api_keys import (
+from ..settings.api_keys import (
     PREFIX,
     ApiKey,
     KeyLineError,

@@ -167,7 +167,7 @@ def _tried(
     """The trial of every session, with a progress bar."""
     from rich.progress import Progress
 
-    from ..pipeline.time_limit import TimeLimit
+    from ..edits.time_limit import TimeLimit
     from ..policy_trial.trial import TrialReport, try_session
 
     limit = partial(TimeLimit(_TIMEOUT_S), "trial")
@@ -206,7 +206,7 @@ def new(
 
     from leyline_policies import Registry
 
-    from ..policy_scaffold import ScaffoldError, write_package
+    from .policy_scaffold import ScaffoldError, write_package
 
     try:
         folder = write_package(name, parent.expanduser(), Registry.discover())

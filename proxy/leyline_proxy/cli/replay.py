@@ -92,10 +92,10 @@ def replay(
     from ..replay.arms import replay as run_replay
     from ..replay.errors import ReplayError
     from ..replay.plot import draw
+    from ..replay.sglang_process import SglangProcessError
     from ..replay.stack import StackOptions
     from ..replay.table import ArmProgress, print_report
     from ..replay.traces import TraceError, read_trace
-    from ..sglang_process import SglangProcessError
     from ..telemetry.logging import configure_logging
 
     configure_logging("warning", "json")
@@ -129,7 +129,7 @@ def _placed(
     options: StackOptions, engine: ReplayedEngine, url: str | None
 ) -> Iterator[StackOptions]:
     """The options with the engine's address, while the engine runs."""
-    from ..sglang_process import sglang_server
+    from ..replay.sglang_process import sglang_server
 
     if engine is ReplayedEngine.REPLAY:
         yield options

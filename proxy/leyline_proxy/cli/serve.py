@@ -247,7 +247,7 @@ def _application(settings: Settings) -> FastAPI:
 
     from leyline_policies import PolicyError
 
-    from ..core.options import OptionError
+    from ..model.fields import OptionError
     from ..settings.faults import unknown_variables
     from ..telemetry.logging import configure_logging
     from ..tenants import build_directory

@@ -20,8 +20,8 @@ from rich.table import Table
 
 from leyline_policies import PolicyError, load_pipeline
 
-from ..core.messages import Message
-from ..core.prepare import prepare
+from ..edits.prepare import prepare
+from ..model.messages import Message
 from ..replay.results import Arm
 from ..replay.traces import TraceRequest
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
-from ..sessions.build import redis_options
 from ..sessions.redis.link import RedisOptions
 from ..settings import ONLY_ENGINE, Settings, secret_of
 from ..settings.sessions import MEMORY
 from ..telemetry.metrics import Metrics
 from ..upstream.embedded import EngineUnavailable, create_embedded_engine
-from ..upstream.factory import build_pool
 from ..upstream.lifespan import lifespan_of
 from ..upstream.replica import Replica
+from ..wiring.stores import redis_options
+from ..wiring.upstreams import build_pool
 from . import configured, machine
 from .engines import EngineNeeds, examine_engine
 from .findings import Finding, fail, ok, skip

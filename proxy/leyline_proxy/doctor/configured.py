@@ -10,17 +10,17 @@ from pathlib import Path
 from leyline_policies import PolicyError
 from leyline_policies.config import load_policies
 
-from ..core.api_keys import HASHED, ApiKey
-from ..core.authorities import ANYWHERE, Authority
-from ..core.options import OptionError
-from ..pipeline.sensitive import sensitive_content
+from ..edits.sensitive import sensitive_content
+from ..model.fields import OptionError
 from ..settings import DEFAULT_TENANT, Settings
+from ..settings.api_keys import HASHED, ApiKey
+from ..settings.authorities import ANYWHERE, Authority
 from ..settings.faults import Fault, unknown_variables
 from ..settings.sessions import MEMORY
-from ..telemetry.tracing.build import OTEL_INSTALL
 from ..tenants.directory import configured_keys
 from ..tenants.key_file import read_keys
 from ..tenants.tenant import build_tenant
+from ..wiring.tracing import OTEL_INSTALL
 from .findings import Finding, fail, ok, skip, warn
 
 _SOON_S = 7 * 86_400.0

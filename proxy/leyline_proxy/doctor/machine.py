@@ -20,10 +20,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from ..audit.files import AuditError, beside, survey
 from ..installing import PACKAGE, pip_install
-from ..observe.build import build_auditor
 from ..settings import Settings
 from ..settings.audit import PLACE
 from ..telemetry.metrics import Metrics
+from ..wiring.audit import build_auditor
 from .findings import Finding, fail, ok, skip, warn
 from .reaching import document
 

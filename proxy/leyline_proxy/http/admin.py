@@ -16,13 +16,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ..core.api_keys import ApiKey, digest_of, expiry_text, key_digest
 from ..errors import BadRequestError, NotFoundError, UnauthorizedError, closest
-from ..services import Services
 from ..sessions.summary import session_document, session_overview
+from ..settings.api_keys import ApiKey, digest_of, expiry_text, key_digest
 from ..tenants import Tenant
 from ..tenants.directory import offered_key
 from ..upstream.summary import replica_document
+from ..wiring.services import Services
 from .early_answers import EarlyAnswers
 from .errors import install_error_handlers
 from .guard import guard_against_pages

@@ -1,4 +1,4 @@
-"""The application: one per process, all its state in :class:`~leyline_proxy.services.Services`."""
+"""The application: one per process, all its state in :class:`~.wiring.services.Services`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from ..services import Services, build_services
 from ..settings import Settings
 from ..telemetry.tracing import Tracing
 from ..upstream.lifespan import lifespan_of
+from ..wiring.services import Services, build_services
 from .dispatch import ExchangeDispatch
 from .early_answers import EarlyAnswers
 from .errors import install_error_handlers
@@ -34,7 +34,7 @@ def create_app(
 
     Raises:
         leyline_policies.PolicyError: an unknown policy or a bad parameter.
-        leyline_proxy.core.options.OptionError: a bad rule for undeclared edits.
+        leyline_proxy.request.options.OptionError: a bad rule for undeclared edits.
         ValueError: neither an engine nor an upstream; an unreadable key file.
     """
     services = build_services(settings, engine_app, tracing)

@@ -15,17 +15,17 @@ from starlette.types import Receive, Scope, Send
 
 from leyline_engine.contract import RECORD_MEMBER
 
-from ..core.native import NativeApi
-from ..core.wire import add_members, repeats_members, take_member
+from ..apis.native import NativeApi
 from ..errors import UpstreamUnreachableError
 from ..observe.turn_traces import note_failover, note_planned
-from ..pipeline.accounting import account_headers
-from ..pipeline.outgoing import without_reserved
-from ..pipeline.records import record_in
-from ..pipeline.request import ChatRequest, decode_body, parse_chat
-from ..pipeline.turn import Turn
+from ..plan.outgoing import without_reserved
+from ..request.parse import ChatRequest, decode_body, parse_chat
+from ..request.wire import add_members, repeats_members, take_member
 from ..tenants import Tenant
 from ..turns import Account
+from ..turns.accounting import account_headers
+from ..turns.records import record_in
+from ..turns.turn import Turn
 from ..upstream.client import GATEWAY_FAILURES, read
 from ..upstream.headers import RawHeaders, downstream_headers
 from .exchange import Exchange

@@ -9,8 +9,8 @@ from starlette.responses import JSONResponse
 
 from leyline_engine.contract import MAX_COMMAND_BYTES, MAX_LISTED
 
-from ..pipeline.request import decode_body
-from ..services import Services
+from ..request.parse import decode_body
+from ..wiring.services import Services
 from .limits import read_body
 
 CLAIMS = "/v1/leyline/claims"

@@ -14,10 +14,10 @@ import httpx
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..pipeline.cache_scope import check_scope
-from ..pipeline.outgoing import salted, without_reserved
-from ..pipeline.request import decode_body, model_of, stream_of
+from ..plan.outgoing import salted, without_reserved
+from ..request.parse import decode_body, model_of, stream_of
 from ..tenants import Tenant
+from ..turns.cache_scope import check_scope
 from ..upstream.client import read
 from ..upstream.headers import downstream_headers
 from ..upstream.replica import Replica

@@ -6,7 +6,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..pipeline.request import parse_chat
+from ..request.parse import parse_chat
 from ..tenants import Tenant
 from .exchange import Exchange
 from .limits import until_disconnect

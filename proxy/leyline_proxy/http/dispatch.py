@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..services import Services
+from ..wiring.services import Services
 from .exchange import Exchange
 
 

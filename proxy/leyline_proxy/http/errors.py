@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..anthropic.errors import error_document
+from ..apis.anthropic.errors import error_document
 from ..errors import BadRequestError, NotFoundError, ProxyError
 from ..telemetry.logging import frames_of
 

@@ -13,10 +13,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..errors import ClientDisconnected, ProxyError
-from ..services import Services
 from ..telemetry.metrics import exemplar
 from ..telemetry.tracing import current_trace, stage_span
 from ..tenants import Tenant
+from ..wiring.services import Services
 from .errors import as_proxy_error, error_event, shaped_response
 from .limits import read_body, until_disconnect
 

@@ -15,10 +15,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..core.authorities import AllowedHosts, Authority, allowed_hosts, parse_authority
-from ..core.other_paths import takes_form
 from ..errors import ForbiddenError, MediaTypeError, ProxyError
 from ..settings import Settings
+from ..settings.authorities import AllowedHosts, Authority, allowed_hosts, parse_authority
+from ..settings.other_paths import takes_form
 from .errors import shaped_response
 
 FormPath = Callable[[str, str], bool]

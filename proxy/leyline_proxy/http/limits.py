@@ -9,12 +9,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.types import Receive
 
-from ..errors import (
-    BadRequestError,
-    BodyTooLargeError,
-    ClientDisconnected,
-    RequestTimeoutError,
-)
+from ..errors import BadRequestError, BodyTooLargeError, ClientDisconnected, RequestTimeoutError
 
 T = TypeVar("T")
 

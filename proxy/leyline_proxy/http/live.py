@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 from ..errors import ClientDisconnected, NotFoundError, TryLaterError
 from ..live.assets import INDEX, SECURITY_HEADERS, Asset, read_assets
 from ..live.stream import LiveStream, Pace, Sources
-from ..services import Services
 from ..tenants import Tenant
+from ..wiring.services import Services
 from .limits import until_disconnect
 
 LIVE_PATH: Final = "/v1/leyline/live"

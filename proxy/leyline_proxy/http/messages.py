@@ -13,21 +13,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..anthropic.answer import map_answer, map_usage
-from ..anthropic.errors import FieldError, error_document
-from ..anthropic.models import map_models
-from ..anthropic.native import NativeMessages
-from ..anthropic.request import ChatMapping, map_request
-from ..anthropic.stream import Event, MessageEvents
-from ..core.chat_answers import AnswerError
-from ..core.options import FIELD as OPTIONS_FIELD
+from ..apis.anthropic.answer import map_answer, map_usage
+from ..apis.anthropic.errors import FieldError, error_document
+from ..apis.anthropic.models import map_models
+from ..apis.anthropic.native import NativeMessages
+from ..apis.anthropic.request import ChatMapping, map_request
+from ..apis.anthropic.stream import Event, MessageEvents
+from ..apis.chat_answers import AnswerError
 from ..errors import BadRequestError, ProxyError, UpstreamRefusalError
-from ..pipeline.request import ChatRequest, decode_body, parse_chat
-from ..pipeline.turn import Turn
-from ..services import Services
+from ..model.fields import OPTIONS_FIELD
+from ..request.parse import ChatRequest, decode_body, parse_chat
 from ..tenants import Tenant
 from ..turns import Account, TurnSettler
+from ..turns.turn import Turn
 from ..upstream.headers import RawHeaders
+from ..wiring.services import Services
 from .chat import ChatExchange
 from .exchange import Exchange
 from .limits import until_disconnect

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from starlette.responses import Response
 
-from ..services import Services
 from ..telemetry.exposition import exposition, leave
 from ..upstream.embedded import embedded_metrics
+from ..wiring.services import Services
 
 _PAUSE_S = 5.0
 """Between looks where another process may answer the next scrape."""

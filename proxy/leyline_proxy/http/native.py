@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
-from ..core.native import NativeApi
+from ..apis.native import NativeApi
 from ..errors import ProxyError
-from ..pipeline.turn import Turn
 from ..turns import TurnSettler
+from ..turns.turn import Turn
 from .relay import TurnRelay
 from .sse import ChunkFacts, append_to_event, event_data
 

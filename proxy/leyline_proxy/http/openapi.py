@@ -13,7 +13,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from ..core.claims import ClaimBody, RevisionBody
+from ..claims.documents import ClaimBody, RevisionBody
 
 _REF = "#/components/schemas/{name}"
 

@@ -16,17 +16,12 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..core.other_paths import Passage, is_unknown, passage_of
-from ..core.wire import WireError, split_body
-from ..errors import (
-    BadRequestError,
-    ForbiddenError,
-    NotFoundError,
-    UpstreamUnreachableError,
-)
-from ..pipeline.cache_scope import check_other_path, unsalted_path
-from ..pipeline.outgoing import PROXY_MEMBERS, salted, without_reserved
+from ..errors import BadRequestError, ForbiddenError, NotFoundError, UpstreamUnreachableError
+from ..plan.outgoing import PROXY_MEMBERS, salted, without_reserved
+from ..request.wire import WireError, split_body
+from ..settings.other_paths import Passage, is_unknown, passage_of
 from ..tenants import Tenant
+from ..turns.cache_scope import check_other_path, unsalted_path
 from ..upstream.client import chunks, read
 from ..upstream.headers import downstream_headers
 from ..upstream.replica import Replica

@@ -12,9 +12,9 @@ import httpx
 from leyline_engine.contract import RECORD_MEMBER, TurnRecord
 
 from ..errors import AnswerTooLargeError, ProxyError, UpstreamUnreachableError
-from ..pipeline.records import record_in
-from ..pipeline.turn import Turn
 from ..turns import Account, TurnSettler
+from ..turns.records import record_in
+from ..turns.turn import Turn
 from ..upstream.bounds import bounds_of
 from ..upstream.client import chunks
 from .errors import error_event

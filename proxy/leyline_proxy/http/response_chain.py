@@ -9,14 +9,15 @@ import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from ..apis.responses.errors import FieldError
+from ..apis.responses.ids import owner_of
+from ..apis.responses.request import PREVIOUS, Items, references, resolved
+from ..apis.responses.stored import joined, list_items
 from ..errors import BadRequestError, BodyTooLargeError, NotFoundError
-from ..responses.errors import FieldError
-from ..responses.ids import owner_of
-from ..responses.request import PREVIOUS, Items, references, resolved
-from ..responses.stored import StoredResponse, joined, list_items
-from ..services import Services
+from ..model.stored_response import StoredResponse
 from ..sessions.stored_responses import ResponseStore
 from ..tenants import Tenant
+from ..wiring.services import Services
 
 LONGEST_CHAIN = 2000
 """Responses that one conversation may go on over."""

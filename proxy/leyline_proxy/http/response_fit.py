@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from ..apis.responses.truncation import Unit, droppable, with_dropped
 from ..errors import UnsupportedError
-from ..pipeline.request import ChatRequest, parse_chat
-from ..responses.truncation import Unit, droppable, with_dropped
-from ..services import Services
+from ..request.parse import ChatRequest, parse_chat
+from ..wiring.services import Services
 
 _LEAST_ANSWER = 1024
 _ANSWER_SHARE = 8

@@ -16,23 +16,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..core.chat_answers import AnswerError
-from ..core.identity import OWN_HEADER, session_key
-from ..core.options import FIELD as OPTIONS_FIELD
+from ..apis.chat_answers import AnswerError
+from ..apis.responses.answer import Opening, map_answer, map_usage, shown_request
+from ..apis.responses.errors import FieldError
+from ..apis.responses.ids import response_id, with_id
+from ..apis.responses.native import NativeResponses
+from ..apis.responses.request import ChatMapping, input_items, map_request, previous_id, stores
+from ..apis.responses.stored import joined
+from ..apis.responses.stream import Event, ResponseEvents
 from ..errors import BadRequestError, NotFoundError, ProxyError, UpstreamRefusalError
-from ..pipeline.request import ChatRequest, decode_body, model_of, parse_chat
-from ..pipeline.turn import Turn
-from ..responses.answer import Opening, map_answer, map_usage, shown_request
-from ..responses.errors import FieldError
-from ..responses.ids import response_id, with_id
-from ..responses.native import NativeResponses
-from ..responses.request import ChatMapping, input_items, map_request, previous_id, stores
-from ..responses.stored import StoredResponse, joined
-from ..responses.stream import Event, ResponseEvents
-from ..services import Services
+from ..model.fields import OPTIONS_FIELD
+from ..model.history import OWN_HEADER, session_key
+from ..model.stored_response import StoredResponse
+from ..request.parse import ChatRequest, decode_body, model_of, parse_chat
 from ..tenants import Tenant
 from ..turns import Account, TurnSettler
+from ..turns.turn import Turn
 from ..upstream.headers import RawHeaders
+from ..wiring.services import Services
 from .chat import ChatExchange
 from .errors import error_response
 from .exchange import Exchange

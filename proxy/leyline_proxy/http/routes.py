@@ -12,9 +12,9 @@ from starlette.responses import JSONResponse, Response
 from leyline_engine.contract import CAPABILITY_PATH
 
 from ..errors import NotFoundError
-from ..services import Services
 from ..sessions.summary import session_document, session_overview
 from ..upstream.summary import replica_document
+from ..wiring.services import Services
 from .chat import CHAT_PATH, ChatExchange
 from .claims import install_claims
 from .completions import COMPLETIONS_PATH, CompletionExchange
@@ -33,12 +33,7 @@ from .metrics import metrics_response
 from .models import model_list
 from .pass_through import METHODS, PATTERN, PassThroughExchange
 from .response_chain import install_stored_responses
-from .responses import (
-    INPUT_TOKENS_PATH,
-    RESPONSES_PATH,
-    InputTokensExchange,
-    ResponsesExchange,
-)
+from .responses import INPUT_TOKENS_PATH, RESPONSES_PATH, InputTokensExchange, ResponsesExchange
 
 TURN_PATHS: Mapping[str, type[Exchange]] = {
     CHAT_PATH: ChatExchange,

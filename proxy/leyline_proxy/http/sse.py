@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import orjson
 
-from ..core.wire import add_members, take_member
 from ..errors import AnswerTooLargeError
+from ..request.wire import add_members, take_member
 
 _BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LONGEST_BOUNDARY = 4

@@ -8,7 +8,7 @@ from typing import Any
 
 from leyline_engine.contract import ClaimStatus
 
-from ..core.claims import claim_document
+from ..claims.documents import claim_document
 from ..sessions.summary import SessionOverview, session_overview
 from ..upstream.handshake import UpstreamStatus
 from ..upstream.replica import Replica

@@ -19,8 +19,8 @@ from typing import Any
 
 from prometheus_client import Gauge
 
-from ..core.session import Session
 from ..errors import TryLaterError
+from ..model.session import Session
 from ..sessions.summary import overview, session_overview, turn_document
 from .trend import Step, Trends
 

@@ -10,8 +10,8 @@ from importlib.metadata import version
 from typing import Any
 
 from ..admission import Gate
+from ..claims.watch import ClaimWatch
 from ..errors import UnauthorizedError
-from ..pipeline.claim_watch import ClaimWatch
 from ..sessions import SessionStore
 from ..shutdown import Shutdown
 from ..tenants import Tenant

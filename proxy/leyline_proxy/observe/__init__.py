@@ -1,4 +1,4 @@
 """Observers of turns: metrics, traces, the audit log, the live feed and the log.
 
-Each implements :class:`~leyline_proxy.pipeline.ports.TurnObserver`. None changes a turn.
+Each implements :class:`~leyline_proxy.turns.ports.TurnObserver`. None changes a turn.
 """

@@ -12,11 +12,9 @@ import orjson
 
 from leyline_engine.contract import Receipt
 
-from ..pipeline.turn import Turn
 from ..telemetry.tracing.current import Attribute
-
-_MAX_INT = 2**63 - 1
-"""What an attribute holds; a larger one is lost, with a traceback in the log."""
+from ..telemetry.tracing.usage import MAX_INT
+from ..turns.turn import Turn
 
 _REQUEST_NUMBERS = {
     "frequency_penalty": "gen_ai.request.frequency_penalty",
@@ -61,22 +59,7 @@ def of_request_upstream(turn: Turn) -> dict[str, Attribute]:
         value = body.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        if isinstance(value, float) or abs(value) <= _MAX_INT:
-            found[attribute] = value
-    return found
-
-
-def of_usage(usage: Mapping[str, Any] | None) -> dict[str, Attribute]:
-    """What the engine counted."""
-    if usage is None:
-        return {}
-    found: dict[str, Attribute] = {}
-    for name, attribute in (
-        ("prompt_tokens", "gen_ai.usage.input_tokens"),
-        ("completion_tokens", "gen_ai.usage.output_tokens"),
-    ):
-        value = usage.get(name)
-        if isinstance(value, int) and 0 <= value <= _MAX_INT:
+        if isinstance(value, float) or abs(value) <= MAX_INT:
             found[attribute] = value
     return found
 

@@ -17,21 +17,14 @@ from leyline_engine.contract import Mode, Receipt
 from ..audit.chain import AuditKey
 from ..audit.facts import TurnEdits, turn_edits
 from ..audit.followup import Ask, FollowUps, is_closed
-from ..audit.records import (
-    Record,
-    Status,
-    TurnFacts,
-    claim_record,
-    erasure_record,
-    turn_record,
-)
+from ..audit.records import Record, Status, TurnFacts, claim_record, erasure_record, turn_record
 from ..audit.writer import AuditWriter, Job
-from ..core.identity import CONTINUES
-from ..core.places import owed
-from ..core.session import Session
-from ..pipeline.settled import SettledTurn
-from ..pipeline.turn import Turn
+from ..model.history import CONTINUES
+from ..model.places import owed
+from ..model.session import Session
 from ..telemetry.logging import frames_of
+from ..turns.settled import SettledTurn
+from ..turns.turn import Turn
 
 log = structlog.get_logger("leyline.audit")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from leyline_engine.contract import Receipt
 
-from ..core.session import Session
 from ..live.feed import LiveFeed
-from ..pipeline.settled import SettledTurn
-from ..pipeline.turn import Turn
+from ..model.session import Session
+from ..turns.settled import SettledTurn
+from ..turns.turn import Turn
 
 
 class LiveTurns:

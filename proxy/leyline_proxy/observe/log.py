@@ -8,9 +8,9 @@ import structlog
 
 from leyline_engine.contract import Receipt
 
-from ..core.session import Session
-from ..pipeline.settled import SettledTurn
-from ..pipeline.turn import Turn
+from ..model.session import Session
+from ..turns.settled import SettledTurn
+from ..turns.turn import Turn
 
 log = structlog.get_logger("leyline.turn")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from leyline_engine.contract import Outcome, Reason, Receipt
 
-from ..core.places import owed
-from ..core.session import Session
-from ..pipeline.accounting import forget_result
-from ..pipeline.settled import SettledTurn
-from ..pipeline.turn import Turn
+from ..model.places import owed
+from ..model.session import Session
 from ..telemetry.metrics import Metrics, exemplar
+from ..turns.accounting import forget_result
+from ..turns.settled import SettledTurn
+from ..turns.turn import Turn
 
 
 class TurnMetrics:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import Any
-
 from leyline_engine.contract import Outcome, Receipt
 
-from ..core.session import Session
-from ..pipeline.settled import SettledTurn
-from ..pipeline.turn import Turn
+from ..model.session import Session
 from ..telemetry.tracing.codes import plain_code
 from ..telemetry.tracing.current import current_trace
-from .attributes import messages_sent, of_planned, of_receipt, of_request_upstream, of_usage
+from ..turns.settled import SettledTurn
+from ..turns.turn import Turn
+from .attributes import messages_sent, of_planned, of_receipt, of_request_upstream
 
 
 def note_planned(turn: Turn) -> None:
@@ -27,14 +23,6 @@ def note_planned(turn: Turn) -> None:
         sent = turn.planned.prepared.messages
         upstream["gen_ai.input.messages"] = messages_sent(sent, trace.content_chars)
     trace.describe_upstream(upstream)
-
-
-def receipt_span(usage: Mapping[str, Any] | None) -> AbstractContextManager[None]:
-    """The engine's answer is complete; a span of the wait for its receipt."""
-    trace = current_trace()
-    if trace.recording:
-        trace.answered(of_usage(usage))
-    return trace.stage("receipt")
 
 
 def note_failover(upstream: str, code: str) -> None:

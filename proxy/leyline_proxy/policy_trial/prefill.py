@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from leyline_engine.contract import Mode
 
-from ..core.diff import common_subsequence
-from ..core.prepared import Prepared
+from ..model.diff import common_subsequence
+from ..model.prepared import Prepared
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import Any
 
 from leyline_policies.testing import requests_of
 
-from ..core.messages import MessageError, check_messages
+from ..model.messages import MessageError, check_messages
 from ..replay.traces import RecordedSession, Trace, TraceError, TraceRequest, read_sessions
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from leyline_policies import Memo, Policy, approximate_tokens
 
-from ..core.messages import Message
-from ..core.prepare import Limit, PolicySession, prepare
-from ..core.prepared import Change, PolicyFault, Prepared
+from ..edits.prepare import Limit, PolicySession, prepare
+from ..model.messages import Message
+from ..model.prepared import Change, PolicyFault, Prepared
 from .prefill import CachedMessage, prefix_prefill, promises, splice_prefill
 
 _TOKENS = "trial tokens"

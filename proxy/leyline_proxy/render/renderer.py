@@ -13,7 +13,7 @@ import xxhash
 
 from leyline_engine.contract import ChatDialect, ChatMessage
 
-from ..core.rendered import MessageSpan, Rendered
+from ..model.rendered import MessageSpan, Rendered
 from .continuing import Beginnings
 from .dialects import Dialect, RenderError, dialect_of
 from .fragments import Conversation, Entry, FragmentMemory, key_of

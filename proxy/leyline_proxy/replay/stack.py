@@ -19,8 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leyline_policies import PolicyError
 
-from ..core.options import OptionError
 from ..http.app import create_app
+from ..model.fields import OptionError
 from ..settings import Settings
 from ..tenants import build_directory
 from ..upstream.embedded import EngineUnavailable, create_embedded_engine

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ..core.identity import HistoryMatch
-from ..core.session import Session
+from ..model.history import HistoryMatch
+from ..model.session import Session
 from .codec import UNENCODABLE, decode_session, encode_session
 from .freed import give_back_freed
 from .history_index import HistoryIndex

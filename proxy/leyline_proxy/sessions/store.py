@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ..core.identity import HistoryMatch
-from ..core.session import Session
+from ..model.history import HistoryMatch
+from ..model.session import Session
 from .summary import SessionOverview
 
 SessionChange = Callable[[Session | None], Session]
@@ -84,7 +84,7 @@ class SessionStore(Protocol):
 
         Args:
             key: the session's; see :meth:`matches`.
-            run, replica: of the engine; see :class:`~leyline_proxy.core.session.Place`.
+            run, replica: of the engine; see :class:`~leyline_proxy.model.session.Place`.
         """
         ...
 

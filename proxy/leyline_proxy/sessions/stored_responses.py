@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..responses.stored import StoredResponse, decode, encode
+from ..model.stored_response import StoredResponse, decode, encode
 
 
 class ResponseStore(Protocol):

@@ -9,7 +9,7 @@ import msgspec
 
 from leyline_engine.contract import Receipt
 
-from ..core.session import EditRecord, Session, TurnSummary
+from ..model.session import EditRecord, Session, TurnSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class SessionOverview:
 
     @property
     def answered(self) -> bool:
-        """See :attr:`~leyline_proxy.core.session.Session.answered`."""
+        """See :attr:`~leyline_proxy.model.session.Session.answered`."""
         return self.totals.turns > 0
 
 

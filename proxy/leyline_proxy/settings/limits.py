@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, SecretStr, field_validator
 
-from ..core.api_keys import digest_of
+from .api_keys import digest_of
 
 MIB = 1024 * 1024
 

@@ -18,14 +18,14 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from ..core.api_keys import check_tenant, parse_key
-from ..core.authorities import parse_authority
-from ..core.cache_scope import CacheScope
-from ..core.options import SHARE_PATTERN
-from ..core.other_paths import PassThrough
+from ..model.fields import SHARE_PATTERN
+from .api_keys import check_tenant, parse_key
 from .audit import AuditSettings
+from .authorities import parse_authority
+from .cache_scope import CacheScope
 from .file import read_config
 from .limits import MIB, LimitSettings, TenantLimitSettings
+from .other_paths import PassThrough
 from .sessions import SessionSettings
 from .tracing import TraceSettings
 

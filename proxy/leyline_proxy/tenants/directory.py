@@ -6,9 +6,9 @@ import hmac
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from ..core.api_keys import ApiKey, key_digest, parse_key, tenants_of
 from ..errors import UnauthorizedError
 from ..settings import DEFAULT_TENANT, Settings
+from ..settings.api_keys import ApiKey, key_digest, parse_key, tenants_of
 from .key_file import read_keys
 from .tenant import Tenant, build_tenant
 
@@ -69,7 +69,7 @@ class TenantDirectory:
         """Put these in the place of the file's keys; requests under way are not touched.
 
         Raises:
-            leyline_policies.PolicySpecError, leyline_proxy.core.options.OptionError: a new
+            leyline_policies.PolicySpecError, leyline_proxy.request.options.OptionError: a new
                 tenant's rules are wrong; nothing has changed then.
         """
         keys = (*self._fixed, *filed)
@@ -118,7 +118,7 @@ def build_directory(settings: Settings) -> TenantDirectory:
 
     Raises:
         leyline_policies.PolicySpecError: an unknown policy or a bad parameter.
-        leyline_proxy.core.options.OptionError: a bad rule for undeclared edits.
+        leyline_proxy.request.options.OptionError: a bad rule for undeclared edits.
         ValueError: an unreadable or wrong key file, or one without a key.
     """
     fixed = configured_keys(settings)
@@ -139,7 +139,7 @@ def configured_keys(settings: Settings) -> tuple[ApiKey, ...]:
     """The keys that are settings of their own, without those of the key file.
 
     Raises:
-        leyline_proxy.core.api_keys.KeyLineError: one that isn't written as it should be.
+        leyline_proxy.settings.api_keys.KeyLineError: one that isn't written as it should be.
     """
     lines = [secret.get_secret_value() for secret in settings.api_keys]
     lines += [

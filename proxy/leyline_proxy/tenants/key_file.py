@@ -10,7 +10,7 @@ import structlog
 
 from leyline_policies import PolicyError
 
-from ..core.api_keys import ApiKey, parse_keys
+from ..settings.api_keys import ApiKey, parse_keys
 from ..telemetry.metrics import Metrics
 
 log = structlog.get_logger("leyline.keys")

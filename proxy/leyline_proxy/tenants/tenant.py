@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from leyline_policies import Policy, load_pipeline
 
-from ..core.cache_scope import cache_salt
-from ..core.options import UndeclaredRules
+from ..model.undeclared import UndeclaredRules
 from ..settings import Settings, TenantSettings, secret_of
+from ..settings.cache_scope import cache_salt
 
 N = TypeVar("N", int, float)
 
@@ -56,7 +56,7 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
 
     Raises:
         leyline_policies.PolicySpecError: an unknown policy or a bad parameter.
-        leyline_proxy.core.options.OptionError: a bad rule for undeclared edits.
+        leyline_proxy.request.options.OptionError: a bad rule for undeclared edits.
     """
     own = settings.tenants.get(name, TenantSettings())
     policy = settings.policy if own.policy is None else own.policy

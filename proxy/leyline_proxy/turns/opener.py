@@ -11,23 +11,23 @@ from uuid import uuid4
 from leyline_policies import Policy
 from leyline_policies.faults import may_forget
 
-from ..core.forgetting import is_unvouched, untraced_before
-from ..core.options import UndeclaredRules
-from ..core.session import turn_name
-from ..pipeline.cache_scope import check_scope
-from ..pipeline.erasure import Erasures
-from ..pipeline.identify import Identity, identify
-from ..pipeline.outgoing import outgoing_body, turn_envelope
-from ..pipeline.placing import Placing
-from ..pipeline.planner import Planner
-from ..pipeline.planning import PlanInput
-from ..pipeline.request import ChatRequest
-from ..pipeline.rules import PolicyCatalog, effective_rules
-from ..pipeline.turn import Turn
+from ..edits.rules import PolicyCatalog, effective_rules
+from ..model.session import turn_name
+from ..model.undeclared import UndeclaredRules
+from ..plan.forgetting import is_unvouched, untraced_before
+from ..plan.outgoing import outgoing_body, turn_envelope
+from ..plan.planner import Planner
+from ..plan.planning import PlanInput
+from ..request.identify import Identity, identify
+from ..request.parse import ChatRequest
 from ..sessions import SessionStore
 from ..telemetry.metrics import Metrics
 from ..upstream.pool import Names, ReplicaPool
 from ..upstream.replica import Replica
+from .cache_scope import check_scope
+from .erasure import Erasures
+from .placing import Placing
+from .turn import Turn
 from .under_way import TurnsUnderWay
 
 

@@ -10,27 +10,26 @@ from typing import Any
 
 from leyline_engine.contract import Receipt, TurnRecord
 
-from ..core.context_management import FIELD as CONTEXT_FIELD
-from ..core.places import owed
-from ..core.session import Session
 from ..errors import RefusedByClaimError
-from ..observe.turn_traces import receipt_span
-from ..pipeline.accounting import account_headers, caller_account, final_receipt
-from ..pipeline.erasure import Erasures
-from ..pipeline.pinning import Pinning
-from ..pipeline.placing import Placing
-from ..pipeline.planner import Planner
-from ..pipeline.ports import TurnObserver
-from ..pipeline.records import record_of, record_of_refusal, run_of
-from ..pipeline.request import OPTIONS_FIELD
-from ..pipeline.retaining import session_after, session_owing, session_without
-from ..pipeline.settled import SettledTurn, cache_account, source_of
-from ..pipeline.turn import Turn
-from ..pipeline.writing import Writing
+from ..model.fields import OPTIONS_FIELD
+from ..model.places import owed
+from ..model.session import Session
+from ..plan.planner import Planner
+from ..request.context_management import CONTEXT_FIELD
 from ..sessions.store import SessionChange
 from ..telemetry.metrics import Metrics, exemplar
+from ..telemetry.tracing.usage import receipt_span
 from ..upstream.pool import ReplicaPool
+from .accounting import account_headers, caller_account, final_receipt
+from .erasure import Erasures
+from .placing import Placing
+from .ports import PinRefusals, TurnObserver
+from .records import record_of, record_of_refusal, run_of
+from .retaining import session_after, session_owing, session_without
+from .settled import SettledTurn, cache_account, source_of
+from .turn import Turn
 from .under_way import TurnsUnderWay
+from .writing import Writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class TurnSettler:
         planner: Planner,
         erasures: Erasures,
         writing: Writing,
-        pinning: Pinning,
+        pinning: PinRefusals,
         metrics: Metrics,
         observers: Sequence[TurnObserver],
         retained_turns: int,

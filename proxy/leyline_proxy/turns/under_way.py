@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..core.session import Session
-from ..pipeline.identify import Identity, Openings
-from ..pipeline.placing import Placing
-from ..pipeline.planning import PlanInput
-from ..pipeline.turn import Turn
+from ..model.session import Session
+from ..plan.planning import PlanInput
+from ..request.identify import Identity, Openings
 from ..sessions import SessionStore
 from ..sessions.store import SessionChange
+from .placing import Placing
+from .turn import Turn
 
 
 class TurnsUnderWay:

@@ -14,7 +14,7 @@ from typing import Any
 import anyio.to_thread
 import structlog
 
-from ..core.rendered import Rendered
+from ..model.rendered import Rendered
 from ..render import ChatRenderer, dialect_of
 from ..render.renderer import TEXT_MEMORY_BYTES
 from .client import RendererDocument, UpstreamClient

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from leyline_proxy.cli import build_app
-from leyline_proxy.sglang_process import SglangProcessError, sglang_python
+from leyline_proxy.replay.sglang_process import SglangProcessError, sglang_python
 
 
 @pytest.mark.nightly

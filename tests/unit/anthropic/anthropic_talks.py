@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from leyline_proxy.anthropic.request import map_request
+from leyline_proxy.apis.anthropic.request import map_request
 
 Talk = list[dict[str, Any]]
 TOOL = {"name": "ls", "input_schema": {"type": "object"}}

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from leyline_proxy.anthropic.answer import map_answer, map_usage
-from leyline_proxy.anthropic.request import map_request
-from leyline_proxy.anthropic.stream import MessageEvents
-from leyline_proxy.core.chat_answers import AnswerError
+from leyline_proxy.apis.anthropic.answer import map_answer, map_usage
+from leyline_proxy.apis.anthropic.request import map_request
+from leyline_proxy.apis.anthropic.stream import MessageEvents
+from leyline_proxy.apis.chat_answers import AnswerError
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 USAGE = {

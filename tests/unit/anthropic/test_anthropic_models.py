@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from anthropic.types import ModelInfo
 
-from leyline_proxy.anthropic.models import map_models
+from leyline_proxy.apis.anthropic.models import map_models
 
 
 def test_models_are_as_the_sdk_reads_them() -> None:

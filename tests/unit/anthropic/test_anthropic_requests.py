@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_policies.failures import is_failure
-from leyline_proxy.anthropic.request import map_request
-from leyline_proxy.core.messages import check_messages
+from leyline_proxy.apis.anthropic.request import map_request
+from leyline_proxy.model.messages import check_messages
 
 
 @given(talks(), st.integers(0, 6), st.none() | st.just("Be terse."))

@@ -11,7 +11,7 @@ from leyline_engine.contract import ForgetCounts, Outcome, Receipt
 from leyline_proxy.audit.effects import MEANINGS, edits_of
 from leyline_proxy.audit.facts import EditFacts, TurnEdits
 from leyline_proxy.audit.records import TurnFacts, erasure_record, turn_record
-from leyline_proxy.core.session import EditRecord
+from leyline_proxy.model.session import EditRecord
 
 CLOSED = ForgetCounts(overwritten=4)
 

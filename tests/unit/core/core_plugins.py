@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from leyline_policies import Context
-from leyline_proxy.core.messages import Message
-from leyline_proxy.core.prepare import PolicySession, prepare
-from leyline_proxy.core.prepared import Prepared
+from leyline_proxy.edits.prepare import PolicySession, prepare
+from leyline_proxy.model.messages import Message
+from leyline_proxy.model.prepared import Prepared
 
 FUNCTION = {"name": "f", "arguments": '{"key": "hunter2"}'}
 CALL = {"id": "c", "type": "function", "function": FUNCTION}

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from leyline_engine.contract import CopySegment, LineageRun, token_digest
-from leyline_proxy.core.messages import Message
-from leyline_proxy.core.naming import name_spans
-from leyline_proxy.core.options import UndeclaredRules
-from leyline_proxy.core.prepared import Prepared
-from leyline_proxy.core.rendered import MessageSpan, Rendered
-from leyline_proxy.core.session import Departed, RetainedTurn
-from leyline_proxy.core.synthesis import TurnPlan, synthesize
+from leyline_proxy.model.messages import Message
+from leyline_proxy.model.prepared import Prepared
+from leyline_proxy.model.rendered import MessageSpan, Rendered
+from leyline_proxy.model.session import Departed, RetainedTurn
+from leyline_proxy.model.undeclared import UndeclaredRules
+from leyline_proxy.plan.naming import name_spans
+from leyline_proxy.plan.synthesis import TurnPlan, synthesize
 
 ROLES = ("user", "assistant", "system", "tool")
 ANYTHING = UndeclaredRules.parse(dict.fromkeys((*ROLES, "template"), "amortize"))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import Claim, ClaimKind, ClaimState, ClaimStatus, Mode, Predicate
-from leyline_proxy.core.claims import (
+from leyline_proxy.claims.documents import (
     ClaimBodyError,
     RevisionBody,
     SpanBody,
@@ -24,9 +24,9 @@ from leyline_proxy.core.claims import (
     read_revision,
     revised,
 )
-from leyline_proxy.core.messages import Message
-from leyline_proxy.core.prepared import Change, DroppedMessage, Prepared, SentMessage
-from leyline_proxy.core.session import RetainedTurn
+from leyline_proxy.model.messages import Message
+from leyline_proxy.model.prepared import Change, DroppedMessage, Prepared, SentMessage
+from leyline_proxy.model.session import RetainedTurn
 
 
 def turn_of(messages: list[Message], dropped: set[int] | None = None) -> RetainedTurn:

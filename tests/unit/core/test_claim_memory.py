@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import Claim, ClaimKind, ClaimState, ClaimStatus, Predicate
-from leyline_proxy.core.claim_memory import ClaimMemory
+from leyline_proxy.claims.memory import ClaimMemory
 
 ENDED = [state for state in ClaimState if not state.lives]
 LIVING = [state for state in ClaimState if state.lives]

@@ -11,11 +11,11 @@ from core_talks import retained
 from leyline_engine.contract import MAX_TTL_S, ClaimKind, LineageRun
 from leyline_engine.contract.claim import MAX_PRIORITY
 from leyline_policies.verbs import pin, pinned
-from leyline_proxy.core.annotations import Annotation, Pin, annotations_of
-from leyline_proxy.core.messages import Message
-from leyline_proxy.core.pins import MAX_PINS, HeldPin, WantedPin, pin_key, wanted_pins
-from leyline_proxy.core.prepared import Prepared, SentMessage
-from leyline_proxy.core.session import RetainedTurn
+from leyline_proxy.claims.pins import MAX_PINS, HeldPin, WantedPin, pin_key, wanted_pins
+from leyline_proxy.model.messages import Message
+from leyline_proxy.model.prepared import Prepared, SentMessage
+from leyline_proxy.model.session import RetainedTurn
+from leyline_proxy.request.annotations import Annotation, Pin, annotations_of
 
 
 def turn_of(*texts: str, lineage: tuple[LineageRun, ...] = (), name: str = "t0") -> RetainedTurn:

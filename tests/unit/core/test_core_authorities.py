@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_proxy.core.authorities import allowed_hosts, parse_authority
+from leyline_proxy.settings.authorities import allowed_hosts, parse_authority
 
 HOME = allowed_hosts("127.0.0.1", ["gpu1", "ui.example.com", "localhost:3000"])
 EVERYWHERE = allowed_hosts("0.0.0.0", ["leyline"])  # noqa: S104

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_proxy.core.bodies import BodyMemory, ReadBody
-from leyline_proxy.core.identity import history_chain
-from leyline_proxy.core.messages import fingerprint
+from leyline_proxy.model.history import history_chain
+from leyline_proxy.model.messages import fingerprint
+from leyline_proxy.request.bodies import BodyMemory, ReadBody
 
 OWNER = "tenant"
 LONG = "a line of a listing, and some more\n" * 40

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import TokenCounts
-from leyline_proxy.core.busts import CAUSES, PAGE, Moved, Reach, Stretch, reach_of, settle
-from leyline_proxy.core.candidates import Candidate, Edit
-from leyline_proxy.core.causes import Cause
-from leyline_proxy.core.session import RetainedTurn
-from leyline_proxy.core.token_diff import Hunk, Kept, TokenDiff
+from leyline_proxy.model.session import RetainedTurn
+from leyline_proxy.model.vocabulary import CAUSES
+from leyline_proxy.plan.busts import PAGE, Moved, Reach, Stretch, reach_of, settle
+from leyline_proxy.plan.candidates import Candidate, Edit
+from leyline_proxy.plan.causes import Cause
+from leyline_proxy.plan.token_diff import Hunk, Kept, TokenDiff
 
 EDITS = ["policy", "declared", "undeclared", "template", "tools"]
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from leyline_engine.contract import Mode, Outcome, token_digest
-from leyline_proxy.core.declared import DeclaredEdit
-from leyline_proxy.core.messages import Message
-from leyline_proxy.core.naming import name_spans
-from leyline_proxy.core.options import UndeclaredRules
-from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.prepared import Prepared
-from leyline_proxy.core.rendered import MessageSpan, Rendered
-from leyline_proxy.core.session import Departed, RetainedTurn
-from leyline_proxy.core.synthesis import TurnPlan, synthesize
+from leyline_proxy.edits.prepare import prepare
+from leyline_proxy.model.messages import Message
+from leyline_proxy.model.prepared import Prepared
+from leyline_proxy.model.rendered import MessageSpan, Rendered
+from leyline_proxy.model.session import Departed, RetainedTurn
+from leyline_proxy.model.undeclared import UndeclaredRules
+from leyline_proxy.plan.naming import name_spans
+from leyline_proxy.plan.synthesis import TurnPlan, synthesize
 from leyline_proxy.render.marks import content_spans
+from leyline_proxy.request.declared import DeclaredEdit
 
 BEHIND = "and all that comes behind the change is long enough to be copied"
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import Mode
-from leyline_proxy.core.declared import DeclaredEdit, DeclaredEditError
-from leyline_proxy.core.messages import Message, check_messages, text_of
-from leyline_proxy.core.prepare import prepare
+from leyline_proxy.edits.prepare import prepare
 from leyline_proxy.errors import BadRequestError
-from leyline_proxy.pipeline.request import parse_chat
+from leyline_proxy.model.messages import Message, check_messages, text_of
+from leyline_proxy.request.declared import DeclaredEdit, DeclaredEditError
+from leyline_proxy.request.parse import parse_chat
 from leyline_proxy.settings import Settings
 from leyline_proxy.tenants import build_directory
 

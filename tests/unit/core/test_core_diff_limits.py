@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from leyline_proxy.core import diff
-from leyline_proxy.core.diff import apply_diff, common_subsequence, diff_messages
+from leyline_proxy.model import diff
+from leyline_proxy.model.diff import apply_diff, common_subsequence, diff_messages
 
 
 def test_beyond_the_cap_only_the_ends_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from core_plugins import TALK, Plugin, at, run, said
 from leyline_policies import Context, Memo, Message, drop, edit
 from leyline_policies.compose import Chosen, dry_run, pipeline
 from leyline_policies.verbs import forget
-from leyline_proxy.core.prepare import PolicySession, PolicyTimeoutError
-from leyline_proxy.core.prepared import PolicyFault
+from leyline_proxy.edits.prepare import PolicySession, PolicyTimeoutError
+from leyline_proxy.model.prepared import PolicyFault
 
 
 def _raise(messages: list[Message], context: Context) -> Any:

@@ -6,12 +6,12 @@ import pytest
 from core_talks import ANYTHING, Rule, copies, plan_of, render, retained
 
 from leyline_engine.contract import Mode
-from leyline_proxy.core.declared import DeclaredEdit
-from leyline_proxy.core.forgetting import spans_to_forget
-from leyline_proxy.core.messages import Message
-from leyline_proxy.core.naming import name_spans
-from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.session import Departed, Session
+from leyline_proxy.edits.prepare import prepare
+from leyline_proxy.model.messages import Message
+from leyline_proxy.model.session import Departed, Session
+from leyline_proxy.plan.forgetting import spans_to_forget
+from leyline_proxy.plan.naming import name_spans
+from leyline_proxy.request.declared import DeclaredEdit
 
 HIDDEN = "SECRET"
 REDACT = Rule(HIDDEN, "[gone]", "forget", name="redact")

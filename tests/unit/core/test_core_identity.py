@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_proxy.core.identity import (
+from leyline_proxy.model.history import (
     HistoryMatch,
     carries_on,
     choose_sessions,

@@ -15,11 +15,11 @@ from support.examples import examples
 
 from leyline_engine.contract import Mode
 from leyline_policies import Context, Memo, Policy, Registry, drop, edit, load_pipeline
-from leyline_proxy.core.edited import Sensitive
-from leyline_proxy.core.messages import Message, fingerprint
-from leyline_proxy.core.prepare import PolicySession, prepare
-from leyline_proxy.core.prepared import Prepared
-from leyline_proxy.pipeline.policy_facts import known_objects
+from leyline_proxy.edits.edited import Sensitive
+from leyline_proxy.edits.policy_facts import known_objects
+from leyline_proxy.edits.prepare import PolicySession, prepare
+from leyline_proxy.model.messages import Message, fingerprint
+from leyline_proxy.model.prepared import Prepared
 
 TEXTS = (
     "ok",

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_proxy.core.identity import history_chain, session_key
-from leyline_proxy.core.messages import MAX_DEPTH, MessageError, check_messages, fingerprint
-from leyline_proxy.core.options import OptionError, UndeclaredRules, parse_options
+from leyline_proxy.model.fields import OptionError
+from leyline_proxy.model.history import history_chain, session_key
+from leyline_proxy.model.messages import MAX_DEPTH, MessageError, check_messages, fingerprint
+from leyline_proxy.model.undeclared import UndeclaredRules
+from leyline_proxy.request.options import parse_options
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 

@@ -11,10 +11,10 @@ from core_plugins import FUNCTION, TALK, Plugin, Transform, at, run, said
 from leyline_engine.contract import Mode
 from leyline_policies import Context, Memo, drop, edit, load_pipeline, map_text
 from leyline_policies.verbs import decay, forget, pin
-from leyline_proxy.core.messages import Message, text_of
-from leyline_proxy.core.prepare import PolicySession
-from leyline_proxy.core.prepared import Change
-from leyline_proxy.core.schedule import pending
+from leyline_proxy.edits.prepare import PolicySession
+from leyline_proxy.edits.schedule import pending
+from leyline_proxy.model.messages import Message, text_of
+from leyline_proxy.model.prepared import Change
 
 
 def named(message: Message) -> bool:

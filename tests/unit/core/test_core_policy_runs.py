@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from leyline_engine.contract import Mode
 from leyline_policies import Context, Memo, Policy, drop, edit
 from leyline_policies.verbs import share
-from leyline_proxy.core.messages import Message, fingerprint, text_of
-from leyline_proxy.core.prepare import PolicySession, PolicyTimeoutError, prepare
-from leyline_proxy.core.prepared import Change
+from leyline_proxy.edits.prepare import PolicySession, PolicyTimeoutError, prepare
+from leyline_proxy.model.messages import Message, fingerprint, text_of
+from leyline_proxy.model.prepared import Change
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}
 TALK: list[Message] = [

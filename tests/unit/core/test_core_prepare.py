@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import Mode
-from leyline_proxy.core.declared import DeclaredEdit
-from leyline_proxy.core.diff import apply_chars, apply_diff, diff_messages
-from leyline_proxy.core.messages import Message, fingerprint, text_of
-from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.prepared import Change
+from leyline_proxy.edits.prepare import prepare
+from leyline_proxy.model.diff import apply_chars, apply_diff, diff_messages
+from leyline_proxy.model.messages import Message, fingerprint, text_of
+from leyline_proxy.model.prepared import Change
+from leyline_proxy.request.declared import DeclaredEdit
 
 MESSAGES = st.lists(
     st.builds(

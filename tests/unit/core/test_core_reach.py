@@ -8,12 +8,13 @@ from support.examples import examples
 from support.sessions import RULES, after_turn, blank, history, pipeline, render, sessions
 
 from leyline_engine.contract import CopySegment, Outcome, TokenCounts
-from leyline_proxy.core.busts import CAUSES, Reach, reach_by_messages, settle
-from leyline_proxy.core.messages import Message
-from leyline_proxy.core.naming import name_spans
-from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.session import Session
-from leyline_proxy.core.synthesis import TurnPlan, synthesize
+from leyline_proxy.edits.prepare import prepare
+from leyline_proxy.model.messages import Message
+from leyline_proxy.model.session import Session
+from leyline_proxy.model.vocabulary import CAUSES
+from leyline_proxy.plan.busts import Reach, reach_by_messages, settle
+from leyline_proxy.plan.naming import name_spans
+from leyline_proxy.plan.synthesis import TurnPlan, synthesize
 
 SPECS = [
     "keep_all",

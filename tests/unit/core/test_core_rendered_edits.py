@@ -20,14 +20,14 @@ from tokenizers import Tokenizer
 
 from leyline_engine.contract import CopySegment, Mode, apply_directives, token_digest
 from leyline_policies import Policy, load_pipeline
-from leyline_proxy.core.messages import Message, text_of
-from leyline_proxy.core.naming import name_spans
-from leyline_proxy.core.options import UndeclaredRules
-from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.prepared import Prepared
-from leyline_proxy.core.rendered import Rendered
-from leyline_proxy.core.session import Departed, RetainedTurn
-from leyline_proxy.core.synthesis import TurnPlan, synthesize
+from leyline_proxy.edits.prepare import prepare
+from leyline_proxy.model.messages import Message, text_of
+from leyline_proxy.model.prepared import Prepared
+from leyline_proxy.model.rendered import Rendered
+from leyline_proxy.model.session import Departed, RetainedTurn
+from leyline_proxy.model.undeclared import UndeclaredRules
+from leyline_proxy.plan.naming import name_spans
+from leyline_proxy.plan.synthesis import TurnPlan, synthesize
 from leyline_proxy.render import ChatRenderer, RenderError
 
 SPECIAL = {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"}

@@ -11,20 +11,13 @@ from hypothesis import strategies as st
 
 from leyline_engine.contract import Mode, Receipt, TokenCounts
 from leyline_policies import EditCost, Policy, load_pipeline
-from leyline_proxy.core.costs import CostBook
-from leyline_proxy.core.declared import DeclaredEdit
-from leyline_proxy.core.messages import Message, text_of
-from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.prepared import Prepared
-from leyline_proxy.core.schedule import (
-    Balance,
-    Decision,
-    Timing,
-    balance,
-    pays,
-    pending,
-    schedule,
-)
+from leyline_proxy.edits.costs import CostBook
+from leyline_proxy.edits.prepare import prepare
+from leyline_proxy.edits.schedule import Balance, Timing, balance, pays, pending, schedule
+from leyline_proxy.model.messages import Message, text_of
+from leyline_proxy.model.prepared import Prepared
+from leyline_proxy.model.vocabulary import Decision
+from leyline_proxy.request.declared import DeclaredEdit
 
 PLAIN = EditCost(splices=False, prefill_us=10.0)
 SPLICING = EditCost(splices=True, prefill_us=10.0, splice_us=0.1)

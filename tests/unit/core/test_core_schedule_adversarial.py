@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from leyline_engine.contract import Mode
 from leyline_policies import Context, drop, edit, load_pipeline
 from leyline_policies.verbs import forget, pin
-from leyline_proxy.core.declared import DeclaredEdit
-from leyline_proxy.core.messages import Message
-from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.prepared import Prepared
-from leyline_proxy.core.schedule import pending
+from leyline_proxy.edits.prepare import prepare
+from leyline_proxy.edits.schedule import pending
+from leyline_proxy.model.messages import Message
+from leyline_proxy.model.prepared import Prepared
+from leyline_proxy.request.declared import DeclaredEdit
 
 SHORTEN = at(1, lambda m: edit(m, stub="[short]"))
 

@@ -7,12 +7,12 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_proxy.core.diff import diff_messages
-from leyline_proxy.core.messages import Message, check_messages, fingerprint
-from leyline_proxy.core.prepare import prepare, unedited
-from leyline_proxy.core.rendered import MessageSpan, Rendered
-from leyline_proxy.core.spans import outer_extents
-from leyline_proxy.core.token_diff import SourceView, continued, diff_tokens
+from leyline_proxy.edits.prepare import prepare, unedited
+from leyline_proxy.model.diff import diff_messages
+from leyline_proxy.model.messages import Message, check_messages, fingerprint
+from leyline_proxy.model.rendered import MessageSpan, Rendered
+from leyline_proxy.model.spans import outer_extents
+from leyline_proxy.plan.token_diff import SourceView, continued, diff_tokens
 
 CALL = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
 MESSAGES: tuple[Message, ...] = (

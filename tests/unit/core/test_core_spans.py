@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from leyline_engine.contract import Mode, Outcome, output_span, token_digest
 from leyline_policies import Policy
-from leyline_proxy.core.declared import DeclaredEdit
-from leyline_proxy.core.forgetting import is_unreachable, new_demands, spans_to_forget
-from leyline_proxy.core.messages import Message
-from leyline_proxy.core.naming import MAX_FORMER, name_spans
-from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.prepared import Prepared
-from leyline_proxy.core.rendered import MessageSpan, Rendered
-from leyline_proxy.core.session import MAX_DEPARTED, RetainedTurn, Session, TurnSummary
-from leyline_proxy.core.spans import ANYTHING, SpanNames, outer_extents, span_labels
+from leyline_proxy.edits.prepare import prepare
+from leyline_proxy.model.messages import Message
+from leyline_proxy.model.prepared import Prepared
+from leyline_proxy.model.rendered import MessageSpan, Rendered
+from leyline_proxy.model.session import MAX_DEPARTED, RetainedTurn, Session, TurnSummary
+from leyline_proxy.model.spans import ANYTHING, SpanNames, outer_extents, span_labels
+from leyline_proxy.plan.forgetting import is_unreachable, new_demands, spans_to_forget
+from leyline_proxy.plan.naming import MAX_FORMER, name_spans
+from leyline_proxy.request.declared import DeclaredEdit
 
 RETAINED = 3
 STEPS = ("append", "append", "edit", "drop", "again", "branch", "move")

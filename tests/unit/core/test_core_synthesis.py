@@ -16,16 +16,16 @@ from leyline_engine.contract import (
     apply_directives,
     token_digest,
 )
-from leyline_proxy.core.diff import diff_messages
-from leyline_proxy.core.messages import Message
-from leyline_proxy.core.naming import name_spans
-from leyline_proxy.core.options import UndeclaredRules
-from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.prepared import Prepared
-from leyline_proxy.core.rendered import MessageSpan, Rendered
-from leyline_proxy.core.session import Departed, RetainedTurn
-from leyline_proxy.core.synthesis import TurnPlan, synthesize
-from leyline_proxy.core.token_diff import MIN_RUN, SourceView, diff_tokens
+from leyline_proxy.edits.prepare import prepare
+from leyline_proxy.model.diff import diff_messages
+from leyline_proxy.model.messages import Message
+from leyline_proxy.model.prepared import Prepared
+from leyline_proxy.model.rendered import MessageSpan, Rendered
+from leyline_proxy.model.session import Departed, RetainedTurn
+from leyline_proxy.model.undeclared import UndeclaredRules
+from leyline_proxy.plan.naming import name_spans
+from leyline_proxy.plan.synthesis import TurnPlan, synthesize
+from leyline_proxy.plan.token_diff import MIN_RUN, SourceView, diff_tokens
 
 ROLES = ("user", "assistant", "system")
 CONVERSATIONS = st.lists(

@@ -32,13 +32,13 @@ from leyline_engine.contract import (
     Outcome,
     check_directives,
 )
-from leyline_proxy.core.declared import DeclaredEdit
-from leyline_proxy.core.messages import Message
-from leyline_proxy.core.naming import name_spans
-from leyline_proxy.core.options import UndeclaredRules
-from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.session import Departed, RetainedTurn
-from leyline_proxy.core.synthesis import synthesize
+from leyline_proxy.edits.prepare import prepare
+from leyline_proxy.model.messages import Message
+from leyline_proxy.model.session import Departed, RetainedTurn
+from leyline_proxy.model.undeclared import UndeclaredRules
+from leyline_proxy.plan.naming import name_spans
+from leyline_proxy.plan.synthesis import synthesize
+from leyline_proxy.request.declared import DeclaredEdit
 
 HIDDEN = "SECRET"
 

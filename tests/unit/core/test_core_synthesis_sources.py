@@ -21,12 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import Directive, Mode, Outcome, check_directives
-from leyline_proxy.core.messages import Message
-from leyline_proxy.core.naming import name_spans
-from leyline_proxy.core.options import UndeclaredRules
-from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.session import Departed, RetainedTurn
-from leyline_proxy.core.synthesis import MIN_SPLICED, TurnPlan, synthesize
+from leyline_proxy.edits.prepare import prepare
+from leyline_proxy.model.messages import Message
+from leyline_proxy.model.session import Departed, RetainedTurn
+from leyline_proxy.model.undeclared import UndeclaredRules
+from leyline_proxy.plan.naming import name_spans
+from leyline_proxy.plan.synthesis import MIN_SPLICED, TurnPlan, synthesize
 
 
 @st.composite

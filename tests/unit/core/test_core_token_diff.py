@@ -15,9 +15,9 @@ from support.examples import examples
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE
-from leyline_proxy.core.diff import MessageDiff, Step, diff_messages
-from leyline_proxy.core.rendered import MessageSpan, Rendered
-from leyline_proxy.core.token_diff import MIN_RUN, SourceView, TokenDiff, diff_tokens
+from leyline_proxy.model.diff import MessageDiff, Step, diff_messages
+from leyline_proxy.model.rendered import MessageSpan, Rendered
+from leyline_proxy.plan.token_diff import MIN_RUN, SourceView, TokenDiff, diff_tokens
 from leyline_proxy.render import ChatRenderer
 
 WORDS = st.sampled_from(["line", "of", "the", "listing", "\n", "  ", "é", "0042", "drwxr-xr-x"])

@@ -12,12 +12,12 @@ from support.builtin_specs import SPECS
 from support.sessions import after_turn, blank, histories, history, pipeline
 
 from leyline_engine.contract import Mode
-from leyline_proxy.core.declared import DeclaredEdit
-from leyline_proxy.core.messages import Message
-from leyline_proxy.core.prepare import PolicySession, prepare
-from leyline_proxy.core.prepared import Change, Prepared, SentMessage
-from leyline_proxy.core.session import EditRecord, Session
-from leyline_proxy.core.uncached import MAX_LISTED, uncached_edits, was_sent
+from leyline_proxy.edits.prepare import PolicySession, prepare
+from leyline_proxy.model.messages import Message
+from leyline_proxy.model.prepared import Change, Prepared, SentMessage
+from leyline_proxy.model.session import EditRecord, Session
+from leyline_proxy.plan.uncached import MAX_LISTED, uncached_edits, was_sent
+from leyline_proxy.request.declared import DeclaredEdit
 
 MASK = "last_n_observations:n=1"
 ALL = sorted(spec for specs in SPECS.values() for spec in specs)

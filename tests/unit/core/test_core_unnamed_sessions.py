@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from support.sessions import after_turn, blank, history
 
 from leyline_engine.contract import CopySegment, LineageRun, Mode, Outcome, Reason, common_prefix
-from leyline_proxy.core.declared import DeclaredEdit
-from leyline_proxy.core.messages import Message, fingerprint
-from leyline_proxy.core.options import UndeclaredRules
-from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.prepared import Prepared
-from leyline_proxy.core.session import RetainedTurn
-from leyline_proxy.core.synthesis import TurnPlan
+from leyline_proxy.edits.prepare import prepare
+from leyline_proxy.model.messages import Message, fingerprint
+from leyline_proxy.model.prepared import Prepared
+from leyline_proxy.model.session import RetainedTurn
+from leyline_proxy.model.undeclared import UndeclaredRules
+from leyline_proxy.plan.synthesis import TurnPlan
+from leyline_proxy.request.declared import DeclaredEdit
 
 UNNAMED = replace(ANYTHING, trust="messages")
 COUNT = 5

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline_engine.contract import RECORD_MEMBER, Receipt, TurnRecord, with_record
-from leyline_proxy.core.wire import (
+from leyline_proxy.request.wire import (
     WireError,
     add_members,
     remove_members,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_proxy.core.places import MAX_PLACES, after_turn, all_owed, erased, owed
-from leyline_proxy.core.session import Place
+from leyline_proxy.model.places import MAX_PLACES, after_turn, all_owed, erased, owed
+from leyline_proxy.model.session import Place
 
 moves = st.lists(
     st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.booleans()), min_size=1, max_size=30

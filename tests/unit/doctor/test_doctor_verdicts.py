@@ -17,13 +17,13 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisGone
 
 from leyline_engine.contract import Capability, KVFacts
-from leyline_proxy.core.api_keys import parse_key
 from leyline_proxy.doctor import configured, engines, machine, prometheus, stores
 from leyline_proxy.doctor.findings import Finding, Status
 from leyline_proxy.doctor.reaching import why_unreachable
 from leyline_proxy.sessions import redis as redis_stores
 from leyline_proxy.sessions.redis import RedisOptions
 from leyline_proxy.settings import Settings
+from leyline_proxy.settings.api_keys import parse_key
 from leyline_proxy.upstream.client import NoCapability, UpstreamClient
 from leyline_proxy.upstream.proof import Rendering
 

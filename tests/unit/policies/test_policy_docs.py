@@ -21,9 +21,9 @@ from leyline_policies.modifiers import MODIFIERS
 from leyline_policies.registry import Candidate, built_in_candidates
 from leyline_policies.schema import policy_schema
 from leyline_policies.testing import RULES, check_policy
-from leyline_proxy.core.annotations import Annotation, annotations_of
-from leyline_proxy.core.context_management import parse_context_management
-from leyline_proxy.core.prepared import Fault
+from leyline_proxy.model.prepared import Fault
+from leyline_proxy.request.annotations import Annotation, annotations_of
+from leyline_proxy.request.context_management import parse_context_management
 from leyline_proxy.settings import Settings
 
 DOCS = Path(__file__).parents[3] / "docs"

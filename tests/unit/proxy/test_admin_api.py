@@ -17,10 +17,10 @@ import pytest
 from pydantic import ValidationError
 from support.fake_engine import MODEL, FakeEngine
 
-from leyline_proxy.core.api_keys import key_digest
 from leyline_proxy.http.admin import create_admin_app
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
+from leyline_proxy.settings.api_keys import key_digest
 from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.lifespan import lifespan_of
 

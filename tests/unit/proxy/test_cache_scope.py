@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_engine import CAPABILITY, MODEL, FakeEngine, proxy_before
 
-from leyline_proxy.core.cache_scope import cache_salt
+from leyline_proxy.settings.cache_scope import cache_salt
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 APART = msgspec.structs.replace(CAPABILITY, isolates=True)

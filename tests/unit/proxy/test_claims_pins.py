@@ -15,8 +15,8 @@ from support.fake_engine import MODEL, proxy_before
 
 from leyline_engine.contract import ClaimKind, ReleaseClaim
 from leyline_policies.verbs import pin
-from leyline_proxy.core.options import UndeclaredRules
-from leyline_proxy.pipeline.pinning import RETRY_S
+from leyline_proxy.claims.pinning import RETRY_S
+from leyline_proxy.model.undeclared import UndeclaredRules
 
 PLAN = "The plan is to begin with the first file."
 EXACT = UndeclaredRules()

@@ -19,7 +19,9 @@ from typer.testing import CliRunner
 
 from leyline_policies import PluginError
 from leyline_proxy.cli.main import build_app
-from leyline_proxy.core.api_keys import (
+from leyline_proxy.errors import UnauthorizedError
+from leyline_proxy.settings import Settings
+from leyline_proxy.settings.api_keys import (
     ApiKey,
     KeyLineError,
     key_digest,
@@ -28,8 +30,6 @@ from leyline_proxy.core.api_keys import (
     parse_key,
     parse_keys,
 )
-from leyline_proxy.errors import UnauthorizedError
-from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.metrics import Metrics
 from leyline_proxy.tenants import KeyFile, TenantDirectory, build_directory
 from leyline_proxy.tenants.tenant import build_tenant

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge
 
 from leyline_engine.contract import Outcome, Receipt, TokenCounts
-from leyline_proxy.core.session import EditRecord, Session, TurnSummary
 from leyline_proxy.live.documents import MAX_SESSIONS, sessions_document
 from leyline_proxy.live.feed import (
     FeedLimits,
@@ -21,6 +20,7 @@ from leyline_proxy.live.feed import (
     Viewer,
 )
 from leyline_proxy.live.trend import MAX_TENANTS, STEP_S, STEPS, Trends
+from leyline_proxy.model.session import EditRecord, Session, TurnSummary
 from leyline_proxy.sessions.summary import overview
 
 TOKENS = TokenCounts(prompt=100, prefix=60, spliced=30, prefilled=10, freed=5)

@@ -16,18 +16,18 @@ from support.claims_engine import ClaimsEngine
 from support.fake_engine import MODEL, FakeEngine
 from support.page_links import Links
 
-from leyline_proxy.core.api_keys import ApiKey, parse_keys
 from leyline_proxy.http.app import create_app
 from leyline_proxy.http.live import LIVE_PATH
 from leyline_proxy.live.assets import SECURITY_HEADERS, read_assets
 from leyline_proxy.live.feed import FeedLimits, Viewer
 from leyline_proxy.live.stream import LiveStream, Pace, Sources
-from leyline_proxy.services import Services
 from leyline_proxy.sessions.memory import MemorySessionStore
 from leyline_proxy.sessions.summary import SessionOverview
 from leyline_proxy.settings import Settings
+from leyline_proxy.settings.api_keys import ApiKey, parse_keys
 from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.lifespan import lifespan_of
+from leyline_proxy.wiring.services import Services
 
 CHAT = "/v1/chat/completions"
 KEYS = {"api_keys": ("red:r", "blue:b")}

@@ -21,9 +21,9 @@ from support.fake_engine import CAPABILITY, JSON, MODEL, FakeEngine, proxy_befor
 from support.stack import serving
 
 from leyline_engine.contract import Capability
-from leyline_proxy.core.other_paths import STATELESS
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
+from leyline_proxy.settings.other_paths import STATELESS
 
 CHAT = [{"role": "user", "content": "Hi"}]
 ANSWER = b'{ "object":"list" , "data":[ ] }'

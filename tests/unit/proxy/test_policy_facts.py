@@ -8,10 +8,10 @@ from typing import cast
 import pytest
 
 from leyline_policies import Memo, Policy, load_pipeline
-from leyline_proxy.core.messages import Message, fingerprint
-from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.prepared import Prepared
-from leyline_proxy.pipeline.policy_facts import PolicyMemos, known_objects, token_counter
+from leyline_proxy.edits.policy_facts import PolicyMemos, known_objects, token_counter
+from leyline_proxy.edits.prepare import prepare
+from leyline_proxy.model.messages import Message, fingerprint
+from leyline_proxy.model.prepared import Prepared
 from leyline_proxy.render import ChatRenderer
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from support.fake_engine import MODEL, Answer, FakeEngine, proxy_before
 
-from leyline_proxy.core.identity import HARNESS_HEADERS
-from leyline_proxy.core.naming import name_spans
-from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.rendered import Rendered
-from leyline_proxy.core.session import Departed, RetainedTurn, Session
-from leyline_proxy.pipeline.identify import Identity, Openings, identify, public_id
-from leyline_proxy.pipeline.request import ChatRequest, parse_chat
+from leyline_proxy.edits.prepare import prepare
+from leyline_proxy.model.history import HARNESS_HEADERS
+from leyline_proxy.model.rendered import Rendered
+from leyline_proxy.model.session import Departed, RetainedTurn, Session
+from leyline_proxy.plan.naming import name_spans
+from leyline_proxy.request.identify import Identity, Openings, identify, public_id
+from leyline_proxy.request.parse import ChatRequest, parse_chat
 from leyline_proxy.sessions import MemorySessionStore
 from leyline_proxy.settings import Settings
 from leyline_proxy.tenants import Tenant, build_directory

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_proxy_identify import asked, retained
 
-from leyline_proxy.core.session import Session
-from leyline_proxy.pipeline.identify import NAMED, Identity, Openings, identify
+from leyline_proxy.model.session import Session
+from leyline_proxy.request.identify import NAMED, Identity, Openings, identify
 from leyline_proxy.sessions import MemorySessionStore
 
 Messages = list[dict[str, Any]]

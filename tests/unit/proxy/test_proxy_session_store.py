@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_proxy.core.identity import HistoryMatch
-from leyline_proxy.core.naming import name_spans
-from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.rendered import Rendered
-from leyline_proxy.core.session import Departed, RetainedTurn, Session
+from leyline_proxy.edits.prepare import prepare
+from leyline_proxy.model.history import HistoryMatch
+from leyline_proxy.model.rendered import Rendered
+from leyline_proxy.model.session import Departed, RetainedTurn, Session
+from leyline_proxy.plan.naming import name_spans
 from leyline_proxy.sessions import MemorySessionStore, SessionChange
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from leyline_proxy.core.api_keys import parse_key
 from leyline_proxy.settings import Settings, load_settings
+from leyline_proxy.settings.api_keys import parse_key
 from leyline_proxy.tenants import build_directory
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from leyline_policies import UnknownPolicyError
-from leyline_proxy.core.options import OptionError
 from leyline_proxy.errors import UnauthorizedError
+from leyline_proxy.model.fields import OptionError
 from leyline_proxy.settings import Settings
 from leyline_proxy.tenants import build_directory
 

@@ -23,7 +23,7 @@ from support.fake_engine import (
 )
 
 from leyline_engine.contract import RECORD_MEMBER, Receipt, TurnRecord, with_receipts_in_answers
-from leyline_proxy.core.wire import take_member
+from leyline_proxy.request.wire import take_member
 
 CHAT = "/v1/chat/completions"
 REQUEST = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}

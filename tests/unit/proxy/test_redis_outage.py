@@ -21,11 +21,11 @@ from support.sessions import (
     turn_change,
 )
 
-from leyline_proxy.core.forgetting import spans_to_forget
-from leyline_proxy.core.naming import name_spans
-from leyline_proxy.core.prepare import prepare
-from leyline_proxy.core.session import Departed, Place, Session
-from leyline_proxy.core.spans import ANYTHING
+from leyline_proxy.edits.prepare import prepare
+from leyline_proxy.model.session import Departed, Place, Session
+from leyline_proxy.model.spans import ANYTHING
+from leyline_proxy.plan.forgetting import spans_to_forget
+from leyline_proxy.plan.naming import name_spans
 from leyline_proxy.sessions.redis import RedisLink, RedisOptions, RedisSessionStore, Seal
 from leyline_proxy.sessions.redis import store as store_module
 from leyline_proxy.sessions.redis.losses import Losses

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from support.redis_server import RedisServer, redis_server
 
-from leyline_proxy.responses.stored import StoredResponse
-from leyline_proxy.sessions.build import build_stores
+from leyline_proxy.model.stored_response import StoredResponse
 from leyline_proxy.sessions.redis import RedisLink, RedisOptions, RedisResponseStore, Seal
 from leyline_proxy.sessions.stored_responses import MemoryResponseStore, ResponseStore
 from leyline_proxy.settings import Settings
+from leyline_proxy.wiring.stores import build_stores
 
 SECRET = "a secret of sixteen characters or more"
 TEXT = "ZEBRA-7351"

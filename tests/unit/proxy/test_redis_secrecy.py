@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from support.redis_server import RedisServer, redis_server
 from support.sessions import after_turn, chain_of, history, turn_change
 
-from leyline_proxy.core.messages import Message, fingerprint
-from leyline_proxy.core.session import Session
+from leyline_proxy.model.messages import Message, fingerprint
+from leyline_proxy.model.session import Session
 from leyline_proxy.sessions.codec import decode_session
 from leyline_proxy.sessions.redis import RedisLink, RedisOptions, RedisSessionStore, Seal
 from leyline_proxy.sessions.redis.keys import Keys

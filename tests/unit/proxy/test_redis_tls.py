@@ -10,8 +10,8 @@ from support.certificates import certificate
 from support.redis_server import RedisServer, free_port, redis_server
 from support.sessions import blank
 
-from leyline_proxy.sessions.build import build_stores
 from leyline_proxy.settings import Settings
+from leyline_proxy.wiring.stores import build_stores
 
 SECRET = "a secret of sixteen characters or more"
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_proxy.responses.stored import StoredResponse, encode
+from leyline_proxy.model.stored_response import StoredResponse, encode
 from leyline_proxy.sessions.stored_responses import MemoryResponseStore
 
 

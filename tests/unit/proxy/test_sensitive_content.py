@@ -6,9 +6,9 @@ import pytest
 
 from leyline_engine.contract import Mode
 from leyline_policies import Memo, PolicyError, load_pipeline
-from leyline_proxy.core.messages import Message
-from leyline_proxy.core.prepare import PolicySession, prepare
-from leyline_proxy.pipeline.sensitive import sensitive_content, sensitive_rule
+from leyline_proxy.edits.prepare import PolicySession, prepare
+from leyline_proxy.edits.sensitive import sensitive_content, sensitive_rule
+from leyline_proxy.model.messages import Message
 
 KEY = "AKIAIOSFODNN7EXAMPLE"
 

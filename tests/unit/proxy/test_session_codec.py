@@ -12,14 +12,10 @@ from support.builtin_specs import CASES
 from support.examples import examples
 from support.sessions import after_turn, blank, history, sessions
 
-from leyline_proxy.core.prepared import Prepared
-from leyline_proxy.core.session import RetainedTurn, Session
+from leyline_proxy.model.prepared import Prepared
+from leyline_proxy.model.session import RetainedTurn, Session
 from leyline_proxy.sessions.codec import FORMAT, decode_session, encode_session
-from leyline_proxy.sessions.codec.numbers import (
-    common_start,
-    pack_tokens,
-    unpack_tokens,
-)
+from leyline_proxy.sessions.codec.numbers import common_start, pack_tokens, unpack_tokens
 
 SLOW = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 HEAD = 4

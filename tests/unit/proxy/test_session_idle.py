@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from support.sessions import after_turn, blank, chain_of, history, turn_change
 
-from leyline_proxy.core.identity import HistoryMatch
-from leyline_proxy.core.session import Session
+from leyline_proxy.model.history import HistoryMatch
+from leyline_proxy.model.session import Session
 from leyline_proxy.sessions import MemorySessionStore
 from leyline_proxy.sessions import memory as memory_module
 from leyline_proxy.sessions.summary import overview

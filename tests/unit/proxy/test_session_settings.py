@@ -7,8 +7,8 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from leyline_proxy.cli import build_app
-from leyline_proxy.sessions.build import build_stores
 from leyline_proxy.settings import Settings
+from leyline_proxy.wiring.stores import build_stores
 
 SECRET = "a secret of sixteen characters or more"
 

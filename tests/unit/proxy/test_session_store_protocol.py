@@ -11,8 +11,8 @@ import pytest
 from support.redis_server import RedisServer, redis_cluster, redis_server
 from support.sessions import after_turn, blank, chain_of, history, turn_change
 
-from leyline_proxy.core.identity import HistoryMatch
-from leyline_proxy.core.session import Session
+from leyline_proxy.model.history import HistoryMatch
+from leyline_proxy.model.session import Session
 from leyline_proxy.sessions import MemorySessionStore, SessionStore
 from leyline_proxy.sessions.redis import RedisLink, RedisOptions, RedisSessionStore, Seal
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 from support.claims_engine import ClaimsEngine
 from support.fake_engine import MODEL, proxy_before
 
-from leyline_proxy.core.identity import HARNESS_HEADERS
+from leyline_proxy.model.history import HARNESS_HEADERS
 from leyline_proxy.upstream.embedded import create_embedded_engine
 
 CHAT, SESSIONS = "/v1/chat/completions", "/v1/leyline/sessions"

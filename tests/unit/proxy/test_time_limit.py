@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 
-from leyline_proxy.core.prepare import PolicyTimeoutError
-from leyline_proxy.pipeline.time_limit import TimeLimit
+from leyline_proxy.edits.prepare import PolicyTimeoutError
+from leyline_proxy.edits.time_limit import TimeLimit
 
 TENANT = "red"
 

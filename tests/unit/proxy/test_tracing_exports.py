@@ -27,9 +27,9 @@ from support.tracing import Recorder, collector
 
 from leyline_proxy.observe.attributes import messages_sent
 from leyline_proxy.settings import Settings
-from leyline_proxy.telemetry.tracing.build import build_tracing
 from leyline_proxy.telemetry.tracing.exporting import ReportingExporter, console_exporter
 from leyline_proxy.telemetry.tracing.otel import OtelTracing
+from leyline_proxy.wiring.tracing import build_tracing
 
 CHAT = "/v1/chat/completions"
 ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "Say hello."}]}

@@ -17,14 +17,13 @@ from support.fake_engine import CAPABILITY, Answer, FakeEngine, chat_json, forgo
 from leyline_engine.contract import ForgetCounts
 from leyline_proxy.audit import followup
 from leyline_proxy.audit.writer import AuditWriter
-from leyline_proxy.core.places import after_turn, owed, unknown_run
-from leyline_proxy.core.session import Place, Session
+from leyline_proxy.model.places import after_turn, owed, unknown_run
+from leyline_proxy.model.session import Place, Session
 from leyline_proxy.observe.auditor import Auditor
-from leyline_proxy.observe.build import build_auditor
-from leyline_proxy.pipeline.erasure import Erasures
 from leyline_proxy.sessions.memory import MemorySessionStore
 from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.metrics import Metrics
+from leyline_proxy.turns.erasure import Erasures
 from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.breaker import Breaker
 from leyline_proxy.upstream.client import UpstreamClient
@@ -32,6 +31,7 @@ from leyline_proxy.upstream.handshake import Handshake
 from leyline_proxy.upstream.link import Link
 from leyline_proxy.upstream.pool import ReplicaPool
 from leyline_proxy.upstream.replica import Replica
+from leyline_proxy.wiring.audit import build_auditor
 
 TENANT = "red"
 

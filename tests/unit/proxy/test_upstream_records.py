@@ -27,12 +27,12 @@ from support.stack import serving
 from leyline_engine.contract import Receipt, TurnRecord
 from leyline_proxy.errors import UpstreamUnreachableError
 from leyline_proxy.http.app import create_app
-from leyline_proxy.pipeline.accounting import NO_RECEIPT
 from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.metrics import Metrics
+from leyline_proxy.turns.accounting import NO_RECEIPT
 from leyline_proxy.upstream.breaker import Breaker, BreakerState
-from leyline_proxy.upstream.factory import build_pool
 from leyline_proxy.upstream.records import Came, RecordRoute
+from leyline_proxy.wiring.upstreams import build_pool
 
 CHAT = "/v1/chat/completions"
 REQUEST = {"model": MODEL, "messages": [{"role": "user", "content": "key=7391"}]}

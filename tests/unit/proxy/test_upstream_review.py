@@ -12,21 +12,21 @@ from support.claims_engine import ClaimsEngine
 from support.fake_engine import DONE, MODEL, Answer, FakeEngine, chunk, proxy_before
 from support.stack import serving
 
-from leyline_proxy.core.session import Place, Session
+from leyline_proxy.apis.responses.native import NativeResponses
 from leyline_proxy.errors import ProxyError, UpstreamUnreachableError
 from leyline_proxy.http.app import create_app
 from leyline_proxy.http.models import model_list
-from leyline_proxy.pipeline.writing import SessionMovedError, _asking
-from leyline_proxy.responses.native import NativeResponses
+from leyline_proxy.model.session import Place, Session
 from leyline_proxy.settings import Settings, TenantSettings
 from leyline_proxy.telemetry.metrics import Metrics
+from leyline_proxy.turns.writing import SessionMovedError, _asking
 from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.breaker import Breaker, BreakerState
 from leyline_proxy.upstream.client import UpstreamClient, chunks
-from leyline_proxy.upstream.factory import build_pool
 from leyline_proxy.upstream.handshake import Handshake
 from leyline_proxy.upstream.link import Link
 from leyline_proxy.upstream.replica import Replica
+from leyline_proxy.wiring.upstreams import build_pool
 
 CHAT = "/v1/chat/completions"
 REQUEST = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from leyline_engine.contract import normalize_messages, template_takes_parts
-from leyline_proxy.core.rendered import MessageSpan
+from leyline_proxy.model.rendered import MessageSpan
 from leyline_proxy.render import ChatRenderer, RenderError
 from leyline_proxy.render.marks import content_spans
 from leyline_proxy.render.template import ChatTemplate

@@ -14,7 +14,7 @@ from test_render_reference import _ours, _tokenizer
 from leyline_engine.contract import normalize_messages, template_takes_parts
 from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE
 from leyline_engine.replay.text.chat import PromptEncoder, TemplateFailedError
-from leyline_proxy.core.messages import text_of
+from leyline_proxy.model.messages import text_of
 from leyline_proxy.upstream.proof import PROBES
 
 Conversation = tuple[list[dict[str, Any]], list[dict[str, Any]] | None]

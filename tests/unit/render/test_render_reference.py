@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from leyline_engine.contract import normalize_messages, template_takes_parts
-from leyline_proxy.core.messages import text_of
+from leyline_proxy.model.messages import text_of
 from leyline_proxy.render import ChatRenderer
 
 SENTENCES = ["def read(path):\n    return open(path).read()\n", "The quick fox: a, b and c.", "é…"]

@@ -12,10 +12,10 @@ import pytest
 from test_render_reference import _ours, _tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from leyline_proxy.core.diff import diff_messages
-from leyline_proxy.core.messages import text_of
-from leyline_proxy.core.rendered import Rendered
-from leyline_proxy.core.token_diff import SourceView, diff_tokens
+from leyline_proxy.model.diff import diff_messages
+from leyline_proxy.model.messages import text_of
+from leyline_proxy.model.rendered import Rendered
+from leyline_proxy.plan.token_diff import SourceView, diff_tokens
 from leyline_proxy.render import ChatRenderer
 
 SESSIONS = (

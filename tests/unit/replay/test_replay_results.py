@@ -6,12 +6,7 @@ from array import array
 
 import pytest
 
-from leyline_proxy.replay.arms import (
-    UnchangedCounter,
-    check_same_prompts,
-    parse_arms,
-    run_sessions,
-)
+from leyline_proxy.replay.arms import UnchangedCounter, check_same_prompts, parse_arms, run_sessions
 from leyline_proxy.replay.errors import AccountError, ReplayError, RequestRefusedError
 from leyline_proxy.replay.results import Arm, ArmRun, ReplayReport, RequestResult, percentile
 from leyline_proxy.replay.traces import RecordedSession, TraceRequest

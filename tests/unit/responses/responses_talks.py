@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from leyline_proxy.responses.answer import Opening, map_answer, shown_request
-from leyline_proxy.responses.request import ChatMapping, input_items, map_request
-from leyline_proxy.responses.stream import ResponseEvents
+from leyline_proxy.apis.responses.answer import Opening, map_answer, shown_request
+from leyline_proxy.apis.responses.request import ChatMapping, input_items, map_request
+from leyline_proxy.apis.responses.stream import ResponseEvents
 
 KEY = "0123456789abcdef" * 2
 Talk = list[dict[str, Any]]

@@ -22,9 +22,9 @@ from responses_talks import (
     whole,
 )
 
-from leyline_proxy.core.chat_answers import AnswerError
-from leyline_proxy.core.messages import check_messages
-from leyline_proxy.responses.answer import map_answer, map_usage, shown_request
+from leyline_proxy.apis.chat_answers import AnswerError
+from leyline_proxy.apis.responses.answer import map_answer, map_usage, shown_request
+from leyline_proxy.model.messages import check_messages
 
 
 @given(answers(), st.booleans())

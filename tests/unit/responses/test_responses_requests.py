@@ -21,10 +21,9 @@ from responses_talks import (
     whole,
 )
 
-from leyline_proxy.core.messages import check_messages
-from leyline_proxy.responses.errors import FieldError
-from leyline_proxy.responses.native import NativeResponses
-from leyline_proxy.responses.request import (
+from leyline_proxy.apis.responses.errors import FieldError
+from leyline_proxy.apis.responses.native import NativeResponses
+from leyline_proxy.apis.responses.request import (
     input_items,
     map_request,
     previous_id,
@@ -32,6 +31,7 @@ from leyline_proxy.responses.request import (
     resolved,
     stores,
 )
+from leyline_proxy.model.messages import check_messages
 
 
 @given(BODIES)

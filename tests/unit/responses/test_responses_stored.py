@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from responses_talks import KEY, TEXT, called, chat, gave, said
 
-from leyline_proxy.core.declared import DeclaredEdit, check_declared
-from leyline_proxy.responses.errors import FieldError
-from leyline_proxy.responses.ids import answer_of, input_id, output_id, owner_of, with_id
-from leyline_proxy.responses.stored import StoredResponse, decode, encode, joined, list_items
-from leyline_proxy.responses.truncation import droppable, with_dropped
+from leyline_proxy.apis.responses.errors import FieldError
+from leyline_proxy.apis.responses.ids import answer_of, input_id, output_id, owner_of, with_id
+from leyline_proxy.apis.responses.stored import joined, list_items
+from leyline_proxy.apis.responses.truncation import droppable, with_dropped
+from leyline_proxy.model.stored_response import StoredResponse, decode, encode
+from leyline_proxy.request.declared import DeclaredEdit, check_declared
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | TEXT,

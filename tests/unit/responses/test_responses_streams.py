@@ -11,8 +11,8 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 from responses_talks import Talk, answers, chunked, opening, piece, streamed
 
-from leyline_proxy.core.chat_answers import AnswerError
-from leyline_proxy.responses.stream import ResponseEvents
+from leyline_proxy.apis.chat_answers import AnswerError
+from leyline_proxy.apis.responses.stream import ResponseEvents
 
 _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 

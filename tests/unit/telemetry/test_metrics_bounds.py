@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from leyline_proxy.core.busts import CAUSES
+from leyline_proxy.model.vocabulary import CAUSES
 from leyline_proxy.telemetry.bounded import (
     CAPS,
     LONGEST_VALUE,

@@ -14,8 +14,7 @@ import pytest
 from support.boards import REPOSITORY
 
 from leyline_engine.contract.metrics import ENGINE_METRICS, MetricSpec
-from leyline_proxy.core.busts import CAUSES
-from leyline_proxy.core.schedule import Decision
+from leyline_proxy.model.vocabulary import CAUSES, Decision
 from leyline_proxy.telemetry.catalogue import ENTRIES, GROUPS
 from leyline_proxy.telemetry.metrics import Metrics
 

@@ -21,8 +21,8 @@ from support.stack import serving
 
 from leyline_engine.contract import Outcome, Reason, Receipt, TokenCounts
 from leyline_engine.contract.capability import KVFacts, RotaryFacts
-from leyline_proxy.core.busts import CAUSES
 from leyline_proxy.http.app import create_app
+from leyline_proxy.model.vocabulary import CAUSES
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.lifespan import lifespan_of

@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 import zstandard
 
-from ...core.session import Session
+from ...model.session import Session
 from .reader import SessionReader
 from .records import StoredSession
 from .writer import SessionWriter

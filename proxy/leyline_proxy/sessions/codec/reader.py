@@ -11,11 +11,11 @@ import msgspec
 
 from leyline_policies.context import Completion
 
-from ...core.messages import Message
-from ...core.prepared import DroppedMessage, Fingerprinted, Prepared, SentMessage
-from ...core.rendered import MessageSpan, Rendered
-from ...core.session import RetainedTurn, Session, TurnSummary
-from ...core.spans import SpanName, SpanNames
+from ...model.messages import Message
+from ...model.prepared import DroppedMessage, Fingerprinted, Prepared, SentMessage
+from ...model.rendered import MessageSpan, Rendered
+from ...model.session import RetainedTurn, Session, TurnSummary
+from ...model.spans import SpanName, SpanNames
 from .numbers import triples, unpack_places, unpack_tokens
 from .records import NONE, StoredSession, StoredSummary, StoredTurn, Wanted
 

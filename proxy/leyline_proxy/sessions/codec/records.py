@@ -13,8 +13,8 @@ import msgspec
 from leyline_engine.contract import LineageRun, Outcome, Reason, Receipt
 from leyline_policies import Note
 
-from ...core.prepared import Change, ForgetMark, PolicyFault
-from ...core.session import Departed, EditRecord, Place
+from ...model.prepared import Change, ForgetMark, PolicyFault
+from ...model.session import Departed, EditRecord, Place
 
 
 class Shared(msgspec.Struct, array_like=True, frozen=True):
@@ -44,7 +44,7 @@ class Wanted(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StoredTurn(msgspec.Struct, array_like=True, frozen=True):
-    """A :class:`~leyline_proxy.core.session.RetainedTurn`."""
+    """A :class:`~leyline_proxy.model.session.RetainedTurn`."""
 
     turn: str
     index: int
@@ -76,7 +76,7 @@ class StoredTurn(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StoredSent(msgspec.Struct, array_like=True, frozen=True):
-    """A :class:`~leyline_proxy.core.prepared.SentMessage`."""
+    """A :class:`~leyline_proxy.model.prepared.SentMessage`."""
 
     message: int
     client_index: int | None
@@ -85,7 +85,7 @@ class StoredSent(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StoredSummary(msgspec.Struct, array_like=True, frozen=True):
-    """A :class:`~leyline_proxy.core.session.TurnSummary`."""
+    """A :class:`~leyline_proxy.model.session.TurnSummary`."""
 
     index: int
     turn: str
@@ -97,7 +97,7 @@ class StoredSummary(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StoredSession(msgspec.Struct, array_like=True, frozen=True):
-    """A :class:`~leyline_proxy.core.session.Session` and its tables."""
+    """A :class:`~leyline_proxy.model.session.Session` and its tables."""
 
     id: str
     tenant: str

@@ -12,9 +12,9 @@ import msgspec
 from leyline_engine.contract import Receipt
 from leyline_policies.context import Completion
 
-from ...core.messages import Message
-from ...core.prepared import Prepared, SentMessage
-from ...core.session import RetainedTurn, Session, TurnSummary
+from ...model.messages import Message
+from ...model.prepared import Prepared, SentMessage
+from ...model.session import RetainedTurn, Session, TurnSummary
 from .numbers import pack_places, pack_tokens
 from .records import NONE, StoredSent, StoredSession, StoredSummary, StoredTurn, Wanted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from ...core.session import Session
+from ...model.session import Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ...core.session import Session
+from ...model.session import Session
 from ..summary import SessionOverview
 from . import keys as names
 from .fair_bound import FairBound

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ...core.places import MAX_PLACES
+from ...model.places import MAX_PLACES
 
 MAX_LOSSES = 10_000
 """Sessions remembered one by one; beyond that the loss is one of all sessions."""

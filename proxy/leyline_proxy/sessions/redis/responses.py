@@ -9,7 +9,7 @@ from typing import Any
 
 import zstandard
 
-from ...responses.stored import StoredResponse, decode, encode
+from ...model.stored_response import StoredResponse, decode, encode
 from .fair_bound import FairBound
 from .keys import Keys
 from .link import RedisLink, StoreGoneError

@@ -28,8 +28,8 @@ from collections.abc import Callable, Sequence
 from random import random
 from secrets import token_hex
 
-from ...core.identity import HistoryMatch
-from ...core.session import Session
+from ...model.history import HistoryMatch
+from ...model.session import Session
 from ..store import SessionChange
 from ..summary import SessionOverview
 from . import keys as names

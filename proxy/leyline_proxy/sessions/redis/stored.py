@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from ...core.identity import HistoryMatch, shortest_partial
-from ...core.session import Place, Session
+from ...model.history import HistoryMatch, shortest_partial
+from ...model.session import Place, Session
 from ..codec import UNENCODABLE, decode_session, encode_session
 from ..summary import SessionOverview, overview
 from .keys import CHAIN, DATA, EPOCH, KEY, OVERVIEW, UPDATED, VERSION

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from leyline_engine.contract import Outcome, Reason
 
-from ...core.busts import CAUSES
+from ...model.vocabulary import CAUSES
 from .entries import Entry, Group, counter
 
 _TENANT_MODEL = ("tenant", "model")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from ...core.forgetting import ForgetResult
-from ...core.schedule import Decision
+from ...model.vocabulary import Decision, ForgetResult
 from .entries import Entry, Group, counter
 
 _EDITS: tuple[Entry, ...] = (

@@ -1,0 +1,1 @@
+"""Mappings of other APIs to chat requests and answers, and back. Pure."""

@@ -1,0 +1,138 @@
+"""A chat completion as a message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ..chat_answers import (
+    AnswerError,
+    called,
+    count,
+    detail,
+    first_choice,
+    prompt_tokens,
+    reasoning_of,
+    text_or_none,
+)
+from .blocks import INVALID_JSON
+
+SIGNATURE = "unsigned"
+"""Of thinking. Nothing is signed here, but clients send back only what has a signature."""
+
+_REASONS = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "function_call": "tool_use",
+    "content_filter": "refusal",
+}
+
+
+def map_answer(
+    answer: Mapping[str, Any], *, message_id: str, stop_sequences: Sequence[str]
+) -> dict[str, Any]:
+    """The message of a whole chat completion, but for its ``usage``.
+
+    Args:
+        stop_sequences: the request's.
+
+    Raises:
+        AnswerError: it is no chat completion.
+    """
+    choice = first_choice(answer)
+    said = choice.get("message") if choice is not None else None
+    if choice is None or not isinstance(said, Mapping):
+        raise AnswerError("The engine's answer is no chat completion.")
+    content: list[dict[str, Any]] = []
+    if thinking := reasoning_of(said):
+        content.append({"type": "thinking", "thinking": thinking, "signature": SIGNATURE})
+    refusal = text_or_none(said.get("refusal"))
+    texts = (text_or_none(said.get("content")), refusal)
+    content += [{"type": "text", "text": text} for text in texts if text]
+    calls = said.get("tool_calls") or ()
+    content += [_tool_use(call, f"{message_id}-{i}") for i, call in enumerate(calls)]
+    return {
+        **message_head(message_id, answer.get("model")),
+        "content": content,
+        **stop_members(choice, stop_sequences, calls=bool(calls), refused=bool(refusal)),
+    }
+
+
+def message_head(message_id: str, model: object) -> dict[str, Any]:
+    """What every message begins with."""
+    return {"id": message_id, "type": "message", "role": "assistant", "model": str(model or "")}
+
+
+def stop_members(
+    choice: Mapping[str, Any], stop_sequences: Sequence[str], *, calls: bool, refused: bool
+) -> dict[str, Any]:
+    """Why the answer ended: ``stop_reason``, ``stop_sequence`` and ``stop_details``.
+
+    Args:
+        choice: the one with the ``finish_reason``; some engines say which sequence they found.
+        calls: whether the answer calls tools.
+    """
+    reason = _REASONS.get(str(choice.get("finish_reason")), "end_turn")
+    # SGLang's and vLLM's name for what was found; a number is a token of the model's own.
+    found = choice.get("matched_stop", choice.get("stop_reason"))
+    sequence = found if isinstance(found, str) and found in stop_sequences else None
+    details = None
+    if refused:
+        reason = "refusal"
+    elif reason == "end_turn":
+        # Where a call was forced, servers say "stop".
+        reason = "tool_use" if calls else "stop_sequence" if sequence else reason
+    if reason == "refusal":
+        details = {"type": "refusal", "category": None, "explanation": None}
+    return {
+        "stop_reason": reason,
+        "stop_sequence": sequence if reason == "stop_sequence" else None,
+        "stop_details": details,
+    }
+
+
+def map_usage(usage: Mapping[str, Any] | None, account: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``usage`` as Anthropic counts it: input tokens are those that no cache held.
+
+    Args:
+        usage: the engine's; not all of them say what was cached.
+        account: the member ``leyline`` of the answer, which does where the engine gave a receipt.
+    """
+    usage = usage or {}
+    prompt, cached = prompt_tokens(usage, account)
+    mapped: dict[str, Any] = {
+        "input_tokens": prompt - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": count(usage.get("completion_tokens")),
+    }
+    thought = detail(usage.get("completion_tokens_details"), "reasoning_tokens")
+    if thought is not None:
+        mapped["output_tokens_details"] = {"thinking_tokens": thought}
+    return mapped
+
+
+def _tool_use(call: object, fallback: str) -> dict[str, Any]:
+    call, name, arguments = called(call)
+    return {
+        "type": "tool_use",
+        "id": str(call.get("id") or fallback),
+        "name": name,
+        "input": _input(arguments),
+    }
+
+
+def _input(arguments: object) -> dict[str, Any]:
+    if isinstance(arguments, dict):
+        return arguments
+    text = str(arguments or "")
+    if not text.strip():
+        return {}
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {INVALID_JSON: text}

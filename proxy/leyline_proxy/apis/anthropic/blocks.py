@@ -1,0 +1,322 @@
+"""System prompts and messages with content blocks, as chat messages.
+
+Each message is mapped by itself, whatever stands behind it: the mapping of a conversation begins
+with the mapping of what it had before. ``cache_control`` moves from turn to turn and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from leyline_policies.failures import is_failure_text
+from leyline_policies.verbs import ANNOTATION
+
+from ...model.messages import Message, text_of
+from ...request.annotations import said_by_both
+from .deferred import REFERENCE, changed_tool
+from .errors import FieldError
+
+Block = Mapping[str, Any]
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+INVALID_JSON = "INVALID_JSON"
+"""Member under which a tool's input is given that is no JSON object, as Anthropic advises."""
+
+_ATTRIBUTION = "x-anthropic-billing-header:"
+"""How the line begins that Claude Code puts before its system prompt. It is meant for Anthropic's
+accounts and is another with each request: no prompt would begin like the one before."""
+
+_FAILED = "Error"
+"""How a failed result begins that doesn't say so itself: chat messages have no ``is_error``."""
+
+_TOLD = {"tool_addition": "Tool added", "tool_removal": "Tool removed"}
+"""How the model is told of tools that come and go in the conversation."""
+
+_LOADED = "Tool loaded"
+
+_UNNAMED = "document.pdf"
+
+_ROLES = ("user", "assistant", "system")
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A chat message, and the field of the request that it was made from."""
+
+    message: Message
+    origin: str
+
+
+def system_prompt(system: object) -> Iterator[Placed]:
+    """The system message; none for a prompt without text.
+
+    Raises:
+        FieldError: names the field and what it should be.
+    """
+    if system is None:
+        return
+    texts = [_unattributed(text) for text in _texts("system", system)]
+    text = "\n".join(filter(None, texts))
+    if text:
+        yield Placed({"role": "system", "content": text}, "system")
+
+
+def conversation(messages: object) -> Iterator[Placed]:
+    """The chat messages of ``messages``: one for each, and one for each tool result.
+
+    Raises:
+        FieldError: names the field and what it should be.
+    """
+    if not isinstance(messages, list):
+        raise FieldError("messages", "messages must be a list of messages.")
+    if not messages:
+        raise FieldError("messages", "messages must hold at least one message.")
+    called: set[str] = set()
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise FieldError(where, f"{where} must be an object with role and content.")
+        # A message stands for all that it becomes; a tool result may say something of its own.
+        note = {ANNOTATION: message[ANNOTATION]} if ANNOTATION in message else {}
+        for placed in _message(where, message, called):
+            yield Placed(_noted(note, placed.message), placed.origin) if note else placed
+
+
+def _noted(note: Message, message: Message) -> Message:
+    """A message of which the one that it was made from says something."""
+    if ANNOTATION not in message:
+        return note | message
+    return message | {ANNOTATION: said_by_both(note[ANNOTATION], message[ANNOTATION])}
+
+
+def _message(where: str, message: Mapping[str, Any], called: set[str]) -> Iterator[Placed]:
+    role, content = message.get("role"), message.get("content")
+    if role not in _ROLES:
+        raise FieldError(f"{where}.role", f"{where}.role must be one of {', '.join(_ROLES)}.")
+    field = f"{where}.content"
+    if role == "system":
+        texts = _texts(field, content, _TOLD)
+        yield Placed({"role": "system", "content": "\n".join(texts)}, where)
+    elif isinstance(content, str):
+        yield Placed({"role": role, "content": content}, where)
+    elif not isinstance(content, list):
+        raise FieldError(field, f"{field} must be a string or a list of content blocks.")
+    elif role == "user":
+        yield from _user(where, content, called)
+    else:
+        yield Placed(_assistant(field, content, called), where)
+
+
+def _user(where: str, content: Sequence[Any], called: set[str]) -> Iterator[Placed]:
+    parts: list[dict[str, Any]] = []
+    for number, raw in enumerate(content):
+        place = f"{where}.content[{number}]"
+        block = _block(place, raw)
+        if block["type"] != "tool_result":
+            parts.append(_part(place, block))
+            continue
+        if parts:
+            yield Placed({"role": "user", "content": _plain(parts)}, where)
+            parts = []
+        yield Placed(_result(place, block, called), place)
+    if parts or not content:
+        yield Placed({"role": "user", "content": _plain(parts)}, where)
+
+
+def _result(place: str, block: Block, called: set[str]) -> Message:
+    identifier = block.get("tool_use_id")
+    if not isinstance(identifier, str) or identifier not in called:
+        field = f"{place}.tool_use_id"
+        raise FieldError(
+            field, f"{field} must be the id of a tool_use block in an assistant message before it."
+        )
+    content = block.get("content", "")
+    field = f"{place}.content"
+    shown: str | list[dict[str, Any]]
+    if isinstance(content, str) or content is None:
+        shown = content or ""
+    elif isinstance(content, list):
+        parts = [_shown(f"{field}[{i}]", part) for i, part in enumerate(content)]
+        texts = [part["text"] for part in parts if part["type"] == "text"]
+        # Templates show a result's parts in ways of their own, or not at all.
+        shown = "\n".join(texts) if len(texts) == len(parts) else parts
+    else:
+        raise FieldError(field, f"{field} must be a string or a list of content blocks.")
+    message: Message = {"role": "tool", "tool_call_id": identifier, "content": shown}
+    if block.get("is_error") is True:
+        message = _failed(message)
+    return message | ({ANNOTATION: block[ANNOTATION]} if ANNOTATION in block else {})
+
+
+def _shown(place: str, raw: object) -> dict[str, Any]:
+    """A part of a result."""
+    block = _block(place, raw)
+    if block["type"] == REFERENCE:
+        return {"type": "text", "text": _told(place, block, _LOADED)}
+    return _part(place, block)
+
+
+def _told(place: str, block: Block, verb: str) -> str:
+    name = changed_tool(block)
+    if name is None:
+        field = f"{place}.{'tool_name' if block['type'] == REFERENCE else 'tool'}"
+        raise FieldError(field, f"{field} must name a tool.")
+    return f"{verb}: {name}"
+
+
+def _failed(message: Message) -> Message:
+    content = message["content"]
+    if is_failure_text(text_of(message)):
+        return message
+    if isinstance(content, list):
+        return {**message, "content": [{"type": "text", "text": _FAILED}, *content]}
+    return {**message, "content": f"{_FAILED}: {content}" if content else _FAILED}
+
+
+def _assistant(field: str, content: Sequence[Any], called: set[str]) -> Message:
+    """Texts, and thinking, are joined as the engine gave them: without anything between."""
+    texts: list[str] = []
+    thinking: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for number, raw in enumerate(content):
+        place = f"{field}[{number}]"
+        block = _block(place, raw)
+        match block["type"]:
+            case "text":
+                texts.append(_string(place, block, "text"))
+            case "thinking":
+                thinking.append(_string(place, block, "thinking"))
+            case "redacted_thinking":
+                pass  # encrypted by Anthropic, for its own models
+            case "tool_use":
+                calls.append(_call(place, block))
+                called.add(calls[-1]["id"])
+            case _:
+                raise _unknown(place, block, "text, thinking or tool_use in an assistant message")
+    text = "".join(texts)
+    message: Message = {"role": "assistant", "content": text or (None if calls else "")}
+    if any(thinking):
+        message["reasoning_content"] = "".join(thinking)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(place: str, block: Block) -> dict[str, Any]:
+    given = block.get("input")
+    if not isinstance(given, dict):
+        raise FieldError(f"{place}.input", f"{place}.input must be an object.")
+    try:
+        arguments = msgspec.json.encode(given).decode()
+    except RecursionError:
+        raise FieldError(f"{place}.input", f"{place}.input is nested too deeply.") from None
+    function = {"name": _string(place, block, "name"), "arguments": arguments}
+    return {"id": _string(place, block, "id"), "type": "function", "function": function}
+
+
+def _part(place: str, block: Block) -> dict[str, Any]:
+    match block["type"]:
+        case "text":
+            return {"type": "text", "text": _string(place, block, "text")}
+        case "image":
+            return {"type": "image_url", "image_url": {"url": _image(place, block)}}
+        case "document":
+            return _document(place, block)
+        case "search_result":
+            texts = _texts(f"{place}.content", block.get("content"))
+            heads = (_string(place, block, "title"), _string(place, block, "source"))
+            return {"type": "text", "text": "\n".join((*heads, *texts))}
+    raise _unknown(place, block, "text, image, document, search_result or tool_result")
+
+
+def _image(place: str, block: Block) -> str:
+    match block.get("source"):
+        case {"type": "base64", "media_type": str(kind), "data": str(data)}:
+            return f"data:{kind};base64,{data}"
+        case {"type": "url", "url": str(url)}:
+            return url
+    field = f"{place}.source"
+    raise FieldError(
+        field, f"{field} must be of type base64 (media_type and data) or url; files aren't kept."
+    )
+
+
+def _document(place: str, block: Block) -> dict[str, Any]:
+    """Its text, or a file for an upstream that reads such; one that doesn't says so itself."""
+    field = f"{place}.source"
+    title = block.get("title")
+    heads = [head for head in (title, block.get("context")) if isinstance(head, str) and head]
+    match block.get("source"):
+        case {"type": "text", "data": str(data)}:
+            texts = [data]
+        case {"type": "content", "content": content}:
+            texts = _texts(f"{field}.content", content)
+        case {"type": "base64", "media_type": str(kind), "data": str(data)}:
+            file = {"filename": title or _UNNAMED, "file_data": f"data:{kind};base64,{data}"}
+            return {"type": "file", "file": file}
+        case _:
+            raise FieldError(
+                field, f"{field} must be of type text, content or base64: nothing is fetched here."
+            )
+    return {"type": "text", "text": "\n".join((*heads, *texts))}
+
+
+def _texts(field: str, content: object, told: Mapping[str, str] = NOTHING) -> list[str]:
+    """The texts of a string or of text blocks.
+
+    Args:
+        told: what to say of blocks about tools, by their type; by default there may be none.
+    """
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise FieldError(field, f"{field} must be a string or a list of text blocks.")
+    texts: list[str] = []
+    for number, raw in enumerate(content):
+        place = f"{field}[{number}]"
+        block = _block(place, raw)
+        if block["type"] in told:
+            texts.append(_told(place, block, told[block["type"]]))
+        elif block["type"] == "text":
+            texts.append(_string(place, block, "text"))
+        else:
+            raise _unknown(place, block, ", ".join(("text", *told)))
+    return texts
+
+
+def _plain(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    if not parts:
+        return ""
+    only = parts[0] if len(parts) == 1 else {}
+    return str(only["text"]) if "text" in only else parts
+
+
+def _block(place: str, raw: object) -> Block:
+    if isinstance(raw, dict) and isinstance(raw.get("type"), str):
+        if ANNOTATION in raw and raw["type"] != "tool_result":
+            field = f"{place}.{ANNOTATION}"
+            raise FieldError(field, f"{field}: only a message or a tool_result may have it.")
+        return raw
+    raise FieldError(place, f"{place} must be a content block: an object with a type.")
+
+
+def _string(place: str, block: Block, name: str) -> str:
+    value = block.get(name)
+    if isinstance(value, str):
+        return value
+    raise FieldError(f"{place}.{name}", f"{place}.{name} must be a string.")
+
+
+def _unknown(place: str, block: Block, known: str) -> FieldError:
+    return FieldError(
+        f"{place}.type", f"{place}.type: {block['type'][:80]!r} isn't taken here, only {known}."
+    )
+
+
+def _unattributed(text: str) -> str:
+    return text.partition("\n")[2] if text.startswith(_ATTRIBUTION) else text

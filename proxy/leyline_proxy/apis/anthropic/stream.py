@@ -1,0 +1,161 @@
+"""Chunks of a chat completion as events of a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..chat_answers import AnswerError, StreamedAnswer, reasoning_of, text_or_none
+from .answer import SIGNATURE, map_usage, message_head, stop_members
+
+Event = dict[str, Any]
+
+_NO_TOKENS = {
+    "input_tokens": 0,
+    "cache_creation_input_tokens": 0,
+    "cache_read_input_tokens": 0,
+    "output_tokens": 0,
+}
+"""Usage before the engine has told any. Counts of later events replace it."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """A tool call that is under way."""
+
+    index: object
+    id: str | None = None
+    name: str | None = None
+    held: str = ""
+    """Arguments that came before the name."""
+
+    def is_another(self, index: object, identifier: str | None) -> bool:
+        """Whether a part belongs to the next call; some servers give all calls the same index."""
+        return self.index != index or bool(self.id and identifier and identifier != self.id)
+
+
+class MessageEvents:
+    """The events of one answer. Blocks follow one another; each is closed before the next.
+
+    Args:
+        model: where the engine doesn't name it.
+        stop_sequences: the request's.
+    """
+
+    def __init__(self, *, message_id: str, model: str, stop_sequences: Sequence[str]) -> None:
+        self._id = message_id
+        self._model = model
+        self._stops = stop_sequences
+        self.started = False
+        self.ended = False
+        self._open: str | None = None
+        """Type of the open block."""
+        self._block = -1
+        self._call: _Call | None = None
+        self._called: list[object] = []
+        self._refused = False
+        self._answer = StreamedAnswer()
+
+    def feed(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
+        """The events that a chunk adds.
+
+        Raises:
+            AnswerError: tool calls that can't be told apart.
+        """
+        if not self.started:
+            self.started = True
+            yield self._start(chunk.get("model"))
+            yield {"type": "ping"}
+        delta = self._answer.read(chunk)
+        if delta is not None:
+            yield from self._delta(delta)
+
+    def close(self) -> Iterator[Event]:
+        """The events that end the message, once.
+
+        Raises:
+            AnswerError: the engine never said that it had finished.
+        """
+        if self.ended:
+            return
+        finish = self._answer.finish
+        self.ended = True
+        yield from self._close_block()
+        stop = stop_members(finish, self._stops, calls=bool(self._called), refused=self._refused)
+        extra = self._answer.extra
+        usage = map_usage(self._answer.usage, extra.get("leyline"))
+        yield {"type": "message_delta", "delta": stop, "usage": usage, **extra}
+        yield {"type": "message_stop"}
+
+    def _start(self, model: object) -> Event:
+        message = {
+            **message_head(self._id, model or self._model),
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "stop_details": None,
+            "usage": _NO_TOKENS,
+        }
+        return {"type": "message_start", "message": message}
+
+    def _delta(self, delta: Mapping[str, Any]) -> Iterator[Event]:
+        if thinking := reasoning_of(delta):
+            yield from self._ensure("thinking", {"thinking": "", "signature": ""})
+            yield self._added({"type": "thinking_delta", "thinking": thinking})
+        refusal = text_or_none(delta.get("refusal"))
+        self._refused = self._refused or bool(refusal)
+        for text in (text_or_none(delta.get("content")), refusal):
+            if text:
+                yield from self._ensure("text", {"text": ""})
+                yield self._added({"type": "text_delta", "text": text})
+        for call in delta.get("tool_calls") or ():
+            if isinstance(call, Mapping):
+                yield from self._called_with(call)
+
+    def _called_with(self, part: Mapping[str, Any]) -> Iterator[Event]:
+        function = part.get("function")
+        function = function if isinstance(function, Mapping) else {}
+        index, identifier = part.get("index"), text_or_none(part.get("id"))
+        call = self._call
+        if call is None or call.is_another(index, identifier):
+            yield from self._close_block()
+            if index in self._called and identifier is None:
+                raise AnswerError("The engine mixes the arguments of several tool calls.")
+            call = self._call = _Call(index)
+            self._called.append(index)
+        call.id = call.id or identifier
+        arguments = text_or_none(function.get("arguments")) or ""
+        if self._open is None:
+            call.name = call.name or text_or_none(function.get("name"))
+            call.held += arguments
+            if not call.name:
+                return
+            named = {"id": call.id or f"{self._id}-{len(self._called)}", "name": call.name}
+            yield self._begin("tool_use", {**named, "input": {}})
+            arguments = call.held
+        if arguments:
+            yield self._added({"type": "input_json_delta", "partial_json": arguments})
+
+    def _ensure(self, kind: str, block: Mapping[str, Any]) -> Iterator[Event]:
+        if self._open != kind:
+            yield from self._close_block()
+            yield self._begin(kind, block)
+
+    def _begin(self, kind: str, block: Mapping[str, Any]) -> Event:
+        self._open = kind
+        self._block += 1
+        content = {"type": kind, **block}
+        return {"type": "content_block_start", "index": self._block, "content_block": content}
+
+    def _added(self, delta: Mapping[str, Any]) -> Event:
+        return {"type": "content_block_delta", "index": self._block, "delta": delta}
+
+    def _close_block(self) -> Iterator[Event]:
+        if self._call is not None and self._open is None:
+            raise AnswerError("The engine's answer has a tool call without a name.")
+        if self._open == "thinking":
+            yield self._added({"type": "signature_delta", "signature": SIGNATURE})
+        if self._open is not None:
+            yield {"type": "content_block_stop", "index": self._block}
+        self._open = self._call = None

@@ -1,0 +1,235 @@
+"""A chat completion as a response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from ..chat_answers import (
+    AnswerError,
+    called,
+    count,
+    detail,
+    first_choice,
+    prompt_tokens,
+    reasoning_of,
+    text_or_none,
+)
+from .calls import whole_call
+from .ids import output_id, response_id
+from .reasoning import reasoning_item
+from .tools import ToolBook
+
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_RATE_LIMIT = 429
+_SERVER_FAULT = 500
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = MappingProxyType(
+    {
+        "instructions": (str,),
+        "max_output_tokens": (int,),
+        "max_tool_calls": (int,),
+        "metadata": (dict,),
+        "parallel_tool_calls": (bool,),
+        "previous_response_id": (str,),
+        "prompt_cache_key": (str,),
+        "safety_identifier": (str,),
+        "temperature": (int, float),
+        "tool_choice": (str, dict),
+        "tools": (list,),
+        "top_logprobs": (int,),
+        "top_p": (int, float),
+        "truncation": (str,),
+        "user": (str,),
+    }
+)
+"""Of members that a response repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What of a response is known before the engine has answered.
+
+    ``shown`` is what its document has of the request.
+    """
+
+    key: str
+    """32 hexadecimal digits; names the response and its items."""
+    created_at: int
+    model: str
+    shown: Mapping[str, Any]
+    tools: ToolBook
+    carries_reasoning: bool
+
+    def item_id(self, kind: str, index: int) -> str:
+        """The id of an item."""
+        return output_id(kind, self.key, index)
+
+    def call_id(self, index: int) -> str:
+        """The id of a call that the engine gave none."""
+        return f"call_{self.key}_{index}"
+
+    def document(
+        self,
+        status: str,
+        output: Sequence[Mapping[str, Any]] = (),
+        *,
+        model: object = None,
+        reason: str | None = None,
+        error: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """The response, but for its ``usage``.
+
+        Args:
+            model: as the engine names it.
+            reason: why it is incomplete.
+        """
+        return {
+            "id": response_id(self.key),
+            "object": "response",
+            "created_at": self.created_at,
+            "status": status,
+            "background": False,
+            "error": error,
+            "incomplete_details": {"reason": reason} if reason else None,
+            "model": str(model or self.model),
+            "output": list(output),
+            **self.shown,
+        }
+
+
+def shown_request(body: Mapping[str, Any], *, store: bool) -> dict[str, Any]:
+    """What a response's document repeats of its request, with the API's defaults."""
+    reasoning = body.get("reasoning")
+    reasoning = reasoning if isinstance(reasoning, dict) else {}
+    text = body.get("text")
+    defaults: dict[str, Any] = {
+        "instructions": None,
+        "max_output_tokens": None,
+        "max_tool_calls": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "prompt_cache_key": None,
+        "safety_identifier": None,
+        "temperature": 1.0,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": 1.0,
+        "truncation": "disabled",
+        "user": None,
+    }
+    # What has another type than the API's is the engine's to refuse; clients couldn't read it.
+    repeated = {
+        name: value if isinstance(value := body.get(name), _TYPES[name]) else default
+        for name, default in defaults.items()
+    }
+    return {
+        **repeated,
+        "reasoning": {"effort": None, "summary": None, **reasoning},
+        "service_tier": "default",
+        "store": store,
+        "text": {"format": {"type": "text"}, **(text if isinstance(text, dict) else {})},
+    }
+
+
+def map_answer(answer: Mapping[str, Any], opening: Opening) -> dict[str, Any]:
+    """The response of a whole chat completion, but for its ``usage``.
+
+    Raises:
+        AnswerError: it is no chat completion.
+    """
+    choice = first_choice(answer)
+    said = choice.get("message") if choice is not None else None
+    if choice is None or not isinstance(said, Mapping):
+        raise AnswerError("The engine's answer is no chat completion.")
+    status, reason = ending(choice)
+    calls = said.get("tool_calls")
+    output = _output(said, calls if isinstance(calls, list) else [], opening)
+    if output:
+        output[-1]["status"] = status
+    return opening.document(status, output, model=answer.get("model"), reason=reason)
+
+
+def ending(choice: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Status and, where it is incomplete, the reason."""
+    reason = _INCOMPLETE.get(str(choice.get("finish_reason")))
+    return ("incomplete" if reason else "completed"), reason
+
+
+def failed_error(status: int, message: str) -> dict[str, Any]:
+    """The member ``error`` of a failed response.
+
+    Args:
+        status: the HTTP status that it would have been.
+    """
+    code = "server_error" if status >= _SERVER_FAULT else "invalid_prompt"
+    return {"code": "rate_limit_exceeded" if status == _RATE_LIMIT else code, "message": message}
+
+
+def message_item(item_id: str, content: Sequence[Mapping[str, Any]], status: str) -> dict[str, Any]:
+    """A message of the assistant."""
+    head = {"type": "message", "id": item_id, "role": "assistant", "status": status}
+    return {**head, "content": list(content)}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """A text of a message."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def map_usage(usage: Mapping[str, Any] | None, account: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``usage`` as the Responses API counts it.
+
+    Args:
+        usage: the engine's; not all of them say what was cached.
+        account: the member ``leyline`` of the answer, which does where the engine gave a receipt.
+    """
+    usage = usage or {}
+    prompt, cached = prompt_tokens(usage, account)
+    thought = detail(usage.get("completion_tokens_details"), "reasoning_tokens")
+    if thought is None:
+        thought = count(usage.get("reasoning_tokens"))
+    output = count(usage.get("completion_tokens"))
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": output,
+        "output_tokens_details": {"reasoning_tokens": min(thought, output)},
+        "total_tokens": prompt + output,
+    }
+
+
+def _output(
+    said: Mapping[str, Any], calls: Sequence[Any], opening: Opening
+) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if reasoning := reasoning_of(said):
+        identifier = opening.item_id("reasoning", 0)
+        carried = opening.carries_reasoning
+        items.append(reasoning_item(identifier, reasoning, carried=carried, status="completed"))
+    parts: list[dict[str, Any]] = []
+    if text := text_or_none(said.get("content")):
+        parts.append(text_part(text))
+    if refusal := text_or_none(said.get("refusal")):
+        parts.append({"type": "refusal", "refusal": refusal})
+    if parts or not (calls or items):
+        identifier = opening.item_id("message", len(items))
+        items.append(message_item(identifier, parts or [text_part("")], "completed"))
+    return items + [_call(call, opening, len(items) + i) for i, call in enumerate(calls)]
+
+
+def _call(call: object, opening: Opening, index: int) -> dict[str, Any]:
+    call, name, arguments = called(call)
+    tool = opening.tools.called(name)
+    return whole_call(
+        tool,
+        opening.item_id(tool.item_type, index),
+        str(call.get("id") or opening.call_id(index)),
+        arguments if isinstance(arguments, str) else "",
+        "completed",
+    )

@@ -1,0 +1,1 @@
+"""Claims: resident KV that a caller, a policy or a message asks for."""

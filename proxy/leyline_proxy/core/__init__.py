@@ -1,1 +1,0 @@
-"""The pure core of the proxy: no I/O, no framework."""

@@ -1,0 +1,1 @@
+"""Step 2: apply policies and the caller's own edits to the messages."""

@@ -1,0 +1,71 @@
+"""The policies of a YAML file, read again when the file changes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import structlog
+
+from leyline_policies import Policy, PolicyError
+from leyline_policies.config import PolicySet, load_policies
+
+from ..telemetry.metrics import Metrics
+
+log = structlog.get_logger("leyline.policies")
+
+Signature = tuple[int, int, int]
+
+
+class PolicyFile:
+    """Which policies hold for whom.
+
+    A file that can't be read, or is wrong, changes nothing: the last good one holds on. Sessions
+    go on; from their next turn they have the new policies.
+
+    Raises:
+        leyline_policies.PolicyError: the file is wrong at the start.
+    """
+
+    def __init__(self, path: Path, metrics: Metrics, *, interval_s: float = 2.0) -> None:
+        self._path = path
+        self._metrics = metrics
+        self._interval_s = interval_s
+        self._signature = _signature(path)
+        self._policies: PolicySet = load_policies(path)
+
+    def choose(self, tenant: str, model: str) -> tuple[Policy, ...]:
+        """The policies of a tenant and model; the same tuple until the file changes."""
+        return self._policies.choose(tenant, model)
+
+    async def run(self) -> None:
+        """Look at the file now and then, for ever."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.refresh()
+
+    async def refresh(self) -> bool:
+        """Read the file if it has changed; whether its policies hold now."""
+        signature = await asyncio.to_thread(_signature, self._path)
+        if signature == self._signature:
+            return False
+        self._signature = signature
+        try:
+            policies = await asyncio.to_thread(load_policies, self._path)
+        except PolicyError as error:
+            self._metrics.policy_reloads.labels("refused").inc()
+            log.error("policies_refused", path=str(self._path), problem=str(error))
+            return False
+        self._policies = policies
+        self._metrics.policy_reloads.labels("loaded").inc()
+        log.info("policies_loaded", path=str(self._path), pipelines=len(policies.describe()))
+        return True
+
+
+def _signature(path: Path) -> Signature:
+    """Tells versions of a file apart; editors that replace a file change its number."""
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_mtime_ns, found.st_size, found.st_ino)

@@ -1,0 +1,129 @@
+"""From the client's messages to the messages that are sent, with the cause of each change.
+
+Declared edits come first (they speak of the client's own text), all or none. Then the policies, in
+order. One that raises or returns nonsense is skipped as a whole; the turn continues without it,
+unless it was to take out what must not be sent: then nothing may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from leyline_policies import Memo, Policy
+from leyline_policies.verbs import is_annotated, pin_of, scopes_of, unannotated
+
+from ..model.messages import Message, fingerprint
+from ..model.prepared import Fingerprinted, Prepared, SentMessage
+from ..request.declared import DeclaredEdit, apply_declared
+from .running import SAYS, Limit, PolicyRun, PolicySession, PolicyTimeoutError
+from .stage import Stage, client_stage, declared_demands, find_fault
+
+__all__ = ["Limit", "PolicySession", "PolicyTimeoutError", "prepare", "unedited"]
+
+_PRINT = "fingerprint"
+
+
+def prepare(
+    client: Sequence[Message],
+    policies: Sequence[Policy],
+    declared: Sequence[DeclaredEdit],
+    turn_index: int,
+    *,
+    fingerprints: Sequence[int] | None = None,
+    session: PolicySession | None = None,
+) -> Prepared:
+    """Run declared edits and policies over the client's messages. Policies' faults never raise;
+    with one of a policy that forgets, the outcome is refused.
+
+    Policies that forget run first, on what the client sent, so that none that tidies up can hide
+    from them what they look for; they run again in their place where others changed something.
+
+    Args:
+        fingerprints: of the client's messages, where already known.
+        session: without it, policies know of no turn before.
+
+    Raises:
+        DeclaredEditError: a declared edit can't be carried out; see :func:`check_declared`.
+    """
+    session = session or PolicySession()
+    memo, client = session.memo, tuple(client)
+    untouched = client_stage(client, memo)
+    stage = _declared(untouched, declared) if declared else untouched
+    runner = PolicyRun(session, turn_index, checked=False)
+    done = runner.run_all(stage, policies, untouched)
+    is_changed = done.refused is None and done.messages is not stage.messages
+    if is_changed and find_fault(stage.messages, done.messages, memo):
+        # One of those that are trusted breaks the rules: find out which, and leave it out.
+        runner = PolicyRun(session, turn_index, checked=True)
+        done = runner.run_all(stage, policies, untouched)
+    scopes: frozenset[str] = frozenset()
+    pins: dict[int, Mapping[str, Any]] = {}
+    if memo.any(done.messages, SAYS, is_annotated, "sent"):
+        scopes = scopes_of(done.messages)
+        pins = _pins_of(done.sent)
+        done = replace(done, sent=tuple(map(_unannotated, done.sent)))
+    return Prepared(
+        client,
+        done.sent,
+        done.dropped,
+        tuple(dict.fromkeys(done.faults)),
+        done.demands,
+        tuple(runner.notes),
+        # Without policies, what they left earlier waits for them.
+        runner.states if policies else {**session.states, **runner.states},
+        tuple(runner.wanted),
+        next(iter(scopes)) if len(scopes) == 1 else None,
+        pins,
+        frozenset(runner.used),
+        done.refused,
+        _fingerprinted(client, fingerprints, done, memo),
+    )
+
+
+def unedited(client: tuple[Message, ...], fingerprints: Sequence[int]) -> Prepared:
+    """As :func:`prepare` of messages that nobody edits and that say nothing of themselves.
+
+    Args:
+        fingerprints: of the messages.
+    """
+    sent, prints = tuple(map(SentMessage, client, range(len(client)))), tuple(fingerprints)
+    known = Fingerprinted(client, prints), Fingerprinted(sent, prints)
+    return Prepared(client, sent, known_fingerprints=known)
+
+
+def _declared(untouched: Stage, declared: Sequence[DeclaredEdit]) -> Stage:
+    sent, dropped = apply_declared(untouched.sent, declared)
+    return replace(untouched, sent=sent, dropped=dropped, demands=declared_demands(sent, dropped))
+
+
+def _pins_of(sent: Sequence[SentMessage]) -> dict[int, Mapping[str, Any]]:
+    """What is said of messages' KV that stays, by index in the client's list."""
+    said = ((entry.client_index, pin_of(entry.message)) for entry in sent)
+    return {index: terms for index, terms in said if index is not None and terms is not None}
+
+
+def _fingerprinted(
+    client: tuple[Message, ...], fingerprints: Sequence[int] | None, done: Stage, memo: Memo
+) -> tuple[Fingerprinted, ...]:
+    """The fingerprints of both lists; those of edited messages are computed once in their life."""
+    if fingerprints is None:
+        fingerprints = memo.map(client, _PRINT, fingerprint)
+    prints = tuple(fingerprints)
+
+    def of_entry(entry: SentMessage) -> int:
+        place = entry.client_index
+        is_own = place is not None and entry.message is client[place]
+        return prints[place] if is_own and place is not None else fingerprint(entry.message)
+
+    sent = tuple(memo.map(done.sent, _PRINT, of_entry, "sent"))
+    return Fingerprinted(client, prints), Fingerprinted(done.sent, sent)
+
+
+def _unannotated(entry: SentMessage) -> SentMessage:
+    """The message as the engine may see it."""
+    message = unannotated(entry.message)
+    return entry if message is entry.message else msgspec.structs.replace(entry, message=message)

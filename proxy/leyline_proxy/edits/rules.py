@@ -1,0 +1,139 @@
+"""Which policies and rules apply to a request: the tenant's, unless the request may choose."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Protocol
+
+from leyline_policies import Policy, PolicyError, Registry, load_pipeline
+
+from ..errors import BadRequestError, ForbiddenError
+from ..model.fields import OPTIONS_FIELD, OptionError
+from ..model.undeclared import UndeclaredRules
+from ..request.parse import ChatRequest
+
+LONGEST_SPEC = 4096
+_CACHED_SPECS = 128
+
+
+class Chooser(Protocol):
+    """Says which policies hold for whom."""
+
+    def choose(self, tenant: str, model: str) -> tuple[Policy, ...]:
+        """The policies of a tenant's requests for a model."""
+
+
+class PolicyCatalog:
+    """The policies of requests; the same choice gives the same objects.
+
+    Args:
+        chooser: says which policies hold where the request doesn't choose; None for the tenant's.
+    """
+
+    def __init__(self, chooser: Chooser | None = None) -> None:
+        self._chooser = chooser
+        self._registry: Registry | None = None
+        self._loaded: OrderedDict[str, tuple[Policy, ...]] = OrderedDict()
+        self._joined: OrderedDict[
+            tuple[int, tuple[Policy, ...]], tuple[tuple[Policy, ...], tuple[Policy, ...]]
+        ] = OrderedDict()
+
+    def load(self, spec: str) -> tuple[Policy, ...]:
+        """The policies of ``spec``.
+
+        Raises:
+            BadRequestError: for a spec that can't be read or names no policy.
+        """
+        if spec in self._loaded:
+            self._loaded.move_to_end(spec)
+            return self._loaded[spec]
+        param = f"{OPTIONS_FIELD}.policy"
+        if len(spec) > LONGEST_SPEC:
+            raise BadRequestError(f"{param} is longer than {LONGEST_SPEC} characters.", param=param)
+        if self._registry is None:
+            self._registry = Registry.discover()
+        try:
+            policies = tuple(load_pipeline(spec, self._registry))
+        except PolicyError as error:
+            raise BadRequestError(f"{param}: {error}", param=param) from error
+        self._loaded[spec] = policies
+        if len(self._loaded) > _CACHED_SPECS:
+            self._loaded.popitem(last=False)
+        return policies
+
+    def chosen(self, request: ChatRequest) -> tuple[Policy, ...]:
+        """The policies of a request, those of ``context_management`` last.
+
+        Raises:
+            BadRequestError: it names some that can't be read or don't exist.
+        """
+        if request.options.policy is not None:
+            policies = self.load(request.options.policy)
+        elif self._chooser is not None:
+            policies = self._chooser.choose(request.tenant.name, request.model)
+        else:
+            policies = request.tenant.policies
+        return self.joined(policies, request.requested)
+
+    def joined(
+        self, policies: tuple[Policy, ...], requested: tuple[Policy, ...]
+    ) -> tuple[Policy, ...]:
+        """``policies`` and then ``requested``; the same tuple for equal ones, by whose identity
+        what was computed for it is found."""
+        if not requested:
+            return policies
+        key = (id(policies), requested)
+        known = self._joined.get(key)
+        # The held tuple keeps the identity from being given to another.
+        if known is None or known[0] is not policies:
+            self._joined[key] = known = (policies, (*policies, *requested))
+        self._joined.move_to_end(key)
+        if len(self._joined) > _CACHED_SPECS:
+            self._joined.popitem(last=False)
+        return known[1]
+
+
+def effective_rules(
+    request: ChatRequest, catalog: PolicyCatalog
+) -> tuple[tuple[Policy, ...], UndeclaredRules]:
+    """The policies and the rules for undeclared edits of this request.
+
+    Raises:
+        ForbiddenError: the request chooses, and its tenant may not.
+        BadRequestError: it chooses something that doesn't exist.
+    """
+    options, tenant = request.options, request.tenant
+    for field, chosen in (
+        (f"{OPTIONS_FIELD}.policy", options.policy is not None),
+        (f"{OPTIONS_FIELD}.undeclared", options.undeclared),
+        (f"{OPTIONS_FIELD}.share", options.share is not None),
+        ("messages", request.scope is not None),
+    ):
+        if chosen and not tenant.allow_request_policy:
+            raise ForbiddenError(
+                f"This tenant's requests may not set {field}; its operator has fixed it.",
+                param=field,
+            )
+    return catalog.chosen(request), _undeclared(request)
+
+
+def effective_share(request: ChatRequest, scope: str | None) -> str:
+    """The scope that may see what this turn splices; empty for the session alone.
+
+    Args:
+        scope: that messages name, by the caller's word or a policy's.
+    """
+    own = request.options.share if request.options.share is not None else scope
+    return request.tenant.share if own is None else own
+
+
+def _undeclared(request: ChatRequest) -> UndeclaredRules:
+    wanted = request.options.undeclared
+    if not wanted:
+        return request.tenant.undeclared
+    try:
+        own = UndeclaredRules.parse(wanted)
+    except OptionError as error:
+        raise BadRequestError(str(error), param=error.param) from error
+    kept = request.tenant.undeclared.roles - frozenset(wanted)
+    return UndeclaredRules(roles=kept | own.roles)

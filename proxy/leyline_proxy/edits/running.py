@@ -1,0 +1,351 @@
+"""Running policies over a turn's messages: what each is given, and what may come back of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from leyline_engine.contract import Mode
+from leyline_policies import Context, EditCost, Memo, Note, Policy, approximate_tokens, run
+from leyline_policies.alignment import align, identities, put_back
+from leyline_policies.context import MAX_STATE_BYTES, Completion, State
+from leyline_policies.conversation import with_partners
+from leyline_policies.faults import OnFault, fails_closed
+from leyline_policies.marks import MarkedMessage, without_dropped
+from leyline_policies.policy import MODES
+from leyline_policies.promises import forgets
+from leyline_policies.verbs import ANNOTATION, Verbs, is_annotated, is_forgotten, pinned
+
+from ..model.messages import Message, is_text_only
+from ..model.prepared import Change, Fault, Prepared
+from .edited import Sensitive
+from .stage import Stage, advance, find_fault
+
+_CONTAINERS = (dict, list)
+_NO_STATE = b"{}"
+SAYS = "says"
+"""Key of whether a message says something of itself."""
+
+Transformed = list[Message]
+Limit = Callable[[Callable[[], Transformed]], Transformed]
+
+
+class PolicyTimeoutError(Exception):
+    """A policy took longer than it may."""
+
+
+class _FaultError(Exception):
+    """A policy broke a rule."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault)
+        self.fault = fault
+
+
+def _unlimited(call: Callable[[], Transformed]) -> Transformed:
+    return call()
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySession:
+    """What policies may know of the session besides the messages, and what they left in it."""
+
+    window: int | None = None
+    """The model's context window in tokens."""
+    idle_s: float = 0.0
+    elapsed_s: float = 0.0
+    model: str = ""
+    cost: EditCost = field(default_factory=EditCost)
+    states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """As :attr:`Prepared.states` of the session's last turn."""
+    memo: Memo = field(default_factory=Memo)
+    count: Callable[[Message], int] = approximate_tokens
+    """Tokens of a message."""
+    limit: Limit = _unlimited
+    """Calls a policy that isn't trusted. Raises PolicyTimeoutError."""
+    completions: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What models have written for policies."""
+    sensitive: Sensitive | None = None
+    """Whose removal is a forget, whatever the policy says."""
+    on_fault: OnFault = "refuse"
+    """What a fault does of a policy that forgets, where nothing was chosen for it."""
+    last: Prepared | None = field(default=None, repr=False)
+    """The session's last turn."""
+    only_forgets: bool = False
+    """Whether only those policies run that take out what must not reach the model."""
+
+
+class PolicyRun:
+    """One run of a pipeline.
+
+    Args:
+        checked: whether policies that are trusted are checked like all others.
+    """
+
+    def __init__(self, session: PolicySession, turn_index: int, *, checked: bool) -> None:
+        self._session = session
+        self._turn = turn_index
+        self._checked = checked
+        self.states: dict[str, State] = {}
+        self.notes: list[Note] = []
+        self.wanted: list[Completion] = []
+        self.used: set[str] = set()
+        self._forgetting: set[str] = set()
+        """Places in the pipeline whose policy forgets."""
+        self._annotated = False
+        """Whether any message says something of itself, as far as is known."""
+
+    def run_all(
+        self, stage: Stage, policies: Sequence[Policy], client: Stage | None = None
+    ) -> Stage:
+        """The list after all policies.
+
+        Args:
+            client: the list as the client sent it, where ``stage`` has its declared edits.
+        """
+        client = client or stage
+        slots = [
+            (f"{place}.{policy.name}", policy)
+            for place, policy in enumerate(policies)
+            if getattr(policy, "edits", True)
+        ]
+        # A plugin may say another thing each time that it is asked.
+        self._forgetting = {slot for slot, policy in slots if _mode_of(policy) != "amortize"}
+        stage = self._say(stage)
+        if stage is not client:
+            stage = self._demanded(client, stage, slots)
+        for slot, policy in slots:
+            if slot in self._forgetting and stage.refused is None:
+                stage = self._apply(stage, slot, policy)
+        searched = stage
+        for slot, policy in () if self._session.only_forgets else slots:
+            if stage.refused is not None:
+                break
+            if slot not in self._forgetting:
+                stage = self._apply(stage, slot, policy)
+            elif stage is not searched:
+                # It demanded what it had to when it saw the client's text.
+                done = self._apply(stage, slot, policy)
+                if done is not stage:
+                    stage = replace(done, demands={**done.demands, **stage.demands})
+        return stage
+
+    def _demanded(self, client: Stage, stage: Stage, slots: Sequence[tuple[str, Policy]]) -> Stage:
+        """The list with what policies demand to be forgotten of the client's own: what callers
+        take out themselves, perhaps to amortize it, may be what they look for."""
+        looking = PolicyRun(self._session, self._turn, checked=self._checked)
+        looking._forgetting = {f"client, {slot}" for slot in self._forgetting}
+        seen = client
+        for slot, policy in slots:
+            if slot in self._forgetting and seen.refused is None:
+                seen = looking._apply(seen, f"client, {slot}", policy)
+        if seen.refused is not None:
+            faults = (*stage.faults, *seen.faults)
+            return replace(stage, faults=faults, refused=stage.refused or seen.refused)
+        return replace(stage, demands={**seen.demands, **stage.demands})
+
+    def _say(self, stage: Stage, slot: str = "verbs") -> Stage:
+        """Do what is said of messages."""
+        self._annotated = self._annotates(stage, slot)
+        if not self._annotated:
+            return stage
+        return self._apply(stage, slot, Verbs(any(map(is_forgotten, stage.messages))))
+
+    def _apply(self, stage: Stage, slot: str, policy: Policy) -> Stage:
+        """The list after a policy, and after what it says of messages."""
+        name, again = policy.name, slot in self.states
+        fault: Fault
+        try:
+            given, after = self._transformed(stage, slot, policy)
+        except _FaultError as error:
+            fault = error.fault
+        except Exception:  # a policy is a plugin; whatever it raises costs only its own edits
+            fault = "raised"
+        else:
+            if after is given:
+                return stage
+            change = Change(f"policy:{name}", Mode(policy.mode))
+            try:
+                done = advance(
+                    stage,
+                    given,
+                    after,
+                    change,
+                    self._session.sensitive,
+                    memo=self._session.memo,
+                    place=f"{slot}, again" if again else slot,
+                )
+            except Exception:  # only one that is trusted returns what wasn't looked at
+                return self._failed(stage, slot, policy, find_fault(given, after) or "raised")
+            if done.sent == stage.sent:
+                return stage
+            if self._annotates(done, f"{slot}.verbs") and _annotated(given, after):
+                return self._say(done, f"{slot}.verbs")
+            return done
+        if slot not in self.states and slot in self._session.states:
+            self.states[slot] = dict(self._session.states[slot])
+        return self._failed(stage, slot, policy, fault)
+
+    def _failed(self, stage: Stage, slot: str, policy: Policy, fault: Fault) -> Stage:
+        """The same list, and the policy's fault."""
+        last = self._session.last
+        # Whatever a policy says of itself: what it took out of the last turn must not come back.
+        forgot = slot in self._forgetting or (
+            last is not None and (policy.name, "forget") in last.changes_of_policies()
+        )
+        refuses = fails_closed(policy, self._session.on_fault, forgot=forgot)
+        return stage.fault(policy.name, fault, refuses=refuses)
+
+    def _annotates(self, done: Stage, slot: str) -> bool:
+        """Whether anything is said of a message of the list after a policy."""
+        return self._session.memo.any(done.messages, SAYS, is_annotated, slot)
+
+    def _transformed(
+        self, stage: Stage, slot: str, policy: Policy
+    ) -> tuple[list[Message], list[Message]]:
+        """What the policy was given, and what it made of it.
+
+        Raises:
+            _FaultError: the policy broke a rule.
+        """
+        if policy.mode not in MODES:
+            raise _FaultError("bad_type")
+        context, given, checked = self._context(slot, policy.name), stage.messages, self._checked
+        trusted = getattr(policy, "trusted", False)
+        if trusted:
+            self._session.memo.changes.settle(given)
+            after = run(policy, given, self._turn, context)
+        else:
+            given, checked = [*map(_copy, given)], True
+            after = self._limited(policy, given, context)
+            if given != stage.messages:
+                raise _FaultError("mutated")
+        self._keep(slot, context)
+        if self._annotated and policy.mode != "forget" and after is not given and _is_list(after):
+            kept = _held_back(given, after, context)
+            after = put_back(given, after, kept) if kept else after
+        if checked and after is not given:
+            fault = find_fault(given, without_dropped(after) if _is_list(after) else after)
+            if fault is not None:
+                raise _FaultError(fault)
+        return given, after if trusted else _owned(given, after)
+
+    def _limited(self, policy: Policy, given: list[Message], context: Context) -> list[Message]:
+        # The policy gets a list of its own, so that what it was given can be compared.
+        handed = list(given)
+        try:
+            return self._session.limit(lambda: run(policy, handed, self._turn, context))
+        except PolicyTimeoutError as error:
+            raise _FaultError("timed_out") from error
+        except (GeneratorExit, SystemExit) as error:
+            raise _FaultError("raised") from error
+
+    def _context(self, slot: str, name: str) -> Context:
+        session, again = self._session, slot in self.states
+        # A policy's second run of the turn leaves no trace: the first was on the client's text.
+        left = (self.states if again else session.states).get(slot)
+        state = deepcopy(dict(left)) if left else {}
+        return Context(
+            turn=self._turn,
+            window=session.window,
+            idle_s=session.idle_s,
+            elapsed_s=session.elapsed_s,
+            model=session.model,
+            cost=session.cost,
+            state=state,
+            count=session.count,
+            memo=session.memo,
+            policy=name,
+            slot=slot,
+            rerun=again,
+            completions=session.completions,
+        )
+
+    def _keep(self, slot: str, context: Context) -> None:
+        """Take over what a policy left behind on its first run of the turn.
+
+        Raises:
+            _FaultError: a state that isn't JSON, or too large; a note with more than numbers.
+        """
+        if slot in self.states:
+            return
+        try:
+            encoded = msgspec.json.encode(context.state) if context.state else _NO_STATE
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _FaultError("bad_state") from error
+        if len(encoded) > MAX_STATE_BYTES or not all(map(_holds_numbers, context.notes)):
+            raise _FaultError("bad_state")
+        self.states[slot] = msgspec.json.decode(encoded) if encoded is not _NO_STATE else {}
+        self.notes += context.notes
+        self.wanted += context.wanted
+        self.used |= context.used
+
+
+def _mode_of(policy: Policy) -> object:
+    try:
+        return policy.mode
+    except Exception:  # it is asked again where its faults are caught
+        return None
+
+
+def _holds_numbers(note: Note) -> bool:
+    return all(isinstance(value, int | float) for value in note.values.values())
+
+
+def _annotated(given: Sequence[Message], after: Sequence[Message]) -> bool:
+    """Whether a policy may have said something of a message."""
+    known = set(map(id, given))
+    return any(ANNOTATION in message and id(message) not in known for message in after)
+
+
+def _held_back(given: list[Message], after: list[Message], context: Context) -> set[int]:
+    """Which messages are pinned, and not to be forgotten."""
+    calls, known = context.calls(given), set(map(id, given))
+    kept = with_partners(pinned(given), calls)
+    told = {i for i, message in enumerate(after) if forgets(message, known)} if kept else set()
+    if not told:
+        return kept
+    spared = {each for index in told for each in identities(after[index])}
+    gone = {index for index, message in enumerate(given) if id(message) in spared}
+    gone |= {old for old, new in align(given, after) if new in told}
+    return kept - with_partners(gone, calls)
+
+
+def _owned(given: list[Message], after: list[Message]) -> list[Message]:
+    """``after`` without messages that the policy may hold on to and change later."""
+    known = set(map(id, given))
+    result: list[Message] = []
+    for message in after:
+        if id(message) in known:
+            result.append(message)
+        elif isinstance(message, MarkedMessage):
+            result.append(MarkedMessage(_copy(message), message.origin, message.mark))
+        else:
+            result.append(_copy(message))
+    return result
+
+
+def _is_list(after: object) -> bool:
+    return isinstance(after, list) and all(isinstance(message, dict) for message in after)
+
+
+def _copy(message: Message) -> Message:
+    """A message that a policy may change as it likes."""
+    copied: Message = dict(message) if is_text_only(message) else clone(message)
+    return copied
+
+
+def clone(value: Any) -> Any:
+    """A deep copy of JSON-shaped data."""
+    if isinstance(value, dict):
+        return {
+            key: clone(item) if isinstance(item, _CONTAINERS) else item
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [clone(item) if isinstance(item, _CONTAINERS) else item for item in value]
+    return value

@@ -1,0 +1,257 @@
+"""When an edit is worth what it costs the cache.
+
+An engine that splices moves the KV behind an edit; any other computes it again. So an edit may
+wait, and a batch of them cost what one does. Edits that reclaim tokens wait until
+
+* what they reclaim pays for what is computed anew:
+  ``reclaimed * (carry * expected turns + need * fullness) >= computed anew``, or
+* the prompt would fill too much of the model's window.
+
+``carry`` is what a token in the context costs on every turn that it stays (attention over it while
+the answer is decoded, memory), as a share of what prefilling it costs. How many turns a session has
+yet to come isn't known; as many as it has had is the estimate that needs no tuning (a session's
+age is the best guess of its rest when nothing else is known of it). ``need`` makes room early where
+that is cheap: an edit near the end of the prompt costs little, and spares a dear one later.
+The defaults are those that ``bench/edit_timing.py`` finds.
+
+Edits that forget never wait, nor does any edit of what the engine hasn't seen yet.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from leyline_engine.contract import Mode
+from leyline_policies import EditCost, Note
+from leyline_policies.verbs import Verbs, unannotated
+
+from ..model.messages import Message
+from ..model.prepared import DECLARED, Change, Prepared, SentMessage
+from ..model.vocabulary import Decision
+from .stage import find_fault
+
+SCHEDULER = "scheduler"
+_VERBS = f"policy:{Verbs.name}:"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The scheduler's settings."""
+
+    carry: float = 0.002
+    """Cost of a token that stays, per turn, as a share of its prefill."""
+    need: float = 0.25
+    """Worth of a reclaimed token where the prompt is about to fill its part of the window, in
+    tokens prefilled; less in proportion where the prompt is shorter."""
+    pressure: float = 0.8
+    """Share of the window beyond which no edit waits."""
+    longest_turns: int = 200
+    """Turns yet to come are never taken to be more."""
+    splicing_waits: bool = True
+    """Whether edits wait on an engine that splices, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What committing the pending edits would cost and bring, in tokens."""
+
+    reclaimed: int
+    """Tokens that the prompt would be shorter."""
+    recomputed: int
+    """Prompt tokens behind the first pending edit: what a plain engine prefills again."""
+    inserted: int
+    """Tokens of messages that the edits wrote; prefilled on any engine."""
+    prompt: int
+    """Tokens of the prompt without the pending edits."""
+
+
+def pending(last: Prepared, now: Prepared) -> Prepared | None:
+    """``now`` with the edits of earlier messages as ``last`` had them; None where they can't wait.
+
+    They can where the client's list only grew, nothing of it is to be forgotten anew or was edited
+    by the caller's own word, and the outcome is a list that can be sent, with all that is new.
+    """
+    count = len(last.client)
+    if (
+        len(now.client) == count
+        or now.client_fingerprints[:count] != last.client_fingerprints
+        or any(now.forget_marks.get(i) != last.forget_marks.get(i) for i in range(count))
+        or _declared(now, count) != _declared(last, count)
+    ):
+        return None
+    first_new = next(
+        (
+            place
+            for place, entry in enumerate(now.sent)
+            if entry.client_index is not None and entry.client_index >= count
+        ),
+        len(now.sent),
+    )
+    ahead, new = now.sent[:first_new], now.sent[first_new:]
+    insertions_forget = _forgotten_insertions(ahead) - _forgotten_insertions(last.sent)
+    if insertions_forget or _has_moved(last, now, ahead, new):
+        return None
+    sent = (*(_as_it_is(entry, now.client) for entry in last.sent), *new)
+    dropped = (*last.dropped, *(d for d in now.dropped if d.client_index >= count))
+    if _same(sent, now.sent) or find_fault(
+        [entry.message for entry in now.sent], [entry.message for entry in sent]
+    ):
+        return None
+    return replace(now, sent=sent, dropped=dropped)
+
+
+def balance(held: Prepared, now: Prepared, seen: int, tokens: Callable[[Message], int]) -> Balance:
+    """What sending ``now`` in place of ``held`` costs and brings.
+
+    Args:
+        seen: messages of ``held`` that the engine has read on the turn before.
+    """
+    prefix = _common(held.sent, now.sent)
+    # What is new on this turn is prefilled either way.
+    fresh = len(held.sent) - seen
+    known = {id(entry.message) for entry in held.sent}
+    behind = [entry.message for entry in now.sent[prefix : len(now.sent) - fresh]]
+    return Balance(
+        reclaimed=_total(held.sent, tokens) - _total(now.sent, tokens),
+        recomputed=sum(map(tokens, behind)),
+        inserted=sum(tokens(message) for message in behind if id(message) not in known),
+        prompt=_total(held.sent, tokens),
+    )
+
+
+def decide(
+    found: Balance, cost: EditCost, timing: Timing, *, turns: int, window: int | None
+) -> Decision:
+    """Whether to commit the pending edits now.
+
+    Args:
+        cost: of the engine in use.
+        turns: that the session has had.
+        window: the model's, in tokens; None where unknown.
+    """
+    if found.reclaimed <= 0 or (cost.splices and not timing.splicing_waits):
+        return Decision.UNTIMED  # it isn't for their tokens that these edits are made
+    if window is not None and found.prompt > timing.pressure * window:
+        return Decision.PRESSURE
+    moved = found.recomputed - found.inserted
+    # Both in tokens prefilled: a token that is moved costs a fraction of one.
+    share = cost.splice_us / cost.prefill_us if cost.prefill_us > 0 else 0.0
+    spent = found.inserted + moved * (min(share, 1.0) if cost.splices else 1.0)
+    expected = min(max(turns, 1), timing.longest_turns)
+    fullness = found.prompt / (timing.pressure * window) if window else 0.0
+    gained = found.reclaimed * (timing.carry * expected + timing.need * fullness)
+    return Decision.PAYS if gained >= spent else Decision.HELD
+
+
+def pays(found: Balance, cost: EditCost, timing: Timing, *, turns: int, window: int | None) -> bool:
+    """Whether :func:`decide` commits the pending edits."""
+    return decide(found, cost, timing, turns=turns, window=window) is not Decision.HELD
+
+
+def schedule(
+    last: Prepared,
+    now: Prepared,
+    cost: EditCost,
+    timing: Timing,
+    *,
+    tokens: Callable[[Message], int],
+    turns: int,
+    window: int | None,
+) -> tuple[Prepared, Decision]:
+    """``now``, or the same turn with its edits of earlier messages put off; and which, and why.
+
+    Args:
+        last: the turn before, as it was sent.
+    """
+    held = pending(last, now)
+    if held is None:
+        return now, Decision.NOTHING
+    found = balance(held, now, len(last.sent), tokens)
+    decision = decide(found, cost, timing, turns=turns, window=window)
+    if decision is not Decision.HELD:
+        return now, decision
+    note = Note(
+        SCHEDULER,
+        "edits_held",
+        {"reclaimable_tokens": found.reclaimed, "recomputed_tokens": found.recomputed},
+    )
+    return replace(held, notes=(*now.notes, note)), decision
+
+
+def _declared(prepared: Prepared, count: int) -> list[tuple[int, Message | None]]:
+    """Which of the first messages the caller declared edits of, and what they became."""
+    changed: list[tuple[int, Message | None]] = [
+        (entry.client_index, entry.message)
+        for entry in prepared.sent
+        if entry.changes
+        and entry.client_index is not None
+        and entry.client_index < count
+        and any(map(_is_callers, entry.changes))
+    ]
+    gone = [
+        (item.client_index, None)
+        for item in prepared.dropped
+        if item.client_index < count and _is_callers(item.change)
+    ]
+    return changed + gone
+
+
+def _is_callers(change: Change) -> bool:
+    """Whether it was asked for by name: declared in the request, or said of the message."""
+    return change.cause == DECLARED or change.cause.startswith(_VERBS)
+
+
+def _forgotten_insertions(entries: Sequence[SentMessage]) -> Counter[str]:
+    """Who edited messages that policies put in, to be forgotten."""
+    return Counter(
+        change.cause
+        for entry in entries
+        if entry.client_index is None
+        for change in entry.changes
+        if change.mode is Mode.FORGET
+    )
+
+
+def _has_moved(
+    last: Prepared, now: Prepared, ahead: Sequence[SentMessage], new: Sequence[SentMessage]
+) -> bool:
+    """Whether anything moved past the first new message: it would be missing, or sent twice."""
+    count = len(last.client)
+    if any(e.moved_from is not None and e.moved_from < count for e in new):
+        return True
+    if not any(item.client_index >= count for item in now.dropped):
+        return False
+    # One that is gone may be what a policy wrote further ahead.
+    put_in = [e.message for e in ahead if e.client_index is None]
+    known = [e.message for e in last.sent if e.client_index is None]
+    return any(message not in known for message in put_in)
+
+
+def _as_it_is(entry: SentMessage, client: Sequence[Message]) -> SentMessage:
+    """A message that was sent before, with the markers and in the form that it has now."""
+    if entry.changes or entry.client_index is None:
+        return entry
+    message = unannotated(client[entry.client_index])
+    if message is entry.message or message == entry.message:
+        return entry
+    return msgspec.structs.replace(entry, message=message)
+
+
+def _same(left: Sequence[SentMessage], right: Sequence[SentMessage]) -> bool:
+    return len(left) == len(right) and _common(left, right) == len(left)
+
+
+def _common(left: Sequence[SentMessage], right: Sequence[SentMessage]) -> int:
+    """Messages that both lists begin with."""
+    for place, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one.message is not other.message and one.message != other.message:
+            return place
+    return min(len(left), len(right))
+
+
+def _total(entries: Sequence[SentMessage], tokens: Callable[[Message], int]) -> int:
+    return sum(tokens(entry.message) for entry in entries)

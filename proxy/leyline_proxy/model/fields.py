@@ -1,0 +1,45 @@
+"""Fields of a request that the proxy adds, and the error for a wrong one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+
+OPTIONS_FIELD = "leyline"
+"""The member of a request's body that has its options."""
+
+_PATH = re.compile(r" - at `(?:key in )?\$(.*)`$")
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
+
+SHARE_PATTERN = r"^[A-Za-z0-9._:@/-]{0,128}$"
+ShareName = Annotated[str, msgspec.Meta(pattern=SHARE_PATTERN)]
+
+
+class OptionError(ValueError):
+    """An option that can't be understood; ``param`` names the field."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def field_error(where: str, text: str, known: Iterable[str]) -> OptionError:
+    """The error for what a converter says of a value.
+
+    Args:
+        where: the field that was converted.
+        text: the converter's words, which may end in a path below it.
+        known: the members that the value may have.
+    """
+    path = _PATH.search(text)
+    param = where + (path.group(1) if path else "")
+    what = _PATH.sub("", text)
+    if unknown := _UNKNOWN.search(what):
+        names = ", ".join(known)
+        return OptionError(
+            param, f"{param} has no field {unknown.group(1)[:80]!r}; it may have {names}."
+        )
+    return OptionError(param, f"{param}: {what}.")

@@ -1,0 +1,78 @@
+"""Rules for edits that nobody declared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from .fields import OPTIONS_FIELD, OptionError
+
+UNDECLARED_KEYS = ("tool", "user", "assistant", "system", "template")
+UNDECLARED_MODES = ("exact", "amortize")
+
+Trust = Literal["name", "opening", "messages"]
+"""Why a turn of a session counts as one of the conversation that goes on with it.
+
+name
+    The caller names its session.
+opening
+    A harness gives one name to all that it does for a task: a turn is of this conversation where
+    the list has the turn's task and first answer.
+messages
+    Nothing but what the list shows. Whoever sends the same is in the session, so no KV may remember
+    more than that, and the caller's own edits are exact.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class UndeclaredRules:
+    """Whose undeclared edits are amortised; everything else is exact."""
+
+    roles: frozenset[str] = frozenset()
+    """Subset of ``UNDECLARED_KEYS``."""
+    trust: Trust = "name"
+    """Whose word it is that an earlier turn is of this conversation."""
+
+    @classmethod
+    def parse(cls, items: Mapping[str, str] | Iterable[str]) -> UndeclaredRules:
+        """Rules from a mapping or from ``role=mode`` items.
+
+        Raises:
+            OptionError: an item without ``=``, an unknown role or an unknown mode.
+        """
+        pairs = items.items() if isinstance(items, Mapping) else [_split(item) for item in items]
+        roles: set[str] = set()
+        param = f"{OPTIONS_FIELD}.undeclared"
+        for role, mode in pairs:
+            if role not in UNDECLARED_KEYS:
+                known = ", ".join(UNDECLARED_KEYS)
+                raise OptionError(param, f"undeclared: unknown role {role[:80]!r}; known: {known}.")
+            if mode not in UNDECLARED_MODES:
+                known = " or ".join(UNDECLARED_MODES)
+                raise OptionError(f"{param}.{role}", f"undeclared: {role} must be {known}.")
+            roles.discard(role)
+            if mode == "amortize":
+                roles.add(role)
+        return cls(frozenset(roles))
+
+    def amortizes(self, role: str) -> bool:
+        """Whether an undeclared edit of a message of ``role`` (or ``template``) is amortised."""
+        return self.trust == "name" and self._has(role)
+
+    def withholds(self, role: str) -> bool:
+        """Whether it would be, did the session have a certain name."""
+        return self.trust != "name" and self._has(role)
+
+    def _has(self, role: str) -> bool:
+        return {"developer": "system", "function": "tool"}.get(role, role) in self.roles
+
+
+def _split(item: str) -> tuple[str, str]:
+    role, separator, mode = item.partition("=")
+    if not separator:
+        raise OptionError(
+            f"{OPTIONS_FIELD}.undeclared",
+            f"undeclared: {item[:80]!r} must have the form role=mode.",
+        )
+    return role.strip(), mode.strip()

@@ -1,0 +1,281 @@
+"""What each retained turn could contribute to a prompt: kept tokens, and why the rest changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ..model.diff import MessageDiff, diff_messages
+from ..model.history import FRAME, shortest_partial
+from ..model.prepared import DECLARED, Prepared
+from ..model.rendered import Rendered
+from ..model.session import EditMode, EditRecord, RetainedTurn
+from ..model.spans import SpanNames
+from ..model.undeclared import UndeclaredRules
+from .causes import Cause, CauseFinder, strictest
+from .forgetting import Demand, new_demands
+from .token_diff import Hunk, Kept, SourceView, TokenDiff, continued, diff_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A hunk with its explanation."""
+
+    hunk: Hunk
+    causes: tuple[Cause, ...]
+    mode: EditMode
+    behind: bool
+    """Whether anything kept lies behind it."""
+
+
+@dataclass(frozen=True)  # no slots: what is reusable is counted once
+class Candidate:
+    """One retained turn as a source."""
+
+    turn: RetainedTurn
+    diff: TokenDiff
+    edits: tuple[Edit, ...]
+    copies: tuple[Kept, ...]
+    """Kept runs that may be used, the common prefix among them, by destination."""
+    forgets: bool = field(init=False)
+    reusable: int = field(init=False)
+    """Tokens in :attr:`copies`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "forgets", any(edit.mode == "forget" for edit in self.edits))
+        object.__setattr__(self, "reusable", sum(run.length for run in self.copies))
+
+
+def consider(
+    turn: RetainedTurn,
+    prepared: Prepared,
+    rendered: Rendered,
+    rules: UndeclaredRules,
+    names: SpanNames,
+    *,
+    boundary: int,
+) -> Candidate:
+    """Compare one retained turn with this one.
+
+    Args:
+        names: of this turn's messages.
+        boundary: tokens behind each edit to compute anew.
+    """
+    before = turn.prepared
+    view = SourceView(turn.tokens, turn.rendered.spans, len(turn.rendered.tokens))
+    demands = new_demands(turn, prepared, names)
+    if rules.trust == "opening":
+        alike = _opens_alike(before, prepared)
+        rules = replace(rules, trust="name" if alike else "messages")
+    shown = rules.trust == "name" or not turn.lineage or _is_shown(before, prepared)
+    same = continued(view, rendered) if shown and not demands else None
+    if same is not None:  # nothing changed, so nothing needs an explanation
+        return Candidate(turn, same, (), _usable(same, (), (), turn, boundary))
+    sent = diff_messages(
+        before.messages,
+        prepared.messages,
+        old_fingerprints=before.sent_fingerprints,
+        new_fingerprints=prepared.sent_fingerprints,
+    )
+    client = sent
+    if not (before.sent_as_given and prepared.sent_as_given):
+        client = diff_messages(
+            before.client,
+            prepared.client,
+            old_fingerprints=before.client_fingerprints,
+            new_fingerprints=prepared.client_fingerprints,
+        )
+    diff = diff_tokens(view, rendered, sent)
+    finder = CauseFinder(
+        before,
+        prepared,
+        sent,
+        client,
+        rules,
+        demanded={demand.client_index for demand in demands},
+        same_context=turn.rendered.context == rendered.context,
+    )
+    edits = _with_demands(_edits(diff, finder), demands, diff, prepared)
+    if not shown:
+        edits = _with_hidden(edits, turn, diff, client, prepared)
+    return Candidate(turn, diff, tuple(edits), _usable(diff, edits, demands, turn, boundary))
+
+
+def _opens_alike(before: Prepared, prepared: Prepared) -> bool:
+    """Whether a list has the task of an earlier one, and the first answer to it."""
+    roles = [str(message.get("role")) for message in before.client]
+    opening = zip(before.client_fingerprints[: shortest_partial(roles)], roles, strict=False)
+    return all(
+        value in prepared.client_fingerprints for value, role in opening if role not in FRAME
+    )
+
+
+def _is_shown(before: Prepared, prepared: Prepared) -> bool:
+    """Whether the caller's list still has all that an earlier one had.
+
+    Where no turn amortized the caller's own edits, spliced KV has read what is missing from its
+    prompt, but nothing that was missing from the caller's list. So it remembers nothing that this
+    list doesn't show.
+    """
+    return set(before.client_fingerprints).issubset(prepared.client_fingerprints)
+
+
+def _with_hidden(
+    edits: Sequence[Edit],
+    turn: RetainedTurn,
+    diff: TokenDiff,
+    client: MessageDiff,
+    prepared: Prepared,
+) -> list[Edit]:
+    """The edits, and an exact one where a source's spliced KV begins, which may remember what the
+    caller's list doesn't show any more.
+
+    Args:
+        client: alignment of the caller's own lists.
+    """
+    start = min(run.start for run in turn.lineage)
+    place = _destination(diff, start)
+    if all(run.end <= start for run in diff.kept) or any(
+        edit.mode != "amortize" and edit.hunk.new_start <= place for edit in edits
+    ):
+        return list(edits)
+    step = next(step for step in client.steps if step.kind != "kept" and step.old is not None)
+    old = turn.prepared.client[step.old or 0]
+    declared = step.new is not None and _states_its_own(prepared, step.new)
+    name = DECLARED if declared else "undeclared"
+    cause = Cause(name, "exact", str(old.get("role")), step.new, withheld=True)
+    hunk = Hunk(start, start, place, place)
+    return sorted(
+        [*edits, Edit(hunk, (cause,), "exact", behind=True)],
+        key=lambda edit: (edit.hunk.start, edit.hunk.new_start),
+    )
+
+
+def _states_its_own(prepared: Prepared, client_index: int) -> bool:
+    """Whether the caller declares that its own change of a message is meant."""
+    return any(
+        change.callers_own
+        for entry in prepared.sent
+        if entry.client_index == client_index
+        for change in entry.changes
+    )
+
+
+def _edits(diff: TokenDiff, finder: CauseFinder) -> list[Edit]:
+    """Explained hunks in order; what lies in the tail counts only where it demands forgetting."""
+    edits: list[Edit] = []
+    for hunk in diff.hunks:
+        behind = hunk.new_start < diff.tail
+        causes = finder.explain(hunk) if behind or hunk.old_messages else ()
+        mode = strictest(causes)
+        if behind or mode == "forget":
+            edits.append(Edit(hunk, causes, mode, behind))
+    return edits
+
+
+def _with_demands(
+    edits: Sequence[Edit], demands: Sequence[Demand], diff: TokenDiff, prepared: Prepared
+) -> list[Edit]:
+    """The edits, and for each demand that none of them meets a forget of what it names.
+
+    A demand binds even where no token of the source differs: an earlier edit may have taken the
+    span out while what read it stayed, or the model may have written it.
+    """
+    result = list(edits)
+    for demand in demands:
+        if any(
+            cause.mode == "forget" and cause.message == demand.client_index
+            for edit in result
+            for cause in edit.causes
+        ):
+            continue
+        cause = demand_cause(prepared, demand.client_index)
+        for index, edit in enumerate(result):
+            if edit.hunk.start <= demand.start <= max(edit.hunk.start, edit.hunk.end - 1):
+                result[index] = Edit(edit.hunk, (*edit.causes, cause), "forget", edit.behind)
+                break
+        else:
+            place = _destination(diff, demand.start)
+            hunk = Hunk(demand.start, demand.end, place, place)
+            result.append(Edit(hunk, (cause,), "forget", behind=False))
+    return sorted(result, key=lambda edit: (edit.hunk.start, edit.hunk.new_start))
+
+
+def demand_cause(prepared: Prepared, client_index: int) -> Cause:
+    """Who demands that a message of this turn be forgotten."""
+    mark = prepared.forget_marks[client_index]
+    role = str(prepared.client[client_index].get("role"))
+    return Cause(mark.cause, "forget", role, client_index)
+
+
+def _destination(diff: TokenDiff, position: int) -> int:
+    """Where in the prompt the first kept source token from ``position`` on stands."""
+    for run in diff.kept:
+        if run.end > position:
+            return run.dest + max(0, position - run.start)
+    return diff.tail
+
+
+def _usable(
+    diff: TokenDiff,
+    edits: Sequence[Edit],
+    demands: Sequence[Demand],
+    turn: RetainedTurn,
+    boundary: int,
+) -> tuple[Kept, ...]:
+    """Kept runs before the first exact or forget edit, less boundaries and hidden readers."""
+    cut = min((e.hunk.new_start for e in edits if e.mode != "amortize"), default=None)
+    limit = len(turn.tokens)
+    forgotten = [edit.hunk.start for edit in edits if edit.mode == "forget"]
+    forgotten += [demand.start for demand in demands]
+    if forgotten:
+        # KV behind an earlier splice may have read the span before it was moved.
+        limit = min([*forgotten, *(run.start for run in turn.lineage)])
+    usable: list[Kept] = []
+    for run in diff.kept:
+        if cut is not None and run.dest >= cut:
+            break
+        skip = boundary if run.dest > 0 else 0
+        end = min(run.end, limit)
+        if cut is not None:
+            end = min(end, run.start + cut - run.dest)
+        if end - run.start > skip:
+            usable.append(Kept(run.start + skip, end, run.dest + skip))
+    return tuple(usable)
+
+
+def records_of(own: Sequence[Edit], others: Sequence[Edit]) -> tuple[EditRecord, ...]:
+    """The account of a turn: a source's edits, and what only other sources tell of forgetting.
+
+    A message that is to be forgotten counts once, however many sources hold it.
+    """
+    told = {
+        (cause.message, cause.cause)
+        for edit in own
+        if edit.behind
+        for cause in edit.causes
+        if cause.mode == "forget"
+    }
+    records: list[EditRecord] = []
+    for index, edit in enumerate((*own, *others)):
+        for cause in edit.causes:
+            first_hand = index < len(own)
+            if cause.mode == "forget" and not (first_hand and edit.behind):
+                if (cause.message, cause.cause) in told:
+                    continue
+                told.add((cause.message, cause.cause))
+            if first_hand or cause.mode == "forget":
+                records.append(record_of(cause, edit.hunk, edit.behind))
+    return tuple(records)
+
+
+def record_of(cause: Cause, hunk: Hunk | None, behind: bool = False) -> EditRecord:
+    """The account of one change; without a hunk, of one that no source shows."""
+    return EditRecord(
+        message=cause.message,
+        role=cause.role,
+        cause=cause.cause,
+        mode=cause.mode,
+        span=(hunk.start, hunk.end) if hunk is not None else None,
+        replacement_tokens=hunk.new_end - hunk.new_start if hunk is not None and behind else 0,
+    )

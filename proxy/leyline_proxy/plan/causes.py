@@ -1,0 +1,161 @@
+"""Who changed what: from the messages that a hunk touches to causes and modes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from leyline_engine.contract import Mode
+
+from ..model.diff import MessageDiff
+from ..model.prepared import Change, Prepared, SentMessage
+from ..model.session import EditMode
+from ..model.undeclared import UndeclaredRules
+from .token_diff import Hunk
+
+STRICTNESS: dict[EditMode, int] = {"amortize": 0, "exact": 1, "forget": 2}
+"""Where changes meet in one hunk, the strictest holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One change that a hunk carries."""
+
+    cause: str
+    mode: EditMode
+    role: str
+    message: int | None
+    """Index in the caller's list of this turn."""
+    withheld: bool = False
+    """It would be amortized, did the session have a certain name."""
+
+
+def strictest(causes: tuple[Cause, ...]) -> EditMode:
+    """The mode of a hunk; a hunk without a cause is exact."""
+    return max((cause.mode for cause in causes), key=STRICTNESS.__getitem__, default="exact")
+
+
+class CauseFinder:
+    """Explains hunks between a source's messages and this turn's.
+
+    Args:
+        source: the retained turn's messages.
+        turn: this turn's.
+        sent: alignment of what was sent then with what is sent now.
+        client: alignment of the caller's own lists, which tells the caller's edits from others'.
+        rules: what undeclared edits may be.
+        demanded: client indices of this turn whose forgetting the source hasn't met yet. An older
+            demand, met long ago, makes no later edit of the message a forget.
+        same_context: whether tool definitions and template options are the source's.
+    """
+
+    def __init__(
+        self,
+        source: Prepared,
+        turn: Prepared,
+        sent: MessageDiff,
+        client: MessageDiff,
+        rules: UndeclaredRules,
+        *,
+        demanded: Collection[int] = (),
+        same_context: bool = True,
+    ) -> None:
+        self._source = source
+        self._turn = turn
+        self._rules = rules
+        self._demanded = demanded
+        self._same_context = same_context
+        self._new_of = {s.old: s.new for s in sent.steps if s.kind == "replaced"}
+        self._old_of = {new: old for old, new in self._new_of.items()}
+        self._client_kept = {
+            s.old: s.new
+            for s in client.steps
+            if s.kind == "kept" and s.old is not None and s.new is not None
+        }
+        self._client_came_from = {new: old for old, new in self._client_kept.items()}
+        self._dropped = {item.client_index: item.change for item in turn.dropped}
+        self._dropped_before = {item.client_index: item.change for item in source.dropped}
+        self._edited = _last_changes(turn)
+        self._edited_before = _last_changes(source)
+
+    def explain(self, hunk: Hunk) -> tuple[Cause, ...]:
+        """The changes behind a hunk, each once."""
+        found = dict.fromkeys(self._causes(hunk))
+        return tuple(found) or (self._template(),)
+
+    def _causes(self, hunk: Hunk) -> Iterator[Cause]:
+        for old in hunk.old_messages:
+            new = self._new_of.get(old)
+            if new is not None:
+                yield from self._replaced(self._source.sent[old], self._turn.sent[new])
+            else:
+                yield self._removed(self._source.sent[old])
+        for new in hunk.new_messages:
+            if self._old_of.get(new) is None:
+                yield self._inserted(self._turn.sent[new])
+        if not self._same_context:
+            yield self._template()
+
+    def _replaced(self, old: SentMessage, new: SentMessage) -> Iterator[Cause]:
+        role = str(new.message.get("role"))
+        before = -1 if old.client_index is None else old.client_index
+        callers_own = self._client_kept.get(before) != new.client_index
+        if callers_own and not any(change.callers_own for change in new.changes):
+            yield self._undeclared("undeclared", role, new.client_index)
+        # A change that is gone again (a policy switched off) is as much its edit as a new one.
+        changes = new.changes or (() if callers_own else old.changes)
+        for change in changes:
+            if change.mode is Mode.AMORTIZE or self._is_demanded(new):
+                yield self._caused(change, role, new.client_index)
+
+    def _is_demanded(self, new: SentMessage) -> bool:
+        return new.client_index is None or new.client_index in self._demanded
+
+    def _removed(self, old: SentMessage) -> Cause:
+        role = str(old.message.get("role"))
+        if old.client_index is None:
+            return self._caused(old.changes[-1], role, None)
+        place = self._client_kept.get(old.client_index, -1)
+        change = self._dropped.get(place) or self._edited.get(place)
+        if change is not None:
+            return self._caused(change, role, place)
+        return self._undeclared("undeclared", role, None)
+
+    def _inserted(self, new: SentMessage) -> Cause:
+        role = str(new.message.get("role"))
+        if new.client_index is None:
+            return self._caused(new.changes[-1], role, None)
+        before = self._client_came_from.get(new.client_index, -1)
+        change = self._dropped_before.get(before)
+        if change is None and before >= 0:
+            # Edited beyond recognition, now or then: its calls went or came back.
+            change = self._edited.get(new.client_index) or self._edited_before.get(before)
+        if change is not None:
+            return self._caused(change, role, new.client_index)
+        return self._undeclared("undeclared", role, new.client_index)
+
+    def _caused(self, change: Change, role: str, message: int | None) -> Cause:
+        if change.mode is Mode.FORGET:
+            return Cause(change.cause, "forget", role, message)
+        if change.callers_own and self._rules.trust != "name":
+            return Cause(change.cause, "exact", role, message, withheld=True)
+        return Cause(change.cause, "amortize", role, message)
+
+    def _undeclared(self, cause: str, role: str, message: int | None) -> Cause:
+        mode: EditMode = "amortize" if self._rules.amortizes(role) else "exact"
+        return Cause(cause, mode, role, message, self._rules.withholds(role))
+
+    def _template(self) -> Cause:
+        """Nobody's messages differ: the template did it, or other tools or options."""
+        if not self._same_context:
+            return Cause("tools", "exact", "tools", None)
+        return self._undeclared("template", "template", None)
+
+
+def _last_changes(prepared: Prepared) -> dict[int, Change]:
+    """What was last done to each of the client's messages that is sent edited."""
+    return {
+        entry.client_index: entry.changes[-1]
+        for entry in prepared.sent
+        if entry.client_index is not None and entry.changes
+    }

@@ -1,0 +1,168 @@
+"""Demands of this turn to forget what an earlier turn may have read, and from where on.
+
+Told from the caller's own messages and their names, not from what was sent: policies in between may
+shorten, drop or move the message, and none of that may hide a demand. Where it isn't certain which
+message was meant or where it stood, all that it may have been counts, from the earliest place on;
+that costs a prefill, never a secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from leyline_engine.contract import MAX_FORGOTTEN, output_span
+
+from ..model.history import CONTINUES
+from ..model.prepared import Prepared
+from ..model.session import RetainedTurn, Session, turn_index
+from ..model.spans import ANYTHING, SpanName, SpanNames, outer_extents
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A message that is to be forgotten, and the source tokens ``[start, end)`` that may be its."""
+
+    client_index: int
+    """In this turn's client list."""
+    start: int
+    end: int
+
+
+def new_demands(source: RetainedTurn, prepared: Prepared, names: SpanNames) -> tuple[Demand, ...]:
+    """Demands of this turn that the source didn't meet already.
+
+    Args:
+        names: of this turn's messages.
+    """
+    if not prepared.forget_marks:
+        return ()
+    extents = outer_extents(source.rendered, len(source.prepared.sent))
+    demands: list[Demand] = []
+    for place in prepared.forget_marks:
+        name = names.client[place]
+        if name.id in source.names.index and not _unmet(source, prepared, place, [name.id]):
+            continue
+        wanted = set(name.all)
+        if ANYTHING in wanted:
+            demands.append(Demand(place, 0, len(source.tokens)))
+            continue
+        held = _unmet(source, prepared, place, wanted)
+        own = [
+            extent
+            for extent, told in zip(extents, source.names.sent, strict=True)
+            if not held.isdisjoint(told)
+        ]
+        if output_span(source.turn) in wanted and source.output_ids:
+            own.append((len(source.rendered.tokens), len(source.tokens)))
+        if held and not own:
+            # What that turn didn't send, only an earlier splice can remember.
+            own.append((len(source.tokens), len(source.tokens)))
+        if own:
+            starts, ends = zip(*own, strict=True)
+            demands.append(Demand(place, min(starts), max(ends)))
+    return tuple(demands)
+
+
+def spans_to_forget(
+    turn: str, prepared: Prepared, names: SpanNames, session: Session | None, *, named: bool
+) -> tuple[str, ...]:
+    """Names of which no reader may survive, wherever the session held them.
+
+    Args:
+        turn: this turn's name.
+        session: None where the proxy knows none by its id.
+        named: whether the caller gave the session its id.
+
+    Returns:
+        :data:`~.spans.ANYTHING` alone where the engine may hold what has no name here; nothing
+        where every demand was met before, or concerns what was never sent before.
+    """
+    if not prepared.forget_marks:
+        return ()
+    if is_unvouched(session, named=named) or (session is not None and session.unnamed):
+        return (ANYTHING,)
+    turns = session.turns if session is not None else ()
+    found: dict[str, None] = {}
+    fresh = False
+    for place in prepared.forget_marks:
+        wanted = dict.fromkeys(
+            name for name in names.client[place].all if not name.startswith(f"{turn}.")
+        )
+        written = any(output_span(source.turn) in wanted for source in turns)
+        if written or _is_new(prepared, place, wanted, turns):
+            fresh = True
+            found.update(wanted)
+    if fresh and session is not None and session.in_flight:
+        return (ANYTHING,)  # another request may have brought the message, under a name of its own
+    exceeds = ANYTHING in found or len(found) > MAX_FORGOTTEN
+    return (ANYTHING,) if exceeds else tuple(found)
+
+
+def is_unvouched(session: Session | None, *, named: bool) -> bool:
+    """Whether a session's name may have been in use before this proxy learned of it.
+
+    Under another proxy, before a restart, or before the session was pushed out of memory. An id of
+    the proxy's own is never given twice, so nothing lies under a new one.
+    """
+    return named if session is None else session.unvouched
+
+
+def untraced_before(prepared: Prepared, session: Session | None, *, traced: bool) -> int:
+    """The number of the turn before which messages may lie where no forget finds them; see
+    :attr:`~.session.Session.untraced`.
+
+    Args:
+        traced: whether turns that the session may have had before it was known here lie under its
+            id, in engines that take forgets.
+    """
+    if session is not None:
+        return session.untraced
+    return int(not traced and any(each.get("role") in CONTINUES for each in prepared.client))
+
+
+def is_unreachable(
+    prepared: Prepared, names: SpanNames | None, session: Session | None, *, traced: bool
+) -> bool:
+    """Whether this turn demands to forget what may lie in a cache where no forget finds it.
+
+    Args:
+        names: of this turn's messages; None where they could not be told.
+        traced: as for :func:`untraced_before`.
+    """
+    before = untraced_before(prepared, session, traced=traced)
+    if not prepared.forget_marks or not before:
+        return False
+    if session is None or names is None:
+        return True
+    return any(
+        _came_before(names.client[place], before)
+        and _is_new(prepared, place, dict.fromkeys(names.client[place].all), session.turns)
+        for place in prepared.forget_marks
+    )
+
+
+def _came_before(name: SpanName, turn: int) -> bool:
+    """Whether a message may have come with a turn before that number."""
+    indices = [turn_index(each) for each in name.all]
+    return any(index is None or index < turn for index in indices)
+
+
+def _is_new(
+    prepared: Prepared, place: int, wanted: dict[str, None], turns: Sequence[RetainedTurn]
+) -> bool:
+    """Whether no retained turn has met the demand to forget the message of these names."""
+    known = [turn for turn in turns if not wanted.keys().isdisjoint(turn.names.index)]
+    return not known or any(_unmet(turn, prepared, place, wanted) for turn in known)
+
+
+def _unmet(source: RetainedTurn, prepared: Prepared, place: int, wanted: Iterable[str]) -> set[str]:
+    """Names of the source's messages that the one at ``place`` may be, less those dealt with."""
+    mark, value = prepared.forget_marks[place], prepared.client_fingerprints[place]
+    known, prints = source.prepared.forget_marks, source.prepared.client_fingerprints
+    return {
+        name
+        for name in wanted
+        if (old := source.names.index.get(name)) is not None
+        and not (prints[old] == value and known.get(old) == mark)
+    }

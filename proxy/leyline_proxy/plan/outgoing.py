@@ -1,0 +1,115 @@
+"""The body that goes upstream: the client's bytes, changed only where something must change."""
+
+from __future__ import annotations
+
+import msgspec
+
+from leyline_engine.contract import (
+    EditPayload,
+    Envelope,
+    edit_envelope,
+    sealed_digest,
+    sign_envelope,
+)
+
+from ..edits.rules import effective_share
+from ..model.fields import OPTIONS_FIELD
+from ..model.prepared import Prepared
+from ..request.context_management import CONTEXT_FIELD
+from ..request.parse import ChatRequest
+from ..request.wire import RESERVED, add_members, remove_members, replace_messages
+from ..settings.cache_scope import MEMBER
+from .planning import PlanInput, Planned, sink_of
+from .synthesis import TurnPlan
+
+PROXY_MEMBERS = (*RESERVED, OPTIONS_FIELD, CONTEXT_FIELD)
+"""Members of a body that are the proxy's, and don't go upstream as a client sent them."""
+
+
+def without_reserved(raw: bytes) -> bytes:
+    """The body without members that only the proxy may set, and without its own options."""
+    return remove_members(raw, PROXY_MEMBERS)
+
+
+def edit_payload(
+    request: ChatRequest,
+    session_id: str,
+    name: str,
+    plan: TurnPlan,
+    sink: int,
+    *,
+    scope: str | None = None,
+    secret: str | None = None,
+) -> EditPayload:
+    """What this turn asks of the engine; with no directives it only registers the turn.
+
+    Args:
+        scope: to share with, that messages name.
+        secret: shared with the engine; digests of prompt text are sealed with it.
+    """
+    return EditPayload(
+        session=session_id,
+        scope=request.tenant.name,
+        turn=name,
+        sources=tuple(
+            msgspec.structs.replace(source, digest=sealed_digest(source.digest, secret))
+            for source in plan.sources
+        ),
+        directives=plan.directives,
+        segments=plan.segments,
+        lineage=plan.lineage,
+        spans=plan.spans,
+        forget=plan.forget,
+        share=effective_share(request, scope),
+        sink=sink,
+    )
+
+
+def turn_envelope(
+    given: PlanInput, planned: Planned, session_id: str, message_id: str, *, secret: str | None
+) -> Envelope | None:
+    """What is said to the engine about a turn; None for one that takes no envelopes.
+
+    Args:
+        secret: shared with the engine, which acts on no envelope that isn't signed with it.
+    """
+    capability = given.status.capability
+    if capability is None:
+        return None
+    payload = edit_payload(
+        given.request,
+        session_id,
+        given.turn,
+        planned.plan,
+        sink_of(given.status),
+        scope=planned.prepared.scope,
+        secret=secret,
+    )
+    in_answer = capability.receipt_in_answer
+    envelope = edit_envelope(message_id, payload, receipt_in_answer=in_answer)
+    return envelope if secret is None else sign_envelope(envelope, secret)
+
+
+def outgoing_body(
+    raw: bytes, prepared: Prepared, envelope: Envelope | None, salt: str | None = None
+) -> bytes:
+    """The request for the engine.
+
+    Where no message was changed, it is ``raw`` byte for byte, less reserved members and plus the
+    envelope; else every unchanged message still keeps its bytes.
+
+    Args:
+        salt: of the tenant's cache scope.
+    """
+    body = without_reserved(raw)
+    messages = [(sent.client_index, sent.message) for sent in prepared.sent]
+    body = replace_messages(body, messages, prepared.client)
+    body = salted(body, salt)
+    if envelope is None:
+        return body
+    return add_members(body, {"custom_params": msgspec.json.encode({"kv_hints": envelope})})
+
+
+def salted(body: bytes, salt: str | None) -> bytes:
+    """The body of a request, in a cache scope."""
+    return body if salt is None else add_members(body, {MEMBER: msgspec.json.encode(salt)})

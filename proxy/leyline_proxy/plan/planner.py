@@ -1,0 +1,236 @@
+"""Plans turns: off the event loop where that is worth a thread, with the engine's help where it
+renders what can't be rendered here."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from typing import Any, TypeVar
+
+import anyio.to_thread
+import structlog
+
+from leyline_engine.contract import Receipt
+from leyline_policies.builtin.redact import Redact
+from leyline_policies.faults import OnFault
+
+from ..edits.costs import CostBook
+from ..edits.policy_facts import PolicyMemos, policy_session, renderer_of, token_counter
+from ..edits.schedule import Timing
+from ..edits.sensitive import sensitive_rule
+from ..edits.time_limit import TimeLimit
+from ..errors import ProxyError, UnsupportedError
+from ..model.messages import Message
+from ..model.prepared import Prepared
+from ..request.context_management import CONTEXT_FIELD, applied_edits
+from ..telemetry.logging import frames_of
+from ..telemetry.metrics import Metrics
+from ..upstream.replica import Replica
+from .planning import (
+    Draft,
+    PlanInput,
+    Planned,
+    draft_turn,
+    plan_turn,
+    prepare_turn,
+    prompt_question,
+)
+from .reaching import with_reach
+
+log = structlog.get_logger("leyline.turn")
+
+INLINE_BYTES = 32 * 1024
+"""Bodies up to this size are planned on the event loop where no policy runs; a thread costs more.
+
+A policy takes as long as it likes, on a body of any size.
+"""
+
+T = TypeVar("T")
+
+
+class Planner:
+    """Steps 2 to 5 of turns, and what is learned from their ends.
+
+    Args:
+        timing: how edits wait; None where none does.
+        sensitive: what is forgotten whichever policy takes it out.
+        on_fault: what a fault does of a policy that forgets.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        policy_timeout_s: float,
+        timing: Timing | None,
+        sensitive: Redact | None,
+        on_fault: OnFault = "refuse",
+    ) -> None:
+        self._metrics = metrics
+        self._on_fault = on_fault
+        self._timing = timing
+        self._sensitive = sensitive
+        self._memos = PolicyMemos()
+        self._costs: defaultdict[str, CostBook] = defaultdict(CostBook)
+        self._time_limit = TimeLimit(policy_timeout_s)
+
+    async def plan(self, given: PlanInput, session_id: str, replica: Replica) -> Planned:
+        """What is sent, and what is asked of the engine.
+
+        Args:
+            replica: the engine, which may be asked for tokens that can't be made here.
+
+        Raises:
+            PolicyFailedClosedError, BadRequestError: the request must not be sent.
+        """
+        inline = not given.policies and len(given.request.raw) <= INLINE_BYTES
+        draft, planned = await _worked(inline, partial(self._planned, given, session_id))
+        if planned is not None:
+            return planned
+        question = prompt_question(given, draft)
+        asked = perf_counter()
+        tokens = await self._tokens(question, replica) if question is not None else None
+        asked_s = perf_counter() - asked
+        planned = await _worked(inline, partial(self._plan, given, draft, tokens))
+        return replace(planned, asked_s=asked_s)
+
+    def _planned(self, given: PlanInput, session_id: str) -> tuple[Draft, Planned | None]:
+        """The draft, and in the same go the plan where the engine need not be asked first."""
+        draft = self._draft(given, session_id)
+        asks = prompt_question(given, draft) is not None
+        return draft, None if asks else self._plan(given, draft)
+
+    def _plan(self, given: PlanInput, draft: Draft, tokens: Sequence[int] | None = None) -> Planned:
+        planned = plan_turn(given, draft, self._metrics, tokens)
+        try:
+            return with_reach(given, planned)
+        except Exception as error:  # a fault in here costs the account of busts
+            log.error("reach_failed", error=type(error).__name__, frames=frames_of(error))
+            return planned
+
+    async def count(
+        self, given: PlanInput, session_id: str | None, replica: Replica
+    ) -> dict[str, Any]:
+        """Prompt tokens of a turn that isn't sent, before and after its edits; also before them,
+        what must not reach the engine is left out.
+
+        Args:
+            session_id: None for a session that isn't known.
+
+        Raises:
+            UnsupportedError: nobody can tell: the engine's chat template isn't known.
+            PolicyFailedClosedError, BadRequestError: the request must not be sent.
+        """
+        draft = await _worked(False, partial(self._draft, given, session_id))
+        counted: dict[str, Any] = {"input_tokens": await self._prompt_tokens(given, draft, replica)}
+        if given.policies:
+            work = partial(self._draft, given, None, only_forgets=True)
+            original = await _worked(False, work)
+            counted[CONTEXT_FIELD] = {
+                "original_input_tokens": await self._prompt_tokens(given, original, replica),
+                "applied_edits": self.applied(given, draft.prepared),
+            }
+        return counted
+
+    async def searched(self, given: PlanInput) -> list[Message]:
+        """The messages of a request that is no turn, less what policies forget.
+
+        Raises:
+            PolicyFailedClosedError, BadRequestError: the request must not be sent.
+        """
+        work = partial(self._with_policies, given, None, prepare_turn, only_forgets=True)
+        prepared, _ = await _worked(False, work)
+        return prepared.messages
+
+    def applied(self, given: PlanInput, prepared: Prepared) -> list[dict[str, Any]]:
+        """What the edits did that the request asked for in ``context_management``."""
+        requested = {policy.name: policy for policy in given.request.requested}
+        count = token_counter(renderer_of(given.status, given.request.model))
+        return applied_edits(prepared, requested, count) if requested else []
+
+    def avoided_s(self, model: str, receipt: Receipt) -> float:
+        """Seconds that prefilling what was spliced would have taken, less those of the splice; an
+        estimate, and 0 while no turn has told.
+
+        Args:
+            model: as a label.
+        """
+        book, spliced = self._costs.get(model), receipt.tokens.spliced
+        if book is None or not spliced:
+            return 0.0
+        prefill_us = book.cost(splices=True).prefill_us
+        return max(0.0, spliced * prefill_us - receipt.splice_us) / 1e6
+
+    def learn(self, model: str, receipt: Receipt, ttft_s: float | None) -> None:
+        """Take in what a turn cost.
+
+        Args:
+            model: as a label, of which there are few.
+            ttft_s: seconds from sending it to the first token of a streamed answer.
+        """
+        self._costs[model].learn(receipt, ttft_s)
+
+    def _draft(
+        self, given: PlanInput, session_id: str | None, *, only_forgets: bool = False
+    ) -> Draft:
+        return self._with_policies(given, session_id, draft_turn, only_forgets=only_forgets)
+
+    def _with_policies(
+        self,
+        given: PlanInput,
+        session_id: str | None,
+        work: Callable[[PlanInput, Metrics], T],
+        *,
+        only_forgets: bool = False,
+    ) -> T:
+        """Do a step with what policies may know."""
+        request, status = given.request, given.status
+        if not given.policies and not request.annotations:
+            return work(given, self._metrics)
+        book = self._costs.get(request.model) or CostBook()
+        renderer = renderer_of(status, request.model)
+        with self._memos.of(request.tenant.name, session_id, given.policies, renderer) as memo:
+            facts = policy_session(
+                given.session,
+                status,
+                request.model,
+                cost=book.cost(splices=status.splices),
+                memo=memo,
+                limit=partial(self._time_limit, request.tenant.name),
+                sensitive=sensitive_rule(self._sensitive, memo),
+                on_fault=self._on_fault,
+                now=time.time(),
+            )
+            facts = replace(facts, only_forgets=only_forgets)
+            # What a request asks for itself doesn't wait.
+            timing = None if request.requested or only_forgets else self._timing
+            given = replace(given, policy_session=facts, timing=timing)
+            return work(given, self._metrics)
+
+    async def _prompt_tokens(self, given: PlanInput, draft: Draft, replica: Replica) -> int:
+        if draft.rendered is not None:
+            return len(draft.rendered.tokens)
+        question = prompt_question(given, draft)
+        tokens = await self._tokens(question, replica) if question is not None else None
+        if tokens is None:
+            raise UnsupportedError(
+                "Prompt tokens can't be counted: this engine's chat template isn't known here."
+            )
+        return len(tokens)
+
+    async def _tokens(self, question: Mapping[str, Any], replica: Replica) -> list[int] | None:
+        """The engine's own tokens of a prompt; None where it gives none."""
+        with self._metrics.stage("ask"):
+            try:
+                return await replica.client.tokenize(question)
+            except ProxyError:
+                replica.handshake.report_failure()
+                return None
+
+
+async def _worked(inline: bool, work: Callable[[], T]) -> T:
+    return work() if inline else await anyio.to_thread.run_sync(work)

@@ -1,0 +1,392 @@
+"""From messages to a plan: policies, rendering, synthesis. Pure CPU work, no I/O."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import structlog
+
+from leyline_engine.contract import ATTENTION_SINK, LiteralSegment, Mode, Outcome, Reason
+from leyline_policies import Policy
+from leyline_policies.context import TOKENS
+from leyline_policies.verbs import Verbs
+
+from ..edits.policy_facts import known_objects
+from ..edits.prepare import PolicySession, prepare, unedited
+from ..edits.schedule import Timing, schedule
+from ..errors import BadRequestError, PolicyFailedClosedError, ProxyError
+from ..model.diff import diff_messages
+from ..model.prepared import PolicyFault, Prepared
+from ..model.rendered import Rendered
+from ..model.session import Departed, EditRecord, RetainedTurn, Session
+from ..model.spans import ANYTHING, SpanNames
+from ..model.undeclared import UndeclaredRules
+from ..model.vocabulary import Decision
+from ..render import STEERING, RenderError
+from ..request.parse import ChatRequest
+from ..telemetry.logging import frames_of
+from ..telemetry.metrics import Metrics
+from ..upstream.handshake import UpstreamStatus
+from .forgetting import is_unreachable, spans_to_forget
+from .naming import name_spans
+from .synthesis import TurnPlan, demands_of, synthesize
+from .uncached import uncached_edits
+
+log = structlog.get_logger("leyline.turn")
+
+LONGEST_TOKEN = 16
+"""Body bytes per token of the context window beyond which a prompt can't possibly fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """All that a plan depends on."""
+
+    turn: str
+    """The turn's name."""
+    request: ChatRequest
+    policies: Sequence[Policy]
+    rules: UndeclaredRules
+    session: Session | None
+    status: UpstreamStatus
+    index: int
+    """Number of the turn in its session."""
+    policy_session: PolicySession = field(default_factory=PolicySession)
+    """What the policies may know."""
+    timing: Timing | None = None
+    """How edits wait; None where none does."""
+    replica: str = ""
+    """Name of the upstream that it is for."""
+    named: bool = True
+    """Whether the caller gave the session its id."""
+    traced: bool = True
+    """Whether earlier turns of a session that isn't known here can be found by its id."""
+
+    @property
+    def last(self) -> RetainedTurn | None:
+        return self.retained[-1] if self.retained else None
+
+    @property
+    def retained(self) -> tuple[RetainedTurn, ...]:
+        return self.session.turns if self.session else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What is sent and what is asked of the engine."""
+
+    prepared: Prepared
+    rendered: Rendered | None
+    names: SpanNames | None
+    """None where planning failed; nothing can then be told of the turn later."""
+    plan: TurnPlan
+    decision: Decision | None = None
+    """What became of edits that could wait; None where none does."""
+    asked_s: float = 0.0
+    """Seconds that the plan waited for the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A turn up to its prompt."""
+
+    prepared: Prepared
+    rendered: Rendered | None
+    """None where the prompt can't be rendered here as the engine would."""
+    decision: Decision | None = None
+
+
+def prepare_turn(given: PlanInput, metrics: Metrics) -> tuple[Prepared, Decision | None]:
+    """Step 2 of a turn: the messages to send, and what became of edits that could wait.
+
+    Raises:
+        PolicyFailedClosedError, BadRequestError: the request must not be sent.
+    """
+    request, decision = given.request, None
+    with metrics.stage("policy"):
+        last = given.last.prepared if given.last is not None else None
+        messages = known_objects(request.messages, request.fingerprints, last)
+        if given.policies or request.annotations or request.options.edits:
+            prepared = prepare(
+                messages,
+                given.policies,
+                request.options.edits,
+                given.index,
+                fingerprints=request.fingerprints,
+                session=given.policy_session,
+            )
+            if prepared.refused is not None:
+                raise _refusal(given, prepared, prepared.refused, metrics)
+            prepared, decision = _timed(given, prepared)
+        else:
+            prepared = unedited(messages, request.fingerprints)
+    return prepared, decision
+
+
+def draft_turn(given: PlanInput, metrics: Metrics) -> Draft:
+    """Steps 2 to 4 of a turn, as far as they go without the engine.
+
+    Raises:
+        PolicyFailedClosedError, BadRequestError: the request must not be sent.
+    """
+    prepared, decision = prepare_turn(given, metrics)
+    with metrics.stage("render"):
+        return Draft(prepared, _render(given, prepared), decision)
+
+
+def _refusal(
+    given: PlanInput, prepared: Prepared, refused: PolicyFault, metrics: Metrics
+) -> ProxyError:
+    """Why a request isn't sent. It is counted here: there won't be a turn."""
+    for fault in prepared.faults:
+        counter = metrics.policy_refusals if fault is refused else metrics.policy_faults
+        counter.labels(fault.policy, fault.fault).inc()
+    tenant = given.request.tenant.name
+    log.error("policy_failed_closed", tenant=tenant, policy=refused.policy, fault=refused.fault)
+    if refused.policy != Verbs.name:
+        return PolicyFailedClosedError(refused.policy, refused.fault)
+    return BadRequestError(
+        f"What messages say of themselves (leyline.forget) can't be done ({refused.fault}): "
+        "without them there would be no conversation to send.",
+        param="messages",
+    )
+
+
+def _timed(given: PlanInput, prepared: Prepared) -> tuple[Prepared, Decision | None]:
+    """The turn with the edits that pay by now."""
+    last, session = given.last, given.policy_session
+    if given.timing is None or not given.policies or last is None:
+        return prepared, None
+    if last.model_fingerprint != given.status.retains_as:
+        return prepared, None  # nothing is cached that an edit could cost
+    return schedule(
+        last.prepared,
+        prepared,
+        session.cost,
+        given.timing,
+        tokens=lambda message: session.memo.get(message, TOKENS, session.count),
+        turns=given.index,
+        window=session.window,
+    )
+
+
+def prompt_question(given: PlanInput, draft: Draft) -> dict[str, Any] | None:
+    """What to ask the engine for the tokens of a prompt that wasn't rendered here; None where its
+    tokens would be of no use."""
+    if draft.rendered is not None or not given.status.splices or not _is_renderable(given):
+        return None
+    body = given.request.body
+    steering = {name: body[name] for name in STEERING if body.get(name) is not None}
+    return {"model": given.request.model, **steering, "messages": draft.prepared.messages}
+
+
+def plan_turn(
+    given: PlanInput, draft: Draft, metrics: Metrics, tokens: Sequence[int] | None = None
+) -> Planned:
+    """Step 5 of a turn. Never fails for want of a plan: the turn then goes unspliced.
+
+    Args:
+        tokens: the engine's answer to :func:`prompt_question`.
+    """
+    prepared, rendered = draft.prepared, draft.rendered
+    if tokens is not None:
+        with metrics.stage("render"):
+            rendered = _located(given, prepared, tokens)
+    names: SpanNames | None
+    try:
+        with metrics.stage("diff"):
+            names, forget = _named(given, prepared, rendered)
+        with metrics.stage("decide"):
+            plan = _synthesize(given, prepared, rendered, names, forget)
+    except Exception as error:  # a fault in here costs the splice, never the request
+        log.error("synthesis_failed", error=type(error).__name__, frames=frames_of(error))
+        names, plan = None, _failed(given, prepared)
+    plan = _with_uncached(decide(plan, given.status), prepared, given.session)
+    if is_unreachable(prepared, names, given.session, traced=given.traced):
+        plan = replace(plan, unreachable=True)
+    return Planned(prepared, rendered, names, plan, draft.decision)
+
+
+def decide(plan: TurnPlan, status: UpstreamStatus) -> TurnPlan:
+    """Take back what this engine can't do, and say so."""
+    if status.splices or plan.planned is not Outcome.SPLICED:
+        return plan
+    reason = Reason.UNSUPPORTED_RUNTIME if status.splicing_allowed else Reason.REPREFILLED
+    # Forgetting is no splice: what is demanded stays demanded.
+    forgets = tuple(d for d in plan.directives if d.mode is Mode.FORGET)
+    return replace(
+        plan,
+        sources=plan.sources if forgets else (),
+        directives=forgets,
+        segments=(LiteralSegment(0, plan.segments[-1].dest_end),) if forgets else (),
+        planned=Outcome.REPREFILLED,
+        reason=reason,
+        reusable_tokens=0,
+    )
+
+
+def _with_uncached(plan: TurnPlan, prepared: Prepared, session: Session | None) -> TurnPlan:
+    """The plan with the account of edits that no cached turn shows."""
+    found = uncached_edits(prepared, session, plan.edits)
+    if not found.listed and not found.standing:
+        return plan
+    outcome, reason = plan.planned, plan.reason
+    if outcome is Outcome.UNEDITED:
+        outcome = Outcome.EDITED
+        reason = Reason.NOTHING_CACHED if found.listed else Reason.STANDING
+    return replace(
+        plan,
+        edits=plan.edits + found.listed,
+        omitted=found.omitted,
+        standing=found.standing,
+        planned=outcome,
+        reason=reason,
+    )
+
+
+def edited_by_messages(last: RetainedTurn | None, prepared: Prepared) -> tuple[EditRecord, ...]:
+    """What changed since ``last`` in the part that both have, as far as messages tell.
+
+    The account for a back end whose tokens are unknown: no spans, no counts.
+    """
+    if last is None:
+        return ()
+    steps = diff_messages(last.prepared.messages, prepared.messages).steps
+    records: list[EditRecord] = []
+    for step in steps:
+        if step.old is None or step.kind == "kept":
+            continue
+        before = last.prepared.sent[step.old]
+        index = prepared.sent[step.new].client_index if step.new is not None else None
+        cause, mode = _change(prepared, step.new, before.client_index)
+        records.append(
+            EditRecord(
+                message=index,
+                role=str(before.message.get("role", "")),
+                cause=cause,
+                mode=mode,
+                span=None,
+                replacement_tokens=0,
+            )
+        )
+    return tuple(records)
+
+
+def _change(prepared: Prepared, sent: int | None, client: int | None) -> tuple[str, Any]:
+    if sent is not None and prepared.sent[sent].changes:
+        change = prepared.sent[sent].changes[-1]
+        return change.cause, change.mode.value
+    for dropped in prepared.dropped:
+        if sent is None and dropped.client_index == client:
+            return dropped.change.cause, dropped.change.mode.value
+    return "undeclared", "exact"
+
+
+def _render(given: PlanInput, prepared: Prepared) -> Rendered | None:
+    rendering = given.status.rendering
+    if rendering.renderer is None or not rendering.proven or not _is_renderable(given):
+        return None
+    try:
+        return rendering.renderer.render_request(
+            prepared.messages, given.request.body, lasting=True
+        )
+    except RenderError:
+        return None  # the engine's to render, or to refuse
+    except Exception as error:  # a chat template raises what it likes; the engine will say so
+        log.warning("render_failed", error=type(error).__name__)
+        return None
+
+
+def _located(given: PlanInput, prepared: Prepared, tokens: Sequence[int]) -> Rendered | None:
+    renderer = given.status.rendering.renderer
+    if renderer is None:
+        return None
+    try:
+        return renderer.locate(array("q", tokens), prepared.messages, given.request.body)
+    except Exception as error:  # without a plan the request is served all the same
+        log.warning("locate_failed", error=type(error).__name__)
+        return None
+
+
+def _is_renderable(given: PlanInput) -> bool:
+    """Whether the request's prompt can be that of the model whose renderer is known."""
+    capability = given.status.capability
+    if capability is None or given.request.model != capability.model:
+        return False
+    return len(given.request.raw) <= capability.max_context * LONGEST_TOKEN
+
+
+def _named(
+    given: PlanInput, prepared: Prepared, rendered: Rendered | None
+) -> tuple[SpanNames, tuple[str, ...]]:
+    """Which messages are those of earlier turns, and the names of what is to be forgotten."""
+    departed = given.session.departed if given.session is not None else Departed()
+    names = name_spans(given.turn, prepared, given.retained, departed, rendered)
+    forget = spans_to_forget(given.turn, prepared, names, given.session, named=given.named)
+    return names, forget
+
+
+def _synthesize(
+    given: PlanInput,
+    prepared: Prepared,
+    rendered: Rendered | None,
+    names: SpanNames,
+    forget: tuple[str, ...],
+) -> TurnPlan:
+    if rendered is None:
+        return _unrendered(given, prepared, forget)
+    plan = synthesize(
+        given.retained,
+        prepared,
+        rendered,
+        given.rules,
+        names=names,
+        forget=forget,
+        model_fingerprint=given.status.retains_as,
+        sink=sink_of(given.status),
+        boundary=given.request.options.boundary,
+    )
+    return _with_lost_sources(given, prepared, plan)
+
+
+def _with_lost_sources(given: PlanInput, prepared: Prepared, plan: TurnPlan) -> TurnPlan:
+    """The plan with the account of edits that no source shows: an earlier run of the engine, or
+    another back end, had the turns before."""
+    last = given.last
+    if last is None or last.model_fingerprint == given.status.retains_as or plan.edits:
+        return plan
+    edits = edited_by_messages(last, prepared)
+    if not edits:
+        return plan
+    spliceable = any(record.mode == "amortize" for record in edits)
+    reason = Reason.MISSING_SOURCE if spliceable else Reason.REPREFILLED
+    return replace(plan, edits=edits, planned=Outcome.REPREFILLED, reason=reason)
+
+
+def _failed(given: PlanInput, prepared: Prepared) -> TurnPlan:
+    """What is demanded stays demanded; of whom isn't known, so everything is forgotten."""
+    return TurnPlan(
+        forget=(ANYTHING,) if prepared.forget_marks else (),
+        edits=edited_by_messages(given.last, prepared),
+        planned=Outcome.REPREFILLED,
+        reason=Reason.TRANSFORM_FAILED,
+    )
+
+
+def _unrendered(given: PlanInput, prepared: Prepared, forget: tuple[str, ...]) -> TurnPlan:
+    edits = edited_by_messages(given.last, prepared)
+    if not edits and forget:
+        edits = demands_of(prepared)
+    if not edits:
+        return TurnPlan()
+    spliceable = any(record.mode == "amortize" for record in edits)
+    reason = Reason.UNSUPPORTED_RUNTIME if spliceable else Reason.REPREFILLED
+    return TurnPlan(forget=forget, edits=edits, planned=Outcome.REPREFILLED, reason=reason)
+
+
+def sink_of(status: UpstreamStatus) -> int:
+    """Leading positions that are always computed anew: the engine's number, if it names one."""
+    return (status.capability.sink if status.capability else 0) or ATTENTION_SINK

@@ -1,0 +1,114 @@
+"""Bare prompts, which aren't messages, less what policies take out of messages to be forgotten.
+
+Each text is searched as the one message of a user. Nothing of it is remembered, so other edits have
+nothing to save here and aren't made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import msgspec
+
+from leyline_policies import Policy
+from leyline_policies.faults import may_forget
+
+from ..edits.rules import PolicyCatalog, effective_rules
+from ..errors import BadRequestError, PolicyFailedClosedError
+from ..model.fields import OPTIONS_FIELD
+from ..request.declared import EDITS_FIELD
+from ..request.parse import ChatRequest, parse_chat
+from ..request.wire import replace_members
+from ..tenants import Tenant
+from ..upstream.handshake import UpstreamStatus
+from .planner import Planner
+from .planning import PlanInput
+
+SEARCHED = ("prompt", "suffix")
+"""Members of a bare completion that the model reads."""
+
+
+class PromptSearch:
+    """Takes out of bare prompts what policies forget."""
+
+    def __init__(self, planner: Planner, catalog: PolicyCatalog) -> None:
+        self._planner = planner
+        self._catalog = catalog
+
+    async def searched(
+        self, tenant: Tenant, raw: bytes, body: Mapping[str, Any], status: UpstreamStatus
+    ) -> bytes:
+        """The body of a completion as the engine may have it; ``raw`` where nothing is taken out.
+
+        Args:
+            body: ``raw``, decoded.
+            status: of the engine that it is for.
+
+        Raises:
+            BadRequestError, ForbiddenError: the request's ``leyline`` options, or a prompt of token
+                ids, which can't be searched.
+            PolicyFailedClosedError: a policy that forgets failed.
+        """
+        asked = _request(tenant, body)
+        if asked.options.edits:
+            raise BadRequestError(
+                f"{EDITS_FIELD} are edits of messages, and a bare completion has none; "
+                "use /v1/chat/completions.",
+                param=EDITS_FIELD,
+            )
+        policies, _ = effective_rules(asked, self._catalog)
+        forgetting = tuple(filter(may_forget, policies))
+        if not forgetting:
+            return raw
+        changed: dict[str, bytes] = {}
+        for name in SEARCHED:
+            value = body.get(name)
+            if value is None:
+                continue
+            texts = [
+                await self._text(_saying(asked, text), forgetting, status)
+                for text in _texts(name, value, tenant.limits.max_messages)
+            ]
+            after = texts[0] if isinstance(value, str) else texts
+            if after != value:
+                changed[name] = msgspec.json.encode(after)
+        return replace_members(raw, changed) if changed else raw
+
+    async def _text(
+        self, request: ChatRequest, policies: tuple[Policy, ...], status: UpstreamStatus
+    ) -> str:
+        given = PlanInput("prompt", request, policies, request.tenant.undeclared, None, status, 0)
+        messages = await self._planner.searched(given)
+        text = messages[0].get("content") if len(messages) == 1 else None
+        if not isinstance(text, str):
+            raise PolicyFailedClosedError(policies[0].name, "bad_message")
+        return text
+
+
+def _request(tenant: Tenant, body: Mapping[str, Any]) -> ChatRequest:
+    """A chat request with the completion's options."""
+    members = {"model": body.get("model"), "messages": [{"role": "user", "content": ""}]}
+    if OPTIONS_FIELD in body:
+        members[OPTIONS_FIELD] = body[OPTIONS_FIELD]
+    return parse_chat(msgspec.json.encode(members), {}, tenant, arrived=perf_counter())
+
+
+def _saying(request: ChatRequest, text: str) -> ChatRequest:
+    """The request with the text of a prompt as its message."""
+    return replace(request, messages=({"role": "user", "content": text},))
+
+
+def _texts(name: str, value: object, most: int) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise BadRequestError(
+            f"{name} must be text, or a list of texts: policies that hold here take out what the "
+            "model must not read, and can't search token ids.",
+            param=name,
+        )
+    if len(texts) > most:
+        raise BadRequestError(f"{name} has more than {most} texts.", param=name)
+    return texts

@@ -1,0 +1,320 @@
+"""From a turn's changes to directives and segments in the token coordinates of retained turns.
+
+One source is the turn's own past: its directives are the account of what changed. Where other
+branches of the session hold more of the prompt, pieces of theirs are added, each with the
+directives that lie before it in its own source.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from leyline_engine.contract import (
+    ATTENTION_SINK,
+    CopySegment,
+    Directive,
+    LineageRun,
+    LiteralSegment,
+    Mode,
+    Outcome,
+    Reason,
+    Segment,
+    SourceRef,
+    SpanLabel,
+)
+
+from ..model.prepared import Prepared
+from ..model.rendered import Rendered
+from ..model.session import EditRecord, RetainedTurn
+from ..model.spans import ANYTHING, SpanNames, span_labels
+from ..model.undeclared import UndeclaredRules
+from .busts import Reach, reach_of
+from .candidates import Candidate, Edit, consider, demand_cause, record_of, records_of
+from .cover import MIN_SWITCH, Piece, cover
+from .uncached import StandingEdits
+
+MIN_SPLICED = 32
+"""Fewer tokens behind the edits are prefilled: not worth a private lineage for what follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPlan:
+    """What to ask of the engine for one turn, and the account of why."""
+
+    sources: tuple[SourceRef, ...] = ()
+    directives: tuple[Directive, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    lineage: tuple[LineageRun, ...] = ()
+    spans: tuple[SpanLabel, ...] = ()
+    forget: tuple[str, ...] = ()
+    """Names of the engine's ledger."""
+    unreachable: bool = False
+    """Whether what is to be forgotten may lie where no forget finds it."""
+    edits: tuple[EditRecord, ...] = ()
+    """Those that concern cached KV first."""
+    omitted: int = 0
+    """Edits that are too many to be listed."""
+    standing: tuple[StandingEdits, ...] = ()
+    """Edits that the cache holds already."""
+    planned: Outcome = Outcome.UNEDITED
+    reason: Reason | None = None
+    reusable_tokens: int = 0
+    reach: Reach = field(default_factory=Reach, compare=False)
+    """What of the prompt the session's retained turns have; for the account, not for the engine."""
+
+    @property
+    def forgets(self) -> bool:
+        """Whether the engine is told to forget something of this session."""
+        return bool(self.forget) or any(d.mode is Mode.FORGET for d in self.directives)
+
+
+def synthesize(
+    turns: Sequence[RetainedTurn],
+    prepared: Prepared,
+    rendered: Rendered,
+    rules: UndeclaredRules,
+    *,
+    names: SpanNames,
+    forget: tuple[str, ...] = (),
+    model_fingerprint: str,
+    sink: int = ATTENTION_SINK,
+    boundary: int = 0,
+) -> TurnPlan:
+    """Plan one turn against the session's retained turns.
+
+    Args:
+        turns: newest last; those of another model are no sources.
+        rendered: this turn's prompt.
+        rules: what undeclared edits may be.
+        names: of this turn's messages.
+        forget: names of which no reader may survive.
+        sink: leading positions that the engine computes anew whatever it is offered.
+        boundary: tokens behind each edit to compute anew.
+
+    Returns:
+        A plan whose segments reproduce the prompt; without directives where nothing was edited,
+        or where no edit leaves anything to copy.
+    """
+    usable = [turn for turn in turns if turn.model_fingerprint == model_fingerprint]
+    # A forget binds wherever the span may be held, not only in the turn that is drawn on.
+    thorough = bool(prepared.forget_marks)
+    candidates: list[Candidate] = []
+    for index in range(len(usable) - 1, -1, -1):
+        candidate = consider(usable[index], prepared, rendered, rules, names, boundary=boundary)
+        candidates.append(candidate)
+        longest_left = max((len(turn.tokens) for turn in usable[:index]), default=0)
+        if not thorough and candidate.reusable >= longest_left and not _has_holes(candidate):
+            break  # the turn goes on where this one ended; no older one can offer more
+    if any(candidate.forgets for candidate in candidates):
+        plan = _forgetting_plan(candidates, forget, rendered.tokens, sink)
+    elif forget:
+        plan = _unheld_plan(candidates, prepared)
+    elif candidates:
+        plan = _splicing_plan(candidates, rendered.tokens, sink)
+    else:
+        plan = TurnPlan()
+    reach = reach_of(candidates[_most_reusable(candidates)]) if candidates else Reach()
+    return replace(plan, spans=span_labels(rendered, names.sent), forget=forget, reach=reach)
+
+
+def demands_of(prepared: Prepared) -> tuple[EditRecord, ...]:
+    """The account of all that a turn demands to be forgotten, where no source shows it."""
+    return tuple(record_of(demand_cause(prepared, place), None) for place in prepared.forget_marks)
+
+
+def _has_holes(candidate: Candidate) -> bool:
+    """Whether enough is missing before the tail that another source could be worth it."""
+    cursor = 0
+    for run in candidate.copies:
+        if run.dest - cursor >= MIN_SWITCH:
+            return True
+        cursor = run.dest_end
+    return candidate.diff.tail - cursor >= MIN_SWITCH
+
+
+def _most_reusable(candidates: Sequence[Candidate]) -> int:
+    """Candidates are newest first; the newest of equals."""
+    return max(range(len(candidates)), key=lambda index: (candidates[index].reusable, -index))
+
+
+def _splicing_plan(candidates: Sequence[Candidate], prompt: array[int], sink: int) -> TurnPlan:
+    """The plan of a turn that forgets nothing."""
+    best = _most_reusable(candidates)
+    pieces = cover([candidate.copies for candidate in candidates], best)
+    chosen = candidates[best]
+    order = [best, *sorted({piece.source for piece in pieces} - {best})]
+    used = [candidates[index] for index in order]
+    reach = [max((p.run.dest_end for p in pieces if p.source == at), default=0) for at in order]
+    edits = _account(used, reach)
+    head = next((piece for piece in pieces if piece.run.start == piece.run.dest == 0), None)
+    first = head.run.dest_end if head is not None else 0
+    plan = TurnPlan(
+        lineage=_lineage_before(candidates[head.source].turn, first) if head is not None else (),
+        edits=edits,
+        reusable_tokens=sum(piece.run.length for piece in pieces),
+    )
+    moved = [p.run for p in pieces if p.run.dest >= first and p.run.dest_end > sink]
+    worth_it = sum(run.dest_end - max(run.dest, sink) for run in moved) >= MIN_SPLICED
+    if not worth_it:
+        own = records_of(chosen.edits, ())
+        reason = Reason.NOT_WORTH_IT if moved else Reason.REPREFILLED
+        if _lacks_a_name(chosen.edits):
+            reason = Reason.UNNAMED_SESSION
+        refill = replace(plan, edits=own, planned=Outcome.REPREFILLED, reason=reason)
+        return refill if own else replace(plan, edits=())
+    places = [Piece(order.index(piece.source), piece.run) for piece in pieces]
+    if not _reproduces(places, used, prompt):
+        return _mismatch(edits)
+    return replace(
+        plan,
+        sources=tuple(map(_reference, used)),
+        directives=tuple(
+            directive
+            for at, candidate in enumerate(used)
+            for directive in _amortized(
+                candidate, at, prompt, len(prompt) if at == 0 else reach[at]
+            )
+        ),
+        segments=_segments(places, len(prompt)),
+        planned=Outcome.SPLICED,
+        reason=Reason.SPLICED,
+    )
+
+
+def _lacks_a_name(edits: Sequence[Edit]) -> bool:
+    """Whether the first edit that can't be spliced over could be, had the session a name."""
+    first = next((edit for edit in edits if edit.mode == "exact"), None)
+    exact = [cause for cause in first.causes if cause.mode == "exact"] if first is not None else ()
+    return bool(exact) and all(cause.withheld for cause in exact)
+
+
+def _forgetting_plan(
+    candidates: Sequence[Candidate], forget: tuple[str, ...], prompt: array[int], sink: int
+) -> TurnPlan:
+    """The plan of a turn that forgets what retained turns hold: one source, what it never read.
+
+    The other sources that hold it are named, so that it is forgotten wherever it stands.
+    """
+    chosen = candidates[_most_reusable(candidates)]
+    held = [chosen, *(other for other in candidates if other is not chosen and other.forgets)]
+    edits = records_of(chosen.edits, [edit for other in held[1:] for edit in other.edits])
+    # Whatever the engine may hold without a name may have read anything.
+    copies = () if ANYTHING in forget else chosen.copies
+    pieces = [Piece(0, run) for run in copies]
+    if not _reproduces(pieces, held, prompt):
+        return _mismatch(edits)
+    first = min((edit.hunk.new_start for edit in chosen.edits), default=len(prompt))
+    spliced = any(run.dest >= first and run.dest_end > sink for run in copies)
+    return TurnPlan(
+        sources=tuple(map(_reference, held)),
+        directives=tuple(
+            directive
+            for at, candidate in enumerate(held)
+            for directive in _forgotten(candidate, at, prompt, amortizes=at == 0)
+        ),
+        segments=_segments(pieces, len(prompt)),
+        edits=edits,
+        planned=Outcome.SPLICED if spliced else Outcome.REPREFILLED,
+        reason=Reason.SPLICED if spliced else Reason.REPREFILLED,
+        reusable_tokens=sum(run.length for run in copies),
+    )
+
+
+def _unheld_plan(candidates: Sequence[Candidate], prepared: Prepared) -> TurnPlan:
+    """The plan of a turn that forgets what no retained turn holds: nothing is copied.
+
+    Any splice may be a reader of it, so that only the exact prefix is safe.
+    """
+    edits = candidates[_most_reusable(candidates)].edits if candidates else ()
+    return TurnPlan(
+        edits=(*records_of(edits, ()), *demands_of(prepared)),
+        planned=Outcome.REPREFILLED,
+        reason=Reason.REPREFILLED,
+    )
+
+
+def _mismatch(edits: tuple[EditRecord, ...]) -> TurnPlan:
+    return TurnPlan(edits=edits, planned=Outcome.REPREFILLED, reason=Reason.TOKEN_MISMATCH)
+
+
+def _account(used: Sequence[Candidate], reach: Sequence[int]) -> tuple[EditRecord, ...]:
+    """The first source's edits, and of others what only they show before what is copied of them."""
+    records = list(records_of(used[0].edits, ()))
+    told = {(record.message, record.role, record.cause) for record in records}
+    for candidate, end in zip(used[1:], reach[1:], strict=True):
+        drawn = [edit for edit in candidate.edits if edit.hunk.new_start < end]
+        for record in records_of(drawn, ()):
+            key = (record.message, record.role, record.cause)
+            if key not in told:
+                told.add(key)
+                records.append(record)
+    return tuple(records)
+
+
+def _lineage_before(turn: RetainedTurn, position: int) -> tuple[LineageRun, ...]:
+    return tuple(run for run in turn.lineage if run.start < position)
+
+
+def _reference(candidate: Candidate) -> SourceRef:
+    turn = candidate.turn
+    return SourceRef(turn.turn, len(turn.tokens), turn.digest)
+
+
+def _amortized(
+    candidate: Candidate, source: int, prompt: array[int], end: int
+) -> Iterator[Directive]:
+    """Amortized edits before the first exact one and before position ``end`` of the prompt."""
+    for edit in candidate.edits:
+        if edit.mode != "amortize" or edit.hunk.new_start >= end:
+            return
+        yield _directive(edit, source, prompt)
+
+
+def _forgotten(
+    candidate: Candidate, source: int, prompt: array[int], *, amortizes: bool
+) -> Iterator[Directive]:
+    """Every edit that demands forgetting, and perhaps amortized ones before the first exact one."""
+    covered = -1
+    for edit in candidate.edits:
+        hunk = edit.hunk
+        amortizes = amortizes and edit.mode == "amortize"
+        if hunk.start < covered or (hunk.start == covered and hunk.end == covered):
+            continue  # within a span that is forgotten already
+        if edit.mode == "forget" or amortizes:
+            covered = max(hunk.end, hunk.start)
+            yield _directive(edit, source, prompt)
+
+
+def _directive(edit: Edit, source: int, prompt: array[int]) -> Directive:
+    hunk = edit.hunk
+    # Of a tail only the old tokens are meant; what follows is the new turn.
+    end = hunk.new_end if edit.behind else hunk.new_start
+    replacement = tuple(prompt[hunk.new_start : end])
+    return Directive(hunk.start, hunk.end, replacement, Mode(edit.mode), source)
+
+
+def _segments(pieces: Sequence[Piece], length: int) -> tuple[Segment, ...]:
+    segments: list[Segment] = []
+    cursor = 0
+    for piece in pieces:
+        run = piece.run
+        if run.dest > cursor:
+            segments.append(LiteralSegment(cursor, run.dest - cursor))
+        segments.append(CopySegment(piece.source, run.start, run.end, run.dest))
+        cursor = run.dest_end
+    if cursor < length:
+        segments.append(LiteralSegment(cursor, length - cursor))
+    return tuple(segments)
+
+
+def _reproduces(
+    pieces: Sequence[Piece], candidates: Sequence[Candidate], prompt: array[int]
+) -> bool:
+    """Whether every copy is what stands at its destination."""
+    return all(
+        candidates[piece.source].turn.tokens[piece.run.start : piece.run.end]
+        == prompt[piece.run.dest : piece.run.dest_end]
+        for piece in pieces
+    )

@@ -1,0 +1,1 @@
+"""Step 1: read a request, and find its session."""

@@ -1,0 +1,141 @@
+"""What a request says of single messages, in their member ``leyline``; see
+`leyline_policies.verbs`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from leyline_engine.contract import MAX_TTL_S, ClaimKind
+from leyline_engine.contract.claim import MAX_PRIORITY
+from leyline_policies.conversation import nth_last
+from leyline_policies.verbs import ANNOTATION, leaves_stub
+
+from ..model.fields import OptionError, ShareName, field_error
+from ..model.messages import Message
+
+_Tag = Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class Decay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """After how long a message goes."""
+
+    turns: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+
+class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a pinned message's KV stays resident."""
+
+    kind: ClaimKind = ClaimKind.SOFT
+    priority: Annotated[int, msgspec.Meta(ge=0, le=MAX_PRIORITY)] = 50
+    ttl_s: Annotated[int, msgspec.Meta(ge=1, le=MAX_TTL_S)] = 3600
+    """Renewed while the message is pinned."""
+
+
+class Annotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The member ``leyline`` of a message."""
+
+    evict: bool = False
+    forget: bool = False
+    decay: Decay | None = None
+    scratch: bool = False
+    pin: bool | Pin = False
+    share: ShareName = ""
+    tags: Annotated[tuple[_Tag, ...], msgspec.Meta(max_length=16)] = ()
+    verdict: Literal["quarantine", "allow"] | None = None
+
+    @property
+    def pinned(self) -> Pin | None:
+        """On which terms the message is pinned; None where it isn't."""
+        if isinstance(self.pin, Pin):
+            return self.pin
+        return Pin() if self.pin else None
+
+
+def annotations_of(messages: Sequence[Message]) -> dict[int, Annotation]:
+    """The annotations of a message list, by index.
+
+    Raises:
+        OptionError: names the field and what it may be.
+    """
+    return {
+        index: _annotation(f"messages[{index}].{ANNOTATION}", message[ANNOTATION])
+        for index, message in enumerate(messages)
+        if ANNOTATION in message
+    }
+
+
+def said_by_both(first: object, second: object) -> object:
+    """What two members ``leyline`` say of one message: the second, and a forget of either.
+
+    A demand is never left out. What can't be read stays, and is refused where it is checked.
+    """
+    if not isinstance(first, dict):
+        return first
+    if not isinstance(second, dict) or not first.get("forget"):
+        return second
+    return {**second, "forget": first["forget"]}
+
+
+def check_forgets(messages: Sequence[Message], annotations: Mapping[int, Annotation]) -> None:
+    """Refuse a forget that can't be carried out: a caller relies on one that it was not refused.
+
+    Raises:
+        OptionError: names the message.
+    """
+    last_user = nth_last(messages, "user", 1)
+    forgotten = [index for index, said in annotations.items() if said.forget]
+    if last_user is not None and last_user in forgotten:
+        raise _unfit_forget(
+            last_user, "the user's last message can't be forgotten, because the model answers it"
+        )
+    goes = [said for said in annotations.values() if said.forget or (said.evict and not said.pin)]
+    if forgotten and len(goes) == len(messages) and not any(map(leaves_stub, messages)):
+        raise _unfit_forget(forgotten[0], "no message would be left to send")
+
+
+def _unfit_forget(index: int, why: str) -> OptionError:
+    where = f"messages[{index}].{ANNOTATION}.forget"
+    return OptionError(where, f"{where}: {why}. Leave its text out, or forget it on a later turn.")
+
+
+def pin_terms(said: Mapping[str, Any]) -> Pin | None:
+    """The terms of a pin, as a policy says them; None where they can't be understood."""
+    try:
+        return msgspec.convert(said, Pin)
+    except msgspec.ValidationError:
+        return None
+
+
+def shared_scope(annotations: Mapping[int, Annotation]) -> str | None:
+    """The scope that the messages name; None where none does.
+
+    Raises:
+        OptionError: they name several.
+    """
+    scopes = sorted({each.share for each in annotations.values() if each.share})
+    if len(scopes) > 1:
+        raise OptionError(
+            "messages", f"messages name several scopes to share with: {', '.join(scopes)}."
+        )
+    return scopes[0] if scopes else None
+
+
+def _annotation(where: str, raw: object) -> Annotation:
+    try:
+        found = msgspec.convert(raw, Annotation)
+    except msgspec.ValidationError as error:
+        raise field_error(where, str(error), _fields_named(str(error))) from error
+    if found.decay is not None and found.decay == Decay():
+        raise OptionError(f"{where}.decay", f"{where}.decay needs turns or seconds.")
+    return found
+
+
+def _fields_named(text: str) -> tuple[str, ...]:
+    """Members of the object that a converter's words are about."""
+    inner: dict[str, type[msgspec.Struct]] = {".decay": Decay, ".pin": Pin}
+    found = next((kind for path, kind in inner.items() if f"`${path}" in text), Annotation)
+    return found.__struct_fields__

@@ -1,0 +1,235 @@
+"""Reading a body that goes on where an earlier one ended: what both have isn't decoded again.
+
+An agent's request repeats the last one's messages byte for byte and adds some. The longest run of
+whole messages that both bodies begin with is taken over as objects; the rest is decoded. The
+result is that of decoding the whole body.
+
+::
+
+    before   {"model":…,"messages":[{…},{…},{…}],"tools":…}
+    now      {"model":…,"messages":[{…},{…},{…},{…},{…}],"tools":…}
+             ╰──── the same bytes ────────────╯╰── decoded ────────╯
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from secrets import token_hex
+from typing import Any
+
+import msgspec
+import xxhash
+
+from ..model.messages import Message, call_ids, fingerprint
+from .wire import split_body
+
+MAX_REMEMBERED_BYTES = 64 << 20
+"""Bodies that were read least recently go first."""
+
+_SHORTEST = 1024
+"""Bodies are found by their first bytes, of which there are so many or more."""
+_STEP = 1.5
+_WEIGHT = 3
+"""Bytes that a body takes in memory, decoded messages included, per byte."""
+_MESSAGE_WEIGHT = 512
+_SPACE = b" \t\n\r"
+
+
+@dataclass(slots=True, eq=False)
+class ReadBody:
+    """A body and what it holds."""
+
+    raw: bytes
+    members: dict[str, Any]
+    """As decoded, ``messages`` included; not to be changed, nor what is in them."""
+    messages: list[Message]
+    fingerprints: tuple[int, ...] = ()
+    """Of as many messages as were in an earlier body; of all, once :meth:`complete` was called."""
+    known: int = 0
+    """Leading messages that were in an earlier body, which had passed all checks."""
+    head: dict[str, Any] = field(default_factory=dict)
+    """Members that stand in front of the messages, among them such that are given again behind."""
+    called: frozenset[str] = frozenset()
+    """Ids of the tool calls that messages make which were in an earlier body; that all make, once
+    :meth:`complete` was called."""
+    ends: array[int] = field(default_factory=lambda: array("q"))
+    """Where in the body each message ends."""
+    chains: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+    """Of the messages, by key; see :func:`~.identity.history_chain`."""
+    marks: tuple[tuple[int, int], ...] = ()
+    """Lengths of beginnings of the body, and their hashes."""
+
+    @property
+    def weight(self) -> int:
+        """Bytes in memory, roughly."""
+        return _WEIGHT * len(self.raw) + _MESSAGE_WEIGHT * len(self.messages)
+
+    def complete(self) -> None:
+        """Note what holds for all messages, which have passed all checks."""
+        added = self.messages[self.known :]
+        self.fingerprints = (*self.fingerprints, *map(fingerprint, added))
+        self.called |= _called(added)
+
+
+class BodyMemory:
+    """Bodies that others may go on from, by owner. Not safe for two threads.
+
+    Args:
+        max_bytes: bound of what is remembered, roughly.
+    """
+
+    def __init__(self, max_bytes: int = MAX_REMEMBERED_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._bodies: OrderedDict[int, tuple[str, ReadBody]] = OrderedDict()
+        self._by_mark: dict[tuple[str, int, int], ReadBody] = {}
+        # A name that no client can know, for the part of a list that is decoded by itself.
+        self._member = token_hex()
+
+    @property
+    def remembered_bytes(self) -> int:
+        """Memory taken now, roughly."""
+        return self._bytes
+
+    def read(self, owner: str, raw: bytes) -> ReadBody | None:
+        """What ``raw`` holds, by way of an earlier body of the same owner.
+
+        None where there is none, or where it has to be decoded the plain way to be judged.
+        """
+        marks = tuple(_marks(raw))
+        for mark in reversed(marks):
+            former = self._by_mark.get((owner, *mark))
+            if former is None:
+                continue
+            shared = _shared(former, raw)
+            found = self._go_on(former, shared, raw) if shared else None
+            if found is not None:
+                found.marks = marks
+                self._bodies.move_to_end(id(former))
+            return found
+        return None
+
+    def remember(self, owner: str, body: ReadBody) -> None:
+        """Let later bodies go on from this one, which has passed all checks and is complete."""
+        if not body.ends and not _locate(body):
+            return
+        if not body.marks:
+            body.marks = tuple(_marks(body.raw))
+        for mark in body.marks:
+            former = self._by_mark.get((owner, *mark))
+            if former is not None and _is_beginning(former, body):
+                self._forget(former)
+            self._by_mark[owner, *mark] = body
+        if body.marks:
+            self._bodies[id(body)] = owner, body
+            self._bytes += body.weight
+        while self._bytes > self._max_bytes:
+            self._forget(next(iter(self._bodies.values()))[1])
+
+    def _forget(self, body: ReadBody) -> None:
+        held = self._bodies.pop(id(body), None)
+        if held is None:
+            return
+        self._bytes -= body.weight
+        for mark in body.marks:
+            if self._by_mark.get((held[0], *mark)) is body:
+                del self._by_mark[held[0], *mark]
+
+    def _go_on(self, former: ReadBody, shared: int, raw: bytes) -> ReadBody | None:
+        rest = raw[former.ends[shared - 1] :].lstrip(_SPACE)
+        more = rest[:1] == b","
+        if not more and rest[:1] != b"]":
+            return None
+        tail = b'{"%b":[%b' % (self._member.encode(), rest[1:] if more else rest)
+        try:
+            members = msgspec.json.decode(tail)
+            added = members.pop(self._member)
+            items = msgspec.json.decode(split_body(tail)[self._member], type=list[msgspec.Raw])
+        except (ValueError, RecursionError):
+            return None
+        # A list with nothing behind its comma is no JSON, and a second list replaces the first.
+        if more == (not added) or "messages" in members:
+            return None
+        whole = shared == len(former.messages)
+        messages = [*former.messages[:shared], *added]
+        ends = former.ends[:shared]
+        _note_ends(raw, items, ends, ends[-1])
+        return ReadBody(
+            raw,
+            {**former.head, "messages": messages, **members},
+            messages,
+            former.fingerprints[:shared],
+            known=shared,
+            called=former.called if whole else _called(former.messages[:shared]),
+            head=former.head,
+            ends=ends,
+            chains={key: chain[:shared] for key, chain in former.chains.items()},
+        )
+
+
+def _called(messages: Sequence[Message]) -> frozenset[str]:
+    """Ids of the tool calls that messages make."""
+    calling = (message for message in messages if "tool_calls" in message)
+    return frozenset(identifier for message in calling for identifier in call_ids(message))
+
+
+def _marks(raw: bytes) -> Iterator[tuple[int, int]]:
+    """Ever longer beginnings: their lengths and hashes."""
+    state = xxhash.xxh3_64()
+    done, length = 0, _SHORTEST
+    while length <= len(raw):
+        state.update(raw[done:length])
+        yield length, state.intdigest()
+        done, length = length, int(length * _STEP)
+
+
+def _shared(former: ReadBody, raw: bytes) -> int:
+    """How many leading messages both bodies have, byte for byte, with all that is before them."""
+    before, ends = former.raw, former.ends
+    if not ends:
+        return 0
+    if raw.startswith(before[: ends[-1]]):
+        return len(ends)
+    low, high, begin = 0, len(ends) - 1, 0  # as many are shared, and not one more than
+    while low < high:
+        middle = (low + high + 1) // 2
+        if raw[begin : ends[middle - 1]] == before[begin : ends[middle - 1]]:
+            low, begin = middle, ends[middle - 1]
+        else:
+            high = middle - 1
+    return low
+
+
+def _is_beginning(former: ReadBody, body: ReadBody) -> bool:
+    """Whether whoever could go on from ``former`` can go on from ``body`` as well."""
+    count = len(former.messages)
+    return count <= body.known and former.ends[count - 1] == body.ends[count - 1]
+
+
+def _locate(body: ReadBody) -> bool:
+    """Find where each message ends; False where that isn't certain."""
+    raw = body.raw
+    members = split_body(raw)
+    value = bytes(members["messages"])
+    start = raw.find(value)
+    if raw.find(value, start + 1) >= 0:
+        return False  # the same bytes stand elsewhere
+    items = msgspec.json.decode(value, type=list[msgspec.Raw])
+    _note_ends(raw, items, body.ends, start)
+    try:
+        # What stands in front of the list, closed as an object.
+        body.head = msgspec.json.decode(raw[:start] + b"null}")
+    except ValueError:
+        return False
+    return True
+
+
+def _note_ends(raw: bytes, items: list[msgspec.Raw], ends: array[int], cursor: int) -> None:
+    for item in items:
+        # Between two items there is nothing that an object could begin with.
+        written = bytes(item)
+        cursor = raw.find(written, cursor) + len(written)
+        ends.append(cursor)

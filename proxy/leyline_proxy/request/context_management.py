@@ -1,0 +1,195 @@
+"""``context_management`` in a request: Anthropic's server-side edits, on any model.
+
+The edits are policies that come with Leyline, under the names that the API gives them; see the
+documentation of Anthropic's context editing for what each is meant to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from leyline_policies import Context, Message, Mode, Policy, run
+from leyline_policies.builtin.clear_thinking import ClearThinking
+from leyline_policies.builtin.clear_tool_uses import ClearToolUses
+from leyline_policies.errors import did_you_mean, shown
+
+from ..model.fields import OptionError, field_error
+from ..model.prepared import Prepared, SentMessage
+
+CONTEXT_FIELD = "context_management"
+MAX_EDITS = 8
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["input_tokens"]
+    value: Count
+
+
+class _Trigger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["input_tokens", "tool_uses"]
+    value: Count
+
+
+class _KeptUses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["tool_uses"]
+    value: Count
+
+
+class _KeptTurns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["thinking_turns"]
+    value: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class ClearToolUsesEdit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``clear_tool_uses_20250919``."""
+
+    type: str
+    trigger: _Trigger = _Trigger("input_tokens", 100_000)
+    keep: _KeptUses = _KeptUses("tool_uses", 3)
+    clear_at_least: _Tokens | None = None
+    exclude_tools: tuple[str, ...] = ()
+    clear_tool_inputs: bool = False
+
+    def policy(self) -> Policy:
+        """The policy that does it."""
+        by_tokens = self.trigger.type == "input_tokens"
+        return ClearToolUses(
+            trigger_tokens=self.trigger.value if by_tokens else None,
+            trigger_tool_uses=None if by_tokens else self.trigger.value,
+            keep=self.keep.value,
+            clear_at_least=self.clear_at_least.value if self.clear_at_least else 0,
+            clear_tool_inputs=self.clear_tool_inputs,
+            exclude_tools=self.exclude_tools,
+        )
+
+
+class ClearThinkingEdit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``clear_thinking_20251015``."""
+
+    type: str
+    keep: _KeptTurns | Literal["all"] = _KeptTurns("thinking_turns", 1)
+
+    def policy(self) -> Policy:
+        """The policy that does it."""
+        return ClearThinking(keep="all" if isinstance(self.keep, str) else str(self.keep.value))
+
+
+_EDITS: dict[str, type[ClearToolUsesEdit | ClearThinkingEdit]] = {
+    "clear_tool_uses_20250919": ClearToolUsesEdit,
+    "clear_thinking_20251015": ClearThinkingEdit,
+}
+_COUNTED = {
+    "clear_tool_uses_20250919": "cleared_tool_uses",
+    "clear_thinking_20251015": "cleared_thinking_turns",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedEdit:
+    """A policy under the name that the request asked for it by."""
+
+    name: str
+    policy: Policy
+
+    trusted = True
+
+    @property
+    def mode(self) -> Mode:
+        """The policy's."""
+        return self.policy.mode
+
+    def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
+        """What the policy makes of the messages."""
+        return run(self.policy, messages, turn_idx, context)
+
+
+def parse_context_management(raw: object) -> tuple[Policy, ...]:
+    """The edits that a request asks for; none for an absent member.
+
+    Raises:
+        OptionError: names the field and what it may be.
+    """
+    if raw is None:
+        return ()
+    edits = raw.get("edits") if isinstance(raw, dict) and not raw.keys() - {"edits"} else None
+    if not isinstance(edits, list):
+        raise OptionError(CONTEXT_FIELD, f'{CONTEXT_FIELD} must be an object {{"edits": [...]}}.')
+    if len(edits) > MAX_EDITS:
+        raise OptionError(
+            f"{CONTEXT_FIELD}.edits", f"{CONTEXT_FIELD}.edits may hold at most {MAX_EDITS} edits."
+        )
+    policies = tuple(
+        _requested(f"{CONTEXT_FIELD}.edits[{i}]", edit) for i, edit in enumerate(edits)
+    )
+    names = [policy.name for policy in policies]
+    if len(set(names)) < len(names):
+        raise OptionError(
+            f"{CONTEXT_FIELD}.edits", f"{CONTEXT_FIELD}.edits names the same type twice."
+        )
+    if "clear_thinking_20251015" in names[1:]:
+        raise OptionError(
+            f"{CONTEXT_FIELD}.edits",
+            f"{CONTEXT_FIELD}.edits: clear_thinking_20251015 must be listed first.",
+        )
+    return policies
+
+
+def applied_edits(
+    prepared: Prepared, requested: Mapping[str, Policy], tokens: Callable[[Message], int]
+) -> list[dict[str, Any]]:
+    """What the requested edits did, as the API reports it; those that did nothing are left out.
+
+    Args:
+        requested: by name.
+        tokens: of a message.
+    """
+    accounts = []
+    for name in requested:
+        cause = f"policy:{name}"
+        changed = [
+            entry
+            for entry in prepared.sent
+            if entry.client_index is not None
+            and any(change.cause.startswith(cause) for change in entry.changes)
+        ]
+        if changed:
+            before = (prepared.client[entry.client_index or 0] for entry in changed)
+            gone = sum(map(tokens, before)) - sum(tokens(entry.message) for entry in changed)
+            account = {"type": name, _COUNTED[name]: _units(name, changed, prepared)}
+            accounts.append(account | {"cleared_input_tokens": max(0, gone)})
+    return accounts
+
+
+def _units(name: str, changed: list[SentMessage], prepared: Prepared) -> int:
+    if name == "clear_tool_uses_20250919":
+        return sum(entry.message.get("role") != "assistant" for entry in changed)
+    # A turn is what the assistant says between two messages of the user.
+    turns: list[int] = []
+    count = 0
+    for message in prepared.client:
+        count += message.get("role") == "user"
+        turns.append(count)
+    return len({turns[entry.client_index or 0] for entry in changed})
+
+
+def _requested(where: str, raw: object) -> Policy:
+    kind = raw.get("type") if isinstance(raw, dict) else None
+    if not isinstance(kind, str):
+        raise OptionError(where, f"{where} must be an object with a type.")
+    if kind not in _EDITS:
+        raise OptionError(
+            f"{where}.type",
+            f"{where}.type: {shown(kind)} isn't offered here{did_you_mean(kind, _EDITS) or ';'} "
+            f"(known: {', '.join(_EDITS)}).",
+        )
+    try:
+        edit = msgspec.convert(raw, _EDITS[kind])
+    except msgspec.ValidationError as error:
+        raise field_error(where, str(error), _EDITS[kind].__struct_fields__) from error
+    return RequestedEdit(kind, edit.policy())

@@ -1,0 +1,233 @@
+"""Edits that the caller declares itself, in the request: all are made, or the request is refused.
+
+Whoever declares an edit relies on it, most of all on a forget. So nothing of it is ever left out:
+what can't be carried out is an error that names the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+
+from leyline_engine.contract import Mode
+from leyline_policies.conversation import nth_last
+from leyline_policies.verbs import is_forgotten
+
+from ..model.messages import Message, MessageError, call_ids, check_messages, text_of
+from ..model.prepared import DECLARED, Change, DroppedMessage, SentMessage
+from .text_edit import replace_spans, replace_text
+
+EDITS_FIELD = "leyline.edits"
+
+
+class DeclaredEdit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An edit that the caller declares itself.
+
+    ``replacement`` without ``chars`` replaces the message's whole text; ``drop`` removes the
+    message; neither says that the caller's own change at that message is meant, with this mode.
+    """
+
+    message: int
+    mode: Mode = Mode.AMORTIZE
+    chars: tuple[int, int] | None = None
+    replacement: str | None = None
+    drop: bool = False
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether the edit itself changes what is sent."""
+        return self.drop or self.replacement is not None
+
+
+class DeclaredEditError(ValueError):
+    """A declared edit can't be carried out, so none is; ``param`` names its field."""
+
+    def __init__(self, param: str, words: str) -> None:
+        super().__init__(f"{param} {words}")
+        self.param = param
+
+
+class _Placed(NamedTuple):
+    """An edit, and its place in the request."""
+
+    number: int
+    edit: DeclaredEdit
+
+    def field(self, name: str) -> str:
+        return f"{EDITS_FIELD}[{self.number}].{name}"
+
+    def error(self, field: str, words: str) -> DeclaredEditError:
+        return DeclaredEditError(self.field(field), words)
+
+    @property
+    def main_field(self) -> str:
+        """The field by which the edit says what it does."""
+        if self.edit.chars is not None:
+            return "chars"
+        if self.edit.drop:
+            return "drop"
+        return "replacement" if self.edit.replacement is not None else "mode"
+
+
+def check_declared(messages: Sequence[Message], declared: Sequence[DeclaredEdit]) -> None:
+    """Look whether all edits of a request can be carried out.
+
+    Raises:
+        DeclaredEditError: names the first field that stands in the way.
+    """
+    if declared:
+        apply_declared(tuple(map(SentMessage, messages, range(len(messages)))), declared)
+
+
+def apply_declared(
+    client: Sequence[SentMessage], declared: Sequence[DeclaredEdit]
+) -> tuple[tuple[SentMessage, ...], tuple[DroppedMessage, ...]]:
+    """The client's list with the edits that it declares, and the messages that they drop.
+
+    Raises:
+        DeclaredEditError: names the first field that stands in the way.
+    """
+    by_message: dict[int, list[_Placed]] = {}
+    for placed in map(_Placed, range(len(declared)), declared):
+        if not 0 <= placed.edit.message < len(client):
+            raise placed.error(
+                "message",
+                f"is {placed.edit.message}, but the request has messages 0 to {len(client) - 1}.",
+            )
+        by_message.setdefault(placed.edit.message, []).append(placed)
+    for index, edits in sorted(by_message.items()):
+        _check_together(client[index].message, edits)
+    sent: list[SentMessage] = []
+    dropped: list[DroppedMessage] = []
+    for index, entry in enumerate(client):
+        edits = by_message.get(index, [])
+        changes = tuple(
+            dict.fromkeys(Change(DECLARED, each.mode, not each.rewrites) for _, each in edits)
+        )
+        if any(each.drop for _, each in edits):
+            dropped.append(DroppedMessage(index, Change(DECLARED, changes[0].mode)))
+        elif edits:
+            sent.append(SentMessage(_rewritten(entry.message, edits), index, changes))
+        else:
+            sent.append(entry)
+    before, after = ([entry.message for entry in entries] for entries in (client, sent))
+    _check_list(before, after, by_message)
+    return tuple(sent), tuple(dropped)
+
+
+def _check_together(message: Message, edits: Sequence[_Placed]) -> None:
+    """Whether the edits of one message can be made side by side."""
+    first = edits[0]
+    for other in edits[1:]:
+        if other.edit.mode is not first.edit.mode:
+            raise other.error(
+                "mode",
+                f"is {other.edit.mode.value}, but {first.field('mode')} gives message "
+                f"{first.edit.message} the mode {first.edit.mode.value}; all edits of a message "
+                "need the same mode (forget covers both).",
+            )
+    rewriting = [placed for placed in edits if placed.edit.rewrites]
+    whole = next((placed for placed in rewriting if placed.edit.chars is None), None)
+    for other in rewriting if whole is not None else ():
+        if whole is not None and other is not whole:
+            early, late = sorted((whole, other))
+            raise late.error(
+                late.main_field,
+                f"meets {early.field(early.main_field)}, which concerns the same text of message "
+                f"{first.edit.message}; make one edit of the two.",
+            )
+    _check_spans(len(text_of(message)), rewriting)
+    drop = whole if whole is not None and whole.edit.drop else None
+    if drop is not None and drop.edit.mode is not Mode.FORGET and is_forgotten(message):
+        raise drop.error(
+            "mode",
+            f"must be forget: messages[{drop.edit.message}].leyline.forget demands it.",
+        )
+
+
+def _check_spans(length: int, edits: Sequence[_Placed]) -> None:
+    """Whether character spans lie within a text of ``length`` characters, and apart."""
+    spans = [(*placed.edit.chars, placed) for placed in edits if placed.edit.chars is not None]
+    for start, end, placed in spans:
+        if not 0 <= start <= end <= length:
+            raise placed.error(
+                "chars",
+                f"is [{start}, {end}], but the text of message {placed.edit.message} has "
+                f"{length} characters.",
+            )
+    spans.sort(key=lambda span: span[:2])
+    for (_, end, one), (start, _, other) in pairwise(spans):
+        if start < end:
+            early, late = sorted((one, other))
+            raise late.error(
+                "chars", f"overlaps {early.field('chars')}; spans of a message lie apart."
+            )
+
+
+def _check_list(
+    before: list[Message], after: list[Message], by_message: Mapping[int, Sequence[_Placed]]
+) -> None:
+    """Whether what is left can be sent."""
+    drops = {
+        index: placed for index, edits in by_message.items() for placed in edits if placed.edit.drop
+    }
+    last_user = nth_last(before, "user", 1)
+    if last_user is not None and last_user in drops:
+        raise drops[last_user].error(
+            "drop",
+            f"can't remove message {last_user}: it is the user's last one, which the model "
+            "answers; give a replacement instead.",
+        )
+    if not after:
+        raise list(drops.values())[-1].error(
+            "drop", "leaves no message to send; give a replacement instead."
+        )
+    for dropped, partner in _parted(before, drops):
+        raise drops[dropped].error(
+            "drop",
+            f"would part message {dropped} from message {partner}, a tool call from its result; "
+            "drop both, or give a replacement instead.",
+        )
+    try:
+        check_messages(after)
+    except MessageError as error:
+        placed = next(iter(by_message.values()))[0]
+        words = "makes a message list that can't be sent."
+        raise placed.error(placed.main_field, words) from error
+
+
+def _parted(messages: Sequence[Message], drops: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Messages that are dropped and that a call or a result which stays needs, with the latter.
+
+    A result answers the last call of its id before it; some models name their calls anew in each
+    answer.
+    """
+    caller: dict[object, int] = {}
+    results: dict[tuple[int, object], list[int]] = {}
+    for index, message in enumerate(messages):
+        identifier = message.get("tool_call_id")
+        if message.get("role") == "tool" and identifier in caller:
+            results.setdefault((caller[identifier], identifier), []).append(index)
+        caller.update(dict.fromkeys(call_ids(message), index))
+    for (call, _), answers in results.items():
+        left = [index for index in answers if index not in drops]
+        if call in drops and left:
+            yield call, left[0]
+        elif call not in drops and not left:
+            yield answers[0], call
+
+
+def _rewritten(message: Message, edits: Sequence[_Placed]) -> Message:
+    """A message with what replaces its text, or parts of it."""
+    spans = [
+        (*each.chars, each.replacement)
+        for _, each in edits
+        if each.chars is not None and each.replacement is not None
+    ]
+    for _, each in edits:
+        if each.chars is None and each.replacement is not None:
+            return replace_text(message, each.replacement)
+    return replace_spans(message, sorted(spans, key=lambda span: span[:2])) if spans else message

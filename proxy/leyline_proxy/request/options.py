@@ -1,0 +1,69 @@
+"""What a request or an operator may say about edits."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ..model.fields import OPTIONS_FIELD, OptionError, ShareName, field_error
+from ..model.undeclared import UndeclaredRules
+from .declared import DeclaredEdit
+
+
+class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The body field ``leyline`` of a request."""
+
+    policy: str | None = None
+    undeclared: dict[str, str] = {}
+    edits: list[DeclaredEdit] = []
+    boundary: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
+    """Tokens behind each edit to compute anew."""
+    share: ShareName | None = None
+    """Scope within the tenant that may see what this turn splices; empty for nobody else."""
+
+
+def parse_options(raw: object) -> RequestOptions:
+    """Options of a request; None means none were given.
+
+    Raises:
+        OptionError: naming the field, as in ``leyline.edits[0].message``.
+    """
+    if raw is None:
+        return RequestOptions()
+    if not isinstance(raw, dict):
+        raise OptionError(OPTIONS_FIELD, f"{OPTIONS_FIELD} must be an object.")
+    try:
+        options = msgspec.convert(raw, RequestOptions)
+    except msgspec.ValidationError as error:
+        raise _option_error(str(error)) from error
+    UndeclaredRules.parse(options.undeclared)
+    for index, edit in enumerate(options.edits):
+        _check_edit(f"{OPTIONS_FIELD}.edits[{index}]", edit)
+    return options
+
+
+def _option_error(text: str) -> OptionError:
+    struct = DeclaredEdit if ".edits[" in text else RequestOptions
+    return field_error(OPTIONS_FIELD, text, struct.__struct_fields__)
+
+
+def _check_edit(where: str, edit: DeclaredEdit) -> None:
+    if edit.message < 0:
+        raise OptionError(f"{where}.message", f"{where}.message must not be negative.")
+    if edit.drop and (edit.chars is not None or edit.replacement is not None):
+        raise OptionError(
+            f"{where}.drop", f"{where}.drop removes the whole message; leave out the other fields."
+        )
+    if edit.chars is None:
+        return
+    start, end = edit.chars
+    if not 0 <= start <= end:
+        raise OptionError(
+            f"{where}.chars", f"{where}.chars must be [start, end], 0 <= start <= end."
+        )
+    if edit.replacement is None:
+        raise OptionError(
+            f"{where}.replacement",
+            f'{where}.replacement must be the text for these chars; "" deletes them.',
+        )

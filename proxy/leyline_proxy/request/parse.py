@@ -1,0 +1,170 @@
+"""A chat request as the proxy understands it: checked where it matters, else left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from time import perf_counter
+from typing import Any
+
+import msgspec
+
+from leyline_policies import Policy
+
+from ..errors import BadRequestError
+from ..model.fields import OPTIONS_FIELD, OptionError
+from ..model.messages import Message, MessageError, check_messages, fingerprint
+from ..tenants import Tenant
+from .annotations import Annotation, annotations_of, check_forgets, shared_scope
+from .bodies import BodyMemory, ReadBody
+from .context_management import CONTEXT_FIELD, parse_context_management
+from .declared import DeclaredEditError, check_declared
+from .options import RequestOptions, parse_options
+
+
+@dataclass(frozen=True)  # no slots: fingerprints are computed once
+class ChatRequest:
+    """One checked request."""
+
+    tenant: Tenant
+    headers: Mapping[str, str]
+    """Lower-case names."""
+    raw: bytes
+    body: Mapping[str, Any]
+    messages: tuple[Message, ...]
+    options: RequestOptions
+    requested: tuple[Policy, ...]
+    """Edits that the member ``context_management`` asks for."""
+    annotations: Mapping[int, Annotation]
+    """What messages say of themselves, by index."""
+    scope: str | None
+    """Scope to share with, that messages name."""
+    model: str
+    stream: bool
+    arrived: float = field(default_factory=perf_counter)
+    read: ReadBody | None = field(default=None, repr=False)
+    """The body as it is remembered for the next turn; None where it isn't."""
+
+    @cached_property
+    def fingerprints(self) -> tuple[int, ...]:
+        """Fingerprints of the messages."""
+        if self.read is not None:
+            return self.read.fingerprints
+        return tuple(map(fingerprint, self.messages))
+
+
+def decode_body(raw: bytes) -> dict[str, Any]:
+    """The JSON object in ``raw``.
+
+    Raises:
+        BadRequestError: no JSON, or no object; never quotes the body.
+    """
+    try:
+        body = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        position = str(error) if isinstance(error, msgspec.DecodeError) else type(error).__name__
+        raise BadRequestError(
+            f"The request body is not valid JSON: {position}", code="invalid_json"
+        ) from error
+    if not isinstance(body, dict):
+        raise BadRequestError("The request body must be a JSON object.", code="invalid_json")
+    return body
+
+
+def parse_chat(
+    raw: bytes,
+    headers: Mapping[str, str],
+    tenant: Tenant,
+    *,
+    arrived: float,
+    bodies: BodyMemory | None = None,
+) -> ChatRequest:
+    """Check a chat request; fields that the proxy doesn't use are the engine's to judge.
+
+    Args:
+        bodies: what this one may go on from, and is remembered in.
+
+    Raises:
+        BadRequestError: naming the field and what it should be.
+    """
+    read = bodies.read(tenant.name, raw) if bodies is not None else None
+    body = decode_body(raw) if read is None else read.members
+    _check_count(body.get("messages"), tenant.limits.max_messages)
+    try:
+        messages = tuple(_checked(body, read))
+        options = parse_options(body.get(OPTIONS_FIELD))
+        requested = parse_context_management(body.get(CONTEXT_FIELD))
+        annotations = annotations_of(messages)
+        check_forgets(messages, annotations)
+        scope = shared_scope(annotations)
+        check_declared(messages, options.edits)
+    except (MessageError, OptionError, DeclaredEditError) as error:
+        raise BadRequestError(str(error), param=error.param) from error
+    _check_tools(body.get("tools"))
+    if bodies is not None:
+        read = read or ReadBody(raw, body, body["messages"])
+        read.complete()
+        bodies.remember(tenant.name, read)
+    return ChatRequest(
+        tenant=tenant,
+        headers=headers,
+        raw=raw,
+        body=body,
+        messages=messages,
+        options=options,
+        requested=requested,
+        annotations=annotations,
+        scope=scope,
+        model=model_of(body),
+        stream=stream_of(body),
+        arrived=arrived,
+        read=read,
+    )
+
+
+def _checked(body: Mapping[str, Any], read: ReadBody | None) -> list[Message]:
+    """The messages; those that were in an earlier body have been checked."""
+    if read is None:
+        return check_messages(body.get("messages"))
+    return check_messages(read.messages, read.known, read.called)
+
+
+def model_of(body: Mapping[str, Any]) -> str:
+    """The ``model`` field. Raises BadRequestError when it is missing or no string."""
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise BadRequestError(
+            "model must be the name of a model, as a string; GET /v1/models lists them.",
+            param="model",
+        )
+    return model
+
+
+def stream_of(body: Mapping[str, Any]) -> bool:
+    """The ``stream`` field. Raises BadRequestError when it is no boolean."""
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise BadRequestError("stream must be true or false.", param="stream")
+    return bool(stream)
+
+
+def _check_count(messages: object, limit: int) -> None:
+    if isinstance(messages, list) and len(messages) > limit:
+        raise BadRequestError(
+            f"messages has {len(messages)} entries; this proxy's limit is {limit} (max_messages).",
+            param="messages",
+            code="too_many_messages",
+        )
+
+
+def _check_tools(tools: object) -> None:
+    if tools is None:
+        return
+    if not isinstance(tools, list):
+        raise BadRequestError("tools must be a list of tool definitions.", param="tools")
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, dict):
+            raise BadRequestError(
+                f"tools[{index}] must be an object with type and function.", param=f"tools[{index}]"
+            )

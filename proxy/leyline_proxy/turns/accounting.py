@@ -1,0 +1,221 @@
+"""What became of a turn: the receipt, the caller's account of it, and what the session keeps."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from leyline_engine.contract import (
+    Outcome,
+    Reason,
+    Receipt,
+    TokenCounts,
+    TurnRecord,
+    token_digest,
+)
+
+from ..model.rendered import Rendered
+from ..model.session import RetainedTurn
+from ..model.vocabulary import ForgetResult
+from ..sessions.summary import edit_account, receipt_account
+from .turn import Turn
+
+_TOKEN_BYTES = 16
+"""Ids and spans of a token."""
+
+_TEXT_BYTES = 3
+"""Decoded messages, as the client sent them and as they went out, per byte of the body."""
+
+NO_RECEIPT = "the engine gave no receipt for this request"
+UNNAMED = "the caller's own edits are spliced in sessions with a name only; send x-leyline-session"
+
+
+def tokens_of_usage(usage: Mapping[str, Any] | None) -> TokenCounts:
+    """Token counts as far as an OpenAI ``usage`` object tells; zeros where it doesn't."""
+    if not isinstance(usage, Mapping):
+        return TokenCounts()
+    prompt = _count(usage.get("prompt_tokens"))
+    details = usage.get("prompt_tokens_details")
+    cached = _count(details.get("cached_tokens")) if isinstance(details, Mapping) else 0
+    cached = min(cached, prompt)
+    return TokenCounts(prompt=prompt, prefix=cached, prefilled=prompt - cached)
+
+
+def cached_of_usage(usage: Mapping[str, Any] | None) -> int | None:
+    """``cached_tokens`` of an OpenAI ``usage`` object; None where it doesn't tell."""
+    details = usage.get("prompt_tokens_details") if isinstance(usage, Mapping) else None
+    cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
+    return cached if isinstance(cached, int) and cached >= 0 else None
+
+
+def final_receipt(
+    turn: Turn, record: TurnRecord | None, usage: Mapping[str, Any] | None
+) -> Receipt:
+    """The receipt of a turn from all that is known of it.
+
+    The engine sees only directives; that a turn was edited and sent as an ordinary prefill is
+    known here alone, so the plan speaks where the engine has nothing to report.
+    """
+    plan = turn.planned.plan
+    if record is not None:
+        receipt = record.receipt
+        if receipt.reason is None and plan.planned is Outcome.EDITED:
+            return msgspec.structs.replace(receipt, outcome=Outcome.EDITED, reason=plan.reason)
+        if receipt.reason is None and plan.planned is not Outcome.UNEDITED:
+            reason = plan.reason or Reason.REPREFILLED
+            return msgspec.structs.replace(
+                receipt, outcome=Outcome.REPREFILLED, reason=reason, detail=_detail(turn, reason)
+            )
+        return receipt
+    receipt = Receipt(
+        message_id=turn.message_id,
+        session=turn.identity.session_id,
+        turn=turn.name,
+        outcome=plan.planned,
+        reason=plan.reason,
+        tokens=tokens_of_usage(usage),
+    )
+    if turn.enveloped:
+        receipt = msgspec.structs.replace(receipt, detail=NO_RECEIPT)
+    if plan.planned is Outcome.SPLICED:
+        # Nobody vouches for the splice, so it is not claimed.
+        return msgspec.structs.replace(
+            receipt, outcome=Outcome.REPREFILLED, reason=Reason.TRANSFORM_FAILED
+        )
+    if plan.planned is Outcome.REPREFILLED and plan.reason is not None and not receipt.detail:
+        return msgspec.structs.replace(receipt, detail=_detail(turn, plan.reason))
+    return receipt
+
+
+def caller_account(
+    turn: Turn,
+    receipt: Receipt,
+    refused_pins: Sequence[Mapping[str, Any]] = (),
+    forgets_owed: int = 0,
+) -> dict[str, Any]:
+    """The member ``leyline`` of the response: receipt, edits and policy faults, no text.
+
+    Args:
+        refused_pins: messages that are pinned in vain on an engine that takes claims.
+        forgets_owed: runs of engines that still have to forget something of the session.
+    """
+    account = receipt_account(receipt)
+    result = forget_result(turn, receipt, forgets_owed)
+    if result is not None:
+        account["forgot"] = {"result": result, **(account["forgot"] or {})}
+    if forgets_owed:
+        account["forgets_owed"] = forgets_owed
+    if turn.planned.plan.omitted:
+        account["edits_omitted"] = turn.planned.plan.omitted
+    return account | {
+        "session": turn.identity.session_id,
+        "turn": turn.name,
+        "turn_index": turn.index,
+        "planned": turn.planned.plan.planned.value,
+        "edits": [edit_account(edit) for edit in turn.planned.plan.edits],
+        "standing": [
+            {"cause": each.cause, "mode": each.mode, "messages": each.messages}
+            for each in turn.planned.plan.standing
+        ],
+        "policy_faults": [
+            {"policy": fault.policy, "fault": fault.fault} for fault in turn.planned.prepared.faults
+        ],
+        "refused_verbs": [*_refused_verbs(turn), *refused_pins],
+        "policy_notes": [
+            {"policy": note.policy, "kind": note.kind, **note.values}
+            for note in turn.planned.prepared.notes
+        ],
+    }
+
+
+def forget_result(turn: Turn, receipt: Receipt, forgets_owed: int) -> ForgetResult | None:
+    """What came of the turn's demands to forget; None where it demanded nothing.
+
+    Args:
+        forgets_owed: runs of engines that still have to forget something of the session.
+    """
+    plan, counts = turn.planned.plan, receipt.forgot
+    if plan.unreachable or (plan.forgets and not turn.enveloped):
+        return "unreachable"
+    if counts is None and not plan.forgets:
+        return None
+    if counts is None or forgets_owed:
+        return "owed"
+    return "pending" if counts.pending else "erased"
+
+
+def _refused_verbs(turn: Turn) -> list[dict[str, Any]]:
+    """What was said of messages and this engine can't do."""
+    if turn.status.takes_claims:
+        return []
+    return [
+        {"message": index, "verb": "pin", "reason": "the engine takes no claims"}
+        for index, annotation in turn.request.annotations.items()
+        if annotation.pinned is not None
+    ]
+
+
+def account_headers(receipt: Receipt) -> dict[str, str]:
+    """Response headers of an answer that isn't streamed."""
+    tokens = receipt.tokens
+    return {
+        "x-leyline-outcome": receipt.outcome.value,
+        "x-leyline-cached-tokens": str(tokens.prefix + tokens.spliced),
+        "x-leyline-spliced-tokens": str(tokens.spliced),
+    }
+
+
+def retained_turn(
+    turn: Turn, record: TurnRecord | None, receipt: Receipt, run: str
+) -> RetainedTurn | None:
+    """The turn as later ones need it, or None where the engine doesn't hold it.
+
+    It is a source only for an engine that was told of it. Before any other back end it is what
+    the next turn's edits are told from, and has no tokens.
+
+    Args:
+        run: model and run of the engine that served it.
+    """
+    rendered, names = turn.planned.rendered, turn.planned.names
+    if names is None:
+        return None
+    outputs: tuple[int, ...] = ()
+    if not turn.enveloped:
+        rendered = Rendered(array("q"), (), turn.planned.plan.reach.context)
+    elif record is None or not record.finished or rendered is None:
+        return None
+    else:
+        outputs = tuple(record.output_ids)
+    return RetainedTurn(
+        turn=turn.name,
+        index=turn.index,
+        prepared=turn.planned.prepared,
+        rendered=rendered,
+        output_ids=outputs,
+        lineage=tuple(receipt.lineage),
+        receipt=receipt,
+        digest=token_digest(rendered.tokens + array("q", outputs)),
+        model_fingerprint=run,
+        names=names,
+        replica=turn.replica.name,
+        model=turn.request.model,
+        weight=_TOKEN_BYTES * (len(rendered.tokens) + len(outputs))
+        + _TEXT_BYTES * len(turn.request.raw),
+    )
+
+
+def _detail(turn: Turn, reason: Reason) -> str:
+    if reason is Reason.UNNAMED_SESSION:
+        return UNNAMED
+    if reason is Reason.UNSUPPORTED_RUNTIME:
+        return turn.status.obstacle or "the engine can't splice this request"
+    if turn.status.obstacle:
+        return turn.status.obstacle
+    return "the edit was sent as an ordinary prefill"
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0

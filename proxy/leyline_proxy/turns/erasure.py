@@ -1,0 +1,266 @@
+"""Forgets that no engine has confirmed yet, and their way to it.
+
+A forget travels with the turn that demands it, to the engine that serves the turn. It is owed by
+that engine until a receipt confirms it, and by each other run that was given turns of the session
+(:mod:`..core.places`) in any case. What is owed is carried by a request of its own: the smallest
+there is, under the session's name, again and again until it is confirmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import structlog
+
+from leyline_engine.contract import EditPayload, Receipt, edit_envelope, sign_envelope
+
+from ..audit.followup import is_closed
+from ..errors import ForgetsOwedError, ProxyError
+from ..model.places import erased, is_unknown_run, owed
+from ..model.session import Place, Session
+from ..model.spans import ANYTHING
+from ..sessions import SessionStore
+from ..telemetry.logging import frames_of
+from ..telemetry.metrics import Metrics
+from ..upstream.pool import ReplicaPool
+from ..upstream.replica import Replica
+from .ports import EngineLog
+
+log = structlog.get_logger("leyline.forget")
+
+_AT_ONCE = 8
+
+_ANSWER_TIMEOUT_S = 30.0
+"""For a request of one token; also for one that the engine has to queue."""
+
+_RECORD_WAITS_S = (0.0, 0.05, 0.25)
+
+_Owner = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Debt:
+    """What a session's engines owe, as it was last known; outlives the session."""
+
+    runs: Mapping[str, str]
+    """Replicas by run."""
+    created: float
+    """When the session began, in seconds since the epoch."""
+    tries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What became of one forget."""
+
+    run: str
+    seen: Place
+    """As it was when this began."""
+    result: str
+    """``erased``, ``held`` (the engine confirmed it, and overwrites the rest when the requests end
+    that hold it), ``gone`` (the run has ended), ``pending``, or ``lost``: the session has expired
+    and nobody knows the engine any more, or the engine takes no forgets."""
+
+
+class Erasures:
+    """Carries forgets, of a few sessions at a time.
+
+    Args:
+        max_owed: sessions of one tenant whose forgets may wait; further demands are refused.
+        retry_s: pause before what was not confirmed is asked for again.
+    """
+
+    def __init__(
+        self,
+        pool: ReplicaPool,
+        store: SessionStore,
+        metrics: Metrics,
+        audit: EngineLog,
+        *,
+        hints_secret: str | None,
+        retry_s: float,
+        max_owed: int,
+    ) -> None:
+        self._pool = pool
+        self._store = store
+        self._metrics = metrics
+        self._audit = audit
+        self._hints_secret = hints_secret
+        self._retry_s = retry_s
+        self._max_owed = max_owed
+        self._owed: dict[_Owner, _Debt] = {}
+        self._under_way: dict[_Owner, _Debt] = {}
+        self._silent: dict[str, float] = {}
+        """Until when replicas aren't asked that didn't answer."""
+        self._wake = asyncio.Event()
+
+    @property
+    def waiting(self) -> int:
+        """Sessions whose forgets aren't carried yet, as far as is known here."""
+        return len(self._owed.keys() | self._under_way.keys())
+
+    def check(self, tenant: str) -> None:
+        """See that one more demand of a tenant could be remembered.
+
+        Raises:
+            ForgetsOwedError: it could not, so that it must not be made.
+        """
+        if self.waiting < self._max_owed:
+            return
+        owners = self._owed.keys() | self._under_way.keys()
+        if sum(owner == tenant for owner, _ in owners) >= self._max_owed:
+            raise ForgetsOwedError(self._max_owed, self._retry_s)
+
+    def start(self, session: Session) -> None:
+        """Begin to carry what the session says is owed; nothing is awaited."""
+        if runs := owed(session.places):
+            self._keep((session.tenant, session.id), _Debt(runs, session.created))
+            self._wake.set()
+
+    def _keep(self, owner: _Owner, debt: _Debt) -> None:
+        known = self._owed.get(owner)
+        if known is not None:
+            debt = replace(debt, runs={**known.runs, **debt.runs}, tries=known.tries)
+        self._owed[owner] = debt
+
+    async def run(self) -> None:
+        """Carry until cancelled: at once what is new, again what an engine didn't confirm."""
+        try:
+            await self._run()
+        finally:
+            if self.waiting:
+                log.warning("forgets_owed_at_stop", sessions=self.waiting)
+
+    async def _run(self) -> None:
+        free = asyncio.Semaphore(_AT_ONCE)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._wake.clear()
+                for owner in [each for each in self._owed if each not in self._under_way]:
+                    # What is demanded from here on is looked at once more.
+                    self._under_way[owner] = self._owed.pop(owner)
+                    group.create_task(self._carry_in_turn(free, owner))
+                try:
+                    waiting = self._owed or self._under_way
+                    async with asyncio.timeout(self._retry_s if waiting else None):
+                        await self._wake.wait()
+                except TimeoutError:
+                    continue
+
+    async def _carry_in_turn(self, free: asyncio.Semaphore, owner: _Owner) -> None:
+        debt = self._under_way[owner]
+        rest = debt.runs
+        async with free:
+            try:
+                rest = await self._carry(owner, debt)
+            except Exception as error:  # nobody waits for it; the next look tries again
+                log.error("erasure_failed", error=type(error).__name__, frames=frames_of(error))
+        del self._under_way[owner]
+        if rest:
+            self._keep(owner, replace(debt, runs=rest, tries=debt.tries + 1))
+
+    async def _carry(self, owner: _Owner, debt: _Debt) -> Mapping[str, str]:
+        """What is still owed afterwards, replicas by run."""
+        session = await self._store.get(*owner)
+        if self._store.problem is not None:
+            return debt.runs  # it knows of no debts, and notes no payment
+        places = session.places if session is not None else {}
+        wanted: Mapping[str, str] = owed(places)
+        if session is None or session.created != debt.created:
+            wanted = {**debt.runs, **wanted}  # the session that owed it has expired
+        done: list[_Done] = []
+        for run, name in wanted.items():
+            result = await self._erase(owner, run, name, expired=session is None)
+            done.append(_Done(run, places.get(run, Place(name, owed=True)), result))
+            if result == "held":
+                self._metrics.erasures.labels("erased").inc()
+            elif result != "pending" or not debt.tries:
+                self._metrics.erasures.labels(result).inc()
+                self._audit.carried(*owner, run, result)
+        finished = [each for each in done if each.result != "pending"]
+        paid = {each.run for each in finished}
+        rest = {run: name for run, name in wanted.items() if run not in paid}
+        if session is not None and finished:
+            with suppress(SessionGoneError):  # expired meanwhile, and what it owes stays owed
+                found = await self._store.update(*owner, lambda now: _without(now, finished))
+                rest.update(owed(found.places))
+        return rest
+
+    async def _erase(self, owner: _Owner, run: str, name: str, *, expired: bool) -> str:
+        # By its run first: it may have been given another name.
+        replica = self._pool.holding(run) or self._pool.get(name)
+        if replica is None:
+            log.warning("erasure_impossible", tenant=owner[0], upstream=name, given_up=expired)
+            return "lost" if expired else "pending"  # another proxy may know it
+        status = replica.status
+        if not status.up or monotonic() < self._silent.get(replica.name, 0):
+            return "pending"
+        unknown = is_unknown_run(run)
+        if status.capability is None:
+            ended = "lost" if unknown else "gone"  # no forget finds what a plain server holds
+            return ended if status.settled else "pending"
+        if status.retains_as != run and not status.capability.splices and not unknown:
+            return "gone"
+        # Another run is asked, too: it may have begun before the turn that is noted for this one.
+        try:
+            receipt = await self._ask(owner, replica)
+        except ProxyError as error:
+            self._silent[replica.name] = monotonic() + self._retry_s
+            replica.handshake.report_failure()
+            log.info("erasure_pending", tenant=owner[0], upstream=name, error=error.code)
+            return "pending"
+        return "pending" if receipt is None else self._confirmed(owner, run, receipt, replica)
+
+    def _confirmed(self, owner: _Owner, run: str, receipt: Receipt, replica: Replica) -> str:
+        if is_closed(receipt):
+            return "erased"
+        # Nobody finds it, and the engine overwrites it whether or not it is asked again.
+        self._audit.held(owner, run, receipt, replica.client.record)
+        return "held"
+
+    async def _ask(self, owner: _Owner, replica: Replica) -> Receipt | None:
+        capability = replica.status.capability
+        if capability is None:
+            return None
+        tenant, session = owner
+        message_id = f"m-{uuid4().hex}"
+        payload = EditPayload(
+            session=session, scope=tenant, turn=f"e-{uuid4().hex[:12]}", forget=(ANYTHING,)
+        )
+        envelope = edit_envelope(message_id, payload)
+        if self._hints_secret is not None:
+            envelope = sign_envelope(envelope, self._hints_secret)
+        body: dict[str, Any] = {
+            "model": capability.model,
+            "messages": [{"role": "user", "content": "."}],
+            "max_tokens": 1,
+            "temperature": 0,
+            "custom_params": {"kv_hints": msgspec.to_builtins(envelope)},
+        }
+        await replica.client.complete(body, _ANSWER_TIMEOUT_S)
+        for pause in _RECORD_WAITS_S:
+            await asyncio.sleep(pause)
+            record = await replica.client.record(message_id)
+            if record is not None and record.receipt.forgot is not None:
+                return record.receipt
+        return None
+
+
+class SessionGoneError(Exception):
+    """The session has expired meanwhile."""
+
+
+def _without(session: Session | None, done: list[_Done]) -> Session:
+    if session is None:
+        raise SessionGoneError
+    places = session.places
+    for each in done:
+        places = erased(places, each.run, each.seen)
+    return replace(session, places=places)

@@ -1,0 +1,80 @@
+"""Which runs of engines a session's KV may lie on, as its turns come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from ..model.places import after_turn, unknown_run
+from ..model.session import Place, Session
+from ..upstream.pool import ReplicaPool
+from .turn import Turn
+
+
+class Placing:
+    """Keeps the places of sessions."""
+
+    def __init__(self, pool: ReplicaPool) -> None:
+        self._pool = pool
+
+    def begun(self, session: Session, run: str, replica: str) -> Session:
+        """A session with a run that it is about to move to. It is noted before: a forget that
+        another request of the session demands meanwhile is owed there, too."""
+        if not run or run in session.places:
+            return session
+        return self._given(session, session.places, run, replica, demanded=False)
+
+    def after(self, session: Session, turn: Turn, run: str, *, obeyed: bool) -> Session:
+        """The session with the run that was given a turn.
+
+        Args:
+            obeyed: whether the run has confirmed what the turn demanded.
+        """
+        demanded = bool(turn.planned.plan.forgets)
+        places = self.known(session.places, turn) if demanded else session.places
+        # What was demanded while this turn ran came too early for what it left in the cache.
+        owes = (demanded and not obeyed) or session.demands > turn.demands
+        after = self._given(session, places, run, turn.replica.name, demanded=demanded, owes=owes)
+        return replace(after, demands=session.demands + demanded)
+
+    def known(self, places: Mapping[str, Place], turn: Turn) -> Mapping[str, Place]:
+        """All places that a turn's demand concerns."""
+        if not turn.unnamed and not turn.unvouched:
+            return places
+        # Of what has no name here nobody knows which engine it was read by.
+        return {**self.anywhere(), **places}
+
+    def anywhere(self) -> Mapping[str, Place]:
+        """All runs, and engines whose run isn't known because they are out of reach."""
+        found: dict[str, Place] = {}
+        for replica in self._pool:
+            status = replica.status
+            if run := status.retains_as or ("" if status.up else unknown_run(replica.name)):
+                found[run] = Place(replica.name)
+        return found
+
+    def all_take_forgets(self, model: str, allowed: Collection[str] | None) -> bool:
+        """Whether no engine that may have served requests for a model is a plain server.
+
+        Args:
+            allowed: names of the engines that the tenant may use; None for all.
+        """
+        return not any(
+            replica.status.up and not replica.status.retains_as and replica.status.serves(model)
+            for replica in self._pool
+            if allowed is None or replica.name in allowed
+        )
+
+    def _given(
+        self,
+        session: Session,
+        places: Mapping[str, Place],
+        run: str,
+        replica: str,
+        *,
+        demanded: bool,
+        owes: bool = False,
+    ) -> Session:
+        alive = {each.status.retains_as for each in self._pool}
+        after = after_turn(places, run, replica, demanded=demanded, owes=owes, alive=alive)
+        return replace(session, places=after)

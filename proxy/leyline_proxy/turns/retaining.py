@@ -1,0 +1,139 @@
+"""A session before a turn and after it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from leyline_engine.contract import Reason
+
+from ..model.places import all_owed
+from ..model.prepared import Prepared
+from ..model.session import Session, TurnSummary
+from ..model.spans import ANYTHING
+from ..request.identify import NAMED
+from .placing import Placing
+from .settled import SettledTurn
+from .turn import Turn
+
+
+def session_after(
+    session: Session | None, settled: SettledTurn, placing: Placing, *, keep: int, now: float
+) -> Session:
+    """The session with a turn that is settled.
+
+    The session may have moved on since the plan was made: another request of it ran at the same
+    time. Both are kept, under consecutive numbers.
+
+    Args:
+        session: as it is now; None where it begins with this turn.
+        keep: turns that stay as sources.
+        now: seconds since the epoch.
+    """
+    turn, receipt, source = settled.turn, settled.receipt, settled.source
+    plan = turn.planned.plan
+    # The engine may have been given what others read behind the forget that it confirms.
+    obeyed = settled.obeyed and not _is_overtaken(session, turn)
+    current = session or _new_session(turn, placing, now)
+    if turn.identity.key == NAMED:
+        current = current.take_name(NAMED, turn.planned.prepared.client_fingerprints)
+    if current.key == NAMED != turn.identity.key:
+        source = None  # the session got its name meanwhile, and this turn may be another's
+    if settled.record is not None and plan.forgets:
+        current = current.forget_sources()
+        if ANYTHING in plan.forget and settled.obeyed:
+            current = current.account_for(turn.unnamed)
+    if receipt.reason is Reason.MISSING_SOURCE:
+        current = current.without({ref.turn for ref in plan.sources})
+    if turn.enveloped and source is None:
+        current = current.lose_turn()
+    if not turn.enveloped:
+        # Messages of a turn that isn't retained are named anew by the next one.
+        current = _untraced(current, current.next_index + (1 if source is not None else 2))
+    current = placing.after(current, turn, settled.run, obeyed=obeyed)
+    index = current.next_index
+    kept = replace(source, index=index) if source is not None else None
+    current = _with_policies(current, turn.planned.prepared)
+    summary = TurnSummary(
+        index=index,
+        turn=turn.name,
+        created=now,
+        edits=plan.edits,
+        receipt=receipt,
+        planned=plan.planned,
+        reason=plan.reason,
+    )
+    return current.retain(kept, summary, keep=keep, now=now)
+
+
+def session_without(
+    session: Session | None, turn: Turn, placing: Placing, *, now: float
+) -> Session:
+    """The session with a turn that went to the engine and won't be settled.
+
+    Args:
+        session: as it is now; None where it begins with this turn.
+        now: seconds since the epoch.
+    """
+    current = session or _new_session(turn, placing, now)
+    if not turn.enveloped:
+        current = _untraced(current, current.next_index + 1)
+        return _all_owing(current, turn, placing) if turn.planned.plan.forgets else current
+    if turn.planned.plan.forgets:
+        current = current.forget_sources()
+    return placing.after(current.lose_turn(), turn, turn.status.retains_as, obeyed=False)
+
+
+def session_owing(session: Session | None, turn: Turn, placing: Placing, *, now: float) -> Session:
+    """The session with a demand that no engine was given, or that one turned away unread.
+
+    Args:
+        session: as it is now; None where it begins with this turn.
+        now: seconds since the epoch.
+    """
+    return _all_owing(session or _new_session(turn, placing, now), turn, placing)
+
+
+def _all_owing(session: Session, turn: Turn, placing: Placing) -> Session:
+    """The session with a demand that nobody can confirm who was given the turn."""
+    places = all_owed(placing.known(session.places, turn))
+    return replace(session.forget_sources(), places=places, demands=session.demands + 1)
+
+
+def _new_session(turn: Turn, placing: Placing, now: float) -> Session:
+    return Session(
+        id=turn.identity.session_id,
+        tenant=turn.request.tenant.name,
+        key=turn.identity.key,
+        turns=(),
+        history=(),
+        next_index=0,
+        updated=now,
+        created=now,
+        unnamed=turn.unnamed,
+        unvouched=turn.unvouched,
+        untraced=turn.untraced,
+        # Where a conversation comes from that isn't known here, any engine may hold some of it.
+        places=placing.anywhere() if turn.unvouched else {},
+    )
+
+
+def _is_overtaken(session: Session | None, turn: Turn) -> bool:
+    """Whether other turns of the session have ended since the turn was planned.
+
+    Args:
+        session: as it is when the turn ends.
+    """
+    if session is None:
+        return False
+    return session.next_index > turn.index or session.unnamed > turn.unnamed
+
+
+def _untraced(session: Session, before: int) -> Session:
+    """The session with messages of turns before that number given to an engine under no name."""
+    return replace(session, untraced=max(session.untraced, before))
+
+
+def _with_policies(session: Session, prepared: Prepared) -> Session:
+    """The session with what policies left for its next turn, less what they no more ask for."""
+    written = {key: text for key, text in session.completions.items() if key in prepared.used}
+    return replace(session, policy_states=prepared.states, completions=written)

@@ -1,0 +1,203 @@
+"""What policies ask a model to write: put to the engine beside the requests, found on later turns.
+
+A question holds the conversation, so the engine's KV of it belongs to the session: it is sent under
+the session's name and counted among what has no name here, which a forget then reaches. Where the
+engine can't be told whose the question is, what it holds of the conversation is out of reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import structlog
+
+from leyline_engine.contract import edit_envelope, sign_envelope
+from leyline_policies.context import Completion
+
+from ..model.places import after_turn
+from ..model.session import Session
+from ..plan.outgoing import edit_payload
+from ..plan.planning import sink_of
+from ..plan.synthesis import TurnPlan
+from ..sessions import SessionStore
+from ..settings.cache_scope import MEMBER
+from ..telemetry.metrics import Metrics
+from .erasure import Erasures
+from .turn import Turn
+
+log = structlog.get_logger("leyline.policies")
+
+LONGEST_ANSWER = 32 * 1024
+"""Characters; longer ones are cut."""
+
+_MAX_RUNNING = 4
+_MAX_KEPT = 8
+"""Answers of a session."""
+_MAX_FAILURES = 3
+"""After so many a question isn't put again."""
+_MAX_REMEMBERED = 1_024
+
+_Question = tuple[str, str, str]
+
+
+class Writing:
+    """Puts questions, a few at a time, and one of a session at a time."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        metrics: Metrics,
+        *,
+        hints_secret: str | None,
+        erasures: Erasures,
+    ) -> None:
+        self._store = store
+        self._erasures = erasures
+        self._metrics = metrics
+        self._hints_secret = hints_secret
+        self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._failures: Counter[_Question] = Counter()
+
+    def start(self, turn: Turn) -> None:
+        """Put the first of the turn's questions that isn't being answered."""
+        owner = (turn.request.tenant.name, turn.identity.session_id)
+        if owner in self._running or len(self._running) >= _MAX_RUNNING:
+            return
+        for wanted in turn.planned.prepared.wanted:
+            if self._failures[(*owner, wanted.key)] < _MAX_FAILURES:
+                self._running[owner] = asyncio.create_task(self._write(owner, turn, wanted))
+                return
+
+    async def aclose(self) -> None:
+        """Give up what isn't answered yet."""
+        for task in tuple(self._running.values()):
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    async def _write(self, owner: tuple[str, str], turn: Turn, wanted: Completion) -> None:
+        question = (*owner, wanted.key)
+        try:
+            written = await self._answer(owner, turn, wanted)
+        except Exception as error:  # nobody waits for it; the next turn puts it again
+            written = False
+            log.warning("policy_question_failed", tenant=owner[0], error=type(error).__name__)
+        finally:
+            self._running.pop(owner, None)
+        self._metrics.policy_completions.labels("written" if written else "failed").inc()
+        if written:
+            self._failures.pop(question, None)
+            return
+        if len(self._failures) >= _MAX_REMEMBERED:
+            self._failures.clear()
+        self._failures[question] += 1
+
+    async def _answer(self, owner: tuple[str, str], turn: Turn, wanted: Completion) -> bool:
+        # Before the engine sees it: whatever happens, a forget must know of it.
+        body, run = self._body(turn, wanted), turn.status.retains_as
+        told = "custom_params" in body
+        asking = await self._store.update(
+            *owner, lambda session: _asking(_known(session), run, told=told)
+        )
+        answer: str | None = None
+        try:
+            answer = await turn.replica.client.complete(body)
+        finally:
+            kept = answer[:LONGEST_ANSWER] if answer is not None else None
+            session = await self._store.update(
+                *owner,
+                lambda now: _asked(
+                    _known(now), asking, (run, turn.replica.name), key=wanted.key, answer=kept
+                ),
+            )
+            self._erasures.start(session)
+        return answer is not None
+
+    def _body(self, turn: Turn, wanted: Completion) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": wanted.model or turn.request.model,
+            "messages": list(wanted.messages),
+            "max_tokens": wanted.max_tokens,
+            "temperature": 0,
+        }
+        if turn.request.tenant.cache_salt is not None:
+            body[MEMBER] = turn.request.tenant.cache_salt
+        capability = turn.status.capability
+        if capability is None or body["model"] != capability.model:
+            return body
+        payload = edit_payload(
+            turn.request,
+            turn.identity.session_id,
+            f"w-{uuid4().hex[:12]}",
+            TurnPlan(),
+            sink_of(turn.status),
+            secret=self._hints_secret,
+        )
+        envelope = edit_envelope(f"m-{uuid4().hex}", payload)
+        if self._hints_secret is not None:
+            envelope = sign_envelope(envelope, self._hints_secret)
+        return {**body, "custom_params": {"kv_hints": msgspec.to_builtins(envelope)}}
+
+
+class SessionGoneError(Exception):
+    """The session that something is written for has expired meanwhile."""
+
+
+class SessionMovedError(Exception):
+    """The engine has been made to forget the session since the turn, or is about to be."""
+
+
+def _asking(session: Session, run: str, *, told: bool) -> Session:
+    """The session before a run of an engine is given a question.
+
+    Args:
+        told: whether the engine is told whose the question is.
+
+    Raises:
+        SessionMovedError: a forget may have passed that the question would come behind.
+    """
+    place = session.places.get(run)
+    if run and (place is None or place.owed):
+        raise SessionMovedError
+    if not told:
+        retained = session.turns[-1].index + 1 if session.turns else 0
+        # Messages of a turn that isn't retained are named anew by the next one.
+        before = session.next_index + (retained < session.next_index)
+        session = replace(session, untraced=max(session.untraced, before))
+    return session.lose_turn()
+
+
+def _asked(
+    session: Session, asking: Session, place: tuple[str, str], *, key: str, answer: str | None
+) -> Session:
+    """The session after a question.
+
+    What was demanded meanwhile came too early for what the question left in the cache, and may be
+    what the answer tells of.
+
+    Args:
+        asking: the session when the question was put.
+        place: the run that was asked, and its replica.
+    """
+    # A forget that is under way must know that something ended meanwhile.
+    session, demands = session.lose_turn(), session.demands
+    if demands == asking.demands:
+        return session if answer is None else _with_answer(session, key, answer)
+    owing = after_turn(session.places, *place, demanded=False, owes=True)
+    return replace(session, places=owing)
+
+
+def _known(session: Session | None) -> Session:
+    if session is None:
+        raise SessionGoneError
+    return session
+
+
+def _with_answer(session: Session, key: str, answer: str) -> Session:
+    kept: Mapping[str, str] = {**session.completions, key: answer}
+    return replace(session, completions=dict(list(kept.items())[-_MAX_KEPT:]))

@@ -1,0 +1,1 @@
+"""Build the parts of the proxy from its settings."""

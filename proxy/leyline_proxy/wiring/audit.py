@@ -1,0 +1,61 @@
+"""The log that the settings ask for."""
+
+from __future__ import annotations
+
+import socket
+from importlib.metadata import version
+
+from ..audit.chain import AuditKey
+from ..audit.chain_file import ChainFile
+from ..audit.keys import read_keys
+from ..audit.writer import AuditWriter
+from ..observe.auditor import Auditor
+from ..settings.audit import PLACE, AuditSettings
+from ..telemetry.metrics import Metrics
+
+
+def build_auditor(settings: AuditSettings, metrics: Metrics) -> Auditor:
+    """The log that the settings ask for; nothing is opened or started yet.
+
+    Raises:
+        ValueError: the key file can't be read, or the URL is none of Redis.
+    """
+    if settings.audit_file is None:
+        return Auditor()
+    instance = settings.audit_instance or socket.gethostname()[:64]
+    key = _key(settings)
+    path = settings.audit_file
+    file = ChainFile(
+        path.with_name(path.name.replace(PLACE, instance)),
+        key=key,
+        instance=instance,
+        version=version("leyline-kv"),
+        max_bytes=settings.audit_max_bytes,
+        keep=settings.audit_keep,
+    )
+    stream = None
+    if settings.audit_redis is not None:
+        from ..audit.stream import StreamSink  # Redis is needed here alone
+
+        url = settings.audit_redis.get_secret_value()
+        if not url.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("audit_redis must start with redis:// or rediss://")
+        stream = StreamSink(
+            url, settings.audit_stream, metrics, maxlen=settings.audit_stream_maxlen
+        )
+    writer = AuditWriter(
+        file,
+        metrics,
+        max_waiting=settings.audit_queue,
+        fsync_s=settings.audit_fsync_s,
+        stream=stream,
+    )
+    return Auditor(writer, key, settings.audit_turns)
+
+
+def _key(settings: AuditSettings) -> AuditKey | None:
+    if settings.audit_key_file is not None:
+        return AuditKey.derive(read_keys(settings.audit_key_file)[0])
+    if settings.audit_key is not None and settings.audit_key.get_secret_value():
+        return AuditKey.derive(settings.audit_key.get_secret_value())
+    return None

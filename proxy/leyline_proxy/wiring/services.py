@@ -1,0 +1,187 @@
+"""Everything one application instance holds, made once from its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from secrets import token_hex
+
+from starlette.types import ASGIApp
+
+from ..admission import Gate
+from ..claims.pinning import Pinning
+from ..claims.service import ClaimService
+from ..claims.watch import ClaimWatch
+from ..edits.policy_file import PolicyFile
+from ..edits.rules import PolicyCatalog
+from ..edits.schedule import Timing
+from ..edits.sensitive import sensitive_content
+from ..live.feed import LiveFeed
+from ..model.history import history_key
+from ..observe.auditor import Auditor
+from ..observe.live import LiveTurns
+from ..observe.log import TurnLog
+from ..observe.turn_metrics import TurnMetrics
+from ..observe.turn_traces import TurnTraces
+from ..plan.planner import Planner
+from ..plan.prompts import PromptSearch
+from ..request.bodies import BodyMemory
+from ..sessions import SessionStore
+from ..sessions.stored_responses import ResponseStore
+from ..settings import Settings, secret_of
+from ..shutdown import Shutdown
+from ..telemetry.claims import ClaimMetrics
+from ..telemetry.metrics import Metrics
+from ..telemetry.tracing import Tracing
+from ..tenants import KeyFile, TenantDirectory, build_directory
+from ..turns import TurnOpener, TurnSettler, TurnsUnderWay
+from ..turns.erasure import Erasures
+from ..turns.placing import Placing
+from ..turns.writing import Writing
+from ..upstream.pool import ReplicaPool
+from .audit import build_auditor
+from .stores import build_stores
+from .tracing import build_tracing
+from .upstreams import build_pool
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts that routes use."""
+
+    settings: Settings
+    tenants: TenantDirectory
+    store: SessionStore
+    responses: ResponseStore
+    metrics: Metrics
+    pool: ReplicaPool
+    turns: TurnOpener
+    ends: TurnSettler
+    prompts: PromptSearch
+    erasures: Erasures
+    claims: ClaimService
+    claim_watches: tuple[ClaimWatch, ...]
+    policy_file: PolicyFile | None
+    key_file: KeyFile | None
+    gate: Gate
+    audit: Auditor
+    feed: LiveFeed
+    tracing: Tracing
+    shutdown: Shutdown = field(default_factory=Shutdown)
+    bodies: BodyMemory = field(default_factory=BodyMemory)
+
+
+def build_services(
+    settings: Settings, engine_app: ASGIApp | None, tracing: Tracing | None = None
+) -> Services:
+    """Wire the parts together; nothing is connected or started yet.
+
+    Args:
+        tracing: in place of what the settings ask for.
+
+    Raises:
+        leyline_policies.PolicyError: the policy file, or what counts as sensitive, is wrong.
+        ValueError: neither ``settings.upstream`` nor an engine application is given; and whatever
+            :func:`~leyline_proxy.tenants.build_directory` and
+            :func:`~leyline_proxy.wiring.tracing.build_tracing` raise.
+    """
+    metrics = Metrics()
+    metrics.build_info.labels(version("leyline-kv")).set(1)
+    tenants = build_directory(settings)
+    hints_secret = secret_of(settings.hints_secret)
+    pool = build_pool(settings, engine_app, metrics)
+    store, responses = build_stores(settings)
+    file = settings.policies_file
+    policy_file = PolicyFile(file, metrics) if file is not None else None
+    keys = settings.api_keys_file
+    planner = Planner(
+        metrics,
+        policy_timeout_s=settings.policy_timeout_s,
+        timing=_timing(settings),
+        sensitive=sensitive_content(settings.sensitive),
+        on_fault=settings.on_fault,
+    )
+    audit = build_auditor(settings, metrics)
+    shown = ClaimMetrics(metrics, tenants)
+    watches = {
+        replica.name: ClaimWatch(
+            replica, metrics, shown, interval_s=settings.claims_interval_s, audit=audit
+        )
+        for replica in pool
+    }
+    claims = ClaimService(
+        store=store,
+        pool=pool,
+        watches=watches,
+        hints_secret=hints_secret,
+        allowed=lambda name: tenant.upstreams if (tenant := tenants.get(name)) else None,
+    )
+    erasures = Erasures(
+        pool,
+        store,
+        metrics,
+        audit,
+        hints_secret=hints_secret,
+        retry_s=settings.handshake_interval_s,
+        max_owed=settings.max_owed_forgets,
+    )
+    feed = LiveFeed(metrics.live_viewers)
+    under_way = TurnsUnderWay(store, Placing(pool))
+    catalog = PolicyCatalog(policy_file)
+    # Without a secret to share, chains mean something in this process alone.
+    history = history_key(settings.history_secret() or token_hex())
+    turns = TurnOpener(
+        under_way=under_way,
+        store=store,
+        pool=pool,
+        planner=planner,
+        erasures=erasures,
+        catalog=catalog,
+        metrics=metrics,
+        hints_secret=hints_secret,
+        history_key=history,
+    )
+    pinning = Pinning(claims)
+    ends = TurnSettler(
+        under_way=under_way,
+        pool=pool,
+        planner=planner,
+        erasures=erasures,
+        writing=Writing(store, metrics, hints_secret=hints_secret, erasures=erasures),
+        pinning=pinning,
+        metrics=metrics,
+        observers=(TurnMetrics(metrics), TurnTraces(), audit, LiveTurns(feed), pinning, TurnLog()),
+        retained_turns=settings.retained_turns,
+    )
+    return Services(
+        settings,
+        tenants,
+        store,
+        responses,
+        metrics,
+        pool,
+        turns,
+        ends,
+        PromptSearch(planner, catalog),
+        erasures,
+        claims,
+        tuple(watches.values()),
+        policy_file,
+        KeyFile(keys, tenants.replace, metrics) if keys is not None else None,
+        Gate(settings.max_concurrent, metrics),
+        audit,
+        feed,
+        tracing or build_tracing(settings, grace_s=settings.shutdown_grace_s),
+        bodies=BodyMemory(settings.text_memory_bytes // 8),
+    )
+
+
+def _timing(settings: Settings) -> Timing | None:
+    if settings.edit_timing == "now":
+        return None
+    return Timing(
+        carry=settings.edit_carry,
+        need=settings.edit_need,
+        pressure=settings.edit_pressure,
+        splicing_waits=settings.edit_timing == "wait",
+    )

@@ -1,0 +1,61 @@
+"""The stores that the settings ask for."""
+
+from __future__ import annotations
+
+from ..sessions.memory import MemorySessionStore
+from ..sessions.redis import RedisLink, RedisOptions, RedisResponseStore, RedisSessionStore, Seal
+from ..sessions.store import SessionStore
+from ..sessions.stored_responses import MemoryResponseStore, ResponseStore
+from ..settings import Settings
+from ..settings.sessions import MEMORY
+
+
+def build_stores(settings: Settings) -> tuple[SessionStore, ResponseStore]:
+    """For sessions and for responses; nothing is connected yet.
+
+    Stored responses are all text, so that they are in Redis only where that is encrypted.
+    """
+    responses: ResponseStore = MemoryResponseStore(
+        max_responses=settings.max_stored_responses,
+        max_bytes=settings.max_stored_response_bytes,
+        ttl_s=settings.stored_response_ttl_s,
+    )
+    if settings.session_store.get_secret_value() == MEMORY:
+        memory = MemorySessionStore(
+            max_sessions=settings.max_sessions,
+            max_bytes=settings.max_session_bytes,
+            ttl_s=settings.session_ttl_s,
+            idle_pack_s=settings.session_idle_s,
+        )
+        return memory, responses
+    link = RedisLink(redis_options(settings))
+    seal = Seal([secret.get_secret_value() for secret in settings.session_secret])
+    sessions = RedisSessionStore(
+        link,
+        ttl_s=settings.session_ttl_s,
+        seal=seal,
+        prefix=settings.redis_prefix,
+        max_session_bytes=settings.redis_max_session_bytes,
+        max_sessions=settings.redis_max_sessions,
+    )
+    if seal.hides:
+        responses = RedisResponseStore(
+            link,
+            ttl_s=settings.stored_response_ttl_s,
+            seal=seal,
+            prefix=settings.redis_prefix,
+            max_bytes=settings.redis_max_session_bytes,
+            max_responses=settings.max_stored_responses,
+        )
+    return sessions, responses
+
+
+def redis_options(settings: Settings) -> RedisOptions:
+    """How Redis is reached."""
+    return RedisOptions(
+        url=settings.session_store.get_secret_value(),
+        ca_file=str(settings.redis_ca_file) if settings.redis_ca_file is not None else None,
+        connect_timeout_s=settings.redis_connect_timeout_s,
+        timeout_s=settings.redis_timeout_s,
+        max_connections=settings.redis_max_connections,
+    )

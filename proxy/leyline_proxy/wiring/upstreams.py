@@ -1,0 +1,124 @@
+"""The engines that settings name, as replicas; nothing is connected yet."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import httpx
+from starlette.types import ASGIApp
+
+from ..settings import ONLY_ENGINE, Settings, UpstreamSettings, secret_of
+from ..telemetry.metrics import Metrics
+from ..upstream.aiohttp_transport import AiohttpTransport
+from ..upstream.asgi_transport import ASGIStreamTransport
+from ..upstream.bounds import AnswerBounds
+from ..upstream.breaker import Breaker, BreakerState
+from ..upstream.client import UpstreamClient
+from ..upstream.embedded import EMBEDDED_BASE_URL
+from ..upstream.handshake import Handshake
+from ..upstream.link import Link
+from ..upstream.pool import ReplicaPool
+from ..upstream.records import RecordRoute
+from ..upstream.replica import Replica
+
+_SIDE_CONNECTIONS = 64
+"""For documents and commands that callers' requests need."""
+
+_RECORD_CONNECTIONS = 32
+_HANDSHAKE_CONNECTIONS = 4
+"""Apart from all others: what hangs there must not make the engine look dead."""
+
+
+def build_pool(settings: Settings, engine_app: ASGIApp | None, metrics: Metrics) -> ReplicaPool:
+    """All engines.
+
+    Args:
+        engine_app: one in this process, which then is the only one.
+
+    Raises:
+        ValueError: there is none.
+    """
+    engines = settings.engines()
+    if engine_app is not None:
+        engines = {ONLY_ENGINE: UpstreamSettings(url=EMBEDDED_BASE_URL)}
+    if not engines:
+        raise ValueError("set upstream to the engine's URL, or pass an embedded engine")
+    replicas = [
+        _replica(name, each, settings, engine_app, metrics) for name, each in engines.items()
+    ]
+    for replica in replicas:
+        metrics.watch_replica(
+            replica.name,
+            running=partial(getattr, replica, "running"),
+            circuit_open=partial(_circuit_open, replica),
+        )
+    return ReplicaPool(replicas)
+
+
+def _replica(
+    name: str,
+    own: UpstreamSettings,
+    settings: Settings,
+    engine_app: ASGIApp | None,
+    metrics: Metrics,
+) -> Replica:
+    api_key = secret_of(own.api_key or settings.upstream_api_key)
+    client = UpstreamClient(
+        _link(own.url, settings, engine_app),
+        api_key=api_key,
+        side=_side_link(own.url, _SIDE_CONNECTIONS) if engine_app is None else None,
+        reserved=frozenset((settings.affinity_header or "").lower().encode("latin-1").split()),
+        hints_secret=secret_of(settings.hints_secret),
+        idle_timeout_s=settings.idle_timeout_s,
+        bounds=AnswerBounds(settings.max_answer_bytes, settings.max_event_bytes),
+    )
+
+    def apart(connections: int) -> UpstreamClient:
+        """For small questions, on connections that nothing else takes."""
+        if engine_app is not None:
+            return client
+        return UpstreamClient(_side_link(own.url, connections), api_key=api_key)
+
+    handshake = Handshake(
+        apart(_HANDSHAKE_CONNECTIONS),
+        metrics,
+        name=name,
+        # Each engine may have a template and a tokenizer of its own.
+        text_memory_bytes=settings.text_memory_bytes * 7 // 8 // max(1, len(settings.engines())),
+        splice=settings.splice,
+        interval_s=settings.handshake_interval_s,
+        retry_s=settings.handshake_retry_s,
+    )
+    return Replica(
+        name,
+        client,
+        handshake,
+        Breaker(),
+        weight=own.weight,
+        apis=frozenset(f"/v1/{api}" for api in own.apis),
+        records=RecordRoute(
+            apart(_RECORD_CONNECTIONS),
+            Breaker(),
+            budget_s=settings.receipt_timeout_s,
+            count=lambda came: metrics.receipts.labels(name, came.value).inc(),
+        ),
+    )
+
+
+def _circuit_open(replica: Replica) -> bool:
+    return replica.breaker.state is not BreakerState.CLOSED
+
+
+def _link(url: str, settings: Settings, engine_app: ASGIApp | None) -> Link:
+    timeout = httpx.Timeout(
+        settings.first_token_timeout_s,
+        connect=settings.connect_timeout_s,
+        pool=settings.connect_timeout_s,
+    )
+    if engine_app is not None:
+        return Link(url, ASGIStreamTransport(engine_app), timeout)
+    return Link(url, AiohttpTransport(max_connections=settings.max_upstream_connections), timeout)
+
+
+def _side_link(url: str, connections: int) -> Link:
+    return Link(url, AiohttpTransport(max_connections=connections))
