@@ -14,13 +14,13 @@ from ..settings import Settings
 from ..telemetry.tracing import Tracing
 from ..upstream.lifespan import lifespan_of
 from ..wiring.services import Services, build_services
-from .dispatch import ExchangeDispatch
+from .dispatch import TurnDispatch
 from .early_answers import EarlyAnswers
 from .errors import install_error_handlers
 from .guard import guard_against_pages
 from .metrics import keep_observing
 from .openapi import describe
-from .routes import TURN_PATHS, install_routes
+from .routes import APIS, install_routes
 
 
 def create_app(
@@ -76,7 +76,7 @@ def create_app(
     app.state.services = services
     install_error_handlers(app)
     install_routes(app, services)
-    app.add_middleware(ExchangeDispatch, services=services, exchanges=TURN_PATHS)
+    app.add_middleware(TurnDispatch, services=services, apis=APIS)
     if services.tenants.open:
         guard_against_pages(app, settings, settings.host)
     app.add_middleware(EarlyAnswers)

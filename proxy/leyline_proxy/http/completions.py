@@ -11,6 +11,7 @@ from contextlib import aclosing
 from uuid import uuid4
 
 import httpx
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -21,8 +22,8 @@ from ..turns.cache_scope import check_scope
 from ..upstream.client import read
 from ..upstream.headers import downstream_headers
 from ..upstream.replica import Replica
-from .chat import stream_headers
-from .exchange import Exchange
+from ..wiring.services import Services
+from .exchange import Exchange, stream_headers
 from .limits import until_disconnect
 from .refusal import refusal_response
 from .relay import Relay
@@ -34,7 +35,8 @@ COMPLETIONS_PATH = "/v1/completions"
 class CompletionExchange(Exchange):
     """One bare completion."""
 
-    route = COMPLETIONS_PATH
+    def __init__(self, services: Services, request: Request) -> None:
+        super().__init__(services, request, COMPLETIONS_PATH)
 
     async def serve(
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send

@@ -1,31 +1,44 @@
-"""``POST /v1/leyline/count_tokens``: a chat request's prompt tokens."""
+"""Prompt tokens of a request that isn't run, in any API."""
 
 from __future__ import annotations
 
 import orjson
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..request.parse import parse_chat
+from ..errors import ProxyError
 from ..tenants import Tenant
+from ..wiring.services import Services
+from .api import Api, read_call
 from .exchange import Exchange
 from .limits import until_disconnect
 
-COUNT_PATH = "/v1/leyline/count_tokens"
-
 
 class CountExchange(Exchange):
-    """Prompt tokens of a chat request that isn't run. To count costs the proxy what answering
-    does, so the tenant's limits hold here, too."""
+    """Counts a request's prompt tokens. Counting costs the proxy what answering does, so the
+    tenant's limits hold here, too.
 
-    route = COUNT_PATH
+    Args:
+        api: of the client.
+    """
+
+    def __init__(self, services: Services, request: Request, api: Api) -> None:
+        super().__init__(services, request, api.count_path)
+        self._call = api.call(services, request, arrived=self.arrived, runs=False)
+        self.extra_headers.update(self._call.headers)
 
     async def serve(
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Count."""
-        chat = parse_chat(raw, self.request.headers, tenant, arrived=self.arrived)
+        chat = await read_call(self._call, tenant, raw, receive)
         self.model = self.services.pool.label(chat.model)
-        counted = await until_disconnect(receive, self.services.turns.count_prompt(chat))
-        response = Response(orjson.dumps(counted), media_type="application/json")
+        tokens = await until_disconnect(receive, self.services.turns.count_prompt(chat))
+        body = orjson.dumps(self._call.counted(tokens))
+        response = Response(body, headers=self.extra_headers, media_type="application/json")
         await self.answer(response, scope, receive, send)
+
+    def failure(self, error: ProxyError) -> Response:
+        """Return ``error`` in the shape of the client's API."""
+        return self._call.error(error, self.extra_headers)

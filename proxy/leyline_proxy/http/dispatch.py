@@ -8,32 +8,31 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..wiring.services import Services
-from .exchange import Exchange
+from .api import Api
+from .turn import TurnExchange
 
 
-class ExchangeDispatch:
-    """ASGI middleware: a POST to an exchange's own path goes straight there.
+class TurnDispatch:
+    """ASGI middleware: a POST to an API's path for turns goes straight to its exchange.
 
     The routes of these paths stay, for the API's description and for other methods. An exchange
     answers every error itself, so that none of the framework's handlers is passed by.
 
     Args:
-        exchanges: by path.
+        apis: by path.
     """
 
-    def __init__(
-        self, app: ASGIApp, services: Services, exchanges: Mapping[str, type[Exchange]]
-    ) -> None:
+    def __init__(self, app: ASGIApp, services: Services, apis: Mapping[str, Api]) -> None:
         self._app = app
         self._services = services
-        self._exchanges = exchanges
+        self._apis = apis
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         if scope["type"] == "http" and scope["method"] == "POST":
-            exchange = self._exchanges.get(scope["path"])
-            if exchange is not None:
+            api = self._apis.get(scope["path"])
+            if api is not None:
                 request = Request(scope, receive, send)
-                await exchange(self._services, request)(scope, receive, send)
+                await TurnExchange(self._services, request, api)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

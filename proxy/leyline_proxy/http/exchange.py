@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping
 from time import perf_counter
 from typing import Any
 
+import httpx
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +17,7 @@ from ..errors import ClientDisconnected, ProxyError
 from ..telemetry.metrics import exemplar
 from ..telemetry.tracing import current_trace, stage_span
 from ..tenants import Tenant
+from ..upstream.headers import downstream_headers
 from ..wiring.services import Services
 from .errors import as_proxy_error, error_event, shaped_response
 from .limits import read_body, until_disconnect
@@ -26,16 +28,17 @@ DISCONNECTED = "disconnected"
 UNKNOWN = "unknown"
 
 
-class Exchange(Response):
-    """Serves one request; an ASGI application itself, so that nothing buffers its stream."""
+class Exchange(ABC):
+    """Serves one request, as an ASGI application, so that nothing buffers its stream.
 
-    route = ""
+    Args:
+        route: as metrics and traces name it.
+    """
 
-    def __init__(self, services: Services, request: Request) -> None:
-        # Not Response.__init__: there is no body or status yet.
+    def __init__(self, services: Services, request: Request, route: str) -> None:
         self.services = services
         self.request = request
-        self.background = None
+        self.route = route
         self.arrived = perf_counter()
         self.extra_headers: dict[str, str] = {}
         """On every response from here on, errors included."""
@@ -135,6 +138,24 @@ class Exchange(Response):
         metrics.request_seconds.labels(self._tenant, self.model, self.route).observe(
             perf_counter() - self.arrived, exemplar(self.message_id)
         )
+
+
+class ServedBy(Response):
+    """The response that an exchange gives, for routes of the framework."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__()
+        self._exchange = exchange
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have the exchange answer."""
+        await self._exchange(scope, receive, send)
+
+
+def stream_headers(upstream: httpx.Response) -> dict[str, str]:
+    """Return the response headers of a stream."""
+    # Without this, buffering reverse proxies would undo the streaming.
+    return {"x-accel-buffering": "no", **downstream_headers(upstream.headers)}
 
 
 async def _queued(receive: Receive, wait: Coroutine[Any, Any, None]) -> None:

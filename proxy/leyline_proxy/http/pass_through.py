@@ -1,7 +1,7 @@
 """Other paths below ``/v1``: to an engine and back as they are.
 
-Which of them pass is in :mod:`..core.other_paths`. Bodies that are JSON objects lose what only the
-proxy may set (see :mod:`..core.wire`), and are salted where the tenant's KV is its own.
+Those that pass are in :mod:`..settings.other_paths`. Bodies that are JSON objects lose what only
+the proxy may set (see :mod:`..request.wire`), and are salted where the tenant's KV is its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import httpx
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -25,6 +26,7 @@ from ..turns.cache_scope import check_other_path, unsalted_path
 from ..upstream.client import chunks, read
 from ..upstream.headers import downstream_headers
 from ..upstream.replica import Replica
+from ..wiring.services import Services
 from .exchange import Exchange
 from .limits import until_disconnect
 from .refusal import refusal_response
@@ -47,7 +49,8 @@ class _Named(msgspec.Struct):
 class PassThroughExchange(Exchange):
     """One request of an API that the proxy doesn't know."""
 
-    route = "/v1/*"
+    def __init__(self, services: Services, request: Request) -> None:
+        super().__init__(services, request, "/v1/*")
 
     async def serve(
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send

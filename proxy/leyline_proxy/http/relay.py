@@ -11,14 +11,17 @@ import httpx
 
 from leyline_engine.contract import RECORD_MEMBER, TurnRecord
 
+from ..apis.chat_answers import AnswerError
+from ..apis.events import encoded
+from ..apis.native import NativeApi
 from ..errors import AnswerTooLargeError, ProxyError, UpstreamUnreachableError
 from ..turns import Account, TurnSettler
 from ..turns.records import record_in
 from ..turns.turn import Turn
 from ..upstream.bounds import bounds_of
 from ..upstream.client import chunks
-from .errors import error_event
-from .refusal import refusal_of_event
+from .api import ApiCall, unfit_answer
+from .refusal import answer_of, refusal_of_event
 from .sse import (
     DONE,
     ChunkFacts,
@@ -103,57 +106,95 @@ class Relay:
 
 
 class TurnRelay(Relay):
-    """Appends the account to the finish chunk.
+    """Appends the account to the event that ends the answer, and makes the events of the client's
+    API.
 
     The turn is settled before the event that ends it is passed on, because an agent sends its
     next turn as soon as it has read that event.
 
     Args:
-        verbatim: events are sent as the engine wrote them, but for the one that gets the account.
+        call: the client's request.
+        native: the client's API, where the engine answers in it.
     """
 
-    def __init__(self, ends: TurnSettler, turn: Turn, *, verbatim: bool = False) -> None:
+    def __init__(
+        self, ends: TurnSettler, turn: Turn, call: ApiCall, native: NativeApi | None = None
+    ) -> None:
         super().__init__()
-        self._verbatim = verbatim
         self._ends = ends
         self._turn = turn
+        self._call = call
+        self._native = native
+        self._events = call.events(turn) if native is None else None
+        self.keeps = self._events is not None
+        self._failed = False
+        """The client has had its error, after which nothing comes."""
         self._usage: Mapping[str, Any] | None = None
         self._ttft_s: float | None = None
         self._marked = False
+        """The account has been appended."""
         self._record: TurnRecord | None = None
-        """What came with the answer."""
+        """The record that came with the answer."""
         self.settled = False
         self.refused = False
-        """The engine gave the turn up for the sake of claims."""
+        """The engine gave the turn up because of claims."""
         self._asked = False
-        """Whether it did has been asked."""
+        """The engine has been asked about that."""
 
     async def refusal(self, error: Mapping[str, Any]) -> ProxyError:
-        """The error, by its name where claims are in the turn's way."""
+        """Return the error, by its name where claims are in the turn's way."""
         refused = await self._ends.refusal(self._turn)
         return refused if refused is not None else refusal_of_event(error)
 
     def passes(self, chunk: bytes) -> bool:
-        """Whether the chunk brings tokens behind the first, and nothing else."""
-        return self._verbatim and self._ttft_s is not None and tells_nothing(chunk)
+        """Return True if the chunk brings tokens after the first, and nothing else."""
+        verbatim = self._events is None and self._native is None
+        return verbatim and self._ttft_s is not None and tells_nothing(chunk)
 
     async def passed(self, event: bytes, facts: ChunkFacts) -> bytes:
-        """The event, with the account if it is the finish chunk."""
+        """Return the event, or the events of the client's API, with the account at the end."""
+        if self._has_ended:
+            return b""
         if facts.error is not None:
             return await self._error(event, facts.error)
-        self._usage = facts.usage or self._usage
-        if facts.bears_token and self._ttft_s is None:
-            self._ttft_s = perf_counter() - self._turn.request.arrived
+        if self._native is not None:
+            return await self._passed_natively(event, self._native)
+        self._note(facts.usage or self._usage, bears_token=facts.bears_token)
         event = self._without_record(event)
         if facts.finishes and not self._marked:
             self._marked = True
-            return append_to_event(event, await self._account())
-        if event_data(event) == DONE:
-            await self.ended()
-        return event
+            event = append_to_event(event, await self._account())
+        elif event_data(event) == DONE:
+            await self._ended()
+        return await self._mapped(event)
+
+    async def closed(self, rest: bytes) -> bytes:
+        """Settle, also without the event that ends a stream."""
+        if self._has_ended:
+            return b""
+        await self._ended()
+        if self._events is None:
+            return rest
+        return await self._mapped(rest) + await self._mapped(b"data: " + DONE)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._failed or (self._events is not None and self._events.ended)
+
+    def _note(self, usage: Mapping[str, Any] | None, *, bears_token: bool) -> None:
+        self._usage = usage
+        if bears_token and self._ttft_s is None:
+            self._ttft_s = perf_counter() - self._turn.request.arrived
+
+    async def _passed_natively(self, event: bytes, native: NativeApi) -> bytes:
+        told = native.told(event_data(event))
+        self._note({**(self._usage or {}), **(told.usage or {})}, bears_token=told.bears_token)
+        if not told.finishes or self.settled:
+            return event
+        return append_to_event(event, (await self._settle()).members)
 
     def _without_record(self, event: bytes) -> bytes:
-        """The event as a client gets it that hasn't asked for the record."""
+        """Return the event as a client gets it that hasn't asked for the record."""
         if not self._turn.enveloped:
             return event
         event, member = take_from_event(event, RECORD_MEMBER)
@@ -161,37 +202,47 @@ class TurnRelay(Relay):
             self._record = record_in(self._turn, member)
         return event
 
-    async def closed(self, rest: bytes) -> bytes:
-        """Settle, also without the event that ends a stream."""
-        await self.ended()
-        return rest
+    async def _mapped(self, event: bytes) -> bytes:
+        """Return the events of the client's API for one of the engine's."""
+        if self._events is None:
+            return event
+        data = event_data(event)
+        try:
+            if not data:
+                return self._events.keep_alive(event)
+            if data != DONE:
+                return encoded(self._events.feed(answer_of(data)))
+            last = encoded(self._events.close())
+        except AnswerError as error:
+            raise unfit_answer(error) from error
+        if last:
+            await self._call.settled(self._turn, None)
+        return last
 
-    def failure_event(self, error: ProxyError) -> bytes:
-        """An error of the proxy's own, in the shape of the client's API."""
-        return error_event(error)
-
-    def engine_failure(self, event: bytes, error: Mapping[str, Any]) -> bytes:
-        """What to send for an event in which the engine reports an error."""
-        return event
-
-    async def ended(self) -> None:
+    async def _ended(self) -> None:
         """Settle, once; a stream that reported an error leaves the session as it was."""
-        if not self.settled and not self.broken:
+        if self._native is not None:
+            # A stream without the event that ends an answer has broken off.
+            self.broken = self.broken or not self.settled
+        elif not self.settled and not self.broken:
             await self._settle()
 
     async def _error(self, event: bytes, error: Mapping[str, Any]) -> bytes:
+        self._failed = self._events is not None
         refused = None
         if not (self.settled or self._asked):
             self._asked = True
             refused = await self._ends.refusal(self._turn)
-        if refused is None:
-            return self.engine_failure(event, error)
-        self.refused = True
-        return self.failure_event(refused)
+        if refused is not None:
+            self.refused = True
+            return self._call.error_event(refused)
+        if self._events is None:
+            return event
+        return self._call.error_event(refusal_of_event(error))
 
     async def _account(self) -> dict[str, Any]:
         if not self._turn.enveloped:
-            # There is no receipt, and the usage comes behind this chunk.
+            # There is no receipt, and the usage comes after this chunk.
             return self._ends.preview(self._turn, self._usage).members
         return (await self._settle()).members
 

@@ -15,32 +15,23 @@ from ..errors import NotFoundError
 from ..sessions.summary import session_document, session_overview
 from ..upstream.summary import replica_document
 from ..wiring.services import Services
-from .chat import CHAT_PATH, ChatExchange
+from .api import Api
+from .chat import CHAT
 from .claims import install_claims
 from .completions import COMPLETIONS_PATH, CompletionExchange
-from .counting import COUNT_PATH as CHAT_COUNT_PATH
 from .counting import CountExchange
-from .exchange import Exchange
+from .exchange import ServedBy
 from .live import install_live
-from .messages import (
-    COUNT_PATH,
-    MESSAGES_PATH,
-    CountTokensExchange,
-    MessagesExchange,
-    models_as_asked,
-)
+from .messages import MESSAGES, models_as_asked
 from .metrics import metrics_response
 from .models import model_list
 from .pass_through import METHODS, PATTERN, PassThroughExchange
 from .response_chain import install_stored_responses
-from .responses import INPUT_TOKENS_PATH, RESPONSES_PATH, InputTokensExchange, ResponsesExchange
+from .responses import RESPONSES
+from .turn import TurnExchange
 
-TURN_PATHS: Mapping[str, type[Exchange]] = {
-    CHAT_PATH: ChatExchange,
-    RESPONSES_PATH: ResponsesExchange,
-    MESSAGES_PATH: MessagesExchange,
-}
-"""What agents ask for turn after turn; see :mod:`.dispatch`."""
+APIS: Mapping[str, Api] = {api.path: api for api in (CHAT, RESPONSES, MESSAGES)}
+"""APIs over chat turns, by the path that agents ask turn after turn."""
 
 
 def install_routes(app: FastAPI, services: Services) -> None:
@@ -57,15 +48,15 @@ def install_routes(app: FastAPI, services: Services) -> None:
 
 
 def _install_openai(app: FastAPI, services: Services) -> None:
-    @app.post(CHAT_PATH, tags=["openai"])
+    @app.post(CHAT.path, tags=["openai"])
     async def chat_completions(request: Request) -> Response:
         """A chat completion, with edits of the history spliced where the engine can."""
-        return ChatExchange(services, request)
+        return ServedBy(TurnExchange(services, request, CHAT))
 
     @app.post(COMPLETIONS_PATH, tags=["openai"])
     async def completions(request: Request) -> Response:
         """A bare completion, forwarded."""
-        return CompletionExchange(services, request)
+        return ServedBy(CompletionExchange(services, request))
 
     @app.get("/v1/models", tags=["openai"])
     async def models(request: Request) -> Response:
@@ -76,29 +67,29 @@ def _install_openai(app: FastAPI, services: Services) -> None:
 
 
 def _install_responses(app: FastAPI, services: Services) -> None:
-    @app.post(RESPONSES_PATH, tags=["openai"])
+    @app.post(RESPONSES.path, tags=["openai"])
     async def responses(request: Request) -> Response:
         """A response, in OpenAI's Responses API: the same turn as a chat completion's."""
-        return ResponsesExchange(services, request)
+        return ServedBy(TurnExchange(services, request, RESPONSES))
 
-    @app.post(INPUT_TOKENS_PATH, tags=["openai"])
+    @app.post(RESPONSES.count_path, tags=["openai"])
     async def count_input_tokens(request: Request) -> Response:
         """How many prompt tokens a response's request would have after all edits."""
-        return InputTokensExchange(services, request)
+        return ServedBy(CountExchange(services, request, RESPONSES))
 
     install_stored_responses(app, services)
 
 
 def _install_anthropic(app: FastAPI, services: Services) -> None:
-    @app.post(MESSAGES_PATH, tags=["anthropic"])
+    @app.post(MESSAGES.path, tags=["anthropic"])
     async def messages(request: Request) -> Response:
         """A message, in Anthropic's API: the same turn as a chat completion's."""
-        return MessagesExchange(services, request)
+        return ServedBy(TurnExchange(services, request, MESSAGES))
 
-    @app.post(COUNT_PATH, tags=["anthropic"])
+    @app.post(MESSAGES.count_path, tags=["anthropic"])
     async def count_message_tokens(request: Request) -> Response:
         """How many prompt tokens a message request would have after all edits."""
-        return CountTokensExchange(services, request)
+        return ServedBy(CountExchange(services, request, MESSAGES))
 
 
 def _install_sessions(app: FastAPI, services: Services) -> None:
@@ -109,10 +100,10 @@ def _install_sessions(app: FastAPI, services: Services) -> None:
         found = await services.store.sessions(tenant.name)
         return JSONResponse({"sessions": [session_overview(s) for s in found if s.answered]})
 
-    @app.post(CHAT_COUNT_PATH, tags=["leyline"])
+    @app.post(CHAT.count_path, tags=["leyline"])
     async def count_tokens(request: Request) -> Response:
         """How many prompt tokens a chat request would have after all edits; nothing is sent."""
-        return CountExchange(services, request)
+        return ServedBy(CountExchange(services, request, CHAT))
 
     @app.get("/v1/leyline/sessions/{session_id}", tags=["leyline"])
     async def session(session_id: str, request: Request) -> JSONResponse:
@@ -128,7 +119,7 @@ def _install_pass_through(app: FastAPI, services: Services) -> None:
     @app.api_route(PATTERN, methods=METHODS, include_in_schema=False)
     async def pass_through(request: Request) -> Response:
         """What no other route takes, below /v1."""
-        return PassThroughExchange(services, request)
+        return ServedBy(PassThroughExchange(services, request))
 
 
 def _install_operations(app: FastAPI, services: Services) -> None:

@@ -11,7 +11,7 @@ from starlette.routing import Mount
 from support.fake_engine import MODEL, FakeEngine
 
 from leyline_proxy.http.app import create_app
-from leyline_proxy.http.routes import TURN_PATHS
+from leyline_proxy.http.routes import APIS
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.lifespan import lifespan_of
@@ -30,7 +30,7 @@ def shape(document: Any) -> Any:
     return type(document).__name__
 
 
-@pytest.mark.parametrize("path", TURN_PATHS)
+@pytest.mark.parametrize("path", APIS)
 async def test_both_ways_to_a_turn_answer_alike(path: str) -> None:
     """Mounted in another application, where paths have a prefix and routing finds them, turns and
     errors are as they are at the root."""

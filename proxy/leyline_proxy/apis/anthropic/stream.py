@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..chat_answers import AnswerError, StreamedAnswer, reasoning_of, text_or_none
+from ..events import Event, encoded
 from .answer import SIGNATURE, map_usage, message_head, stop_members
-
-Event = dict[str, Any]
 
 _NO_TOKENS = {
     "input_tokens": 0,
@@ -87,6 +86,10 @@ class MessageEvents:
         usage = map_usage(self._answer.usage, extra.get("leyline"))
         yield {"type": "message_delta", "delta": stop, "usage": usage, **extra}
         yield {"type": "message_stop"}
+
+    def keep_alive(self, comment: bytes) -> bytes:
+        """Return a ping, once the message has begun."""
+        return encoded([{"type": "ping"}]) if comment and self.started else b""
 
     def _start(self, model: object) -> Event:
         message = {

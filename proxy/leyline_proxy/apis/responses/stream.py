@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..chat_answers import AnswerError, StreamedAnswer, reasoning_of, text_or_none
+from ..events import Event
 from .answer import Opening, ending, failed_error, map_usage, message_item, text_part
 from .calls import Tool, custom_input, opened_call, whole_call
 from .reasoning import reasoning_item
-
-Event = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -97,6 +96,10 @@ class ResponseEvents:
         usage = map_usage(self._answer.usage, extra.get("leyline"))
         self.response = {**document, "usage": usage, **extra}
         yield self._event(f"response.{status}", response=self.response)
+
+    def keep_alive(self, comment: bytes) -> bytes:
+        """Return the comment, which this API has as well."""
+        return comment
 
     def fail(
         self, status: int, message: str, *, code: str | None, param: str | None

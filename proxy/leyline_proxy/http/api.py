@@ -1,0 +1,143 @@
+"""APIs that are served over chat turns: how each reads requests and writes what it answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive
+
+from ..apis.chat_answers import AnswerError
+from ..apis.events import Events
+from ..apis.native import NativeApi
+from ..errors import ProxyError, UpstreamRefusalError
+from ..request.parse import ChatRequest
+from ..tenants import Tenant
+from ..turns import Account
+from ..turns.turn import Turn
+from ..upstream.headers import RawHeaders
+from ..wiring.services import Services
+from .errors import error_event, error_response
+from .limits import until_disconnect
+from .refusal import refusal_response
+
+
+class ApiCall(ABC):
+    """One request of an API. What isn't overridden is as in the chat API, whose bytes pass as they
+    are.
+
+    Args:
+        arrived: when the request came, by ``perf_counter``.
+        runs: the request is one to answer; else its tokens are only counted.
+    """
+
+    looks_up = False
+    """Reading a request asks a store, and its client may leave meanwhile."""
+
+    def __init__(
+        self, services: Services, request: Request, *, arrived: float, runs: bool = True
+    ) -> None:
+        self.services = services
+        self.request = request
+        self.arrived = arrived
+        self.runs = runs
+        self.headers: dict[str, str] = {}
+        """On every response, errors included."""
+
+    @abstractmethod
+    async def read(self, tenant: Tenant, raw: bytes) -> ChatRequest:
+        """Return the chat request that a body is, or stands for.
+
+        Raises:
+            BadRequestError: names the field of the body.
+            NotFoundError: the body refers to something that isn't there (for this tenant).
+        """
+
+    def headers_upstream(self) -> RawHeaders:
+        """Return the client's headers; not all of them go upstream."""
+        return self.request.headers.raw
+
+    def whole(self, body: bytes, answer: Mapping[str, Any]) -> bytes:
+        """Return an engine's whole answer as the client gets it, without the account.
+
+        Args:
+            answer: ``body``, decoded.
+
+        Raises:
+            AnswerError: the answer can't be expressed in this API.
+        """
+        return body
+
+    def members(self, account: Account, usage: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return what is appended to an answer."""
+        return account.members
+
+    def events(self, turn: Turn) -> Events | None:
+        """Return what makes this API's events of chunks; None passes the chunks on."""
+        return None
+
+    async def settled(self, turn: Turn, body: bytes | None) -> None:  # noqa: B027 - most need nothing
+        """Note that a turn is settled, before the client can know it.
+
+        Args:
+            body: the whole answer; None after a stream.
+        """
+
+    def counted(self, tokens: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the answer to a request that only counts."""
+        return tokens
+
+    def error(self, error: ProxyError, headers: Mapping[str, str]) -> Response:
+        """Return an error in the shape of the API.
+
+        Args:
+            headers: for the response, besides the error's own.
+        """
+        return error_response(error, dict(headers))
+
+    def error_event(self, error: ProxyError) -> bytes:
+        """Return an error as events of a stream."""
+        return error_event(error)
+
+    def refused(
+        self, upstream: httpx.Response, body: bytes, headers: Mapping[str, str]
+    ) -> Response:
+        """Return an answer of the engine with a status other than 200 in the shape of the API."""
+        return refusal_response(upstream, body, headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """An API that is served over chat turns."""
+
+    path: str
+    count_path: str
+    """Counts the prompt tokens of a request."""
+    call: Callable[..., ApiCall]
+    """The class of its requests."""
+    native: NativeApi | None = None
+    """How an upstream that speaks this API itself answers."""
+
+
+async def read_call(call: ApiCall, tenant: Tenant, raw: bytes, receive: Receive) -> ChatRequest:
+    """Return the chat request of a call.
+
+    Raises:
+        ClientDisconnected: the client left meanwhile.
+        ProxyError: see :meth:`ApiCall.read`.
+    """
+    reading = call.read(tenant, raw)
+    # A race with the connection costs a task, which reading alone isn't worth.
+    return await (until_disconnect(receive, reading) if call.looks_up else reading)
+
+
+def unfit_answer(error: AnswerError) -> ProxyError:
+    """Return the error for an engine's answer that can't be expressed in the client's API."""
+    return UpstreamRefusalError(
+        502, str(error), kind="upstream_error", code="upstream_invalid_response"
+    )

@@ -1,0 +1,241 @@
+"""One turn over HTTP, in any API: planned, forwarded to an engine or the next one, accounted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
+from time import perf_counter
+
+import httpx
+import orjson
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from leyline_engine.contract import RECORD_MEMBER
+
+from ..apis.chat_answers import AnswerError
+from ..apis.native import NativeApi
+from ..errors import ProxyError, UpstreamUnreachableError
+from ..observe.turn_traces import note_failover, note_planned
+from ..plan.outgoing import without_reserved
+from ..request.parse import ChatRequest, decode_body
+from ..request.wire import add_members, repeats_members, take_member
+from ..tenants import Tenant
+from ..turns.accounting import account_headers
+from ..turns.records import record_in
+from ..turns.turn import Turn
+from ..upstream.client import GATEWAY_FAILURES, read
+from ..upstream.headers import downstream_headers
+from ..wiring.services import Services
+from .api import Api, read_call, unfit_answer
+from .chat import CHAT
+from .exchange import Exchange, stream_headers
+from .limits import until_disconnect
+from .refusal import answer_of
+from .relay import TurnRelay
+from .time_limit import within
+
+log = structlog.get_logger("leyline.http")
+
+_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+"""Failures before the engine got a byte."""
+
+
+class ReplicaFailedError(UpstreamUnreachableError):
+    """An engine failed a request before its first byte, and another one is left to try."""
+
+
+class TurnExchange(Exchange):
+    """Serves one turn.
+
+    Args:
+        api: of the client.
+    """
+
+    def __init__(self, services: Services, request: Request, api: Api) -> None:
+        super().__init__(services, request, api.path)
+        self._api = api
+        self._call = api.call(services, request, arrived=self.arrived)
+        self.extra_headers.update(self._call.headers)
+        self._raw = b""
+        self._native: NativeApi | None = None
+        """The client's API, where this attempt's request goes upstream in it."""
+        self._others = False
+        """Another engine is left to try."""
+        self._pending = False
+        """The engine may have read the turn, and it isn't settled."""
+
+    async def serve(
+        self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Plan, forward, account."""
+        started = perf_counter()
+        chat, self._raw = await read_call(self._call, tenant, raw, receive), raw
+        parsed_s = perf_counter() - started
+        self.model = self.services.pool.label(chat.model)
+        failed: set[str] = set()
+        turn: Turn | None = None
+        while True:
+            turn = await self.services.turns.begin(chat, failed, again=turn, parsed_s=parsed_s)
+            self.message_id = turn.message_id
+            note_planned(turn)
+            self.extra_headers["x-leyline-session"] = turn.identity.session_id
+            self._others = self._may_go_on(chat, {*failed, turn.replica.name})
+            try:
+                response = await self._attempt(turn, receive, send)
+            except ReplicaFailedError as error:
+                failed.add(turn.replica.name)
+                self.services.metrics.failovers.labels(turn.replica.name).inc()
+                note_failover(turn.replica.name, error.code)
+                log.warning("failover", upstream=turn.replica.name, why=error.code)
+                continue
+            if response is not None:
+                await self.answer(response, scope, receive, send)
+            return
+
+    def _may_go_on(self, chat: ChatRequest, failed: Collection[str]) -> bool:
+        """Whether another engine could serve the request if this one fails."""
+        pool, allowed = self.services.pool, chat.tenant.upstreams
+        return self.services.settings.failover and bool(pool.others(failed, chat.model, allowed))
+
+    async def _attempt(self, turn: Turn, receive: Receive, send: Send) -> Response | None:
+        """One engine's answer, or its refusal, which is returned.
+
+        Raises:
+            ReplicaFailedError: it failed before the first byte, and another engine is left.
+        """
+        self._native = self._native_for(turn)
+        work = self._stream(turn, send) if turn.request.stream else self._fetch(turn)
+        limit_s = self.services.settings.total_timeout_s
+        self._pending = True
+        try:
+            return await within(limit_s, until_disconnect(receive, work))
+        except UpstreamUnreachableError as error:
+            self._pending = self._pending and not isinstance(error.__cause__, _NEVER_SENT)
+            if self._others and not self.started:
+                raise ReplicaFailedError(error.message, code=error.code) from error
+            raise
+        finally:
+            try:
+                if self._pending:
+                    await self.services.ends.abandon(turn)
+            finally:
+                await self.services.ends.release(turn)
+
+    def failure(self, error: ProxyError) -> Response:
+        """Return ``error`` in the shape of the client's API."""
+        return self._call.error(error, self.extra_headers)
+
+    def failure_event(self, error: ProxyError) -> bytes:
+        """Return the same as events of a stream."""
+        return self._call.error_event(error)
+
+    def _open(self, turn: Turn) -> AbstractAsyncContextManager[httpx.Response]:
+        credentials = turn.request.tenant.forward_credentials
+        own: list[tuple[bytes, bytes]] = []
+        if header := self.services.settings.affinity_header:
+            own.append((header.encode("latin-1"), turn.identity.session_id.encode()))
+        path, headers, body = CHAT.path, self._call.headers_upstream(), turn.body
+        if (api := self._native) is not None:
+            path, headers = api.path, self.request.headers.raw
+            body = without_reserved(self._raw)
+            own += turn.replica.client.key_headers if not credentials else ()
+        return turn.replica.forward(
+            "POST", path, headers=headers, content=body, own=own, credentials=credentials
+        )
+
+    def _native_for(self, turn: Turn) -> NativeApi | None:
+        """The API in which the request goes upstream, where that isn't the chat API."""
+        api = self._api.native
+        if api is None or not _passes_natively(api, turn):
+            return None
+        # Of two equal members servers may take either, and this one was judged by the last.
+        if repeats_members(self._raw) or not api.passes(decode_body(self._raw)):
+            return None
+        return api
+
+    async def _fetch(self, turn: Turn) -> Response:
+        """The whole answer, with the account in its body and headers."""
+        async with self._open(turn) as upstream:
+            body = await read(upstream)
+        if upstream.status_code != httpx.codes.OK:
+            return await self._refusal(turn, upstream, body)
+        body, member = take_member(body, RECORD_MEMBER) if turn.enveloped else (body, None)
+        # Before the turn counts: an answer that can't be passed on must leave the session be.
+        answer = answer_of(body)
+        api = self._native
+        try:
+            shown = self._call.whole(body, answer) if api is None else body
+        except AnswerError as error:
+            raise unfit_answer(error) from error
+        usage = answer.get("usage") if api is None else api.usage(answer)
+        usage = usage if isinstance(usage, Mapping) else None
+        account = await self.services.ends.settle(
+            turn,
+            usage,
+            ttft_s=perf_counter() - self.arrived,
+            came=record_in(turn, member) if member is not None else None,
+        )
+        self._pending = False
+        members = self._call.members(account, usage) if api is None else account.members
+        body = add_members(shown, {name: orjson.dumps(value) for name, value in members.items()})
+        await self._call.settled(turn, body)
+        headers = downstream_headers(upstream.headers)
+        return Response(
+            body, headers={**headers, **self.extra_headers, **account_headers(account.receipt)}
+        )
+
+    async def _stream(self, turn: Turn, send: Send) -> Response | None:
+        """Pass events on; the status line waits for the first. A refusal is returned instead."""
+        async with self._open(turn) as upstream:
+            if upstream.status_code != httpx.codes.OK:
+                return await self._refusal(turn, upstream, await read(upstream))
+            relay = TurnRelay(self.services.ends, turn, self._call, self._native)
+            self.extra_headers["x-leyline-plan"] = turn.planned.plan.planned.value
+            try:
+                async with aclosing(relay.events(upstream)) as events:
+                    first = await anext(events)
+                    await self.start_stream(send, stream_headers(upstream))
+                    await self.send_chunk(send, first)
+                    async for event in events:
+                        await self.send_chunk(send, event)
+            finally:
+                self._pending = not relay.settled
+        self.complete = relay.settled
+        if relay.broken:
+            self.status = "503" if relay.refused else "502"
+        await self.end_stream(send)
+        return None
+
+    async def _refusal(self, turn: Turn, upstream: httpx.Response, body: bytes) -> Response:
+        """What a status of the engine other than 200 becomes."""
+        self._pending = upstream.is_server_error
+        if upstream.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            refused = await self.services.ends.refusal(turn)
+            if refused is not None:
+                turn.replica.breaker.succeeded()  # it is well, and was asked for too much
+                return self.failure(refused)
+        if upstream.status_code in GATEWAY_FAILURES and self._others:
+            raise ReplicaFailedError(
+                f"The engine answered with status {upstream.status_code}.", code="upstream_error"
+            )
+        return self._call.refused(upstream, body, self.extra_headers)
+
+
+def _passes_natively(api: NativeApi, turn: Turn) -> bool:
+    """Return True if a request goes upstream in the client's own API.
+
+    Not where the engine splices or the tenant's KV is kept apart, because what says so travels with
+    chat requests, nor where a message was edited: edits are made to the chat messages that the
+    request was translated into. Nor where something had to be taken out of them if it was there:
+    what the translation leaves out, such as citations, nobody has searched.
+    """
+    return (
+        api.path in turn.replica.apis
+        and not turn.enveloped
+        and not turn.searched
+        and turn.request.tenant.cache_salt is None
+        and turn.planned.prepared.sent_as_given
+    )
