@@ -21,6 +21,7 @@ _PART = "part"
 _FEW = 8
 """Number of messages that are looked up one by one; of more, moved ones are found together."""
 
+R = TypeVar("R")
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -85,9 +86,9 @@ class Memo:
         self._held: dict[object, tuple[Sequence[Any], int | None]] = {}
         self._paired: list[Pairing] = []
         self._pairing_at: dict[str, tuple[Sequence[Message], Pairing]] = {}
-        self.changes = Changes()
-        self.kept: dict[object, Any] = {}
-        """Data that others keep for the next turn."""
+        self._pairs: dict[object, dict[tuple[int, int], tuple[object, object, Any]]] = {}
+        self._past_pairs: dict[object, dict[tuple[int, int], tuple[object, object, Any]]] = {}
+        self._changes = Changes()
 
     def get(self, subject: S, key: object, compute: Callable[[S], T]) -> T:
         """Return ``compute(subject)``, remembered under ``key``."""
@@ -98,6 +99,26 @@ class Memo:
             table[id(subject)] = entry
         found: T = entry[1]
         return found
+
+    def pairs(
+        self, firsts: Sequence[S], seconds: Sequence[R], key: object, compute: Callable[[S, R], T]
+    ) -> list[T]:
+        """Return ``compute(first, second)`` of each pair, remembered under ``key`` by the identity
+        of both."""
+        table = self._pairs.setdefault(key, {})
+        names = [*zip(map(id, firsts), map(id, seconds), strict=True)]
+        entries = [*map(table.get, names)]
+        if None in entries:
+            past = self._past_pairs.get(key, {})
+            for at, (first, second) in enumerate(zip(firsts, seconds, strict=True)):
+                if entries[at] is None:
+                    made = past.get(names[at]) or (first, second, compute(first, second))
+                    entries[at] = table[names[at]] = made
+        return [entry[2] for entry in entries if entry is not None]
+
+    def settle(self, subjects: Sequence[Any]) -> None:
+        """Declare that nobody changes a list any more, so that each comparison holds for a turn."""
+        self._changes.settle(subjects)
 
     def map(
         self,
@@ -116,7 +137,7 @@ class Memo:
             told: a further argument for each subject; then it is ``compute(subject, told)``.
         """
         known = self._lists.get((key, place)) or _Mapped((), None, [])
-        if not self.changes.is_settled(subjects):
+        if not self._changes.is_settled(subjects):
             subjects = list(subjects)
         size, before = len(subjects), len(known.subjects)
         places = self._changed(known, subjects, told)
@@ -153,10 +174,10 @@ class Memo:
         nothing.
         """
         given, places = messages, tuple(places)
-        if not self.changes.is_settled(messages):
+        if not self._changes.is_settled(messages):
             messages = list(messages)
         known = self._edited.pop((key, place), _UNEDITED)
-        changed, before = self.changes.between(known.subjects, messages), _NO_ENTRIES
+        changed, before = self._changes.between(known.subjects, messages), _NO_ENTRIES
         grown = len(messages) >= len(known.made) and _goes_on(known.places, places)
         if not grown or len(changed) > _FEW:
             known, changed, before = _UNEDITED, (), known.entries()
@@ -177,8 +198,8 @@ class Memo:
                 differing.discard(at)
             else:
                 differing.add(at)
-        self.changes.settle(made)
-        self.changes.note(known.made, made, [at for at in todo if at < len(known.made)])
+        self._changes.settle(made)
+        self._changes.note(known.made, made, [at for at in todo if at < len(known.made)])
         self._edited[key, place] = _Edited(messages, places, made, chosen, differing)
         return made if differing else given
 
@@ -190,14 +211,14 @@ class Memo:
         place: str = "",
     ) -> bool:
         """Return True if ``test`` holds for any; it is called once for each."""
-        if not self.changes.is_settled(subjects):
+        if not self._changes.is_settled(subjects):
             subjects = list(subjects)
         known, at = self._held.get((key, place), ((), None))
         if at is not None and at < len(subjects) and self.get(subjects[at], key, test):
             return True
         todo: Iterable[int] = range(len(subjects))
         if at is None:
-            todo = (*self.changes.between(known, subjects), *range(len(known), len(subjects)))
+            todo = (*self._changes.between(known, subjects), *range(len(known), len(subjects)))
         at = next((at for at in todo if self.get(subjects[at], key, test)), None)
         self._held[key, place] = subjects, at
         return at is not None
@@ -231,7 +252,7 @@ class Memo:
 
     def pairing(self, messages: Sequence[Message], place: str = "") -> Pairing:
         """Return calls and results, looked up if an edit changed no call and no result's id."""
-        if not self.changes.is_settled(messages):
+        if not self._changes.is_settled(messages):
             return self._pairing_of([*map(self._part_once, messages)])
         last = self._pairing_at.get(place)
         pairing = None if last is None else self._pairing_since(*last, messages)
@@ -245,7 +266,7 @@ class Memo:
         self, known: Sequence[Message], pairing: Pairing, messages: Sequence[Message]
     ) -> Pairing | None:
         """Return ``known``'s pairing, or a newer one that continues it, if ``messages`` has it."""
-        places = self.changes.between(known, messages)
+        places = self._changes.between(known, messages)
         for found in (pairing, *self._paired):
             if len(found.parts) == len(messages) and (found is pairing or found.before is pairing):
                 todo = (*places, *range(len(known), len(messages)))
@@ -264,12 +285,13 @@ class Memo:
 
     def next_turn(self) -> None:
         """Drop what no list of the last turn holds, and now and then all unrequested results."""
-        self.changes.next_turn()
+        self._changes.next_turn()
         for pairing in self._paired:
             pairing.before = None
         self._turns += 1
         if self._turns % _EPOCH_TURNS == 0:
             self._tables, self._past = {}, self._tables
+            self._pairs, self._past_pairs = {}, self._pairs
 
     def _part_once(self, message: Message) -> Part:
         return self.get(message, _PART, self._part_of)
@@ -286,7 +308,7 @@ class Memo:
         self, known: _Mapped, subjects: Sequence[Any], told: Sequence[Any] | None
     ) -> Places:
         """Return the places with another subject, or another further argument."""
-        places = self.changes.between(known.subjects, subjects)
+        places = self._changes.between(known.subjects, subjects)
         if told is known.told:
             return places
         if told is None or known.told is None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import msgspec
@@ -17,6 +17,16 @@ from ..model.prepared import Change, DroppedMessage, ForgetMark, SentMessage
 
 Sensitive = Callable[[Message], frozenset[str]]
 """What of a message is sensitive; an edit that takes any of it away is a forget."""
+
+
+@dataclass(frozen=True, slots=True)
+class EditedInPlace:
+    """One message after a policy that left the others where they are."""
+
+    entry: SentMessage | None
+    """None: it was dropped."""
+    dropped: tuple[DroppedMessage, ...] = ()
+    demands: Mapping[int, ForgetMark] = field(default_factory=dict)
 
 
 class PolicyEdits:
@@ -43,6 +53,19 @@ class PolicyEdits:
         if known is None:
             known = self._said[key] = _marked(self._change, (mark,))
         return known
+
+    def in_place(self, entry: SentMessage, new: Message) -> EditedInPlace:
+        """Return one message that was edited or dropped once, apart from :attr:`demands`."""
+        assert isinstance(new, MarkedMessage)  # noqa: S101 - explain() has looked
+        if not new.mark.dropped and new == new.origin:
+            return EditedInPlace(entry)
+        outer, self.demands = self.demands, {}
+        try:
+            if new.mark.dropped:
+                return EditedInPlace(None, tuple(self.dropped(entry, new)), self.demands)
+            return EditedInPlace(self.changed(entry, new, self.said(new.mark)), (), self.demands)
+        finally:
+            self.demands = outer
 
     @cached_property
     def _places(self) -> dict[int, int]:

@@ -23,7 +23,7 @@ from leyline_policies.verbs import ANNOTATION, Verbs, is_annotated, is_forgotten
 from ..model.messages import Message, is_text_only
 from ..model.prepared import Change, Fault, Prepared
 from .edited import Sensitive
-from .stage import Stage, advance, find_fault
+from .stage import Stage, explain, find_fault
 
 _CONTAINERS = (dict, list)
 _NO_STATE = b"{}"
@@ -157,7 +157,7 @@ class PolicyRun:
 
     def _apply(self, stage: Stage, slot: str, policy: Policy) -> Stage:
         """The list after a policy, and after what it says of messages."""
-        name, again = policy.name, slot in self.states
+        name = policy.name
         fault: Fault
         try:
             given, after = self._transformed(stage, slot, policy)
@@ -170,15 +170,8 @@ class PolicyRun:
                 return stage
             change = Change(f"policy:{name}", Mode(policy.mode))
             try:
-                done = advance(
-                    stage,
-                    given,
-                    after,
-                    change,
-                    self._session.sensitive,
-                    memo=self._session.memo,
-                    place=f"{slot}, again" if again else slot,
-                )
+                sensitive, memo = self._session.sensitive, self._session.memo
+                done = explain(stage, given, after, change, sensitive, memo=memo)
             except Exception:  # only one that is trusted returns what wasn't looked at
                 return self._failed(stage, slot, policy, find_fault(given, after) or "raised")
             if done.sent == stage.sent:
@@ -217,7 +210,7 @@ class PolicyRun:
         context, given, checked = self._context(slot, policy.name), stage.messages, self._checked
         trusted = getattr(policy, "trusted", False)
         if trusted:
-            self._session.memo.changes.settle(given)
+            self._session.memo.settle(given)
             after = run(policy, given, self._turn, context)
         else:
             given, checked = [*map(_copy, given)], True

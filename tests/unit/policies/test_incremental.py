@@ -92,7 +92,7 @@ def _contexts(turns: list[list[Message]], settled: Sequence[bool]) -> Any:
         memo.next_turn()
         fresh = Memo()
         if is_settled:
-            memo.changes.settle(turn)
+            memo.settle(turn)
         yield turn, Context(memo=memo, slot="0.p"), Context(memo=fresh, slot="0.p")
 
 
@@ -215,7 +215,7 @@ def test_a_step_that_fails_leaves_nothing() -> None:
 def test_an_edit_that_fails_is_tried_again() -> None:
     """Of a computation that raised nothing is kept, in a list either."""
     context, turn = Context(), [{"role": "tool", "content": "1"}]
-    context.memo.changes.settle(turn)
+    context.memo.settle(turn)
     with pytest.raises(ZeroDivisionError):
         context.edited(turn, lambda _: {"content": 1 // 0}, [0])
     assert context.edited(turn, _shout, [0]) == [{"role": "tool", "content": "1!"}]
