@@ -80,7 +80,7 @@ class Fingerprinted(NamedTuple):
     """A list with the fingerprint of each of its messages."""
 
     items: tuple[object, ...]
-    """Messages, or messages as they are sent."""
+    """Messages, or messages as they are sent; only the list's identity matters."""
     fingerprints: tuple[int, ...]
 
 

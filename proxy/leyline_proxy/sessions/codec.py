@@ -32,7 +32,8 @@ FORMAT = 4
 """Written into every session; another is a miss. Change it with any change of what is stored."""
 
 MAX_RECORD = 1 << 28
-"""Bytes of a record at most, before compression: four turns of the longest body that is taken."""
+"""Bytes of a record at most, before compression: four turns of the longest body that is
+taken by default. A session beyond it isn't stored, and a frame that claims more isn't opened."""
 
 UNENCODABLE = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 """Errors of :func:`encode_session`."""
@@ -77,6 +78,8 @@ class _Record(msgspec.Struct, array_like=True, frozen=True):
     states: bytes
     turns: tuple[_Turn, ...]
     messages: list[bytes]
+    prints: list[int]
+    """Fingerprints of the messages."""
     sent: list[_Sent]
     names: list[SpanName]
     labels: list[tuple[str, ...]]
@@ -124,6 +127,7 @@ class _Writer:
         self._receipts = {id(each.receipt): at for at, each in enumerate(session.history)}
         self._known: dict[int, int] = {}
         self._messages: dict[bytes, int] = {}
+        self._prints: list[int] = []
         self._sent: dict[_Sent, int] = {}
         self._names: dict[SpanName, int] = {}
         self._labels: dict[tuple[str, ...], int] = {}
@@ -137,6 +141,7 @@ class _Writer:
             # The newest first: what the older ones share with it becomes theirs.
             turns=tuple(map(self._turn, reversed(session.turns))),
             messages=list(self._messages),
+            prints=self._prints,
             sent=list(self._sent),
             names=list(self._names),
             labels=list(self._labels),
@@ -167,6 +172,8 @@ class _Writer:
         if place is None:
             place = _place(self._messages, msgspec.json.encode(message))
             self._known[id(message)] = place
+            if place == len(self._prints):
+                self._prints.append(fingerprint(message))
         return place
 
     def _entry(self, entry: SentMessage) -> int:
@@ -181,7 +188,6 @@ class _Reader:
     def __init__(self, record: _Record) -> None:
         self._record = record
         self._messages: list[Message] = list(map(msgspec.json.decode, record.messages))
-        self._prints = list(map(fingerprint, self._messages))
         self._sent = [
             SentMessage(
                 self._messages[each.message], each.client_index, each.changes, each.moved_from
@@ -202,17 +208,12 @@ class _Reader:
 
     def _turn(self, stored: _Turn) -> RetainedTurn:
         record, bare = self._record, stored.bare
-        return replace(
-            bare,
-            prepared=self._prepared(stored),
-            names=SpanNames(_take(record.names, stored.names), _take(record.labels, stored.labels)),
-            receipt=bare.receipt
-            if stored.receipt is None
-            else record.bare.history[stored.receipt].receipt,
-        )
+        names = SpanNames(_take(record.names, stored.names), _take(record.labels, stored.labels))
+        holder = bare if stored.receipt is None else record.bare.history[stored.receipt]
+        return replace(bare, prepared=self._prepared(stored), names=names, receipt=holder.receipt)
 
     def _prepared(self, stored: _Turn) -> Prepared:
-        bare, messages = stored.bare.prepared, self._messages
+        bare, messages, prints = stored.bare.prepared, self._messages, self._record.prints
         client, sent = _take(messages, stored.client), _take(self._sent, stored.sent)
         sent_messages = [each.message for each in _take(self._record.sent, stored.sent)]
         wanted = zip(bare.wanted, stored.wanted, strict=True)
@@ -224,8 +225,8 @@ class _Reader:
             pins=msgspec.json.decode(stored.pins, type=_Pins),
             wanted=tuple(replace(each, messages=_take(messages, own)) for each, own in wanted),
             known_fingerprints=(
-                Fingerprinted(client, _take(self._prints, stored.client)),
-                Fingerprinted(sent, _take(self._prints, sent_messages)),
+                Fingerprinted(client, _take(prints, stored.client)),
+                Fingerprinted(sent, _take(prints, sent_messages)),
             ),
         )
 
@@ -254,10 +255,13 @@ def _take(items: Sequence[_Item], places: Iterable[int]) -> tuple[_Item, ...]:
 
 
 def _pack(ids: object) -> bytes:
-    """Token ids, signed 64-bit, by as many low bytes of each as all need; that number first."""
+    """Token ids, signed 64-bit, by as many low bytes of each as all need; that number first.
+
+    Little endian, as machines are.
+    """
     if not isinstance(ids, array) or ids.typecode != "q":
         raise TypeError("no token ids")
-    # A stride of bytes is copied by the machine, item by item it would take ten times as long.
+    # Strides of bytes are copied at once; item by item it would take five times as long.
     wide, zeros = ids.tobytes(), bytes(len(ids))
     width = max((at + 1 for at in range(8) if wide[at::8] != zeros), default=1)
     packed = bytearray(width * len(ids))
@@ -273,7 +277,7 @@ def _unpack(kind: type, packed: object) -> array[int]:
     wide = bytearray((len(packed) - 1) // width * 8)
     for at in range(width):
         wide[at::8] = packed[1 + at :: width]
-    return array("q", wide)
+    return array("q", wide)[:]  # a copy has no room to grow, which the first one has
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack)
