@@ -79,7 +79,8 @@ class PolicyFault:
 class Fingerprinted(NamedTuple):
     """A list with the fingerprint of each of its messages."""
 
-    items: tuple[Message, ...] | tuple[SentMessage, ...]
+    items: tuple[object, ...]
+    """Messages, or messages as they are sent; only the list's identity matters."""
     fingerprints: tuple[int, ...]
 
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    TokenIds = array[int]
+else:  # stores read this annotation as they run, and Python 3.11 can't subscript the class
+    TokenIds = array
 
 
 class MessageSpan(NamedTuple):
@@ -19,7 +24,7 @@ class MessageSpan(NamedTuple):
 class Rendered:
     """One rendered prompt."""
 
-    tokens: array[int]
+    tokens: TokenIds
     """Signed 64-bit token ids."""
     spans: tuple[MessageSpan, ...]
     """Sorted and disjoint; a message whose content can't be located has none."""

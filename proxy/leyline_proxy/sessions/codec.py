@@ -1,0 +1,285 @@
+"""Sessions as bytes: everything that is needed to go on with them, compressed.
+
+::
+
+    "LYS" │ version, 1 byte │ zstd frame with checksum over a MessagePack record
+
+The record is the session itself, but for two kinds of content. What may hold any JSON stands as
+JSON, whose numbers know no bound. What turns share stands once, in lists that turns refer to by
+place, so that it becomes the same objects again. The compressor finds what else repeats from turn
+to turn, however far apart.
+
+Bytes of another version, or that were damaged, are no session: whoever finds them has a miss, and
+the conversation goes on as an ordinary prefill.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgspec
+import zstandard
+
+from ..model.messages import Message, fingerprint
+from ..model.prepared import Change, Fingerprinted, Prepared, SentMessage
+from ..model.session import RetainedTurn, Session
+from ..model.spans import SpanName, SpanNames
+
+FORMAT = 4
+"""Written into every session; another is a miss. Change it with any change of what is stored."""
+
+MAX_RECORD = 1 << 28
+"""Bytes of a record at most, before compression: four turns of the longest body that is
+taken by default. A session beyond it isn't stored, and a frame that claims more isn't opened."""
+
+UNENCODABLE = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
+"""Errors of :func:`encode_session`."""
+
+_HEAD = b"LYS" + bytes([FORMAT])
+_LEVEL = 3
+_MAX_WINDOW = 27  # bits; a decompressor refuses more
+_Item = TypeVar("_Item")
+_States = Mapping[str, Mapping[str, Any]]
+_Pins = dict[int, dict[str, Any]]
+
+
+class _Sent(msgspec.Struct, array_like=True, frozen=True):
+    """A :class:`~leyline_proxy.model.prepared.SentMessage`."""
+
+    message: int
+    client_index: int | None
+    changes: tuple[Change, ...]
+    moved_from: int | None
+
+
+class _Turn(msgspec.Struct, array_like=True, frozen=True):
+    """A turn, and what was taken out of it."""
+
+    bare: RetainedTurn
+    client: tuple[int, ...]
+    sent: tuple[int, ...]
+    names: tuple[int, ...]
+    labels: tuple[int, ...]
+    wanted: tuple[tuple[int, ...], ...]
+    """The messages of each completion."""
+    receipt: int | None
+    """Place of the turn's account that has the same receipt, if any has."""
+    states: bytes
+    pins: bytes
+
+
+class _Record(msgspec.Struct, array_like=True, frozen=True):
+    """A session, and what was taken out of it."""
+
+    bare: Session
+    states: bytes
+    turns: tuple[_Turn, ...]
+    messages: list[bytes]
+    prints: list[int]
+    """Fingerprints of the messages."""
+    sent: list[_Sent]
+    names: list[SpanName]
+    labels: list[tuple[str, ...]]
+
+
+def encode_session(session: Session) -> bytes:
+    """The session as bytes, but for the turns in flight: a store knows of those itself.
+
+    Raises:
+        UNENCODABLE: it holds what no request could bring.
+    """
+    record = _ENCODER.encode(_Writer(session).write())
+    if len(record) > MAX_RECORD:
+        raise ValueError("the session is too long")
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        _LEVEL,
+        source_size=len(record),
+        # As far as the record reaches, so that no turn is too far from another.
+        window_log=min(max(len(record).bit_length(), zstandard.WINDOWLOG_MIN), _MAX_WINDOW),
+        enable_ldm=True,
+        write_checksum=True,
+    )
+    return _HEAD + zstandard.ZstdCompressor(compression_params=parameters).compress(record)
+
+
+def decode_session(data: bytes) -> Session | None:
+    """The session again; None where the bytes are of another version or damaged."""
+    if not data.startswith(_HEAD):
+        return None
+    frame = memoryview(data)[len(_HEAD) :]
+    try:
+        if not 0 <= zstandard.frame_content_size(frame) <= MAX_RECORD:
+            return None
+        record = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+        return _Reader(_DECODER.decode(record)).read()
+    except (zstandard.ZstdError, LookupError, MemoryError, *UNENCODABLE):
+        return None
+
+
+class _Writer:
+    """Takes out of a session what its record holds apart."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._receipts = {id(each.receipt): at for at, each in enumerate(session.history)}
+        self._known: dict[int, int] = {}
+        self._messages: dict[bytes, int] = {}
+        self._prints: list[int] = []
+        self._sent: dict[_Sent, int] = {}
+        self._names: dict[SpanName, int] = {}
+        self._labels: dict[tuple[str, ...], int] = {}
+
+    def write(self) -> _Record:
+        """The record."""
+        session = self._session
+        return _Record(
+            bare=replace(session, turns=(), policy_states={}, in_flight=frozenset()),
+            states=msgspec.json.encode(session.policy_states),
+            # The newest first: what the older ones share with it becomes theirs.
+            turns=tuple(map(self._turn, reversed(session.turns))),
+            messages=list(self._messages),
+            prints=self._prints,
+            sent=list(self._sent),
+            names=list(self._names),
+            labels=list(self._labels),
+        )
+
+    def _turn(self, turn: RetainedTurn) -> _Turn:
+        prepared, receipt = turn.prepared, self._receipts.get(id(turn.receipt))
+        bare = replace(
+            turn,
+            prepared=_bare(prepared),
+            names=SpanNames(),
+            receipt=turn.receipt if receipt is None else None,
+        )
+        return _Turn(
+            bare=bare,
+            client=tuple(map(self._message, prepared.client)),
+            sent=tuple(map(self._entry, prepared.sent)),
+            names=tuple(_place(self._names, name) for name in turn.names.client),
+            labels=tuple(_place(self._labels, label) for label in turn.names.sent),
+            wanted=tuple(tuple(map(self._message, each.messages)) for each in prepared.wanted),
+            receipt=receipt,
+            states=msgspec.json.encode(prepared.states),
+            pins=msgspec.json.encode(prepared.pins),
+        )
+
+    def _message(self, message: Message) -> int:
+        place = self._known.get(id(message))
+        if place is None:
+            place = _place(self._messages, msgspec.json.encode(message))
+            self._known[id(message)] = place
+            if place == len(self._prints):
+                self._prints.append(fingerprint(message))
+        return place
+
+    def _entry(self, entry: SentMessage) -> int:
+        place = self._message(entry.message)
+        stored = _Sent(place, entry.client_index, entry.changes, entry.moved_from)
+        return _place(self._sent, stored)
+
+
+class _Reader:
+    """Puts back what a record holds apart."""
+
+    def __init__(self, record: _Record) -> None:
+        self._record = record
+        self._messages: list[Message] = list(map(msgspec.json.decode, record.messages))
+        self._sent = [
+            SentMessage(
+                self._messages[each.message], each.client_index, each.changes, each.moved_from
+            )
+            for each in record.sent
+        ]
+
+    def read(self) -> Session:
+        """The session.
+
+        Raises:
+            ValueError, LookupError, TypeError, msgspec.MsgspecError: the record is none.
+        """
+        record = self._record
+        turns = tuple(map(self._turn, reversed(record.turns)))
+        states = msgspec.json.decode(record.states, type=_States)
+        return replace(record.bare, turns=turns, policy_states=states)
+
+    def _turn(self, stored: _Turn) -> RetainedTurn:
+        record, bare = self._record, stored.bare
+        names = SpanNames(_take(record.names, stored.names), _take(record.labels, stored.labels))
+        holder = bare if stored.receipt is None else record.bare.history[stored.receipt]
+        return replace(bare, prepared=self._prepared(stored), names=names, receipt=holder.receipt)
+
+    def _prepared(self, stored: _Turn) -> Prepared:
+        bare, messages, prints = stored.bare.prepared, self._messages, self._record.prints
+        client, sent = _take(messages, stored.client), _take(self._sent, stored.sent)
+        sent_messages = [each.message for each in _take(self._record.sent, stored.sent)]
+        wanted = zip(bare.wanted, stored.wanted, strict=True)
+        return replace(
+            bare,
+            client=client,
+            sent=sent,
+            states=msgspec.json.decode(stored.states, type=_States),
+            pins=msgspec.json.decode(stored.pins, type=_Pins),
+            wanted=tuple(replace(each, messages=_take(messages, own)) for each, own in wanted),
+            known_fingerprints=(
+                Fingerprinted(client, _take(prints, stored.client)),
+                Fingerprinted(sent, _take(prints, sent_messages)),
+            ),
+        )
+
+
+def _bare(prepared: Prepared) -> Prepared:
+    """Without messages, and without what may hold any JSON."""
+    return replace(
+        prepared,
+        client=(),
+        sent=(),
+        states={},
+        wanted=tuple(replace(each, messages=()) for each in prepared.wanted),
+        pins={},
+        refused=None,
+        known_fingerprints=(),
+    )
+
+
+def _place(places: dict[_Item, int], item: _Item) -> int:
+    """Where an item stands in the order of their first use."""
+    return places.setdefault(item, len(places))
+
+
+def _take(items: Sequence[_Item], places: Iterable[int]) -> tuple[_Item, ...]:
+    return tuple(map(items.__getitem__, places))
+
+
+def _pack(ids: object) -> bytes:
+    """Token ids, signed 64-bit, by as many low bytes of each as all need; that number first.
+
+    Little endian, as machines are.
+    """
+    if not isinstance(ids, array) or ids.typecode != "q":
+        raise TypeError("no token ids")
+    # Strides of bytes are copied at once; item by item it would take five times as long.
+    wide, zeros = ids.tobytes(), bytes(len(ids))
+    width = max((at + 1 for at in range(8) if wide[at::8] != zeros), default=1)
+    packed = bytearray(width * len(ids))
+    for at in range(width):
+        packed[at::width] = wide[at::8]
+    return bytes([width]) + packed
+
+
+def _unpack(kind: type, packed: object) -> array[int]:
+    if kind is not array or not isinstance(packed, bytes) or not 1 <= packed[0] <= 8:
+        raise TypeError("no token ids")
+    width = packed[0]
+    wide = bytearray((len(packed) - 1) // width * 8)
+    for at in range(width):
+        wide[at::8] = packed[1 + at :: width]
+    return array("q", wide)[:]  # a copy has no room to grow, which the first one has
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack)
+# Made here, so that a type that can't be stored is an error of the import, and no damaged session.
+_DECODER = msgspec.msgpack.Decoder(_Record, dec_hook=_unpack)
