@@ -11,6 +11,7 @@ import pytest
 from claim_scheduler import ClaimScheduler, opens, text
 from conftest import ModelFolder
 from scheduler_kit import install_server_args, sealed, source_of
+from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult
 from sglang_models import SglangModel
 
@@ -262,7 +263,8 @@ def test_what_a_waiting_splice_held_is_not_lost_in_silence() -> None:
     req = scheduler.submit([*apply_directives(tokens, cuts), 7], payload)
     turn = scheduler.engine.turn_of(req)
     assert turn is not None
-    assert scheduler.engine._begin(turn, lambda: 100)
+    no_token = AddReqResult.NO_TOKEN
+    assert scheduler.engine.admission.admit(turn, lambda _: no_token, lambda: 100) is no_token
     assert turn.phase is Phase.STAGING
     assert scheduler.cache.evictable_size() == 0
     scheduler.cache.evict(EvictParams(num_tokens=150))

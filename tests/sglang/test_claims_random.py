@@ -297,7 +297,7 @@ class Claims(RuleBasedStateMachine):
         self.collect()
         for req in self.requests:
             assert req.finished() or req.rid in self.scheduler.aborted
-        assert not self.scheduler.engine._turns
+        assert not self.scheduler.engine.turns
         for status in self.scheduler.keeper.book.live():
             self.scheduler.release(status.claim.id, status.claim.tenant)
         self.scheduler.serve([1, 2, 3])

@@ -334,7 +334,7 @@ def test_a_thousand_small_sessions_leave_a_large_one_its_cache() -> None:
     scheduler.serve(large, telling(spans=()))
     for number in range(1100):
         small = Publication(array("q", [number % VOCABULARY, number // VOCABULARY, 3]))
-        scheduler.engine._publish(("u", f"s{number}"), small)
+        scheduler.engine.publisher.publish(("u", f"s{number}"), small)
     found = scheduler.cache.find(token_array(large), Space()).device_prefix_len
     assert found == len(large)
 
