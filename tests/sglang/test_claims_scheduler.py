@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from claim_scheduler import ClaimScheduler, opens, text
-from conftest import ModelFolder
-from scheduler_kit import install_server_args, source_of
-from sglang_models import SglangModel
+from scheduler_kit import source_of
 
 from leyline_engine.contract import ClaimKind, ClaimState, Directive, ProblemCode, Reason
 
+pytestmark = pytest.mark.usefixtures("server_args")
+
 HARD, SOFT = ClaimKind.HARD, ClaimKind.SOFT
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server_args(model_folder: ModelFolder) -> None:
-    """SGLang's configuration, once per process."""
-    install_server_args(Path(model_folder(SglangModel.MLA)))
 
 
 @pytest.fixture(autouse=True)

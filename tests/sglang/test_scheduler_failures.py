@@ -12,16 +12,12 @@ import sys
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-from conftest import ModelFolder
-from scheduler_kit import SECRETS, VOCABULARY, Scheduler, install_server_args, sealed, source_of
+from scheduler_kit import SECRETS, Scheduler, sealed, source_of, text
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
 from sglang.srt.mem_cache.common import release_kv_cache
-from sglang_models import SglangModel
 
 from leyline_engine import rules
 from leyline_engine.contract import (
@@ -46,15 +42,11 @@ from leyline_engine.sglang import plugin
 from leyline_engine.sglang import splicer as splicer_module
 from leyline_engine.sglang.forgetting import Forgetter
 
+pytestmark = pytest.mark.usefixtures("server_args")
+
 CAPACITY = 900
 SECRET = SECRETS + 7
 _OURS = "leyline_engine."
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server_args(model_folder: ModelFolder) -> None:
-    """SGLang's configuration, once per process."""
-    install_server_args(Path(model_folder(SglangModel.MLA)))
 
 
 class InjectedError(RuntimeError):
@@ -177,12 +169,6 @@ FORGET = {
     "settle": Stage("settle", _forgetter, 2),
     "fold the keys": Stage("fold_keys", lambda _: matching_module),
 }
-
-
-def text(length: int, seed: int) -> list[int]:
-    """Random tokens."""
-    rng = Random(seed)
-    return [rng.randrange(VOCABULARY) for _ in range(length)]
 
 
 def source_ref(req: Req, turn: str) -> SourceRef:

@@ -67,7 +67,7 @@ class TurnForgets:
     # When a turn forgets.
 
     def ready(self, turn: Turn) -> None:
-        """Forget, now that all copies are made: they may have used the forgotten KV."""
+        """Make a turn READY, and forget what it demands: its copies are made, or given up."""
         release_sources(self._cache, turn)
         turn.move(Phase.READY)
         checked = turn.checked
