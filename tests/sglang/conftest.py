@@ -52,6 +52,19 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     return lambda model: build_sglang_model(model, parent / model.value)
 
 
+@pytest.fixture(scope="module")
+def server_args(model_folder: ModelFolder) -> None:
+    """SGLang's configuration, which its own modules read from the process, not from their caller.
+
+    For tests that run parts of SGLang in this process.
+    """
+    from sglang.srt.runtime_context import get_context
+    from sglang.srt.server_args import ServerArgs
+
+    model = str(model_folder(SglangModel.MLA))
+    get_context().set_server_args(ServerArgs(model_path=model, device="cpu"))
+
+
 @pytest.fixture(scope="session")
 def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment of a server whose KV pool tests can look into; see :mod:`pool_probe`."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
 from claim_scheduler import ClaimScheduler, opens, text
-from conftest import ModelFolder
-from scheduler_kit import install_server_args, sealed, source_of
+from scheduler_kit import sealed, source_of
+from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult
-from sglang_models import SglangModel
 
 from leyline_engine.contract import (
     ClaimKind,
@@ -24,13 +22,9 @@ from leyline_engine.contract import (
 )
 from leyline_engine.sglang.turn import Phase
 
+pytestmark = pytest.mark.usefixtures("server_args")
+
 SOFT = ClaimKind.SOFT
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server_args(model_folder: ModelFolder) -> None:
-    """SGLang's configuration, once per process."""
-    install_server_args(Path(model_folder(SglangModel.MLA)))
 
 
 @pytest.fixture(autouse=True)
@@ -262,7 +256,8 @@ def test_what_a_waiting_splice_held_is_not_lost_in_silence() -> None:
     req = scheduler.submit([*apply_directives(tokens, cuts), 7], payload)
     turn = scheduler.engine.turn_of(req)
     assert turn is not None
-    assert scheduler.engine._begin(turn, lambda: 100)
+    no_token = AddReqResult.NO_TOKEN
+    assert scheduler.engine.admission.admit(turn, lambda _: no_token, lambda: 100) is no_token
     assert turn.phase is Phase.STAGING
     assert scheduler.cache.evictable_size() == 0
     scheduler.cache.evict(EvictParams(num_tokens=150))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from claim_scheduler import ClaimScheduler, opens, text
-from conftest import ModelFolder
-from scheduler_kit import SECRETS, install_server_args, source_of
-from sglang_models import SglangModel
+from scheduler_kit import SECRETS, source_of
 
 from leyline_engine.contract import (
     ClaimKind,
@@ -22,14 +19,10 @@ from leyline_engine.contract import (
 )
 from leyline_engine.sglang.forgetting import Forgetter
 
+pytestmark = pytest.mark.usefixtures("server_args")
+
 SECRET = SECRETS + 7
 LABELS = (SpanLabel("a", 0, 40), SpanLabel("b", 40, 60), SpanLabel("c", 60, 90))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server_args(model_folder: ModelFolder) -> None:
-    """SGLang's configuration, once per process."""
-    install_server_args(Path(model_folder(SglangModel.MLA)))
 
 
 @pytest.fixture(autouse=True)

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from claim_scheduler import ClaimScheduler, opens, text
-from conftest import ModelFolder
-from scheduler_kit import install_server_args
-from sglang_models import SglangModel
 
 from leyline_engine.contract import ClaimState, ProblemCode
 from leyline_engine.sglang.claims import ClaimDesk
 
-
-@pytest.fixture(scope="module", autouse=True)
-def server_args(model_folder: ModelFolder) -> None:
-    """SGLang's configuration, once per process."""
-    install_server_args(Path(model_folder(SglangModel.MLA)))
+pytestmark = pytest.mark.usefixtures("server_args")
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

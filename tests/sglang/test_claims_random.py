@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 from claim_scheduler import ClaimScheduler, opens, text
-from conftest import ModelFolder
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -24,9 +22,8 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from scheduler_kit import install_server_args, source_of
+from scheduler_kit import source_of
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
-from sglang_models import SglangModel
 
 from leyline_engine.contract import (
     ClaimKind,
@@ -43,17 +40,13 @@ from leyline_engine.contract import (
 )
 from leyline_engine.sglang.splicer import StageRow
 
+pytestmark = pytest.mark.usefixtures("server_args")
+
 CAPACITY = 260
 LONGEST = 150
 OPENING = text("opening", 34)
 CLAIMS = st.sampled_from(["c0", "c1", "c2", "c3"])
 PLACES = st.integers(0, LONGEST)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server_args(model_folder: ModelFolder) -> None:
-    """SGLang's configuration, once per process."""
-    install_server_args(Path(model_folder(SglangModel.MLA)))
 
 
 @dataclass
@@ -297,7 +290,7 @@ class Claims(RuleBasedStateMachine):
         self.collect()
         for req in self.requests:
             assert req.finished() or req.rid in self.scheduler.aborted
-        assert not self.scheduler.engine._turns
+        assert not self.scheduler.engine.turns
         for status in self.scheduler.keeper.book.live():
             self.scheduler.release(status.claim.id, status.claim.tenant)
         self.scheduler.serve([1, 2, 3])

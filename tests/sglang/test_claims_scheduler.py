@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from claim_scheduler import ClaimScheduler, opens, text
-from conftest import ModelFolder
-from scheduler_kit import install_server_args, source_of
-from sglang_models import SglangModel
+from scheduler_kit import source_of
 
 from leyline_engine.contract import ClaimKind, ClaimState, Directive, ProblemCode, Reason
 
+pytestmark = pytest.mark.usefixtures("server_args")
+
 HARD, SOFT = ClaimKind.HARD, ClaimKind.SOFT
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server_args(model_folder: ModelFolder) -> None:
-    """SGLang's configuration, once per process."""
-    install_server_args(Path(model_folder(SglangModel.MLA)))
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +185,7 @@ def test_who_waits_is_refused_when_a_claim_comes() -> None:
     assert waits not in scheduler.waiting
     scheduler.drain()
     assert len(runs.output_ids) == 8
-    assert scheduler.engine._turns == {}
+    assert scheduler.engine.turns == {}
 
 
 def test_what_is_retracted_and_no_longer_fits_says_so() -> None:
@@ -225,7 +218,7 @@ def test_decoding_that_outgrows_the_claims_ends_with_their_name() -> None:
     scheduler.drain()
     assert len(req.output_ids) < 60
     assert scheduler.refusal(req).own == ("c",)
-    assert scheduler.engine._turns == {}
+    assert scheduler.engine.turns == {}
     scheduler.release()
     scheduler.check_idle()
 
@@ -264,7 +257,7 @@ def test_what_matches_less_than_it_did_lets_nobody_wait() -> None:
     assert req in scheduler.waiting
     turn = scheduler.engine.turn_of(req)
     assert turn is not None
-    scheduler.engine._fall_back(turn, Reason.TRANSFORM_FAILED, "the test's doing")
+    scheduler.engine.forgets.fall_back(turn, Reason.TRANSFORM_FAILED, "the test's doing")
     scheduler.drain()
     assert scheduler.refusal(req).own == ("c",)
 
@@ -356,7 +349,7 @@ def test_a_claim_between_two_chunks_ends_no_server() -> None:
     scheduler.claim("s", 80)
     scheduler.drain()
     assert scheduler.refusal(req).own == ("c",)
-    assert scheduler.engine._turns == {}
+    assert scheduler.engine.turns == {}
     scheduler.release()
     scheduler.check_idle()
 

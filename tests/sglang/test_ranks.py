@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from conftest import ModelFolder
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler_kit import Scheduler, install_server_args
+from scheduler_kit import Scheduler
 from sglang.srt.managers.io_struct import GenerateReqInput
-from sglang_models import SglangModel
 
 from leyline_engine.contract import EditPayload, Outcome, Reason, edit_envelope
 from leyline_engine.sglang.hints import pack_hints
 from leyline_engine.sglang.ranks import Replica, pin_session, session_rank
 
+pytestmark = pytest.mark.usefixtures("server_args")
+
 PROMPT = list(range(40))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server_args(model_folder: ModelFolder) -> None:
-    """SGLang's configuration, once per process."""
-    install_server_args(Path(model_folder(SglangModel.MLA)))
 
 
 def sent(hints: object, *, native: bool = False, rank: int | None = None) -> GenerateReqInput:

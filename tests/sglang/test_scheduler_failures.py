@@ -12,16 +12,12 @@ import sys
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-from conftest import ModelFolder
-from scheduler_kit import SECRETS, VOCABULARY, Scheduler, install_server_args, sealed, source_of
+from scheduler_kit import SECRETS, Scheduler, sealed, source_of, text
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
 from sglang.srt.mem_cache.common import release_kv_cache
-from sglang_models import SglangModel
 
 from leyline_engine import rules
 from leyline_engine.contract import (
@@ -38,20 +34,19 @@ from leyline_engine.contract import (
     output_span,
     token_array,
 )
+from leyline_engine.pending import PendingForgets
 from leyline_engine.sglang import accounts as accounts_module
-from leyline_engine.sglang import engine as engine_module
+from leyline_engine.sglang import admission as admission_module
+from leyline_engine.sglang import matching as matching_module
 from leyline_engine.sglang import plugin
 from leyline_engine.sglang import splicer as splicer_module
+from leyline_engine.sglang.forgetting import Forgetter
+
+pytestmark = pytest.mark.usefixtures("server_args")
 
 CAPACITY = 900
 SECRET = SECRETS + 7
 _OURS = "leyline_engine."
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server_args(model_folder: ModelFolder) -> None:
-    """SGLang's configuration, once per process."""
-    install_server_args(Path(model_folder(SglangModel.MLA)))
 
 
 class InjectedError(RuntimeError):
@@ -94,12 +89,8 @@ def _pool(scheduler: Scheduler) -> Any:
     return scheduler.cache._pool
 
 
-def _engine(scheduler: Scheduler) -> Any:
-    return scheduler.engine
-
-
-def _rules(scheduler: Scheduler) -> Any:
-    return scheduler.engine._rules
+def _rules(_: Scheduler) -> Any:
+    return rules.Rules
 
 
 def _ledger(scheduler: Scheduler) -> Any:
@@ -110,12 +101,16 @@ def _publications(scheduler: Scheduler) -> Any:
     return scheduler.engine.publications
 
 
-def _splicer(scheduler: Scheduler) -> Any:
-    return scheduler.engine._splicer
+def _splicer(_: Scheduler) -> Any:
+    return splicer_module.Splicer
 
 
-def _forgetter(scheduler: Scheduler) -> Any:
-    return scheduler.engine._forgetter
+def _forgetter(_: Scheduler) -> Any:
+    return Forgetter
+
+
+def _pending(_: Scheduler) -> Any:
+    return PendingForgets
 
 
 def _registry(scheduler: Scheduler) -> Any:
@@ -129,7 +124,7 @@ SPLICE = {
     "look into the tree": Stage("find", _cache, 3),
     "read a path's slots": Stage("path_device_indices", _cache, 2),
     "lock": Stage("lock", _cache, 3),
-    "plan": Stage("plan_turn", lambda _: engine_module),
+    "plan": Stage("plan_turn", lambda _: admission_module),
     "plan the copies": Stage("plan_turn", lambda _: splicer_module),
     "derive the lineage": Stage("derive_lineage", lambda _: rules),
     "tell what is carried": Stage("carry", _rules),
@@ -168,18 +163,12 @@ FORGET = {
     "erase": Stage("erase", _pool, 2),
     "drop a turn": Stage("drop", _registry),
     "strike the spans": Stage("strike", _ledger),
-    "open a ticket": Stage("open", lambda scheduler: scheduler.engine._forgetter.pending),
-    "take tickets": Stage("take", lambda scheduler: scheduler.engine._forgetter.pending),
-    "withhold readers": Stage("_withhold_readers", _engine),
+    "open a ticket": Stage("open", _pending),
+    "take tickets": Stage("take", _pending),
+    "withhold readers": Stage("read_by", _ledger),
     "settle": Stage("settle", _forgetter, 2),
-    "fold the keys": Stage("fold_keys", lambda _: engine_module),
+    "fold the keys": Stage("fold_keys", lambda _: matching_module),
 }
-
-
-def text(length: int, seed: int) -> list[int]:
-    """Random tokens."""
-    rng = Random(seed)
-    return [rng.randrange(VOCABULARY) for _ in range(length)]
 
 
 def source_ref(req: Req, turn: str) -> SourceRef:
@@ -288,7 +277,7 @@ def check_served(scene: Scene, req: Req) -> None:
     assert req.finished()
     assert not isinstance(req.finished_reason, FINISH_ABORT)
     assert len(req.output_ids) == 2
-    assert scene.scheduler.engine._turns == {}
+    assert scene.scheduler.engine.turns == {}
     scene.scheduler.serve([1, 2, 3])
     scene.scheduler.check_idle()
 
@@ -401,6 +390,6 @@ def test_a_request_that_is_aborted_between_chunks_ends_once() -> None:
     assert scheduler.chunked is req
     scheduler.abort(req)
     assert scheduler.sender.records["m"].finished
-    assert scheduler.engine._turns == {}
+    assert scheduler.engine.turns == {}
     assert scheduler.engine.registry.count() == 0
     scheduler.check_idle()

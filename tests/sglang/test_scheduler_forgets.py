@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from pathlib import Path
-from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from conftest import ModelFolder
-from scheduler_kit import SECRETS, VOCABULARY, Scheduler, install_server_args, sealed, source_of
-from sglang_models import SglangModel
+from scheduler_kit import VOCABULARY, Scheduler, sealed, source_of, text
+from secret_kit import HEAD, REDACTED, SECRET, SPANS, TAIL, TOLD, forgetting, telling
 
 from leyline_engine.contract import (
     Directive,
@@ -30,40 +27,7 @@ from leyline_engine.contract import (
 from leyline_engine.sglang.hints import MAX_ENVELOPE_BYTES
 from leyline_engine.sglang.publications import Publication, Space
 
-SECRET = SECRETS + 3
-HEAD, TAIL = 60, 50
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server_args(model_folder: ModelFolder) -> None:
-    """SGLang's configuration, once per process."""
-    install_server_args(Path(model_folder(SglangModel.MLA)))
-
-
-def text(length: int, seed: int) -> list[int]:
-    """Random tokens."""
-    rng = Random(seed)
-    return [rng.randrange(VOCABULARY) for _ in range(length)]
-
-
-TOLD = [*text(HEAD, 1), SECRET, *text(TAIL, 2)]
-SPANS = (
-    SpanLabel("head", 0, HEAD),
-    SpanLabel("secret", HEAD, HEAD + 1),
-    SpanLabel("tail", HEAD + 1, len(TOLD)),
-)
-REDACTED = [*TOLD[:HEAD], 7, *TOLD[HEAD + 1 :]]
-
-
-def telling(**changes: Any) -> EditPayload:
-    """The turn that reads the secret."""
-    payload = EditPayload(session="s", scope="t", turn="t1", spans=SPANS)
-    return msgspec.structs.replace(payload, **changes)
-
-
-def forgetting(**changes: Any) -> EditPayload:
-    """The turn that demands its forgetting."""
-    return telling(**({"turn": "t9", "forget": ("secret",)} | changes))
+pytestmark = pytest.mark.usefixtures("server_args")
 
 
 def readers(scheduler: Scheduler) -> int:
@@ -334,7 +298,7 @@ def test_a_thousand_small_sessions_leave_a_large_one_its_cache() -> None:
     scheduler.serve(large, telling(spans=()))
     for number in range(1100):
         small = Publication(array("q", [number % VOCABULARY, number // VOCABULARY, 3]))
-        scheduler.engine._publish(("u", f"s{number}"), small)
+        scheduler.engine.publisher.publish(("u", f"s{number}"), small)
     found = scheduler.cache.find(token_array(large), Space()).device_prefix_len
     assert found == len(large)
 

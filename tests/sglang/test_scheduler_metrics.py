@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from census_kit import Seen
 from claim_scheduler import ClaimScheduler, opens, text
-from conftest import ModelFolder
 from prometheus_client import CollectorRegistry
-from scheduler_kit import Scheduler, install_server_args, source_of
-from sglang_models import SglangModel
+from scheduler_kit import Scheduler, source_of
 
 from leyline_engine.contract import (
     Directive,
@@ -32,11 +29,7 @@ from leyline_engine.metrics import NoMetrics, PrometheusMetrics
 from leyline_engine.sglang import plugin
 from leyline_engine.sglang.metrics import Readings, open_metrics
 
-
-@pytest.fixture(scope="module", autouse=True)
-def server_args(model_folder: ModelFolder) -> None:
-    """SGLang's configuration, once per process."""
-    install_server_args(Path(model_folder(SglangModel.MLA)))
+pytestmark = pytest.mark.usefixtures("server_args")
 
 
 @pytest.mark.parametrize(("enabled", "rank"), [(False, 0), (True, 1)])

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 
 import pytest
 import torch
-from conftest import ModelFolder
-from scheduler_kit import SALT, SECRETS, VOCABULARY, Scheduler, install_server_args, source_of
+from scheduler_kit import SALT, SECRETS, VOCABULARY, Scheduler, source_of
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
-from sglang_models import SglangModel
 
 from leyline_engine.contract import (
     Directive,
@@ -36,15 +33,11 @@ from leyline_engine.contract import (
 from leyline_engine.lineage import share_lineage
 from leyline_engine.sglang.splicer import StageRow
 
+pytestmark = pytest.mark.usefixtures("server_args")
+
 CREW = "crew"
 """What sessions of a tenant share some of their splices under."""
 CREWS = share_lineage(CREW, salt=SALT)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server_args(model_folder: ModelFolder) -> None:
-    """SGLang's configuration, once per process."""
-    install_server_args(Path(model_folder(SglangModel.MLA)))
 
 
 @dataclass

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from pathlib import Path
-from random import Random
 
 import msgspec
 import pytest
 import torch
-from conftest import ModelFolder
-from scheduler_kit import (
-    SALT,
-    SECRETS,
-    VOCABULARY,
-    Scheduler,
-    install_server_args,
-    sealed,
-    source_of,
-)
+from scheduler_kit import SALT, Scheduler, sealed, source_of, text
+from secret_kit import HEAD, SECRET, TAIL, TOLD, telling
 from sglang.srt.managers.schedule_batch import Req
-from sglang_models import SglangModel
 
 from leyline_engine.contract import (
     Directive,
@@ -37,29 +26,9 @@ from leyline_engine.contract import (
 from leyline_engine.lineage import fold_keys, share_lineage
 from leyline_engine.sglang.publications import Space
 
-SECRET = SECRETS + 5
-HEAD, TAIL = 60, 50
+pytestmark = pytest.mark.usefixtures("server_args")
+
 SHARED = (LineageRun(HEAD, share_lineage("crew", salt=SALT)),)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server_args(model_folder: ModelFolder) -> None:
-    """SGLang's configuration, once per process."""
-    install_server_args(Path(model_folder(SglangModel.MLA)))
-
-
-def text(length: int, seed: int) -> list[int]:
-    """Random tokens."""
-    rng = Random(seed)
-    return [rng.randrange(VOCABULARY) for _ in range(length)]
-
-
-TOLD = [*text(HEAD, 1), SECRET, *text(TAIL, 2)]
-SPANS = (
-    SpanLabel("head", 0, HEAD),
-    SpanLabel("secret", HEAD, HEAD + 1),
-    SpanLabel("tail", HEAD + 1, len(TOLD)),
-)
 
 
 def spliced(
@@ -80,8 +49,7 @@ class Crew:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        told = EditPayload(session="s", scope="t", turn="t1", spans=SPANS)
-        source, _ = scheduler.serve(TOLD, told)
+        source, _ = scheduler.serve(TOLD, telling())
         end = len(source_of(source)) - 1
         self.labels = (
             SpanLabel("head", 0, HEAD),

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-from conftest import ModelFolder
-from scheduler_kit import VOCABULARY, Scheduler, install_server_args, sealed, source_of
+from scheduler_kit import Scheduler, sealed, source_of, text
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-from sglang_models import SglangModel
 
 from leyline_engine.contract import (
     ATTENTION_SINK,
@@ -21,17 +17,7 @@ from leyline_engine.contract import (
     apply_directives,
 )
 
-
-@pytest.fixture(scope="module", autouse=True)
-def server_args(model_folder: ModelFolder) -> None:
-    """SGLang's configuration, once per process."""
-    install_server_args(Path(model_folder(SglangModel.MLA)))
-
-
-def text(length: int, seed: int) -> list[int]:
-    """Random tokens."""
-    rng = Random(seed)
-    return [rng.randrange(VOCABULARY) for _ in range(length)]
+pytestmark = pytest.mark.usefixtures("server_args")
 
 
 def editing(scheduler: Scheduler, cut: Directive, **fields: Any) -> tuple[list[int], EditPayload]:

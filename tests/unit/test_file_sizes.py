@@ -13,7 +13,6 @@ MAX_FUNCTION_LINES = 60
 
 LONG_FILES = {
     "engine_patch/leyline_engine/claims/book.py": "one state machine: its table and its moves",
-    "engine_patch/leyline_engine/sglang/engine.py": "lifecycle, admission and forgetting in one",
 }
 
 _OPTIONS = "its parameters are the command's options"
@@ -24,7 +23,6 @@ LONG_FUNCTIONS = {
     "proxy/leyline_proxy/cli/replay.py replay": _OPTIONS,
     "proxy/leyline_proxy/cli/serve.py serve": _OPTIONS,
     "proxy/leyline_proxy/wiring/services.py build_services": "the one place that wires services",
-    "engine_patch/leyline_engine/sglang/engine.py __init__": "wires the parts of one scheduler",
     "engine_patch/leyline_engine/sglang/kernel.py _move_rows": "a Triton kernel is one function",
     "bench/soak.py soak": "a script, read from top to bottom",
 }

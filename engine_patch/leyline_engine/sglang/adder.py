@@ -23,7 +23,7 @@ class LeylinePrefillAdder(PrefillAdder):
                 candidate, has_chunked_req, truncation_align_size
             )
 
-        result = admit(req) if turn is None else engine.admit(turn, admit, self._room)
+        result = admit(req) if turn is None else engine.admission.admit(turn, admit, self._room)
         if result is AddReqResult.NO_TOKEN and self._nothing_runs():
             engine.give_way()
             # It may share less with a claim than when it was queued, and never fit any more.

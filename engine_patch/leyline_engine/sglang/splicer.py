@@ -13,7 +13,6 @@ runs, nobody else can match the copies.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -29,6 +28,7 @@ from leyline_engine.lineage import fold_keys
 from leyline_engine.plan import Plan, plan_turn
 from leyline_engine.rules import CheckedRequest, Rules, extend_lineage
 from leyline_engine.sglang.pool import SplicePool
+from leyline_engine.sglang.publishing import Publisher
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.turn import Phase, Source, Staging, Turn
 
@@ -78,9 +78,8 @@ class Splicer:
         cache: the tree.
         pool: copies and rotates rows.
         rules: decisions over the registry and the ledger.
+        publisher: notes what copies have read, and what they publish, before they can be matched.
         min_copy: copies shorter than this, in tokens, are prefilled: a forward costs more.
-        entered: called with a turn that was planned, before its copies can become matchable.
-        publishing: called with a turn and the tokens that become matchable with the next copy.
         agree: returns True if all tensor-parallel ranks succeeded; takes this rank's success.
         copied: called with the bytes of KV that a splice copied.
     """
@@ -90,10 +89,9 @@ class Splicer:
         cache: LeylineRadixCache,
         pool: SplicePool,
         rules: Rules,
+        publisher: Publisher,
         *,
         min_copy: int,
-        entered: Callable[[Turn], None],
-        publishing: Callable[[Turn, array[int]], None],
         agree: Callable[[bool], bool],
         copied: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -101,8 +99,7 @@ class Splicer:
         self._pool = pool
         self._rules = rules
         self._min_copy = min_copy
-        self._entered = entered
-        self._publishing = publishing
+        self._publisher = publisher
         self._agree = agree
         self._copied = copied
 
@@ -144,13 +141,13 @@ class Splicer:
                 raise NoRoomError
             turn.carried = self._carried(turn, checked, plan, staging.cursor)
         except BaseException:
-            self._let_go(staging)
+            _let_go(self._cache, staging)
             raise
         turn.plan = plan
         turn.lineage = extend_lineage(turn.lineage, turn.carried)
         turn.staging = staging
         turn.move(Phase.STAGING)
-        self._entered(turn)
+        self._publisher.enter(turn)
 
     def _carried(
         self, turn: Turn, checked: CheckedRequest, plan: Plan, cursor: int
@@ -205,7 +202,7 @@ class Splicer:
         try:
             self._splice_rows(source, slots, start, staging.cursor)
             tokens = turn.req.origin_input_ids[: copy.dest_end]
-            self._publishing(turn, tokens)
+            self._publisher.note(turn, tokens)
             node = self._cache.graft(turn.keys(tokens), staging.lock.node, slots, turn)
         except BaseException:
             self._cache.give_back(slots)
@@ -250,23 +247,26 @@ class Splicer:
             turn.staging.row = None
             turn.restarts += 1
 
-    def release(self, turn: Turn) -> None:
-        """Give back all that a turn's splice holds; the copies stay, evictable."""
-        if turn.staging is not None:
-            staging, turn.staging = turn.staging, None
-            self._let_go(staging)
 
-    def release_sources(self, turn: Turn) -> None:
-        """Give back the sources; the copies stay locked."""
-        if turn.staging is not None:
-            for source in turn.staging.sources:
-                self._cache.unlock(source.lock)
-            turn.staging.sources.clear()
+def release(cache: LeylineRadixCache, turn: Turn) -> None:
+    """Give back all that a turn's splice holds; the copies stay, evictable."""
+    if turn.staging is not None:
+        staging, turn.staging = turn.staging, None
+        _let_go(cache, staging)
 
-    def _let_go(self, staging: Staging) -> None:
-        for source in staging.sources:
-            self._cache.unlock(source.lock)
-        self._cache.unlock(staging.lock)
+
+def release_sources(cache: LeylineRadixCache, turn: Turn) -> None:
+    """Give back the sources; the copies stay locked."""
+    if turn.staging is not None:
+        for source in turn.staging.sources:
+            cache.unlock(source.lock)
+        turn.staging.sources.clear()
+
+
+def _let_go(cache: LeylineRadixCache, staging: Staging) -> None:
+    for source in staging.sources:
+        cache.unlock(source.lock)
+    cache.unlock(staging.lock)
 
 
 def as_admitted(plan: Plan, reused: int) -> tuple[Plan, TokenCounts]:

@@ -13,7 +13,7 @@ import itertools
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -26,9 +26,7 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
 from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
-from sglang.srt.runtime_context import get_context
 from sglang.srt.sampling.sampling_params import SamplingParams
-from sglang.srt.server_args import ServerArgs
 
 from leyline_engine.claims.limits import Limits
 from leyline_engine.contract import (
@@ -121,11 +119,6 @@ class _Batch:
 
     def batch_size(self) -> int:
         return len(self.reqs)
-
-
-def install_server_args(model: Path) -> None:
-    """SGLang's own modules read their configuration from the process."""
-    get_context().set_server_args(ServerArgs(model_path=str(model), device="cpu"))
 
 
 class Scheduler:
@@ -481,6 +474,12 @@ class Scheduler:
         assert self.cache.protected_size() == 0
         assert not self.cache.condemned
         self.check()
+
+
+def text(length: int, seed: int) -> list[int]:
+    """Random tokens."""
+    rng = Random(seed)
+    return [rng.randrange(VOCABULARY) for _ in range(length)]
 
 
 def source_of(req: Req) -> array[int]:

@@ -1,0 +1,176 @@
+"""Admission of requests with envelopes: a turn is planned, spliced, and runs.
+
+Its copies are made, and its forget is carried out, before SGLang admits it like any request. On any
+error it is admitted as an ordinary prefill.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from sglang.srt.managers.schedule_policy import AddReqResult
+
+from leyline_engine.contract import Reason
+from leyline_engine.edits import EditRefusedError
+from leyline_engine.plan import plan_turn
+from leyline_engine.sglang.containment import contained
+from leyline_engine.sglang.fallback import Fallback
+from leyline_engine.sglang.matching import Matcher
+from leyline_engine.sglang.radix import LeylineRadixCache
+from leyline_engine.sglang.splicer import (
+    MAX_RESTARTS,
+    Admit,
+    NoRoomError,
+    Splicer,
+    StageRow,
+    release,
+)
+from leyline_engine.sglang.turn import Phase, Turn
+from leyline_engine.sglang.turn_forgets import TurnForgets
+
+log = logging.getLogger(__name__)
+
+_PRESSURE = "no slots for the copies beside their locked sources"
+_FAILED = "the splice failed in the engine"
+
+
+class Admission:
+    """Brings turns from the queue to their first forward.
+
+    Args:
+        cache: the tree.
+        splicer: makes copies; None if the pool's rows can't be touched.
+        matcher: finds cached prefixes.
+        fallback: checks requests.
+        forgets: carries out what turns demand to forget before they run.
+        turns: turns that wait or run, by request.
+        admitted: called with a turn whose request runs from now on.
+    """
+
+    def __init__(
+        self,
+        cache: LeylineRadixCache,
+        splicer: Splicer | None,
+        *,
+        matcher: Matcher,
+        fallback: Fallback,
+        forgets: TurnForgets,
+        turns: Mapping[str, Turn],
+        admitted: Callable[[Turn], None],
+    ) -> None:
+        self._cache = cache
+        self._splicer = splicer
+        self._matcher = matcher
+        self._fallback = fallback
+        self._forgets = forgets
+        self._turns = turns
+        self._admitted = admitted
+
+    def admit(self, turn: Turn, admit: Admit, room: Callable[[], int]) -> AddReqResult:
+        """Admit a turn's request, or do the next step that it needs first.
+
+        Args:
+            turn: a turn that waits.
+            admit: SGLang's own admission.
+            room: tokens that admission has left.
+
+        Returns:
+            SGLang's result for its budget; ``CONTINUE`` also for a turn that has to wait.
+        """
+        began = time.perf_counter_ns()
+        verdict = self._prepare(turn, admit, room)
+        turn.spent_ns += time.perf_counter_ns() - began
+        if verdict is not None:
+            return verdict
+        req = turn.req
+        req.init_next_round_input(self._cache)
+        result = admit(req)
+        if turn.phase is Phase.READY:
+            if req.lock is not None:
+                turn.move(Phase.RUNNING)
+                with contained("writing a receipt"):
+                    # The request holds a lock of its own.
+                    release(self._cache, turn)
+                    self._admitted(turn)
+            elif result is AddReqResult.NO_TOKEN:
+                release(self._cache, turn)
+        return result
+
+    def _prepare(self, turn: Turn, admit: Admit, room: Callable[[], int]) -> AddReqResult | None:
+        """Bring a turn to READY, if possible."""
+        try:
+            if turn.phase is Phase.NEW and not self._begin(turn, room):
+                return AddReqResult.NO_TOKEN
+            if turn.phase is Phase.STAGING and self._splicer is not None:
+                waiting = self._splicer.advance(turn, admit, room)
+                if waiting is not None:
+                    return waiting
+                self._forgets.ready(turn)
+        except NoRoomError:
+            self._forgets.fall_back(turn, Reason.SOURCE_EVICTED, _PRESSURE)
+        except Exception:
+            self.fail(turn)
+        return None
+
+    def _begin(self, turn: Turn, room: Callable[[], int]) -> bool:
+        """Check a new turn and plan its edit; returns False if there is no room for it now."""
+        prompt = turn.req.origin_input_ids
+        checked = self._fallback.check(turn)
+        if checked.forgets:
+            self._forgets.withhold_session(turn)
+        limit = len(prompt) - 1
+        match = self._matcher.best(turn, checked, prompt, limit)
+        turn.checked = checked
+        turn.plan = plan_turn(len(prompt), match.device_prefix_len, (), (), sink=0)
+        if checked.edit is None or self._splicer is None:
+            self._forgets.ready(turn)
+            return True
+        try:
+            self._splicer.begin(turn, checked, match, room)
+        except NoRoomError:
+            if turn.plan.prefilled > room():
+                return False  # nor is there room for an ordinary prefill: it waits as it is
+            raise
+        return True
+
+    def fail(self, turn: Turn) -> None:
+        """Handle an error of the engine's own: SGLang's loop must not end with it."""
+        log.exception("a splice failed; the request runs as an ordinary prefill")
+        self._forgets.fall_back(turn, Reason.TRANSFORM_FAILED, _FAILED)
+
+    def row_computed(self, row: StageRow) -> None:
+        """Record that the gap of a stage row is in the tree, and locked by the row."""
+        if self._splicer is not None:
+            with contained("taking over a computed gap"):
+                self._splicer.row_computed(row)
+
+    def row_released(self, row: StageRow) -> None:
+        """Record that a stage row gave back its slots and its lock."""
+        if self._splicer is None:
+            return
+        try:
+            self._splicer.row_released(row)
+        except Exception:
+            self.fail(row.leyline)
+
+    def give_way(self) -> bool:
+        """Free the memory that waiting turns hold; returns False if they held nothing.
+
+        A splice that gave way begins again, a few times at most.
+        """
+        gave = False
+        for turn in tuple(self._turns.values()):
+            if turn.staging is None or turn.staging.row is not None:
+                continue
+            release(self._cache, turn)
+            gave = True
+            if turn.phase is not Phase.STAGING:
+                continue
+            turn.restarts += 1
+            turn.carried, turn.plan = None, None
+            turn.move(Phase.NEW)
+            if turn.restarts > MAX_RESTARTS:
+                turn.refusal = EditRefusedError(Reason.SOURCE_EVICTED, _PRESSURE)
+        return gave

@@ -1,0 +1,183 @@
+"""Forgets that turns demand: when they are carried out, and which other turns they reach.
+
+A turn forgets once all its copies are made, or given up: they may use KV that is being forgotten.
+KV that other turns are computing meanwhile may have read it, and is withheld: it is not published,
+and overwritten when they end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from leyline_engine.contract import LineageRun, Reason
+from leyline_engine.ledger import SpanLedger
+from leyline_engine.lineage import runs_before
+from leyline_engine.rules import CheckedRequest, Rules
+from leyline_engine.sglang.accounts import Accounts
+from leyline_engine.sglang.containment import contained
+from leyline_engine.sglang.fallback import Fallback
+from leyline_engine.sglang.forgetting import Forgetter, Forgotten
+from leyline_engine.sglang.publications import Publication
+from leyline_engine.sglang.publishing import KeptOut
+from leyline_engine.sglang.radix import LeylineRadixCache
+from leyline_engine.sglang.splicer import release_sources
+from leyline_engine.sglang.turn import Phase, Turn
+
+log = logging.getLogger(__name__)
+
+
+class TurnForgets:
+    """Forgets of one scheduler's turns.
+
+    Args:
+        cache: the tree.
+        rules: names the lineage of KV that must not be filed as condemned KV.
+        ledger: knows which lineages have read a span.
+        forgetter: carries forgets out on the tree.
+        fallback: gives up splices of what is forgotten.
+        kept_out: takes requests whose KV is withheld.
+        accounts: reports the progress of forgets.
+        turns: turns that wait or run, by request.
+    """
+
+    def __init__(
+        self,
+        cache: LeylineRadixCache,
+        rules: Rules,
+        ledger: SpanLedger,
+        *,
+        forgetter: Forgetter,
+        fallback: Fallback,
+        kept_out: KeptOut,
+        accounts: Accounts,
+        turns: Mapping[str, Turn],
+    ) -> None:
+        self._cache = cache
+        self._rules = rules
+        self._ledger = ledger
+        self._forgetter = forgetter
+        self._fallback = fallback
+        self._kept_out = kept_out
+        self._accounts = accounts
+        self._turns = turns
+
+    # When a turn forgets.
+
+    def ready(self, turn: Turn) -> None:
+        """Make a turn READY, and forget what it demands: its copies are made, or given up."""
+        release_sources(self._cache, turn)
+        turn.move(Phase.READY)
+        checked = turn.checked
+        if checked is not None and checked.forgets:
+            self._forget(turn, checked)
+
+    def fall_back(self, turn: Turn, reason: Reason, detail: str) -> None:
+        """Give a splice up: drop its copies, and make the request an ordinary prefill."""
+        self._fallback.strip(turn, reason, detail)
+        if turn.phase in {Phase.NEW, Phase.STAGING}:
+            self.ready(turn)
+
+    def forget_first(self, turn: Turn) -> None:
+        """Forget for a request that may never be admitted."""
+        if turn.phase is Phase.STAGING:
+            self.fall_back(turn, Reason.REPREFILLED, "claims leave its copies too little room")
+        elif turn.phase is Phase.NEW:
+            self.withhold_session(turn)
+            self._forget(turn, self._fallback.check(turn))
+
+    def released(self, turn: Turn) -> None:
+        """Record that a turn's request gave its slots back."""
+        if turn.withheld:
+            self._forgetter.pending.let_go([turn])
+
+    def settle(self) -> None:
+        """Remove condemned KV that nobody holds any more, and report how far forgets came."""
+        self._forgetter.settle()
+        for ticket, counts in self._forgetter.progress().items():
+            self._accounts.progressed(ticket, counts)
+
+    def clear(self) -> None:
+        """Record that the tree is empty."""
+        self._forgetter.clear()
+
+    # What a forget reaches.
+
+    def _forget(self, turn: Turn, checked: CheckedRequest) -> None:
+        try:
+            self._remove_readers(turn, checked)
+        except Exception:
+            log.exception("a forget failed; nobody finds what may have read the spans")
+            self._condemn(turn)
+
+    def _remove_readers(self, turn: Turn, checked: CheckedRequest) -> None:
+        session = turn.session
+        assert session is not None  # noqa: S101 - only a payload demands forgetting
+        reused = turn.staging.cursor if turn.staging is not None else 0
+        if turn.plan is not None:
+            reused = max(reused, turn.plan.prefix)
+        prompt = checked.prompt
+        found = Publication(turn.keys(prompt)[:reused], runs_before(turn.lineage, reused))
+        done = self._forgetter.forget(
+            session,
+            checked.forgotten,
+            spared=(Publication(prompt), found),
+            ticket=turn.message_id,
+        )
+        turn.forgot = done.counts
+        self._withhold_readers(turn, done)
+        if turn.lineage and self._cache.is_condemned(turn.keys(prompt)):
+            # KV that is computed now must not be filed as the condemned KV of the same name.
+            fresh = self._rules.fresh_lineage(turn.message_id, turn.scope)
+            turn.lineage = (*runs_before(turn.lineage, reused), LineageRun(reused, fresh))
+
+    def _condemn(self, turn: Turn) -> None:
+        """Condemn KV after a forget failed midway.
+
+        Nothing that may have read the spans is found from here on, and it is removed as soon as
+        possible.
+        """
+        left = "what was to be forgotten is yet to be removed"
+        self._fallback.strip(turn, Reason.TRANSFORM_FAILED, left)
+        for other in tuple(self._turns.values()):
+            if other is not turn and other.scope == turn.scope:
+                self._withhold(other, turn.message_id)
+        session = turn.session
+        if session is not None:
+            with contained("condemning what a session published"):
+                turn.forgot = self._forgetter.condemn(session, turn.message_id)
+
+    def withhold_session(self, turn: Turn) -> None:
+        """Withhold KV of the session's other requests, which may have read what is being forgotten.
+
+        Not that of its own other answers, which have its prompt.
+        """
+        prompt = turn.req.origin_input_ids
+        for other in tuple(self._turns.values()):
+            same = other.message_id == turn.message_id and other.req.origin_input_ids == prompt
+            if other.session == turn.session and not same:
+                self._withhold(other, turn.message_id)
+
+    def _withhold_readers(self, turn: Turn, done: Forgotten) -> None:
+        """Withhold KV of other sessions' requests that may use shared KV that has read it."""
+        for other in tuple(self._turns.values()):
+            if other is turn or other.phase is Phase.NEW:
+                continue
+            prompt = len(other.req.origin_input_ids)
+            if self._ledger.read_by(done.struck, other.scope, other.lineage, other.carried, prompt):
+                self._withhold(other, turn.message_id)
+
+    def _withhold(self, turn: Turn, ticket: str) -> None:
+        """Publish nothing that a turn computes, as it may have read forgotten spans."""
+        turn.withheld = True
+        self._kept_out.add(turn.req)
+        if turn.receipt is not None:
+            turn.receipt = msgspec.structs.replace(turn.receipt, turn="")
+        if turn.phase is Phase.STAGING:
+            self.fall_back(turn, Reason.REPREFILLED, "what it would copy was forgotten meanwhile")
+        kv = turn.req.kv
+        if kv.holds_kv:
+            own = kv.kv_allocated_len - kv.cache_protected_len
+            self._forgetter.pending.wait(ticket, turn, own)
