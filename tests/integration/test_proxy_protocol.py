@@ -22,6 +22,7 @@ from support.fake_engine import (
     chat_stream,
     chunk,
 )
+from support.metrics_page import metric
 
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
@@ -63,16 +64,6 @@ def body(**members: Any) -> dict[str, Any]:
 def events(stream: bytes) -> list[bytes]:
     """The data of each event."""
     return [part.removeprefix(b"data: ") for part in stream.split(b"\n\n") if part]
-
-
-async def metric(client: httpx.AsyncClient, name: str, *labels: str) -> float:
-    """Sum of the samples of ``name`` whose labels contain all of ``labels``."""
-    lines = (await client.get("/metrics")).text.splitlines()
-    return sum(
-        float(line.rpartition(" ")[2])
-        for line in lines
-        if line.startswith(name) and all(label in line for label in labels)
-    )
 
 
 async def test_an_unedited_body_goes_up_byte_for_byte(engine: FakeEngine) -> None:

@@ -5,14 +5,17 @@ One token per character; the role marks stand in no content.
 
 from __future__ import annotations
 
+import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import strategies as st
 
 from leyline_engine.contract import CopySegment, LineageRun, token_digest
-from leyline_proxy.model.messages import Message
+from leyline_proxy.edits.prepare import prepare
+from leyline_proxy.model.messages import Message, text_of
 from leyline_proxy.model.prepared import Prepared
 from leyline_proxy.model.rendered import MessageSpan, Rendered
 from leyline_proxy.model.session import Departed, RetainedTurn
@@ -25,17 +28,23 @@ ANYTHING = UndeclaredRules.parse(dict.fromkeys((*ROLES, "template"), "amortize")
 NOTHING = UndeclaredRules()
 
 
-def render(messages: list[Message]) -> Rendered:
-    """One token per character, role marks that no content holds."""
+def render(
+    messages: Sequence[Message], *, context: str = "", unlocated: Collection[str] = ()
+) -> Rendered:
+    """One token per character, and marks around each message that no content holds.
+
+    Args:
+        unlocated: roles whose contents can't be found in the prompt.
+    """
     text, spans = "", []
     for index, message in enumerate(messages):
         text += f"<{message['role']}>"
-        content = message["content"] or ""
-        if content:
+        content = text_of(message)
+        if content and message["role"] not in unlocated:
             spans.append(MessageSpan(index, len(text), len(text) + len(content)))
-        calls = "".join(f"{{{call['id']}}}" for call in message.get("tool_calls") or [])
+        calls = json.dumps(message["tool_calls"]) if message.get("tool_calls") else ""
         text += f"{content}{calls}</>"
-    return Rendered(array("q", map(ord, text + "<assistant>")), tuple(spans))
+    return Rendered(array("q", map(ord, text + "<assistant>")), tuple(spans), context)
 
 
 def retained(
@@ -54,13 +63,24 @@ def retained(
     )
 
 
+def turn_of(messages: list[Message], **facts: Any) -> RetainedTurn:
+    """A retained turn of messages that nobody edited; see :func:`retained` for the facts."""
+    return retained(prepare(messages, (), (), 0), **facts)
+
+
 def plan_of(
-    sources: list[RetainedTurn], prepared: Prepared, rules: UndeclaredRules = NOTHING
+    sources: list[RetainedTurn],
+    prepared: Prepared,
+    rules: UndeclaredRules = NOTHING,
+    *,
+    sink: int = 0,
 ) -> TurnPlan:
     """The plan against some retained turns."""
     prompt = render(prepared.messages)
     names = name_spans("now", prepared, sources, Departed(), prompt)
-    return synthesize(sources, prepared, prompt, rules, names=names, model_fingerprint="m", sink=0)
+    return synthesize(
+        sources, prepared, prompt, rules, names=names, model_fingerprint="m", sink=sink
+    )
 
 
 @dataclass(frozen=True)

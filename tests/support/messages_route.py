@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import httpx
 from support.fake_engine import MODEL
 
 MESSAGES = "/v1/messages"
@@ -36,10 +35,3 @@ def events(text: str) -> list[dict[str, Any]]:
 def kinds(found: Sequence[dict[str, Any]]) -> list[str]:
     """Their types."""
     return [event["type"] for event in found]
-
-
-async def metric(client: httpx.AsyncClient, *labels: str) -> float:
-    """Requests that were counted under these labels."""
-    lines = (await client.get("/metrics")).text.splitlines()
-    found = [line for line in lines if line.startswith("leyline_requests_total")]
-    return sum(float(x.rpartition(" ")[2]) for x in found if all(y in x for y in labels))

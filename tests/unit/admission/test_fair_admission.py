@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from support.fake_engine import MODEL, Answer, FakeEngine, chat_stream, chunk, proxy_before
+from support.metrics_page import metric
 
 CHAT = "/v1/chat/completions"
 SSE = "text/event-stream"
@@ -34,9 +35,7 @@ def key(value: str) -> dict[str, str]:
 
 async def gauge(client: httpx.AsyncClient, name: str, tenant: str) -> float:
     """A metric of a tenant; 0 where it hasn't any."""
-    lines = (await client.get("/metrics")).text.splitlines()
-    found = [line for line in lines if line.startswith(f"leyline_{name}{{")]
-    return sum(float(line.rpartition(" ")[2]) for line in found if f'tenant="{tenant}"' in line)
+    return await metric(client, f"leyline_{name}{{", f'tenant="{tenant}"')
 
 
 async def until(client: httpx.AsyncClient, name: str, tenant: str, value: float) -> None:

@@ -393,3 +393,13 @@ def test_what_refers_to_stored_objects_doesnt_pass_as_it_is(item: dict[str, Any]
     assert api.passes({"store": False, "input": [plain]})
     assert api.passes({"store": False, "input": "Hi."})
     assert not api.passes({"store": False, "input": [plain, item]})
+
+
+@pytest.mark.parametrize(
+    "item", [{"type": "item_reference", "id": "msg_1"}, {"id": "msg_1"}, {"type": None, "id": "x"}]
+)
+def test_a_reference_to_what_is_stored_isnt_the_upstreams_to_resolve(item: dict[str, str]) -> None:
+    """It would find there what any tenant stored."""
+    assert not NativeResponses().passes({"store": False, "input": [item]})
+    message = {"role": "user", "content": "Hi", "id": "msg_2"}
+    assert NativeResponses().passes({"store": False, "input": [message]})

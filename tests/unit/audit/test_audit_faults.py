@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 from audit_kit import chain_file, event, writer
+from support.waiting import wait
 from typer.testing import CliRunner
 
 from leyline_proxy.audit import reading
@@ -23,14 +23,6 @@ from leyline_proxy.cli.main import build_app
 def path(tmp_path: Path) -> Path:
     """Where the log is to be."""
     return tmp_path / "audit.jsonl"
-
-
-def wait(condition: Callable[[], object]) -> None:
-    """Wait for what the thread does."""
-    until = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def fail_disk(own: AuditWriter) -> None:

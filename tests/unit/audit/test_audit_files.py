@@ -16,6 +16,7 @@ from audit_kit import KEY, chain_file, event, writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
+from support.waiting import wait
 
 from leyline_proxy.audit.chain_file import WriteFailedError
 from leyline_proxy.audit.files import AuditError, AuditLockedError, rotated
@@ -302,15 +303,6 @@ def test_a_full_disk_costs_records_and_is_told(path: Path) -> None:
     verdict = checked(path)
     assert verdict.good, verdict.finding
     assert (verdict.checked.lost, verdict.checked.torn) == (1, 1)
-
-
-def wait(condition: Any) -> None:
-    """Wait for what the thread does."""
-    for _ in range(500):
-        if condition():
-            return
-        time.sleep(0.01)
-    pytest.fail("it never happened")
 
 
 def test_a_disk_that_never_works_costs_no_more_than_the_records(tmp_path: Path) -> None:

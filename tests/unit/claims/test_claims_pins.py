@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 from support.claims_engine import ClaimsEngine, text_of
+from support.clock import Clock
 from support.fake_engine import MODEL, proxy_before
 
 from leyline_engine.contract import ClaimKind, ReleaseClaim
@@ -21,16 +22,6 @@ from leyline_proxy.model.undeclared import UndeclaredRules
 PLAN = "The plan is to begin with the first file."
 EXACT = UndeclaredRules()
 Messages = list[dict[str, Any]]
-
-
-class Clock:
-    """Seconds that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Talk:
@@ -64,7 +55,7 @@ async def talking(
 ) -> AsyncIterator[Talk]:
     """A session before ``engine``."""
     apps: list[Any] = []
-    clock = Clock()
+    clock = Clock(1000.0)
     monkeypatch.setattr("support.fake_engine.create_app", _remembering(apps))
     async with proxy_before(engine, **{"claims_interval_s": 60, **settings}) as client:
         apps[0].state.services.ends._pinning._clock = clock

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from support.claims_engine import ClaimsEngine
 from support.fake_engine import MODEL, proxy_before
+from support.metrics_page import metric
 
 CLAIMS = "/v1/leyline/claims"
 KEYS = {"api_keys": ("red:r", "blue:b")}
@@ -37,13 +38,6 @@ async def chat(
     body = {"model": MODEL, "messages": [{"role": "user", "content": text}], **members}
     headers = {"x-leyline-session": "s", **who}
     return await client.post("/v1/chat/completions", json=body, headers=headers)
-
-
-async def metric(client: httpx.AsyncClient, name: str, *labels: str) -> float:
-    """The sum of a metric's samples that have these labels."""
-    lines = (await client.get("/metrics")).text.splitlines()
-    found = [line for line in lines if line.startswith(name) and all(x in line for x in labels)]
-    return sum(float(line.rpartition(" ")[2]) for line in found)
 
 
 @pytest.mark.parametrize(

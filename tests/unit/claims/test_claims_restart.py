@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import httpx
 import pytest
 from support.claims_engine import ClaimsEngine
 from support.fake_engine import MODEL, proxy_before
+from support.waiting import until
 
 CLAIMS = "/v1/leyline/claims"
 KEYS = {"api_keys": ("red:r",)}
@@ -46,15 +47,6 @@ async def submit(client: httpx.AsyncClient, name: str, **members: Any) -> dict[s
     assert answer.status_code == 201, answer.text
     document: dict[str, Any] = answer.json()
     return document
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for what happens beside the requests."""
-    for _ in range(500):
-        if await condition():
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("it never happened")
 
 
 async def samples(client: httpx.AsyncClient, prefix: str) -> dict[str, float]:

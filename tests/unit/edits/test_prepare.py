@@ -1,76 +1,43 @@
-"""Message diffs, and the provenance of what policies and callers change."""
+"""The provenance of what policies and callers change."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plugin_kit import Plugin
 
 from leyline_engine.contract import Mode
-from leyline_proxy.edits.prepare import prepare
-from leyline_proxy.model.diff import apply_chars, apply_diff, diff_messages
+from leyline_policies import Context
+from leyline_proxy.edits.prepare import prepare, unedited
 from leyline_proxy.model.messages import Message, fingerprint, text_of
 from leyline_proxy.model.prepared import Change
 from leyline_proxy.request.declared import DeclaredEdit
 
-MESSAGES = st.lists(
-    st.builds(
-        lambda role, text: {"role": role, "content": text},
-        st.sampled_from(["user", "assistant"]),
-        st.text("ab", max_size=3),
-    ),
-    max_size=8,
+CALL = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
+TALK: tuple[Message, ...] = (
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": [{"type": "text", "text": "a task"}]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": "a listing", "cache_control": {}},
+    {"role": "user", "content": "a task"},
 )
-
-
-class Rule:
-    """A policy made of a function."""
-
-    def __init__(self, function: Callable[[list[Message]], Any], mode: str = "amortize") -> None:
-        self.name, self.mode, self._function = "rule", mode, function
-
-    def transform(self, messages: list[Message], turn_idx: int) -> Any:
-        return self._function(messages)
 
 
 def _user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-@given(MESSAGES, MESSAGES)
-def test_a_diff_turns_old_into_new(old: list[Message], new: list[Message]) -> None:
-    """Applying it gives the new list; its character edits give the new texts."""
-    diff = diff_messages(old, new)
-    assert list(map(fingerprint, apply_diff(old, diff, new))) == list(map(fingerprint, new))
-    assert [s.old for s in diff.steps if s.old is not None] == list(range(len(old)))
-    assert [s.new for s in diff.steps if s.new is not None] == list(range(len(new)))
-    for step in diff.steps:
-        if step.kind == "replaced" and step.old is not None and step.new is not None:
-            assert apply_chars(text_of(old[step.old]), step.chars) == text_of(new[step.new])
-
-
-@given(MESSAGES.filter(bool), st.data())
-def test_a_single_edit_is_a_single_step(old: list[Message], data: st.DataObject) -> None:
-    """Changing, removing or adding one message changes one step."""
-    place = data.draw(st.integers(0, len(old) - 1))
-    fresh = {**old[place], "content": "unlike all others"}
-    for new in (
-        [*old[:place], fresh, *old[place + 1 :]],
-        [*old[:place], *old[place + 1 :]],
-        [*old[:place], fresh, *old[place:]],
-    ):
-        assert sum(step.kind != "kept" for step in diff_messages(old, new).steps) == 1
-
-
 def test_policies_leave_their_provenance() -> None:
     """A changed, a dropped and an inserted message name the policy and its mode."""
     client = [_user("a"), {"role": "assistant", "content": "b"}, _user("c")]
-    shortened = Rule(lambda ms: [_user("A"), {"role": "system", "content": "s"}, ms[2]], "forget")
+    shortened = Plugin(
+        lambda ms, _: [_user("A"), {"role": "system", "content": "s"}, ms[2]], mode="forget"
+    )
     prepared = prepare(client, [shortened], [], 0)
-    change = Change("policy:rule", Mode.FORGET)
+    change = Change("policy:plugin", Mode.FORGET)
     assert [(s.client_index, s.changes) for s in prepared.sent] == [
         (0, (change,)),
         (None, (change,)),
@@ -106,7 +73,7 @@ def test_a_faulty_policy_costs_only_itself(function: Any, fault: str) -> None:
         {"role": "tool", "tool_call_id": "c", "content": "r"},
         _user("b"),
     ]
-    prepared = prepare(client, [Rule(function)], [], 0)
+    prepared = prepare(client, [Plugin(lambda ms, _: function(ms))], [], 0)
     assert [f.fault for f in prepared.faults] == [fault]
     assert prepared.messages == client
 
@@ -129,11 +96,23 @@ def test_declared_edits_rewrite_drop_or_only_declare() -> None:
 def test_a_policy_that_never_edits_is_not_run() -> None:
     """One that says so is left out; another with the same function is asked."""
 
-    def refuse(messages: list[Message]) -> Any:
+    def refuse(messages: list[Message], context: Context) -> Any:
         raise RuntimeError("asked")
 
-    asked, spared = Rule(refuse), Rule(refuse)
+    asked, spared = Plugin(refuse), Plugin(refuse)
     spared.edits = False  # type: ignore[attr-defined]
     messages = [_user("hello")]
     assert prepare(messages, [spared], (), 0).faults == ()
     assert [fault.fault for fault in prepare(messages, [asked], (), 0).faults] == ["raised"]
+
+
+@given(st.lists(st.sampled_from(TALK), max_size=8))
+def test_messages_that_nobody_edits_need_no_pipeline(messages: list[Message]) -> None:
+    """They are prepared as a pipeline without policies prepares them."""
+    client = tuple(messages)
+    prints = [fingerprint(message) for message in client]
+    short, long = unedited(client, prints), prepare(client, (), (), 3, fingerprints=prints)
+    assert short == long
+    assert short.client_fingerprints == long.client_fingerprints
+    assert short.sent_fingerprints == long.sent_fingerprints
+    assert short.messages == long.messages

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Send
 from support.fake_engine import MODEL, Answer, FakeEngine, chat_stream, chunk
+from support.metrics_page import metric
 from support.stack import serving
 
 from leyline_proxy.http.app import create_app
@@ -429,9 +430,7 @@ class Torrent(FakeEngine):
 async def running(address: Address, tenant: str = "default") -> float:
     """Requests under way."""
     async with httpx.AsyncClient(base_url=f"http://{address[0]}:{address[1]}") as client:
-        lines = (await client.get("/metrics")).text.splitlines()
-    name = f'leyline_queue_running{{tenant="{tenant}"}}'
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+        return await metric(client, f'leyline_queue_running{{tenant="{tenant}"}}')
 
 
 async def test_who_stops_reading_is_cut_off() -> None:

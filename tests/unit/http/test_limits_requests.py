@@ -14,12 +14,6 @@ COUNT = "/v1/leyline/count_tokens"
 MESSAGE = {"role": "user", "content": "Hi."}
 
 
-@pytest.fixture
-def engine() -> FakeEngine:
-    """A scripted engine."""
-    return FakeEngine()
-
-
 def nested(depth: int, *, array: bool) -> str:
     """JSON of that depth."""
     opening, closing = ("[", "]") if array else ('{"a":', "}")

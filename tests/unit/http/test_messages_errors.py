@@ -8,19 +8,13 @@ import httpx
 import pytest
 from support.claims_engine import ClaimsEngine
 from support.fake_engine import DONE, MODEL, Answer, FakeEngine, chunk, proxy_before
-from support.messages_route import COUNT, MESSAGES, SSE, USE, body, events, kinds, metric
+from support.messages_route import COUNT, MESSAGES, SSE, USE, body, events, kinds
+from support.metrics_page import REQUESTS, metric
 
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.lifespan import lifespan_of
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    """The scripted engine."""
-    return FakeEngine()
-
 
 OVERLOAD = b'data: {"error": {"message": "no room", "type": "abort", "code": 503}}\n\n'
 NO_JSON = b"data: {torn\n\n"
@@ -45,7 +39,7 @@ async def test_what_goes_wrong_in_a_stream_is_its_last_event(
     engine.answers.append(Answer(parts, content_type=SSE, breaks=breaks))
     async with proxy_before(engine) as client:
         answer = await client.post(MESSAGES, json=body(stream=True))
-        counted = await metric(client, f'route="{MESSAGES}"', 'status="502"')
+        counted = await metric(client, REQUESTS, f'route="{MESSAGES}"', 'status="502"')
     found = events(answer.text)
     assert answer.status_code == 200
     assert kinds(found)[-1] == "error"
@@ -267,6 +261,6 @@ async def test_counting_before_an_engine_that_does_not_count(engine: FakeEngine)
     """Nobody can tell then, and the error says so."""
     async with proxy_before(engine) as client:
         answer = await client.post(COUNT, json=body())
-        assert await metric(client, f'route="{COUNT}"', 'status="501"') == 1
+        assert await metric(client, REQUESTS, f'route="{COUNT}"', 'status="501"') == 1
     assert answer.status_code == 501
     assert answer.json()["error"]["type"] == "invalid_request_error"

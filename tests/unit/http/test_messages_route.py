@@ -21,13 +21,8 @@ from support.fake_engine import (
     chunk,
     proxy_before,
 )
-from support.messages_route import MESSAGES, SSE, USE, body, events, kinds, metric
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    """The scripted engine."""
-    return FakeEngine()
+from support.messages_route import MESSAGES, SSE, USE, body, events, kinds
+from support.metrics_page import REQUESTS, metric
 
 
 async def test_the_engine_gets_a_chat_request(engine: FakeEngine) -> None:
@@ -46,7 +41,7 @@ async def test_the_engine_gets_a_chat_request(engine: FakeEngine) -> None:
     async with proxy_before(engine) as client:
         asked = body(*talk, system="Be terse.", priority=9)
         answer = await client.post(f"{MESSAGES}?beta=true", json=asked, headers=headers)
-        assert await metric(client, f'route="{MESSAGES}"', 'status="200"') == 1
+        assert await metric(client, REQUESTS, f'route="{MESSAGES}"', 'status="200"') == 1
     assert answer.status_code == 200, answer.text
     roles = [message["role"] for message in engine.sent["messages"]]
     assert roles == ["system", "user", "assistant", "tool"]

@@ -15,12 +15,6 @@ def key(name: str) -> dict[str, str]:
     return {"authorization": f"Bearer {name}"}
 
 
-@pytest.fixture
-def engine() -> FakeEngine:
-    """The scripted engine."""
-    return FakeEngine()
-
-
 async def test_a_request_goes_on_from_a_stored_response(engine: FakeEngine) -> None:
     """The engine is sent the whole conversation, and the session goes on, also with other
     instructions and beside a user who has several conversations."""

@@ -18,14 +18,9 @@ from support.fake_engine import (
     chunk,
     proxy_before,
 )
-from support.messages_route import SSE, events, kinds, metric
+from support.messages_route import SSE, events, kinds
+from support.metrics_page import REQUESTS, metric
 from support.responses_route import CALL, LS, RESPONSES, RESULT, USER, ask, body, scripted
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    """The scripted engine."""
-    return FakeEngine()
 
 
 async def test_the_engine_gets_a_chat_request(engine: FakeEngine) -> None:
@@ -39,7 +34,7 @@ async def test_the_engine_gets_a_chat_request(engine: FakeEngine) -> None:
     async with proxy_before(engine) as client:
         asked = body([USER, CALL, RESULT], instructions="Be terse.", tools=[LS], priority=9)
         answer = await client.post(RESPONSES, json=asked, headers=headers)
-        assert await metric(client, f'route="{RESPONSES}"', 'status="200"') == 1
+        assert await metric(client, REQUESTS, f'route="{RESPONSES}"', 'status="200"') == 1
     assert answer.status_code == 200, answer.text
     roles = [message["role"] for message in engine.sent["messages"]]
     assert roles == ["system", "user", "assistant", "tool"]

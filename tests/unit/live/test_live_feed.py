@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge
+from support.clock import Clock
 
 from leyline_engine.contract import Outcome, Receipt, TokenCounts
 from leyline_proxy.live.documents import MAX_SESSIONS, sessions_document
@@ -26,19 +27,9 @@ from leyline_proxy.sessions.summary import overview
 TOKENS = TokenCounts(prompt=100, prefix=60, spliced=30, prefilled=10, freed=5)
 
 
-class Clock:
-    """Seconds that pass when they are told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def feed(**limits: float) -> tuple[LiveFeed, Clock, Gauge]:
     """A feed with its clock and its gauge."""
-    clock = Clock()
+    clock = Clock(1000.0)
     gauge = Gauge("viewers", "Viewers.", registry=CollectorRegistry())
     chosen = FeedLimits(**limits)  # type: ignore[arg-type]
     return LiveFeed(gauge, chosen, now=clock, clock=clock), clock, gauge

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from leyline_proxy.model.fields import OptionError
 from leyline_proxy.model.history import history_chain, session_key
-from leyline_proxy.model.messages import MAX_DEPTH, MessageError, check_messages, fingerprint
+from leyline_proxy.model.messages import (
+    MAX_DEPTH,
+    Message,
+    MessageError,
+    check_messages,
+    fingerprint,
+)
 from leyline_proxy.model.undeclared import UndeclaredRules
 from leyline_proxy.request.options import parse_options
 
@@ -143,3 +149,16 @@ def test_depth_is_limited_before_anything_recurses(kind: str) -> None:
         with pytest.raises(MessageError, match="128 levels") as caught:
             check_messages([{"role": "user", "content": "c"}, nested(levels)])
         assert caught.value.param == "messages[1]"
+
+
+@given(st.integers(0, 4))
+def test_a_list_is_checked_from_where_it_is_new(known: int) -> None:
+    """What earlier messages called is known to later ones."""
+    messages: list[Message] = [
+        {"role": "user", "content": [{"type": "text", "text": "a task"}]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "a listing", "cache_control": {}},
+        {"role": "user", "content": "a task"},
+    ]
+    called = {"c1"} if known > 1 else set()
+    assert check_messages(messages, known, called) is messages

@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 from msgspec.structs import replace
-from prometheus_client.parser import text_string_to_metric_families
 from support.fake_engine import (
     CAPABILITY,
     MODEL,
@@ -17,6 +16,7 @@ from support.fake_engine import (
     proxy_before,
     tool_session,
 )
+from support.metrics_page import samples
 from support.stack import serving
 
 from leyline_engine.contract import Outcome, Reason, Receipt, TokenCounts
@@ -38,12 +38,9 @@ ROTARY = RotaryFacts(
 
 async def values(client: httpx.AsyncClient, name: str) -> dict[tuple[str, ...], float]:
     """Samples of one name by the values of their labels, in the order of the labels' names."""
-    text = (await client.get("/metrics")).text
     return {
         tuple(value for _, value in sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == name
+        for sample in await samples(client, name)
     }
 
 
@@ -51,8 +48,7 @@ async def series_at_zero(client: httpx.AsyncClient) -> set[tuple[str, tuple[str,
     """Names of samples that are 0, with the values of their labels by the labels' names."""
     return {
         (sample.name, tuple(value for _, value in sorted(sample.labels.items())))
-        for family in text_string_to_metric_families((await client.get("/metrics")).text)
-        for sample in family.samples
+        for sample in await samples(client)
         if sample.value == 0
     }
 

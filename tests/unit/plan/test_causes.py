@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.character_turns import Rule
 
 from leyline_engine.contract import Mode, Outcome, token_digest
 from leyline_proxy.edits.prepare import prepare
@@ -78,17 +79,6 @@ def talk(role: str, text: str) -> list[Message]:
         middle,
         {"role": "user", "content": BEHIND},
     ]
-
-
-class Rule:
-    """A policy that puts one text for another."""
-
-    def __init__(self, old: str, new: str, mode: str = "amortize") -> None:
-        self.name, self.mode, self._old, self._new = "rule", mode, old, new
-
-    def transform(self, messages: list[Message], turn_idx: int) -> list[Message]:
-        """Rewrite."""
-        return [{**m, "content": m["content"].replace(self._old, self._new)} for m in messages]
 
 
 def modes(found: TurnPlan) -> set[tuple[str, str]]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import random
 from array import array
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.character_turns import render as characters
 
 from leyline_engine.contract import Mode, Outcome, output_span, token_digest
 from leyline_policies import Policy
@@ -26,6 +28,7 @@ from leyline_proxy.plan.naming import MAX_FORMER, name_spans
 from leyline_proxy.request.declared import DeclaredEdit
 
 RETAINED = 3
+render = partial(characters, unlocated=("system",))
 STEPS = ("append", "append", "edit", "drop", "again", "branch", "move")
 
 
@@ -39,17 +42,6 @@ def text(number: int, version: int = 0) -> str:
 def number_of(message: Message) -> int:
     """Which message it is."""
     return int(message["content"].partition("]")[0][1:])
-
-
-def render(messages: list[Message]) -> Rendered:
-    """One token per character; a system's content can't be located."""
-    prompt, spans = "", []
-    for index, message in enumerate(messages):
-        prompt += f"<{message['role']}>"
-        if message["role"] != "system":
-            spans.append(MessageSpan(index, len(prompt), len(prompt) + len(message["content"])))
-        prompt += f"{message['content']}</>"
-    return Rendered(array("q", map(ord, prompt + "<assistant>")), tuple(spans))
 
 
 @dataclass

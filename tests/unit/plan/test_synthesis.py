@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.character_turns import ANYTHING, NOTHING, Rule, plan_of, render, turn_of
 
 from leyline_engine.contract import (
+    ATTENTION_SINK,
     CopySegment,
     LineageRun,
     Mode,
     Outcome,
     apply_directives,
-    token_digest,
 )
 from leyline_proxy.edits.prepare import prepare
 from leyline_proxy.model.diff import diff_messages
 from leyline_proxy.model.messages import Message
 from leyline_proxy.model.prepared import Prepared
-from leyline_proxy.model.rendered import MessageSpan, Rendered
 from leyline_proxy.model.session import Departed, RetainedTurn
 from leyline_proxy.model.undeclared import UndeclaredRules
 from leyline_proxy.plan.naming import name_spans
@@ -33,48 +32,13 @@ CONVERSATIONS = st.lists(
     min_size=1,
     max_size=8,
 ).map(lambda items: [{"role": role, "content": text} for role, text in items])
-ALL = UndeclaredRules.parse(dict.fromkeys(("tool", "user", "assistant", "system"), "amortize"))
-NONE = UndeclaredRules()
 
 
-def _render(messages: list[Message]) -> Rendered:
-    text, spans = "", []
-    for index, message in enumerate(messages):
-        text += f"<{message['role']}>"
-        end = len(text) + len(message["content"])
-        spans.append(MessageSpan(index, len(text), end))
-        text += f"{message['content']}</>"
-    return Rendered(array("q", map(ord, text + "<assistant>")), tuple(spans))
-
-
-def _turn(
-    messages: list[Message], output: str = "", lineage: tuple[LineageRun, ...] = ()
-) -> RetainedTurn:
-    prepared, rendered = prepare(messages, [], [], 0), _render(messages)
-    outputs = tuple(map(ord, output))
-    digest = token_digest([*rendered.tokens, *outputs])
-    names = name_spans("t0", prepared, [], Departed(), rendered)
-    return RetainedTurn(
-        "t0", 0, prepared, rendered, outputs, lineage, None, digest, "m", names=names
-    )
-
-
-def _plan(source: RetainedTurn, prepared: Prepared, rules: UndeclaredRules) -> TurnPlan:
-    rendered = _render(prepared.messages)
-    names = name_spans("t1", prepared, [source], Departed(), rendered)
-    return synthesize([source], prepared, rendered, rules, names=names, model_fingerprint="m")
-
-
-class Replace:
-    """A policy that puts one text for another."""
-
-    name = "replace"
-
-    def __init__(self, old: str, new: str, mode: str) -> None:
-        self.mode, self._old, self._new = mode, old, new
-
-    def transform(self, messages: list[Message], turn_idx: int) -> list[Message]:
-        return [{**m, "content": m["content"].replace(self._old, self._new)} for m in messages]
+def plan_from(
+    source: RetainedTurn, prepared: Prepared, rules: UndeclaredRules = NOTHING
+) -> TurnPlan:
+    """The plan against one turn, before an engine that computes its first positions anew."""
+    return plan_of([source], prepared, rules, sink=ATTENTION_SINK)
 
 
 def _edited(data: st.DataObject, messages: list[Message]) -> list[Message]:
@@ -98,7 +62,7 @@ def test_kept_runs_are_equal_and_tile_with_hunks(
 ) -> None:
     """Every kept run is the same tokens; runs and hunks leave no gap up to the tail."""
     new = _edited(data, old)
-    source, prompt = _turn(old, output), _render(new)
+    source, prompt = turn_of(old, output=output), render(new)
     view = SourceView(source.tokens, source.rendered.spans, len(source.rendered.tokens))
     diff = diff_tokens(view, prompt, diff_messages(old, new))
     for run in diff.kept:
@@ -115,13 +79,16 @@ def test_kept_runs_are_equal_and_tile_with_hunks(
     assert not diff.hunks or at == (len(source.tokens), len(prompt.tokens))
 
 
-@given(CONVERSATIONS, st.data(), st.sampled_from([NONE, ALL]))
+@given(CONVERSATIONS, st.data(), st.sampled_from([NOTHING, ANYTHING]))
 def test_segments_tile_the_prompt_with_equal_tokens(
     old: list[Message], data: st.DataObject, rules: UndeclaredRules
 ) -> None:
     """Segments cover the prompt in order, and each copy is what stands there."""
-    source, prepared = _turn(old), prepare(_edited(data, old), [], [], 1)
-    plan, prompt = _plan(source, prepared, rules), _render(prepared.messages).tokens
+    source, prepared = turn_of(old), prepare(_edited(data, old), [], [], 1)
+    plan, prompt = (
+        plan_from(source, prepared, rules),
+        render(prepared.messages).tokens,
+    )
     cursor = 0
     for segment in plan.segments:
         assert segment.dest == cursor
@@ -129,7 +96,7 @@ def test_segments_tile_the_prompt_with_equal_tokens(
         if isinstance(segment, CopySegment):
             assert source.tokens[segment.start : segment.end] == prompt[segment.dest : cursor]
     assert cursor == (len(prompt) if plan.segments else 0)
-    if rules is NONE:
+    if rules is NOTHING:
         assert plan.planned is not Outcome.SPLICED and not plan.directives
     elif plan.directives and all(d.mode is Mode.AMORTIZE for d in plan.directives):
         end = max(s.end for s in plan.segments if isinstance(s, CopySegment))
@@ -148,25 +115,28 @@ def _agent(observation: str, *later: str) -> list[dict[str, Any]]:
 
 def test_a_mapped_role_is_amortised_and_an_unmapped_one_is_not() -> None:
     """Only what the rules map is copied behind the change."""
-    source = _turn(_agent("observation 123456789", "what comes behind it stays", "end"))
+    source = turn_of(_agent("observation 123456789", "what comes behind it stays", "end"))
     changed = prepare(
         _agent("observation …", "what comes behind it stays", "end", "new"), [], [], 1
     )
-    spliced, exact = _plan(source, changed, ALL), _plan(source, changed, NONE)
+    spliced, exact = (
+        plan_from(source, changed, ANYTHING),
+        plan_from(source, changed, NOTHING),
+    )
     assert spliced.planned is Outcome.SPLICED and len(spliced.directives) == 1
     assert [e.mode for e in exact.edits] == ["exact"] and not exact.segments
-    assert _plan(source, changed, UndeclaredRules.parse(["tool=amortize"])).segments == ()
+    assert plan_of([source], changed, UndeclaredRules.parse(["tool=amortize"])).segments == ()
 
 
 def test_an_exact_edit_cuts_what_lies_behind() -> None:
     """Amortised edits before it still copy; nothing behind it does, nor is any edit there told of
     as one that was spliced."""
     first, last = ("stays the same in both turns",), "and this 123456789 closes the conversation"
-    source = _turn(_agent("observation 123456789", *first, "exactly so", last))
+    source = turn_of(_agent("observation 123456789", *first, "exactly so", last))
     messages = _agent("observation 123456789", *first, "EXACTLY so", last)
-    prepared = prepare(messages, [Replace("123456789", "…", "amortize")], [], 1)
-    plan = _plan(source, prepared, NONE)
-    cut = _render(prepared.messages).spans[3].start
+    prepared = prepare(messages, [Rule("123456789", "…", "amortize")], [], 1)
+    plan = plan_from(source, prepared, NOTHING)
+    cut = render(prepared.messages).spans[3].start
     assert plan.planned is Outcome.SPLICED
     assert [edit.mode for edit in plan.edits] == ["amortize", "exact", "amortize"]
     assert [directive.start < cut for directive in plan.directives] == [True]
@@ -176,10 +146,10 @@ def test_an_exact_edit_cuts_what_lies_behind() -> None:
 def test_forget_cuts_at_the_span_and_at_the_first_splice() -> None:
     """Nothing that could have read the span is copied, also by way of an earlier splice."""
     messages = _agent("the key is SECRET indeed", "what comes behind has read it", "end")
-    prepared = prepare(messages, [Replace("SECRET", "[x]", "forget")], [], 1)
+    prepared = prepare(messages, [Rule("SECRET", "[x]", "forget")], [], 1)
     for runs, limit in (((), None), ((LineageRun(40, "l"),), 40)):
-        source = _turn(messages, lineage=runs)
-        plan = _plan(source, prepared, ALL)
+        source = turn_of(messages, lineage=runs)
+        plan = plan_from(source, prepared, ANYTHING)
         (directive,) = plan.directives
         assert directive.mode is Mode.FORGET and plan.planned is Outcome.REPREFILLED
         copies = [s for s in plan.segments if isinstance(s, CopySegment)]
@@ -190,9 +160,9 @@ def test_an_append_is_no_edit_and_keeps_its_lineage() -> None:
     """A conversation that goes on asks for nothing and stays where its KV is."""
     messages = _agent("observation", "more")
     runs = (LineageRun(50, "l"),)
-    source = _turn(messages, "an answer</>", runs)
+    source = turn_of(messages, output="an answer</>", lineage=runs)
     answer = {"role": "assistant", "content": "an answer"}
-    plan = _plan(source, prepare([*messages, answer], [], [], 1), NONE)
+    plan = plan_from(source, prepare([*messages, answer], [], [], 1), NOTHING)
     assert (plan.planned, plan.edits, plan.directives) == (Outcome.UNEDITED, (), ())
     assert plan.lineage == runs
 
@@ -200,10 +170,10 @@ def test_an_append_is_no_edit_and_keeps_its_lineage() -> None:
 def test_another_models_turn_is_no_source() -> None:
     """KV of other weights is never offered."""
     messages = _agent("observation")
-    rendered = _render(messages)
+    rendered = render(messages)
     prepared = prepare(messages, [], [], 1)
     names = name_spans("t1", prepared, [], Departed(), rendered)
     plan = synthesize(
-        [_turn(messages)], prepared, rendered, ALL, names=names, model_fingerprint="other"
+        [turn_of(messages)], prepared, rendered, ANYTHING, names=names, model_fingerprint="other"
     )
     assert plan == TurnPlan(spans=plan.spans)

@@ -17,8 +17,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE
 from leyline_proxy.model.diff import MessageDiff, Step, diff_messages
 from leyline_proxy.model.rendered import MessageSpan, Rendered
-from leyline_proxy.plan.token_diff import MIN_RUN, SourceView, TokenDiff, diff_tokens
+from leyline_proxy.plan.token_diff import MIN_RUN, SourceView, TokenDiff, continued, diff_tokens
 from leyline_proxy.render import ChatRenderer
+
+tokens = st.lists(st.integers(0, 3), max_size=40)
 
 WORDS = st.sampled_from(["line", "of", "the", "listing", "\n", "  ", "é", "0042", "drwxr-xr-x"])
 TEXTS = st.lists(WORDS, min_size=0, max_size=40).map(" ".join)
@@ -218,3 +220,14 @@ def test_an_answer_as_it_was_or_quite_another_is_no_edit(now: list[int]) -> None
     diff = answered(THINKING + SAID, now)
     assert len(diff.kept) == 1
     assert not [hunk for hunk in diff.hunks if hunk.new_start < diff.tail]
+
+
+@given(tokens, tokens, st.integers(0, 40))
+def test_a_prompt_that_goes_on_needs_no_alignment(old: list[int], new: list[int], cut: int) -> None:
+    """Where nothing changed, the comparison is the same without a look at messages."""
+    view = SourceView(array("q", old), (), min(cut, len(old)))
+    for prompt in (array("q", new), array("q", old + new), array("q", old[:cut])):
+        rendered = Rendered(prompt, ())
+        short = continued(view, rendered)
+        assert short in (None, diff_tokens(view, rendered, diff_messages([], [])))
+    assert continued(view, Rendered(array("q", old + new), ())) is not None

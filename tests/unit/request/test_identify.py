@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from array import array
-from functools import cache
 from typing import Any
 
 import pytest
+from identify_kit import asked
+from support.character_turns import turn_of
 from support.fake_engine import MODEL, Answer, FakeEngine, proxy_before
 
-from leyline_proxy.edits.prepare import prepare
 from leyline_proxy.model.history import HARNESS_HEADERS
-from leyline_proxy.model.rendered import Rendered
-from leyline_proxy.model.session import Departed, RetainedTurn, Session
-from leyline_proxy.plan.naming import name_spans
+from leyline_proxy.model.session import Session
 from leyline_proxy.request.identify import Identity, Openings, identify, public_id
-from leyline_proxy.request.parse import ChatRequest, parse_chat
 from leyline_proxy.sessions import MemorySessionStore
-from leyline_proxy.settings import Settings
-from leyline_proxy.tenants import Tenant, build_directory
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 TASK = {"role": "user", "content": "Fix it."}
@@ -34,27 +27,6 @@ def store() -> MemorySessionStore:
     return MemorySessionStore(max_sessions=10, ttl_s=100)
 
 
-def asked(
-    messages: list[dict[str, Any]], headers: dict[str, str] | None = None, **members: Any
-) -> ChatRequest:
-    """A request."""
-    raw = json.dumps({"model": "m", "messages": messages, **members}).encode()
-    return parse_chat(raw, headers or {}, _tenant(), arrived=0.0)
-
-
-@cache
-def _tenant() -> Tenant:
-    return build_directory(Settings()).authenticate({})
-
-
-def retained(messages: list[dict[str, Any]]) -> RetainedTurn:
-    """A turn as its session keeps it."""
-    prepared = prepare(messages, [], [], 0)
-    rendered = Rendered(array("q"), ())
-    names = name_spans("t", prepared, [], Departed(), rendered)
-    return RetainedTurn("t", 0, prepared, rendered, (), (), None, "", "m", names=names)
-
-
 async def seen(
     store: MemorySessionStore,
     messages: list[dict[str, Any]],
@@ -67,7 +39,7 @@ async def seen(
     found = await identify(store, request, openings=openings)
     openings.leave(found.hold)
     assert not len(openings)
-    turn = retained(messages)
+    turn = turn_of(messages)
 
     def change(session: Session | None) -> Session:
         return Session(found.session_id, tenant.name, found.key, (turn,), (), 0, 0.0)

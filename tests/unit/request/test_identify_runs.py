@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_identify import asked, retained
+from identify_kit import asked
+from support.character_turns import turn_of
 
 from leyline_proxy.model.session import Session
 from leyline_proxy.request.identify import NAMED, Identity, Openings, identify
@@ -55,7 +56,7 @@ class Proxy:
 
     async def settle(self, messages: Messages, found: Identity) -> None:
         """Retain a turn as one that was answered."""
-        turn = retained(messages)
+        turn = turn_of(messages)
 
         def change(known: Session | None) -> Session:
             turns = (*(known.turns if known is not None else ()), turn)

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.character_turns import turn_of
+from support.clock import Clock
 
-from leyline_proxy.edits.prepare import prepare
 from leyline_proxy.model.history import HistoryMatch
-from leyline_proxy.model.rendered import Rendered
-from leyline_proxy.model.session import Departed, RetainedTurn, Session
-from leyline_proxy.plan.naming import name_spans
+from leyline_proxy.model.session import Session
 from leyline_proxy.sessions import MemorySessionStore, SessionChange
-
-
-class Clock:
-    """A clock that tests move."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def new_session(session_id: str, tenant: str = "t", key: str = "") -> SessionChange:
@@ -81,10 +69,7 @@ async def test_a_tenant_with_heavy_sessions_pushes_out_its_own() -> None:
 
 async def test_heavy_sessions_push_out_old_ones() -> None:
     """Beyond the byte budget the least recently updated go, never the one in use."""
-    prepared = prepare([{"role": "user", "content": "x"}], [], [], 0)
-    rendered = Rendered(array("q"), ())
-    names = name_spans("t", prepared, [], Departed(), rendered)
-    turn = RetainedTurn("t", 0, prepared, rendered, (), (), None, "", "m", 60, names=names)
+    turn = replace(turn_of([{"role": "user", "content": "x"}]), weight=60)
 
     def heavy(name: str) -> SessionChange:
         return lambda _: Session(name, "t", "", (turn,), (), 0, 0.0)

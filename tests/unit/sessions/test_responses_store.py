@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.clock import Clock
 
 from leyline_proxy.model.stored_response import StoredResponse, encode
 from leyline_proxy.sessions.stored_responses import MemoryResponseStore
@@ -14,15 +15,6 @@ from leyline_proxy.sessions.stored_responses import MemoryResponseStore
 def response(name: str, text: str = "") -> StoredResponse:
     """One of any size."""
     return StoredResponse(id=name, session="s", response={"output": [], "text": text})
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def store(**bounds: Any) -> MemoryResponseStore:

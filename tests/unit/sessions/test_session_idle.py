@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from support.clock import Clock
 from support.sessions import after_turn, blank, chain_of, history, turn_change
 
 from leyline_proxy.model.history import HistoryMatch
@@ -13,16 +14,6 @@ from leyline_proxy.model.session import Session
 from leyline_proxy.sessions import MemorySessionStore
 from leyline_proxy.sessions import memory as memory_module
 from leyline_proxy.sessions.summary import overview
-
-
-class Clock:
-    """A clock that tests move."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def kept(clock: Clock, **options: int) -> MemorySessionStore:

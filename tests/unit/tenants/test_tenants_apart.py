@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -10,9 +11,14 @@ import pytest
 import pytest_asyncio
 from support.claims_engine import ClaimsEngine
 from support.fake_engine import MODEL, proxy_before
+from support.stack import serving
 
+from leyline_proxy.http.app import create_app
 from leyline_proxy.model.history import HARNESS_HEADERS
+from leyline_proxy.settings import Settings, TenantSettings
 from leyline_proxy.upstream.embedded import create_embedded_engine
+
+REQUEST = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}
 
 CHAT, SESSIONS = "/v1/chat/completions", "/v1/leyline/sessions"
 CLAIMS, RESPONSES = "/v1/leyline/claims", "/v1/responses"
@@ -148,3 +154,22 @@ async def test_responses_of_others_are_not_found(client: httpx.AsyncClient) -> N
     error = foreign.json()["error"]
     assert (foreign.status_code, error["code"]) == (404, "previous_response_not_found")
     assert (read.status_code, deleted.status_code, own.status_code) == (404, 404, 200)
+
+
+def test_claims_stay_with_the_engines_of_their_tenant() -> None:
+    """No command about them reaches an engine that isn't the tenant's, not even to list them."""
+    engines = {"a": ClaimsEngine(), "b": ClaimsEngine()}
+    with ExitStack() as stack:
+        origins = {name: stack.enter_context(serving(e)) for name, e in engines.items()}
+        red = TenantSettings(api_keys=("r",), upstreams=("a",))  # type: ignore[arg-type]
+        settings = Settings(upstreams=origins, tenants={"red": red}, log_level="error")
+        proxy = stack.enter_context(serving(create_app(settings)))
+        client = stack.enter_context(httpx.Client(base_url=proxy))
+        client.headers["authorization"] = "Bearer r"
+        for number in range(4):
+            client.post(CHAT, json=REQUEST, headers={"x-leyline-session": f"s{number}"})
+            claim = {"session": f"s{number}", "kind": "soft", "predicate": {"messages": [0, 1]}}
+            assert client.post("/v1/leyline/claims", json=claim).status_code == 201
+        assert len(client.get("/v1/leyline/claims").json()["claims"]) == 4
+        assert client.get("/v1/leyline/claims/c-none").status_code == 404
+    assert {getattr(each, "tenant", None) or None for each in engines["b"].commands} <= {None}

@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from support.fake_engine import CAPABILITY, MODEL, FakeEngine, chat_json, proxy_before, tool_session
+from support.metrics_page import samples
 
 from leyline_engine.contract import Capability
 
@@ -31,9 +31,8 @@ async def counted(client: httpx.AsyncClient, name: str) -> dict[tuple[str, ...],
     names = ("outcome", "reason", "mode")
     return {
         tuple(sample.labels[each] for each in names if each in sample.labels): sample.value
-        for family in text_string_to_metric_families((await client.get("/metrics")).text)
-        for sample in family.samples
-        if sample.name == name and sample.value
+        for sample in await samples(client, name)
+        if sample.value
     }
 
 

@@ -13,6 +13,7 @@ from typing import cast
 import msgspec
 import pytest
 from support.fake_engine import CAPABILITY, Answer, FakeEngine, chat_json, forgotten
+from support.replicas import replica_over
 
 from leyline_engine.contract import ForgetCounts
 from leyline_proxy.audit import followup
@@ -24,13 +25,7 @@ from leyline_proxy.sessions.memory import MemorySessionStore
 from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.metrics import Metrics
 from leyline_proxy.turns.erasure import Erasures
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.breaker import Breaker
-from leyline_proxy.upstream.client import UpstreamClient
-from leyline_proxy.upstream.handshake import Handshake
-from leyline_proxy.upstream.link import Link
 from leyline_proxy.upstream.pool import ReplicaPool
-from leyline_proxy.upstream.replica import Replica
 from leyline_proxy.wiring.audit import build_auditor
 
 TENANT = "red"
@@ -74,10 +69,7 @@ async def world() -> AsyncIterator[World]:
         engine = FakeEngine(capability=msgspec.structs.replace(CAPABILITY, instance=f"{name}1"))
         engine.receipt = forgotten
         engines[name] = engine
-        link = Link(f"http://{name}", ASGIStreamTransport(engine))
-        client = UpstreamClient(link, api_key=None)
-        shake = Handshake(client, metrics, name=name, splice=True, interval_s=60, retry_s=60)
-        replicas.append(Replica(name, client, shake, Breaker()))
+        replicas.append(replica_over(engine, name, metrics=metrics))
     pool = ReplicaPool(replicas)
     await pool.refresh()
     store = MemorySessionStore(max_sessions=100, ttl_s=60)

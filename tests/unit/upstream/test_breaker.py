@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.clock import Clock
 
 from leyline_proxy.upstream.breaker import Breaker, BreakerState
 
 THRESHOLD, PAUSE_S, LONGEST_S = 3, 2.0, 16.0
-
-
-class Clock:
-    """Seconds that pass when told."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def breaker(clock: Clock) -> Breaker:
@@ -34,7 +25,7 @@ def opened(clock: Clock) -> Breaker:
 
 def test_failures_in_a_row_open_the_circuit_and_a_success_between_them_doesnt_count() -> None:
     """Only that many failures without an answer in between open it."""
-    found = breaker(Clock())
+    found = breaker(Clock(100.0))
     for _ in range(2 * THRESHOLD):
         found.failed()
         found.succeeded()
@@ -47,7 +38,7 @@ def test_failures_in_a_row_open_the_circuit_and_a_success_between_them_doesnt_co
 
 def test_after_the_pause_one_trial_is_let_through() -> None:
     """While the trial runs nothing else is sent; one that is given up makes room for another."""
-    clock = Clock()
+    clock = Clock(100.0)
     found = opened(clock)
     clock.now += PAUSE_S
     assert found.admits
@@ -62,7 +53,7 @@ def test_after_the_pause_one_trial_is_let_through() -> None:
 
 def test_each_failed_trial_doubles_the_pause_up_to_the_longest() -> None:
     """A dead engine is tried ever more seldom, but never given up."""
-    clock = Clock()
+    clock = Clock(100.0)
     found = opened(clock)
     for pause in (2.0, 4.0, 8.0, 16.0, 16.0):
         clock.now += pause - 0.01
@@ -85,7 +76,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = Clock()
+        self.clock = Clock(100.0)
         self.breaker = breaker(self.clock)
         self.under_way = 0
         self.failures = 0
@@ -117,7 +108,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def is_never_shut_for_good(self) -> None:
         if not self.under_way:
-            ahead = Clock()
+            ahead = Clock(100.0)
             ahead.now, before = self.clock.now + LONGEST_S, self.clock.now
             self.clock.now = ahead.now
             admits = self.breaker.admits

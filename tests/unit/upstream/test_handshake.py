@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -57,7 +58,7 @@ def engine() -> Engine:
     return Engine()
 
 
-def handshake(engine: Engine) -> Handshake:
+def handshake(engine: Callable[[httpx.Request], Awaitable[httpx.Response]]) -> Handshake:
     """A handshake with ``engine``; the test closes nothing, as no socket is opened."""
     transport: Any = httpx.MockTransport(engine)
     upstream = UpstreamClient(Link("http://engine", transport), api_key=None)
@@ -102,3 +103,13 @@ async def test_turns_that_wait_for_an_engine_share_a_question(engine: Engine) ->
     found = await asyncio.gather(*(shake.current() for _ in range(20)))
     assert all(status.up for status in found)
     assert engine.asked.count("/leyline/capability") <= 2
+
+
+async def test_a_gateway_without_engines_serves_no_model() -> None:
+    """What answers the list of models with 502, 503 or 504 isn't up."""
+
+    async def gateway(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(503)
+
+    status = await handshake(gateway).refresh()
+    assert not status.up and "503" in status.problem

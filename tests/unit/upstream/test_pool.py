@@ -7,14 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 from support.fake_engine import MODEL, FakeEngine
+from support.replicas import replica_over
 
 from leyline_proxy.errors import NotFoundError
-from leyline_proxy.telemetry.metrics import Metrics
-from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
-from leyline_proxy.upstream.breaker import Breaker
-from leyline_proxy.upstream.client import UpstreamClient
-from leyline_proxy.upstream.handshake import Handshake
-from leyline_proxy.upstream.link import Link
 from leyline_proxy.upstream.pool import ReplicaPool
 from leyline_proxy.upstream.rendezvous import ranked
 from leyline_proxy.upstream.replica import Replica
@@ -41,10 +36,7 @@ class Engines:
                 raise ConnectionError("scripted")
             await engine(scope, receive, send)  # type: ignore[arg-type]
 
-        link = Link(f"http://{name}", ASGIStreamTransport(app))  # type: ignore[arg-type]
-        client = UpstreamClient(link, api_key=None)
-        shake = Handshake(client, Metrics(), name=name, splice=True, interval_s=60, retry_s=60)
-        return Replica(name, client, shake, Breaker())
+        return replica_over(app, name)
 
 
 def best(key: str, names: Sequence[str] = NAMES) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from support.clock import Clock
 from support.fake_engine import (
     CAPABILITY,
     DONE,
@@ -22,6 +22,7 @@ from support.fake_engine import (
     chunk,
     proxy_before,
 )
+from support.metrics_page import samples
 from support.stack import serving
 
 from leyline_engine.contract import Receipt, TurnRecord
@@ -44,13 +45,8 @@ REDACT = "redact:pattern='key=[0-9]+',replacement='[gone]'"
 
 async def came(client: httpx.AsyncClient) -> dict[str, float]:
     """Receipts by how they came."""
-    text = (await client.get("/metrics")).text
-    return {
-        sample.labels["came"]: sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == "leyline_receipts_total"
-    }
+    found = await samples(client, "leyline_receipts_total")
+    return {sample.labels["came"]: sample.value for sample in found}
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -157,16 +153,6 @@ async def test_handshakes_have_connections_of_their_own() -> None:
         await pool.aclose()
     assert status.up and engine.asked == ["m"]
     assert busy.value.status == 503 and "max_upstream_connections" not in busy.value.message
-
-
-class Clock:
-    """Seconds that pass when told."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Scripted:

@@ -8,7 +8,7 @@ import time
 import pytest
 from claims_kit import SESSION, TENANT, ask, named, tokens
 from claims_service_kit import Clock, Stage, end, refused, stage, stages
-from support.engine_http import wait_for
+from support.waiting import until
 
 from leyline_engine.contract import (
     ClaimState,
@@ -59,7 +59,7 @@ async def test_one_behind_others_in_the_queue_is_refused_at_once(stages: list[St
     await stage.claim("plan", 200)
     stage.close_gate()
     running = stage.submit(50, 2)
-    assert await asyncio.to_thread(wait_for, lambda: stage.service._running)
+    await until(lambda: stage.service._running)
     ahead = [stage.submit(50, seed) for seed in (3, 4)]
     behind = stage.submit(250, 5)
     stage.gate.release(1)
@@ -77,7 +77,7 @@ async def test_those_that_wait_are_looked_at_again_when_a_claim_comes(stages: li
     await stage.keep("plan", 200, 1)
     stage.close_gate()
     running = stage.submit(50, 2, room=40)
-    assert await asyncio.to_thread(wait_for, lambda: stage.service._running)
+    await until(lambda: stage.service._running)
     small, large, third = stage.submit(60, 3), stage.submit(250, 4), stage.submit(70, 5)
     claiming = asyncio.create_task(stage.claim("plan", 200))
     for _ in range(3):
@@ -99,7 +99,7 @@ async def test_a_claim_lets_go_by_itself_when_its_time_is_up(stage: Stage) -> No
     error = await refused(stage.submit(250, 2))
     assert error.refusal.retry_after_ms is not None and error.refusal.retry_after_ms <= 1000
     book = stage.engine.claims.keeper.book
-    assert await asyncio.to_thread(wait_for, lambda: not book.live())
+    await until(lambda: not book.live())
     assert book.status(TENANT, "c").state is ClaimState.EXPIRED
     assert isinstance(await end(stage.submit(250, 2)), FinishEvent)
 
@@ -194,14 +194,14 @@ async def test_a_waiting_request_forgets_what_would_keep_it_out(stages: list[Sta
     await stage.claim("plan", 200)
     stage.close_gate()
     running = stage.submit(50, 2)
-    assert await asyncio.to_thread(wait_for, lambda: stage.service._running)
+    await until(lambda: stage.service._running)
     spans = (SpanLabel("head", 0, 100), SpanLabel("new", 100, 320))
     payload = named("after", spans=spans, forget=("tail",))
     request = ask([*prompt[:100], *tokens(220, 3)], payload)
     job = stage.service.submit(JobSpec(request, SamplingParams(temperature=0)))
     stage.gate.release(1)
     book = stage.engine.claims.keeper.book
-    assert await asyncio.to_thread(wait_for, lambda: not book.live())
+    await until(lambda: not book.live())
     assert book.status(TENANT, "c").cause == "forgotten"
     assert len(stage.service._waiting) == 1
     stage.open_gate()

@@ -1,4 +1,4 @@
-"""Policies and verbs under pressure: no forget is lost, no fault spreads."""
+"""What policies and verbs have forgotten, pinned or shortened, in one list and over turns."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from plugin_kit import FUNCTION, TALK, Plugin, Transform, at, run, said
 
 from leyline_engine.contract import Mode
-from leyline_policies import Context, Memo, drop, edit, load_pipeline, map_text
+from leyline_policies import Context, drop, edit, load_pipeline, map_text
 from leyline_policies.verbs import decay, forget, pin
 from leyline_proxy.edits.prepare import PolicySession
 from leyline_proxy.edits.schedule import pending
-from leyline_proxy.model.messages import Message, text_of
+from leyline_proxy.model.messages import Message
 from leyline_proxy.model.prepared import Change
 
 
@@ -28,9 +28,6 @@ def wherever(change: Callable[[Message], list[Message]]) -> Transform:
 
 
 SHORTEN = at(1, lambda m: edit(m, stub="[short]"))
-
-
-# What is to be forgotten
 
 
 def test_a_pin_does_not_hold_back_a_forget() -> None:
@@ -210,92 +207,3 @@ def test_a_policy_may_pin() -> None:
     """What comes behind it leaves the message alone."""
     prepared = run(Plugin(at(1, pin)), Plugin(SHORTEN))
     assert prepared.messages == TALK
-
-
-# Faults
-
-
-@pytest.mark.parametrize("trusted", [True, False])
-@pytest.mark.parametrize(
-    ("outcome", "fault"),
-    [
-        (lambda ms: None, "bad_type"),
-        (lambda ms: [*ms, "text"], "bad_type"),
-        (lambda ms: [*ms, {"role": "user", "content": {1, 2}.__iter__()}], "bad_message"),
-        (lambda ms: [*ms, {"role": "user", "content": "\ud800"}], "bad_message"),
-        (lambda ms: [edit(ms[0], content=object()), *ms[1:]], "bad_message"),
-        (lambda ms: [], "bad_message"),
-    ],
-)
-def test_senseless_outcomes_cost_the_policys_own_edits(
-    outcome: Any, fault: str, trusted: bool
-) -> None:
-    """Whether or not it is trusted, and others' edits stay."""
-    good = Plugin(SHORTEN, "good", trusted=True)
-    prepared = run(Plugin(lambda ms, _: outcome(ms), trusted=trusted), good)
-    assert [(each.policy, each.fault) for each in prepared.faults] == [("plugin", fault)]
-    assert prepared.messages == run(good).messages
-
-
-@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, StopIteration, RecursionError])
-def test_a_policy_that_leaves_the_process_is_left_out(error: type[BaseException]) -> None:
-    """Plugins call sys.exit, or what does."""
-
-    def leave(messages: list[Message], context: Context) -> list[Message]:
-        raise error
-
-    assert [each.fault for each in run(Plugin(leave)).faults] == ["raised"]
-
-
-def test_what_a_policy_keeps_of_its_messages_is_its_own() -> None:
-    """It may change them later; what was sent stays what was sent."""
-    banner: Message = {"role": "system", "content": [{"type": "text", "text": "turn 1"}]}
-    policy = Plugin(lambda ms, _: [banner, *ms])
-    session = PolicySession(memo=Memo())
-    first = run(policy, session=session)
-    prints = first.sent_fingerprints
-    banner["content"][0]["text"] = "turn 2"
-    second = run(policy, session=session)
-    assert text_of(first.messages[0]) == "turn 1"
-    assert text_of(second.messages[0]) == "turn 2"
-    assert second.sent_fingerprints != prints
-
-
-def test_notes_hold_numbers() -> None:
-    """The response carries them, so nothing else may be in them."""
-
-    def note(messages: list[Message], context: Context) -> list[Message]:
-        context.note("odd", value=text_of(messages[1]))  # type: ignore[arg-type]
-        return messages
-
-    prepared = run(Plugin(note))
-    assert [each.fault for each in prepared.faults] == ["bad_state"]
-    assert prepared.notes == ()
-
-
-def test_a_state_is_json_of_its_own() -> None:
-    """What a policy does with it behind the turn changes nothing, and sets become lists."""
-    kept: list[Any] = []
-
-    def keep(messages: list[Message], context: Context) -> list[Message]:
-        context.state["seen"] = {1}
-        kept.append(context.state)
-        return messages
-
-    prepared = run(Plugin(keep))
-    kept[0]["seen"] = None
-    assert prepared.states["0.plugin"] == {"seen": [1]}
-
-
-def test_a_turn_without_policies_keeps_what_they_left() -> None:
-    """A request that chooses none must not undo what the next one's have committed."""
-    states = {"0.plugin": {"committed": 3}}
-    assert run(session=PolicySession(states=states)).states == states
-
-
-def test_a_scope_that_is_no_name_is_nobodys() -> None:
-    """A policy may say what no request could."""
-    for scope in (["x"], "no name", "a\n", 7):
-        prepared = run(Plugin(at(1, lambda m, s=scope: edit(m, leyline={"share": s}))))
-        assert prepared.faults == ()
-        assert prepared.scope is None

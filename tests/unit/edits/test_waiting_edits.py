@@ -1,4 +1,4 @@
-"""Edits that wait, under pressure: nothing is delayed that mustn't be, nothing is left out."""
+"""While edits wait: nothing is delayed that mustn't be, nothing is left out."""
 
 from __future__ import annotations
 
