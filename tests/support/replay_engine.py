@@ -203,15 +203,20 @@ def held(engine: ReplayEngine) -> object:
             walk(child, path)
 
     walk(cache_.tree.root, ())
-    free = frozenset(cache_._allocator.free_slots().tolist())
+    free = frozenset(free_slots(engine).tolist())
     turns = {key: tuple(value.items()) for key, value in cache_.registry._sessions.items()}
     return paths, free, cache_.tree.root.locks, len(cache_.tree.doomed()), repr(turns)
+
+
+def free_slots(engine: ReplayEngine) -> Slots:
+    """Slots of the pool that nobody has."""
+    return engine.cache._allocator.free_slots()
 
 
 def contents(engine: ReplayEngine) -> dict[int, bytes]:
     """What is stored behind every slot in use, in all layers: tensors, original keys, positions."""
     cache_ = engine.cache
-    free = set(cache_._allocator.free_slots().tolist())
+    free = set(free_slots(engine).tolist())
     pool = cache_.pool
     stored = [tensor for pair in pool._tensors for tensor in pair]
     stored += [*pool._as_computed, pool._computed_at]
@@ -240,7 +245,7 @@ def blank(engine: ReplayEngine, slots: Slots) -> bool:
 
 def retained(engine: ReplayEngine, session: str = "s") -> list[str]:
     """Names of the turns that the engine keeps as sources for a session."""
-    return list(engine.cache.registry._sessions.get((SCOPE, session), {}))
+    return [turn.turn for turn in engine.cache.registry.turns((SCOPE, session))]
 
 
 def fail_at(original: Callable[..., Any], call: int, error: BaseException) -> Callable[..., Any]:

@@ -51,9 +51,9 @@ class Noting(FakeEngine):
         self._heart = beating
         self.turns: list[int] = []
 
-    async def _complete(self, request: Request, receive: Receive, send: Send) -> None:
+    async def complete(self, request: Request, receive: Receive, send: Send) -> None:
         self.turns.append(self._heart.beats)
-        await super()._complete(request, receive, send)
+        await super().complete(request, receive, send)
 
 
 async def test_a_crowd_of_requests_leaves_the_loop_its_turns() -> None:

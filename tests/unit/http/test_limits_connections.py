@@ -414,9 +414,9 @@ class Torrent(FakeEngine):
 
     sent_bytes = 0
 
-    async def _send(self, answer: Answer, send: Send) -> None:
+    async def send_answer(self, answer: Answer, send: Send) -> None:
         if answer.content_type != SSE:
-            await super()._send(answer, send)
+            await super().send_answer(answer, send)
             return
         raw_headers = [(b"content-type", SSE.encode())]
         await send({"type": "http.response.start", "status": 200, "headers": raw_headers})

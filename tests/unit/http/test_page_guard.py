@@ -170,7 +170,7 @@ async def _as_written(client: httpx.AsyncClient, path: str, hosts: list[str]) ->
     """The answer to a request with these hosts and no other header."""
     request = httpx.Request("GET", f"http://localhost{path}")
     request.headers = httpx.Headers([("host", host) for host in hosts])
-    return await client._transport.handle_async_request(request)
+    return await client.send(request)
 
 
 async def test_a_link_on_any_page_opens_the_live_page_and_nothing_else() -> None:

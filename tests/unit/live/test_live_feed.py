@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge
 from support.clock import Clock
+from support.metrics_page import value_of
 
 from leyline_engine.contract import Outcome, Receipt, TokenCounts
 from leyline_proxy.live.documents import MAX_SESSIONS, sessions_document
@@ -199,10 +200,10 @@ def test_viewers_are_bounded_by_tenant_and_in_all() -> None:
             with pytest.raises(NoPlaceForViewersError) as full, live.viewing("green"):
                 pass
             assert full.value.status == 503
-            assert gauge._value.get() == 3
+            assert value_of(gauge) == 3
         with live.viewing("green"):
-            assert gauge._value.get() == 3
-    assert gauge._value.get() == 0
+            assert value_of(gauge) == 3
+    assert value_of(gauge) == 0
 
 
 def test_the_hour_is_bounded() -> None:

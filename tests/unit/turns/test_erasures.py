@@ -13,7 +13,9 @@ from typing import cast
 import msgspec
 import pytest
 from support.fake_engine import CAPABILITY, Answer, FakeEngine, chat_json, forgotten
+from support.metrics_page import value_of
 from support.replicas import replica_over
+from support.waiting import until
 
 from leyline_engine.contract import ForgetCounts
 from leyline_proxy.audit import followup
@@ -39,6 +41,7 @@ class World:
     pool: ReplicaPool
     store: MemorySessionStore
     erasures: Erasures
+    metrics: Metrics
 
     def run(self, name: str) -> str:
         replica = self.pool.get(name)
@@ -57,13 +60,16 @@ class World:
         return dict(session.places)
 
     async def paid(self, session_id: str) -> None:
-        async with asyncio.timeout(5):
-            while owed(await self.places(session_id)):  # noqa: ASYNC110 - no event
-                await asyncio.sleep(0.01)
+        async def nothing_owed() -> bool:
+            return not owed(await self.places(session_id))
+
+        await until(nothing_owed)
 
 
 @asynccontextmanager
-async def world() -> AsyncIterator[World]:
+async def world(
+    store: MemorySessionStore | None = None, audit: Auditor | None = None
+) -> AsyncIterator[World]:
     engines, replicas, metrics = {}, [], Metrics()
     for name in ("a", "b"):
         engine = FakeEngine(capability=msgspec.structs.replace(CAPABILITY, instance=f"{name}1"))
@@ -72,12 +78,12 @@ async def world() -> AsyncIterator[World]:
         replicas.append(replica_over(engine, name, metrics=metrics))
     pool = ReplicaPool(replicas)
     await pool.refresh()
-    store = MemorySessionStore(max_sessions=100, ttl_s=60)
-    audit = build_auditor(Settings(upstream="http://e"), metrics)
+    store = store or MemorySessionStore(max_sessions=100, ttl_s=60)
+    audit = audit or build_auditor(Settings(upstream="http://e"), metrics)
     erasures = Erasures(pool, store, metrics, audit, hints_secret=None, retry_s=0.05, max_owed=100)
     task = asyncio.create_task(erasures.run())
     try:
-        yield World(engines, pool, store, erasures)
+        yield World(engines, pool, store, erasures, metrics)
     finally:
         task.cancel()
         await asyncio.wait((task,))
@@ -98,9 +104,7 @@ async def test_a_turn_that_an_engine_is_given_during_an_erasure_is_not_forgotten
         run = w.run("a")
         w.engines["a"].answers = [replace(chat_json(), pause_s=0.3)]
         await w.owe("s", {run: Place("a", owed=True)})
-        async with asyncio.timeout(5):
-            while not w.engines["a"].bodies:  # noqa: ASYNC110 - no event
-                await asyncio.sleep(0.01)
+        await until(lambda: w.engines["a"].bodies)
         await w.store.update(TENANT, "s", moved(run, "a", demanded=False))
         await w.paid("s")
         assert len(w.engines["a"].bodies) == 2
@@ -112,9 +116,7 @@ async def test_a_forget_that_is_demanded_during_an_erasure_is_carried_too() -> N
         run = w.run("a")
         w.engines["a"].answers = [replace(chat_json(), pause_s=0.3)]
         await w.owe("s", {run: Place("a", owed=True)})
-        async with asyncio.timeout(5):
-            while not w.engines["a"].bodies:  # noqa: ASYNC110 - no event
-                await asyncio.sleep(0.01)
+        await until(lambda: w.engines["a"].bodies)
         await w.store.update(TENANT, "s", moved(run, "a", demanded=False))
         later = await w.store.update(TENANT, "s", moved(w.run("b"), "b", demanded=True))
         w.erasures.start(later)
@@ -157,9 +159,7 @@ async def test_what_is_paid_is_no_longer_owed() -> None:
         assert w.erasures.waiting == 2
         await w.paid("s")
         await w.store.delete(TENANT, "t")
-        async with asyncio.timeout(5):
-            while w.erasures.waiting:  # noqa: ASYNC110 - no event
-                await asyncio.sleep(0.01)
+        await until(lambda: not w.erasures.waiting)
 
 
 async def test_an_engine_that_hangs_keeps_no_forget_from_another() -> None:
@@ -188,9 +188,8 @@ async def test_a_store_that_is_gone_loses_no_debt() -> None:
             found = await super().get(tenant, session_id)
             return replace(found, places={}) if self.gone and found is not None else found
 
-    async with world() as w:
-        store = Gone(max_sessions=10, ttl_s=60)
-        w.erasures._store = w.store = store
+    store = Gone(max_sessions=10, ttl_s=60)
+    async with world(store) as w:
         await w.owe("s", {w.run("a"): Place("a", owed=True)})
         await asyncio.sleep(0.2)
         store.gone = False
@@ -245,7 +244,7 @@ async def test_a_plain_server_that_was_out_of_reach_has_not_ended() -> None:
         await w.pool.refresh()
         await w.owe("s", {unknown_run("a"): Place("a", owed=True)})
         await w.paid("s")
-        assert w.erasures._metrics.erasures.labels("lost")._value.get() == 1
+        assert value_of(w.metrics.erasures.labels("lost")) == 1
 
 
 @pytest.mark.parametrize("given_up", [False, True])
@@ -253,12 +252,10 @@ async def test_what_running_requests_hold_is_paid_and_not_called_erased_before_t
     monkeypatch: pytest.MonkeyPatch, given_up: bool
 ) -> None:
     """The engine owes nothing more, and the log says what is overwritten only when it is."""
-    async with world() as w:
-        told: list[str] = []
-        monkeypatch.setattr(followup, "_TRIES", 1 if given_up else 14)
-        writer = SimpleNamespace(offer=lambda job, _: told.append(job()["result"]))
-        audit = Auditor(cast(AuditWriter, writer))
-        monkeypatch.setattr(w.erasures, "_audit", audit)
+    told: list[str] = []
+    monkeypatch.setattr(followup, "_TRIES", 1 if given_up else 14)
+    writer = SimpleNamespace(offer=lambda job, _: told.append(job()["result"]))
+    async with world(audit=Auditor(cast(AuditWriter, writer))) as w:
         engine = w.engines["a"]
         held = ForgetCounts(overwritten=1, pending=2)
         engine.receipt = lambda name: msgspec.structs.replace(forgotten(name), forgot=held)
@@ -270,8 +267,6 @@ async def test_what_running_requests_hold_is_paid_and_not_called_erased_before_t
         if given_up:
             return
         engine.receipt = forgotten
-        async with asyncio.timeout(5):
-            while told == ["pending"]:  # noqa: ASYNC110 - no event
-                await asyncio.sleep(0.01)
+        await until(lambda: told != ["pending"])
         assert told == ["pending", "erased"]
         assert len(engine.bodies) == 1, "it isn't asked to forget anew"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +14,12 @@ import msgspec
 import pytest
 from support.fake_engine import CAPABILITY, MODEL, Answer, FakeEngine, chat_json, forgotten
 from support.stack import serving
+from support.waiting import wait
 
 from leyline_engine.contract import Receipt, TokenCounts
 from leyline_proxy.http.app import create_app
+from leyline_proxy.model.session import Place
+from leyline_proxy.sessions.summary import SessionOverview
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.rendezvous import ranked
 
@@ -61,6 +64,16 @@ class Pair:
         for engine in self.engines.values():
             engine.receipt = forgotten if obeys else deaf
 
+    def sessions(self) -> Sequence[SessionOverview]:
+        """Lines of the sessions that the proxy keeps."""
+        return asyncio.run(self.app.state.services.store.sessions("default"))
+
+    def places(self) -> Mapping[str, Place]:
+        """Where the KV of the one session lies."""
+        (line,) = self.sessions()
+        session = asyncio.run(self.app.state.services.store.get("default", line.id))
+        return session.places
+
     @property
     def waiting(self) -> int:
         """Sessions that wait for an engine to confirm a forget."""
@@ -87,13 +100,6 @@ def pair(**settings: Any) -> Iterator[Pair]:
         yield Pair(engines, app, stack.enter_context(serving(app)))
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.02)
-
-
 def test_a_forget_reaches_an_engine_that_is_still_at_work_on_an_earlier_turn() -> None:
     """The turn isn't settled when the session moves; what it reads is forgotten all the same."""
     with pair() as found:
@@ -105,13 +111,12 @@ def test_a_forget_reaches_an_engine_that_is_still_at_work_on_an_earlier_turn() -
         slow.answers[0].pause_s = 1.0
         earlier = threading.Thread(target=found.ask, args=(ANSWERED,))
         earlier.start()
-        eventually(lambda: slow.bodies)
-        ((_, entry),) = found.app.state.services.store._entries.items()
-        assert f"{'f' * 16}@a1" in entry.session.places
+        wait(lambda: slow.bodies)
+        assert f"{'f' * 16}@a1" in found.places()
         found.drain("a", True)
         assert found.ask(ANSWERED, leyline={"policy": REDACT}).status_code == 200
         earlier.join()
-        eventually(lambda: found.forgets("a"))
+        wait(lambda: found.forgets("a"))
 
 
 def test_a_forget_of_a_turn_whose_client_left_is_carried_as_well() -> None:
@@ -129,18 +134,16 @@ def test_a_forget_of_a_turn_whose_client_left_is_carried_as_well() -> None:
                     json={"model": MODEL, "messages": ANSWERED, "leyline": {"policy": REDACT}},
                     headers={"x-leyline-session": SESSION},
                 )
-        eventually(lambda: found.forgets("a"))
+        wait(lambda: found.forgets("a"))
 
 
 def test_losses_of_account_are_forgotten_at_every_engine() -> None:
     """What has no name in the account may have been read anywhere."""
     with pair() as found:
         assert found.ask(ANSWERED).status_code == 200
-        store = found.app.state.services.store
-        ((_, entry),) = store._entries.items()
-        assert set(entry.session.places) == {f"{'f' * 16}@a1", f"{'f' * 16}@b1"}
+        assert set(found.places()) == {f"{'f' * 16}@a1", f"{'f' * 16}@b1"}
         assert found.ask(ANSWERED, leyline={"policy": REDACT}).status_code == 200
-        eventually(lambda: found.forgets("b"))
+        wait(lambda: found.forgets("b"))
 
 
 FAILURES = {
@@ -169,12 +172,12 @@ def test_an_engine_owes_what_it_did_not_confirm(failure: str) -> None:
             assert account["forgets_owed"] > 0
         else:
             assert failed.status_code >= 400
-        eventually(lambda: found.forgets("a"))
+        wait(lambda: found.forgets("a"))
         assert found.waiting == 1
         found.obey(True)
-        eventually(lambda: not found.waiting)
+        wait(lambda: not found.waiting)
         assert found.redact(ANSWERED).json()["leyline"]["forgot"]["overwritten"] == 3
-        eventually(lambda: not found.waiting)
+        wait(lambda: not found.waiting)
 
 
 @pytest.mark.parametrize("failure", [name for name, each in FAILURES.items() if each is not None])
@@ -185,11 +188,11 @@ def test_a_demand_that_a_plain_server_failed_is_owed_by_the_others(failure: str)
         plain = found.engines["b"]
         plain.capability, answer = None, FAILURES[failure]
         handshake = found.app.state.services.pool.get("b").handshake
-        eventually(lambda: handshake.status.up and handshake.status.capability is None)
+        wait(lambda: handshake.status.up and handshake.status.capability is None)
         found.drain("a", True)
         plain.answers = [answer] if answer is not None else []
         assert found.redact(ANSWERED).status_code >= 400
-        eventually(lambda: found.forgets("a"))
+        wait(lambda: found.forgets("a"))
 
 
 def test_a_demand_that_reached_no_engine_is_carried_when_one_is_back() -> None:
@@ -205,8 +208,8 @@ def test_a_demand_that_reached_no_engine_is_carried_when_one_is_back() -> None:
             patched.setattr(link._transport, "handle_async_request", refused)
             assert found.redact(ANSWERED).status_code == 502
             assert found.waiting == 1
-        eventually(lambda: found.forgets("a"))
-        eventually(lambda: not found.waiting)
+        wait(lambda: found.forgets("a"))
+        wait(lambda: not found.waiting)
 
 
 def test_a_demand_that_could_not_be_remembered_is_refused() -> None:
@@ -222,7 +225,7 @@ def test_a_demand_that_could_not_be_remembered_is_refused() -> None:
         assert not [body for body in sent if b'"second"' in body]
         assert found.ask(ASKED, "third").status_code == 200
         found.obey(True)
-        eventually(lambda: not found.waiting)
+        wait(lambda: not found.waiting)
         assert found.redact(ANSWERED, "second").status_code == 200
 
 
@@ -232,12 +235,12 @@ def test_a_debt_outlives_its_session() -> None:
         found.obey(False)
         assert found.redact(ANSWERED).status_code == 200
         assert found.ask(ASKED, "another").status_code == 200
-        assert [key[1] for key in found.app.state.services.store._entries] == ["another"]
+        assert [line.id for line in found.sessions()] == ["another"]
         before = found.forgets("a")
-        eventually(lambda: found.forgets("a") >= before + 2)
+        wait(lambda: found.forgets("a") >= before + 2)
         assert found.waiting == 1
         found.obey(True)
-        eventually(lambda: not found.waiting)
+        wait(lambda: not found.waiting)
 
 
 def test_a_turn_that_a_forget_overtook_is_forgotten_when_it_ends() -> None:
@@ -249,13 +252,13 @@ def test_a_turn_that_a_forget_overtook_is_forgotten_when_it_ends() -> None:
         slow.answers[0].pause_s = 1.0
         earlier = threading.Thread(target=found.ask, args=(ANSWERED,))
         earlier.start()
-        eventually(lambda: len(slow.bodies) == 2)
+        wait(lambda: len(slow.bodies) == 2)
         account = found.redact(ANSWERED).json()["leyline"]
         assert account["forgot"]["overwritten"] == 3
-        eventually(lambda: not found.waiting)
+        wait(lambda: not found.waiting)
         carried = found.forgets("a")
         earlier.join()
-        eventually(lambda: found.forgets("a") > carried)
+        wait(lambda: found.forgets("a") > carried)
 
 
 def test_a_turn_that_ended_while_a_forget_was_under_way_is_forgotten() -> None:
@@ -267,11 +270,11 @@ def test_a_turn_that_ended_while_a_forget_was_under_way_is_forgotten() -> None:
         engine.answers[0].pause_s, engine.answers[1].pause_s = 0.5, 1.5
         earlier = threading.Thread(target=found.ask, args=(ANSWERED,))
         earlier.start()
-        eventually(lambda: len(engine.bodies) == 2)
+        wait(lambda: len(engine.bodies) == 2)
         account = found.redact(ANSWERED).json()["leyline"]
         earlier.join()
         assert account["forgot"]["result"] == "owed"
-        eventually(lambda: found.forgets("a"))
+        wait(lambda: found.forgets("a"))
 
 
 def test_what_an_engine_was_not_told_the_owner_of_is_unreachable() -> None:
@@ -280,10 +283,10 @@ def test_what_an_engine_was_not_told_the_owner_of_is_unreachable() -> None:
         engine = found.engines["a"]
         capability, engine.capability = engine.capability, None
         handshake = found.app.state.services.pool.get("a").handshake
-        eventually(lambda: handshake.status.capability is None)
+        wait(lambda: handshake.status.capability is None)
         assert found.ask(ASKED).status_code == 200
         engine.capability = capability
-        eventually(lambda: handshake.status.capability is not None)
+        wait(lambda: handshake.status.capability is not None)
         account = found.redact(ANSWERED).json()["leyline"]
         assert account["forgot"]["result"] == "unreachable"
         later = [
@@ -304,7 +307,7 @@ def test_a_lost_session_that_a_plain_server_may_have_served_is_unreachable(under
     with pair(max_sessions=1) as found:
         found.engines["b"].capability = None
         handshake = found.app.state.services.pool.get("b").handshake
-        eventually(lambda: handshake.status.up and handshake.status.capability is None)
+        wait(lambda: handshake.status.up and handshake.status.capability is None)
         if under_way:
             found.drain("a", True)
             assert found.ask(ASKED).status_code == 200

@@ -77,6 +77,16 @@ class Stage:
             desk=ClaimDesk(self.engine, **options),
         )
 
+    @property
+    def running(self) -> int:
+        """Requests that are admitted."""
+        return len(self.service._running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that aren't."""
+        return len(self.service._waiting)
+
     def close_gate(self) -> None:
         """No forward begins until :meth:`open_gate`."""
         self.gate = threading.Semaphore(0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from claims_kit import (
     ask,
     cached,
@@ -20,6 +20,7 @@ from claims_kit import (
     status,
     tokens,
 )
+from support.replay_engine import blank, free_slots
 
 from leyline_engine.claims.events import Lost
 from leyline_engine.contract import (
@@ -76,12 +77,10 @@ def test_a_forget_beats_a_claim() -> None:
     assert engine.stats().doomed == 0
     lost = [e for e in engine.claims.keeper.ledger if isinstance(e, Lost)]
     assert [(run.start, run.end) for run in lost[0].runs] == [(100, 150)]
-    free = set(engine.cache._allocator.free_slots().tolist())
-    index = torch.tensor([slot for slot in doomed if slot in free])
-    assert len(index)
-    assert not any(
-        bool(tensor[index].any()) for pair in engine.cache.pool._tensors for tensor in pair
-    )
+    free = set(free_slots(engine).tolist())
+    gone = np.array([slot for slot in doomed if slot in free])
+    assert len(gone)
+    assert blank(engine, gone)
 
 
 def test_a_claim_over_what_others_sent_as_well_survives_a_forget() -> None:

@@ -59,12 +59,12 @@ async def test_one_behind_others_in_the_queue_is_refused_at_once(stages: list[St
     await stage.claim("plan", 200)
     stage.close_gate()
     running = stage.submit(50, 2)
-    await until(lambda: stage.service._running)
+    await until(lambda: stage.running)
     ahead = [stage.submit(50, seed) for seed in (3, 4)]
     behind = stage.submit(250, 5)
     stage.gate.release(1)
     await refused(behind)
-    assert len(stage.service._waiting) == 2
+    assert stage.waiting == 2
     stage.open_gate()
     for job in (running, *ahead):
         assert isinstance(await end(job), FinishEvent)
@@ -77,7 +77,7 @@ async def test_those_that_wait_are_looked_at_again_when_a_claim_comes(stages: li
     await stage.keep("plan", 200, 1)
     stage.close_gate()
     running = stage.submit(50, 2, room=40)
-    await until(lambda: stage.service._running)
+    await until(lambda: stage.running)
     small, large, third = stage.submit(60, 3), stage.submit(250, 4), stage.submit(70, 5)
     claiming = asyncio.create_task(stage.claim("plan", 200))
     for _ in range(3):
@@ -86,7 +86,7 @@ async def test_those_that_wait_are_looked_at_again_when_a_claim_comes(stages: li
     await claiming
     await refused(large)
     assert [job.cancelled for job in (small, third)] == [False, False]
-    assert stage.service._running and len(stage.service._waiting) == 2
+    assert stage.running and stage.waiting == 2
     stage.open_gate()
     for job in (running, small, third):
         assert isinstance(await end(job), FinishEvent)
@@ -194,7 +194,7 @@ async def test_a_waiting_request_forgets_what_would_keep_it_out(stages: list[Sta
     await stage.claim("plan", 200)
     stage.close_gate()
     running = stage.submit(50, 2)
-    await until(lambda: stage.service._running)
+    await until(lambda: stage.running)
     spans = (SpanLabel("head", 0, 100), SpanLabel("new", 100, 320))
     payload = named("after", spans=spans, forget=("tail",))
     request = ask([*prompt[:100], *tokens(220, 3)], payload)
@@ -203,7 +203,7 @@ async def test_a_waiting_request_forgets_what_would_keep_it_out(stages: list[Sta
     book = stage.engine.claims.keeper.book
     await until(lambda: not book.live())
     assert book.status(TENANT, "c").cause == "forgotten"
-    assert len(stage.service._waiting) == 1
+    assert stage.waiting == 1
     stage.open_gate()
     for waited in (running, job):
         assert isinstance(await end(waited), FinishEvent)

@@ -14,6 +14,7 @@ from support.replay_engine import (
     cached,
     edit,
     fail_at,
+    free_slots,
     make_engine,
     prefill,
     random_tokens,
@@ -287,7 +288,7 @@ def test_an_erase_that_fails_is_retried() -> None:
     assert (stats.cached, stats.doomed, stats.in_flight) == (60, 40, 0)
     assert stats.free == stats.capacity - 100
     assert len(cached(engine, SOURCE)) == 60
-    free = set(engine.cache._allocator.free_slots().tolist())
+    free = set(free_slots(engine).tolist())
     assert not free & set(slots.tolist())
     assert not blank(engine, slots)
 

@@ -17,6 +17,7 @@ from support.replay_engine import (
     cached,
     contents,
     edit,
+    free_slots,
     ids,
     make_engine,
     prefill,
@@ -346,7 +347,7 @@ def test_a_forget_overwrites_what_nobody_holds(left: Callable[[Crew], None], tak
     """Free slots, and those that were given to a request and aren't written to yet."""
     crew = Crew()
     left(crew)
-    free = crew.engine.cache._allocator.free_slots()
+    free = free_slots(crew.engine)
     assert crew.taint.flags[free].any()
     slots = crew.engine.cache.allocate(min(taken, len(free)))
     crew.engine.cache.forget((SCOPE, "s"), None, spared=(), ticket="t")
