@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -74,13 +73,6 @@ async def complete(app: Starlette, **body: Any) -> dict[str, Any]:
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer
-
-
-def sse(text: str) -> list[Any]:
-    """The decoded events of a stream; the last is the string ``[DONE]``."""
-    assert text.endswith("\n\n")
-    payloads = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    return [data if data == "[DONE]" else json.loads(data) for data in payloads]
 
 
 def is_idle(app: Starlette) -> bool:

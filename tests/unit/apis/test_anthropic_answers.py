@@ -12,6 +12,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from support.responses_talks import piece as chunk
 
 from leyline_proxy.apis.anthropic.answer import map_answer, map_usage
 from leyline_proxy.apis.anthropic.request import map_request
@@ -38,12 +39,6 @@ def whole(document: dict[str, Any], stops: Sequence[str] = ()) -> Message:
     """The message, as the SDK reads it."""
     message = map_answer(document, message_id="msg_1", stop_sequences=stops)
     return Message.model_validate(message | {"usage": map_usage(USAGE, None)})
-
-
-def chunk(delta: dict[str, Any], finish: str | None = None, **members: Any) -> dict[str, Any]:
-    """A chunk of a stream."""
-    choice = {"index": 0, "delta": delta, "finish_reason": finish}
-    return {"model": "m", "choices": [choice], **members}
 
 
 def call_part(index: int | None, **function: str) -> dict[str, Any]:

@@ -20,12 +20,6 @@ from leyline_proxy.audit.writer import AuditWriter
 from leyline_proxy.cli.main import build_app
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the log is to be."""
-    return tmp_path / "audit.jsonl"
-
-
 def fail_disk(own: AuditWriter) -> None:
     """Writing fails from now on, until the file is opened again."""
     read, target = os.pipe()

@@ -35,12 +35,6 @@ def kinds(path: Path) -> list[str]:
     return [record["kind"] for record in records(find_logs(path)[0])]
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the log is to be."""
-    return tmp_path / "audit.jsonl"
-
-
 def test_a_log_goes_on_over_restarts(path: Path) -> None:
     """Each start and stop is a record, and the chain doesn't begin anew."""
     for number in (1, 2):

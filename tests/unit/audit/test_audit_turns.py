@@ -24,12 +24,6 @@ REDACT = r"redact:pattern='listing',replacement='[gone]'"
 KEY = AuditKey.derive("k")
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the log is to be."""
-    return tmp_path / "audit.jsonl"
-
-
 async def ask(
     client: httpx.AsyncClient, messages: list[dict[str, Any]], session: str = "s", **options: Any
 ) -> httpx.Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from support.claims_engine import ClaimsEngine
 from support.fake_engine import MODEL, proxy_before
 from support.metrics_page import metric
+from support.sse import sse
 
 CLAIMS = "/v1/leyline/claims"
 KEYS = {"api_keys": ("red:r", "blue:b")}
@@ -104,9 +104,7 @@ async def test_a_stream_that_outgrows_its_room_ends_with_the_named_error() -> No
         status = await metric(client, "leyline_requests_total", 'status="503"')
         counted = await metric(client, "leyline_turns_total", CODE)
         session = (await client.get("/v1/leyline/sessions/s", headers=RED)).json()
-    first, last = [
-        json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n") if event
-    ]
+    first, last = sse(answer.text)
     assert answer.status_code == 200
     assert first["choices"][0]["delta"]["content"] == "A"
     assert (last["error"]["code"], last["error"]["claims"]) == (CODE, ["plan"])

@@ -34,11 +34,6 @@ PARENT = f"00-{TRACE}-{SPAN}-01"
 ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "Say hello."}]}
 
 
-@pytest.fixture
-def recorder() -> Recorder:
-    return Recorder()
-
-
 async def upstream_headers(
     recorder: Recorder, headers: list[tuple[str, str]], **settings: Any
 ) -> dict[str, str]:

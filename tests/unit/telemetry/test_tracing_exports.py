@@ -37,11 +37,6 @@ NOWHERE = "http://127.0.0.1:9"
 """Nobody listens there."""
 
 
-@pytest.fixture
-def recorder() -> Recorder:
-    return Recorder()
-
-
 @pytest.fixture(autouse=True)
 def loggers_of_opentelemetry() -> Iterator[None]:
     """Each test has them as a process of its own would; an exporter changes them for good."""

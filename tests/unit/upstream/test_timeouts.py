@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import ExitStack
 
 import httpx
 import pytest
 from support.fake_engine import DONE, MODEL, Answer, FakeEngine, chat_stream, chunk, proxy_before
+from support.sse import sse
 from support.stack import serving
 
 from leyline_proxy.http.app import create_app
@@ -44,8 +44,7 @@ async def test_an_engine_that_falls_silent_in_a_stream_ends_it_with_an_error_eve
     engine.answers = [stalled(chunk({"role": "assistant", "content": "Hel"}))]
     async with proxy_before(engine, first_token_timeout_s=60, idle_timeout_s=LIMIT_S) as client:
         answer = await client.post(CHAT, json={**REQUEST, "stream": True})
-    *_, last = [event for event in answer.text.split("\n\n") if event]
-    error = json.loads(last.removeprefix("data: "))["error"]
+    error = sse(answer.text)[-1]["error"]
     assert error["code"] == "upstream_idle"
     assert f"{LIMIT_S:g} s" in error["message"]
     assert "[DONE]" not in answer.text
