@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import redis
 from prometheus_client import CollectorRegistry
+from support.waiting import wait
 
 from leyline_proxy.audit.chain_file import ChainFile
 from leyline_proxy.audit.check import Checked, check_file
@@ -60,14 +61,6 @@ def answers(client: redis.Redis) -> bool:
         return bool(client.ping())
     except redis.ConnectionError:
         return False
-
-
-def wait(condition: Callable[[], bool]) -> None:
-    """Wait for what threads and servers do."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
 
 
 def lines(client: redis.Redis) -> list[bytes]:

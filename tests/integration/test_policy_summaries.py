@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from support.fake_engine import (
     proxy_before,
     tool_session,
 )
+from support.waiting import until
 
 CHAT = "/v1/chat/completions"
 POLICY = "summarize:trigger_tokens=500,keep_messages=2"
@@ -30,13 +30,6 @@ async def ask(client: httpx.AsyncClient, turns: int, **members: Any) -> dict[str
     assert answer.status_code == 200
     account: dict[str, Any] = answer.json()["leyline"]
     return account
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until something holds."""
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - no event
-            await asyncio.sleep(0.01)
 
 
 async def written(client: httpx.AsyncClient, result: str, count: int) -> None:

@@ -22,6 +22,8 @@ from support.fake_engine import (
     chat_stream,
     chunk,
 )
+from support.metrics_page import metric
+from support.sse import sse
 
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
@@ -58,21 +60,6 @@ def client_of(app: FastAPI) -> httpx.AsyncClient:
 def body(**members: Any) -> dict[str, Any]:
     """A minimal chat request."""
     return {"model": MODEL, "messages": MESSAGES, **members}
-
-
-def events(stream: bytes) -> list[bytes]:
-    """The data of each event."""
-    return [part.removeprefix(b"data: ") for part in stream.split(b"\n\n") if part]
-
-
-async def metric(client: httpx.AsyncClient, name: str, *labels: str) -> float:
-    """Sum of the samples of ``name`` whose labels contain all of ``labels``."""
-    lines = (await client.get("/metrics")).text.splitlines()
-    return sum(
-        float(line.rpartition(" ")[2])
-        for line in lines
-        if line.startswith(name) and all(label in line for label in labels)
-    )
 
 
 async def test_an_unedited_body_goes_up_byte_for_byte(engine: FakeEngine) -> None:
@@ -234,7 +221,8 @@ async def test_a_stream_passes_untouched_but_for_the_finish_chunk(engine: FakeEn
     before, after = b"".join(parts[:2]) + finish.rstrip()[:-1], usage + DONE
     assert response.content.startswith(before + b',"leyline":{')
     assert response.content.endswith(b"}\n\n" + after)
-    member = json.loads(events(response.content.replace(b"\r\n\r\n", b"\n\n"))[2])["leyline"]
+    found = response.text.replace("\r\n\r\n", "\n\n").removeprefix(": keep-alive\n\n")
+    member = sse(found)[1]["leyline"]
     assert member["tokens"]["prefix"] == 4
 
 
@@ -293,7 +281,7 @@ async def test_a_broken_stream_ends_with_an_error_event(engine: FakeEngine) -> N
         )
         assert await metric(client, "leyline_requests_total", 'status="502"') == 1
         assert (await client.get("/v1/leyline/sessions/s")).status_code == 404
-    last = json.loads(events(response.content)[-1])
+    last = sse(response.text)[-1]
     assert last["error"]["code"] == "upstream_unreachable"
     assert b"[DONE]" not in response.content
 

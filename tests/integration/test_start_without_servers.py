@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +13,13 @@ import httpx
 from redis import Redis
 from support.redis_server import RedisServer, free_port
 from support.stack import serving
+from support.waiting import wait
 
 from leyline_proxy.upstream.embedded import create_embedded_engine
 
 LEYLINE = str(Path(sys.executable).parent / "leyline")
 PASSWORD = "redis-password-of-the-test"
 WAIT_S = 90.0
-
-
-def wait(true: Callable[[], bool]) -> None:
-    """Until it holds."""
-    deadline = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def ready(url: str) -> tuple[int, dict[str, Any]]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 import uvicorn
 from msgspec import to_builtins
 from starlette.applications import Starlette
+from support.waiting import until
 
 from leyline_engine.contract import (
     EditPayload,
@@ -52,7 +51,7 @@ async def served(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
     try:
         port = listener.getsockname()[1]
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            await asyncio.to_thread(wait_for, lambda: server.started)
+            await until(lambda: server.started)
             yield client
     finally:
         server.should_exit = True
@@ -74,23 +73,6 @@ async def complete(app: Starlette, **body: Any) -> dict[str, Any]:
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer
-
-
-def sse(text: str) -> list[Any]:
-    """The decoded events of a stream; the last is the string ``[DONE]``."""
-    assert text.endswith("\n\n")
-    payloads = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    return [data if data == "[DONE]" else json.loads(data) for data in payloads]
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 20) -> bool:
-    """Block until the condition holds; False when it doesn't in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def is_idle(app: Starlette) -> bool:

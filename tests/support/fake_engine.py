@@ -156,7 +156,7 @@ class FakeEngine:
         if script is not None:
             await self._answer(script, receive, send)
         elif path in ("/v1/chat/completions", "/v1/completions"):
-            await self._complete(Request(scope, receive), receive, send)
+            await self.complete(Request(scope, receive), receive, send)
         elif path == "/v1/models":
             data = [{"id": name, "object": "model", "owned_by": self.owner} for name in self.models]
             await _json(send, {"object": "list", "data": data})
@@ -185,7 +185,8 @@ class FakeEngine:
         end = part.rindex(b"}", 0, part.find(b"\n\n", place) % (len(part) + 1)) + 1
         return part[:start] + with_record(part[start:end], self.record(message_id)) + part[end:]
 
-    async def _complete(self, request: Request, receive: Receive, send: Send) -> None:
+    async def complete(self, request: Request, receive: Receive, send: Send) -> None:
+        """Remember a completion request and answer it."""
         self.bodies.append(await request.body())
         self.headers.append(dict(request.headers))
         self.raw_headers.append(list(request.headers.raw))
@@ -208,7 +209,7 @@ class FakeEngine:
 
     async def _answer(self, answer: Answer, receive: Receive, send: Send) -> None:
         gone = asyncio.ensure_future(_wait_gone(receive))
-        work = asyncio.ensure_future(self._send(answer, send))
+        work = asyncio.ensure_future(self.send_answer(answer, send))
         try:
             await asyncio.wait((gone, work), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -220,7 +221,8 @@ class FakeEngine:
                 task.cancel()
             await asyncio.gather(gone, work, return_exceptions=True)
 
-    async def _send(self, answer: Answer, send: Send) -> None:
+    async def send_answer(self, answer: Answer, send: Send) -> None:
+        """An answer, chunk by chunk."""
         headers = {"content-type": answer.content_type, **answer.headers}
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         if answer.hangs and not answer.chunks:

@@ -6,10 +6,11 @@ import json
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from hypothesis import strategies as st
+from support.character_turns import render as characters
 
 from leyline_engine.contract import (
     DirectiveResult,
@@ -24,8 +25,7 @@ from leyline_engine.contract import (
 from leyline_policies import Policy, load_pipeline
 from leyline_proxy.edits.prepare import PolicySession, prepare
 from leyline_proxy.model.history import history_chain
-from leyline_proxy.model.messages import Message, fingerprint, text_of
-from leyline_proxy.model.rendered import MessageSpan, Rendered
+from leyline_proxy.model.messages import Message, fingerprint
 from leyline_proxy.model.session import Place, RetainedTurn, Session, TurnSummary
 from leyline_proxy.model.undeclared import UndeclaredRules
 from leyline_proxy.plan.naming import name_spans
@@ -35,16 +35,8 @@ RULES = UndeclaredRules.parse(["tool=amortize", "user=amortize"])
 KEY = b"chain"
 
 
-def render(messages: Sequence[Message]) -> Rendered:
-    """A token per character, and marks around each message that no content holds."""
-    text, spans = "", []
-    for index, message in enumerate(messages):
-        text += f"<{message['role']}>"
-        content = text_of(message)
-        if content:
-            spans.append(MessageSpan(index, len(text), len(text) + len(content)))
-        text += f"{content}{json.dumps(message.get('tool_calls'))}</>"
-    return Rendered(array("q", map(ord, text + "<assistant>")), tuple(spans), "context")
+render = partial(characters, context="context")
+"""A token per character."""
 
 
 @cache

@@ -11,7 +11,8 @@ import httpx
 import msgspec
 import pytest
 from starlette.applications import Starlette
-from support.engine_http import check_clean, client_of, hints, record_of, served, wait_for
+from support.engine_http import check_clean, client_of, hints, record_of, served
+from support.waiting import until
 
 from leyline_engine.claims.limits import Limits
 from leyline_engine.contract import (
@@ -374,7 +375,7 @@ async def test_requests_that_retry_while_a_claim_is_deleted_are_served_at_last(
         raise AssertionError("never served")
 
     retrying = [asyncio.create_task(retry(number)) for number in range(2, 6)]
-    assert await asyncio.to_thread(wait_for, lambda: refused > 8)
+    await until(lambda: refused > 8)
     await do(app, ReleaseClaim("t", "c"))
     await asyncio.gather(*retrying)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import httpx
 from starlette.applications import Starlette
-from support.engine_http import MESSAGES, check_clean, hints, is_idle, record_of, served, wait_for
+from support.engine_http import MESSAGES, check_clean, hints, is_idle, record_of, served
+from support.waiting import until
 
 SECRET = [*MESSAGES[:1], {"role": "user", "content": "The key is 4711. " * 20}]
 REDACTED = [*MESSAGES[:1], {"role": "user", "content": "The key is [REDACTED]."}]
@@ -39,7 +39,7 @@ async def test_a_receipt_is_closed_when_the_last_holder_ends(app: Starlette) -> 
             # The system message is common to both prompts and stays.
             assert forgot["pending"] > 0.5 * length
             assert forgot["shared_retained"] == 0
-        assert await asyncio.to_thread(wait_for, lambda: is_idle(app))
+        await until(lambda: is_idle(app))
     closed = (await record_of(app, "redaction"))["receipt"]["forgot"]
     assert closed["pending"] == 0
     assert closed["overwritten"] == forgot["overwritten"] + forgot["pending"]

@@ -17,8 +17,8 @@ from support.engine_http import (
     hints,
     record_of,
     script_answer,
-    sse,
 )
+from support.sse import sse
 
 from leyline_engine.contract import (
     Capability,

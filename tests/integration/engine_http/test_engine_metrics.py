@@ -10,8 +10,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
-from support.engine_http import check_clean, client_of, hints, is_idle, record_of, wait_for
+from support.engine_http import check_clean, client_of, hints, is_idle, record_of
 from support.stack import serving
+from support.waiting import wait
 
 from leyline_engine.claims.limits import Limits
 from leyline_engine.contract import (
@@ -47,7 +48,7 @@ def small(loaded: LoadedModel) -> Iterator[Starlette]:
 
 async def series(app: Starlette) -> dict[tuple[str, ...], float]:
     """Samples by name and label values, when nothing runs."""
-    assert wait_for(lambda: is_idle(app) and app.state.service._idle_checked)
+    wait(lambda: is_idle(app) and app.state.service._idle_checked)
     async with client_of(app) as client:
         text = (await client.get("/metrics")).raise_for_status().text
     return {

@@ -20,8 +20,8 @@ from support.engine_http import (
     complete,
     is_idle,
     served,
-    wait_for,
 )
+from support.waiting import until
 
 from leyline_engine.replay.factory import create_engine_app, serve_model
 from leyline_engine.replay.models.loader import LoadedModel
@@ -51,7 +51,7 @@ async def test_cancelled_when_the_client_goes(app: Starlette, stream: bool) -> N
         else:
             with pytest.raises(httpx.ReadTimeout):
                 await client.post("/v1/chat/completions", json=body, timeout=0.3)
-        assert await asyncio.to_thread(wait_for, lambda: is_idle(app))
+        await until(lambda: is_idle(app))
         answer = await client.post(
             "/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 2}
         )
@@ -116,7 +116,7 @@ async def test_shutdown_ends_what_runs(loaded: LoadedModel) -> None:
     body = {"messages": MESSAGES, "max_tokens": 10_000, "ignore_eos": True}
     async with client_of(app) as client:
         running = asyncio.create_task(client.post("/v1/chat/completions", json=body))
-        assert await asyncio.to_thread(wait_for, lambda: app.state.service._running)
+        await until(lambda: app.state.service._running)
         await asyncio.to_thread(app.state.service.close, 0.1)
         response = await running
         assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_stopped")

@@ -45,8 +45,14 @@ def chain_file(path: Path, **options: object) -> ChainFile:
     return ChainFile(path, **{**settings, **options})  # type: ignore[arg-type]
 
 
-def writer(path: Path, *, max_waiting: int = 4096, **options: object) -> AuditWriter:
+def counters() -> Metrics:
+    """Metrics that no other test counts in."""
+    return Metrics(CollectorRegistry())
+
+
+def writer(
+    path: Path, *, metrics: Metrics | None = None, max_waiting: int = 4096, **options: object
+) -> AuditWriter:
     """A writer that isn't started yet."""
     file = chain_file(path, **options)
-    metrics = Metrics(CollectorRegistry())
-    return AuditWriter(file, metrics, max_waiting=max_waiting, fsync_s=0.05)
+    return AuditWriter(file, metrics or counters(), max_waiting=max_waiting, fsync_s=0.05)

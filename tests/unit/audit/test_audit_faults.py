@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
-from audit_kit import chain_file, event, writer
+from audit_kit import chain_file, counters, event, writer
+from support.metrics_page import value_of
+from support.waiting import wait
 from typer.testing import CliRunner
 
 from leyline_proxy.audit import reading
@@ -17,20 +18,6 @@ from leyline_proxy.audit.chain import Head, seal
 from leyline_proxy.audit.reading import find_logs, records, verify
 from leyline_proxy.audit.writer import AuditWriter
 from leyline_proxy.cli.main import build_app
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the log is to be."""
-    return tmp_path / "audit.jsonl"
-
-
-def wait(condition: Callable[[], object]) -> None:
-    """Wait for what the thread does."""
-    until = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def fail_disk(own: AuditWriter) -> None:
@@ -44,7 +31,8 @@ def fail_disk(own: AuditWriter) -> None:
 
 def test_each_lost_record_is_counted_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often the disk fails, the log and the metric say as many as there were."""
-    own = writer(path)
+    metrics = counters()
+    own = writer(path, metrics=metrics)
     own.start()
     fail_disk(own)
     opened = own._file.open
@@ -65,16 +53,17 @@ def test_each_lost_record_is_counted_once(path: Path, monkeypatch: pytest.Monkey
     assert b'"c4"' in path.read_bytes()
     (log,) = find_logs(path)
     assert (verify(log).good, verify(log).checked.lost) == (True, 3)
-    assert own._metrics.audit_failures._value.get() == 3
+    assert value_of(metrics.audit_failures) == 3
 
 
 def test_a_loss_is_told_without_another_record(path: Path) -> None:
     """When the disk works again, and at the latest when the proxy ends."""
-    own = writer(path)
+    metrics = counters()
+    own = writer(path, metrics=metrics)
     own.start()
     fail_disk(own)
     own.offer(lambda: event(1))
-    wait(lambda: own._metrics.audit_failures._value.get() == 1)
+    wait(lambda: value_of(metrics.audit_failures) == 1)
     own.close(5)
     assert [each["kind"] for each in records(find_logs(path)[0])] == ["start", "gap", "stop"]
 

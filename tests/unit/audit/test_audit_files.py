@@ -12,10 +12,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from audit_kit import KEY, chain_file, event, writer
+from audit_kit import KEY, chain_file, counters, event, writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
+from support.metrics_page import value_of
+from support.waiting import wait
 
 from leyline_proxy.audit.chain_file import WriteFailedError
 from leyline_proxy.audit.files import AuditError, AuditLockedError, rotated
@@ -31,12 +33,6 @@ def checked(path: Path, **options: Any) -> Verdict:
 def kinds(path: Path) -> list[str]:
     """Kinds of all records."""
     return [record["kind"] for record in records(find_logs(path)[0])]
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the log is to be."""
-    return tmp_path / "audit.jsonl"
 
 
 def test_a_log_goes_on_over_restarts(path: Path) -> None:
@@ -281,7 +277,8 @@ def test_another_kind_of_file_is_left_alone(path: Path) -> None:
 
 def test_a_full_disk_costs_records_and_is_told(path: Path) -> None:
     """A write that takes a part leaves a torn line; what is lost stands in the log afterwards."""
-    own = writer(path)
+    metrics = counters()
+    own = writer(path, metrics=metrics)
     own.start()
     own.offer(lambda: event(1))
     wait(lambda: b'"c1"' in path.read_bytes())
@@ -292,7 +289,7 @@ def test_a_full_disk_costs_records_and_is_told(path: Path) -> None:
     with path.open("ab") as raw:
         raw.write(b'{"seq":3,"pr')
     own.offer(lambda: event(2))
-    wait(lambda: own._metrics.audit_failures._value.get() == 1)
+    wait(lambda: value_of(metrics.audit_failures) == 1)
     os.close(kept)
     own._retry_at = 0.0
     own.offer(lambda: event(3))
@@ -304,28 +301,21 @@ def test_a_full_disk_costs_records_and_is_told(path: Path) -> None:
     assert (verdict.checked.lost, verdict.checked.torn) == (1, 1)
 
 
-def wait(condition: Any) -> None:
-    """Wait for what the thread does."""
-    for _ in range(500):
-        if condition():
-            return
-        time.sleep(0.01)
-    pytest.fail("it never happened")
-
-
 def test_a_disk_that_never_works_costs_no_more_than_the_records(tmp_path: Path) -> None:
     """A folder in place of the file: nothing is raised, everything is counted."""
-    own = writer(tmp_path)
+    metrics = counters()
+    own = writer(tmp_path, metrics=metrics)
     own.start()
     for number in range(20):
         own.offer(partial(event, number))
     own.close(5)
-    assert own._metrics.audit_failures._value.get() == 20
+    assert value_of(metrics.audit_failures) == 20
 
 
 def test_a_slow_disk_delays_nobody_and_the_gap_is_in_the_log(path: Path) -> None:
     """More than may wait is dropped at once, and the log says how many."""
-    own = writer(path, max_waiting=8)
+    metrics = counters()
+    own = writer(path, max_waiting=8, metrics=metrics)
     own.start()
     gate = threading.Event()
 
@@ -344,7 +334,7 @@ def test_a_slow_disk_delays_nobody_and_the_gap_is_in_the_log(path: Path) -> None
     assert kinds(path) == ["start", *["claim"] * 9, "gap", "stop"]
     verdict = checked(path)
     assert (verdict.good, verdict.checked.lost) == (True, 92)
-    assert own._metrics.audit_failures._value.get() == 92
+    assert value_of(metrics.audit_failures) == 92
 
 
 def test_texts_that_wait_are_bounded(path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import msgspec
 import pytest
 from support.claims_engine import ClaimsEngine
 from support.fake_engine import MODEL, FakeEngine, chat_json, proxy_before, tool_session
+from support.waiting import until
 
 from leyline_engine.contract import ForgetCounts, Outcome, Reason, Receipt, TokenCounts
 from leyline_proxy.audit.chain import AuditKey
@@ -23,12 +22,6 @@ from leyline_proxy.observe import auditor
 
 REDACT = r"redact:pattern='listing',replacement='[gone]'"
 KEY = AuditKey.derive("k")
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the log is to be."""
-    return tmp_path / "audit.jsonl"
 
 
 async def ask(
@@ -46,15 +39,6 @@ def kept(path: Path, kind: str = "turn") -> list[dict[str, Any]]:
     """The log's records of a kind."""
     found = list(records(find_logs(path)[0])) if path.exists() else []
     return [record for record in found if record["kind"] == kind]
-
-
-async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Wait for what happens beside the requests."""
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("it never happened")
 
 
 def engine_that_forgets(counts: list[ForgetCounts]) -> FakeEngine:

@@ -15,9 +15,9 @@ import httpx
 import msgspec
 import pytest
 from pydantic import ValidationError
+from typer.testing import CliRunner
 
-from leyline_proxy.cli import serve
-from leyline_proxy.cli.doctor import _print_findings
+from leyline_proxy.cli import build_app, serve
 from leyline_proxy.doctor import Check, Finding, Situation, Status, checks_for, examine
 from leyline_proxy.doctor import checks as checking
 from leyline_proxy.doctor.findings import document, fail, ok
@@ -100,11 +100,16 @@ async def test_a_server_that_never_ends_its_answer() -> None:
                 await server_document(client, "/")
 
 
-def test_what_a_server_says_is_only_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_server_says_is_only_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """It moves no cursor, is no markup, and has no more than some lines of the report."""
     said = "\x1b[2J[red]x[/red]\r" + "y" * 10_000
-    _print_findings([fail("upstream.a.plugin", said, "see the \x07log")])
-    printed = capsys.readouterr().out
+
+    async def examined(*_: object, **__: object) -> list[Finding]:
+        return [fail("upstream.a.plugin", said, "see the \x07log")]
+
+    monkeypatch.setattr("leyline_proxy.doctor.examine", examined)
+    told = CliRunner().invoke(build_app(), ["doctor", "--upstream", "http://engine"])
+    printed = told.stdout
     assert "[red]x[/red]" in printed
     assert not {"\x1b", "\r", "\x07"} & set(printed)
     assert len(printed) < 3_000

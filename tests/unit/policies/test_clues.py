@@ -36,7 +36,7 @@ PIECES = [
     *("\U000e0041\U000e0042\U000e0043\U000e0044", "\u200b", "ordinary text", "me@example.org", "@"),
 ]
 RULES_WITH_CLUES = [
-    *(rule for rule in Quarantine()._rules if rule.clues),
+    *(rule for rule in map(Rule.of, RULES.values()) if rule.clues),
     *(Rule.of(rf"(?i){text}") for text in (r"k(?:ey|is+)", "s{2}t?", "[^a]b+", r"(?>a|b)\b")),
     *load_detectors(("email", "private_key")),
 ]
@@ -57,8 +57,8 @@ def test_rules_find_the_same_with_and_without_clues(
 
 def test_rules_have_clues() -> None:
     """So that a text without any is not matched at all."""
-    rules = Quarantine()._rules
-    assert len(rules) == len(RULES)
+    assert Quarantine().rules == tuple(RULES)
+    rules = list(map(Rule.of, RULES.values()))
     assert all(rule.clues for rule in rules)
     assert not any(rule.may_match("an ordinary text, on two\nlines") for rule in rules)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from test_render_tokens import check_places, texts, tokenizer_json
 from tokenizers import Tokenizer
+from tokens_kit import check_places, texts, tokenizer_json
 
 from leyline_proxy.render import ChatRenderer
 from leyline_proxy.render.continuing import REACH, Beginnings

@@ -6,7 +6,7 @@ from array import array
 from typing import Any
 
 import pytest
-from test_render_reference import SPECIAL, _tokenizer
+from template_kit import SPECIAL, tokenizer_of
 
 from leyline_engine.contract import ChatDialect
 from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE
@@ -86,14 +86,14 @@ def test_dialects_are_found_by_name() -> None:
 
 def renderer() -> ChatRenderer:
     """One that only reads tokens: its template isn't the engine's."""
-    tokenizer = _tokenizer(CHAT_TEMPLATE)
+    tokenizer = tokenizer_of(CHAT_TEMPLATE)
     dialect = dialect_of(ChatDialect.SGLANG, "", takes_parts=False)
     return ChatRenderer("", SPECIAL, tokenizer.backend_tokenizer.to_str(), dialect=dialect)
 
 
 def engine_tokens() -> array[int]:
     """The prompt of :data:`MESSAGES` as the engine has it."""
-    tokenizer = _tokenizer(CHAT_TEMPLATE)
+    tokenizer = tokenizer_of(CHAT_TEMPLATE)
     own = ChatRenderer(CHAT_TEMPLATE, SPECIAL, tokenizer.backend_tokenizer.to_str())
     return own.render(MESSAGES, None).tokens
 
@@ -102,7 +102,7 @@ def test_contents_are_found_in_the_engines_tokens() -> None:
     """Each stands where its text is; one whose text occurs twice is not located."""
     tokens = engine_tokens()
     found = renderer().locate(tokens, MESSAGES, {})
-    decode = _tokenizer(CHAT_TEMPLATE).decode
+    decode = tokenizer_of(CHAT_TEMPLATE).decode
     assert found.tokens == tokens
     assert {span.message for span in found.spans} == {0, 1, 3}
     for message, start, end in found.spans:
@@ -116,7 +116,7 @@ def test_tokens_that_their_text_does_not_give_again_have_no_spans() -> None:
     twisted = tokens[:3] + array("q", reversed(tokens[3:]))
     for odd in (twisted, split[1:]):
         found = renderer().locate(odd, MESSAGES, {})
-        again = renderer().encode(_tokenizer(CHAT_TEMPLATE).decode(odd.tolist()))
+        again = renderer().encode(tokenizer_of(CHAT_TEMPLATE).decode(odd.tolist()))
         assert found.tokens == odd
         assert again == odd or not found.spans
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 from incremental_kit import Message, Tools, TransformersReference, check
-from test_render_reference import _ours, _tokenizer
+from template_kit import recorded, renderer_of, tokenizer_of
 
-from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE
 from leyline_proxy.render.fragments import Entry, FragmentMemory, key_of
 from leyline_proxy.render.incremental import IncrementalTemplate
 from leyline_proxy.render.template import ChatTemplate, chat_environment
@@ -23,17 +19,6 @@ READ_ALL = {"deepseek-ai-DeepSeek-V3.2", "openai-gpt-oss-120b"}
 """Every iteration of theirs may read the whole conversation; nothing is remembered."""
 OPTIONS: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": False}, {"thinking": True})
 Step = tuple[list[Message], Tools, dict[str, Any]]
-
-
-def recorded(traces: Path, sessions: int, messages: int) -> list[tuple[list[Message], Tools]]:
-    """The beginnings of recorded sessions, as their clients sent them."""
-    found: list[tuple[list[Message], Tools]] = []
-    for path in sorted(traces.glob("sessions_*.jsonl.gz")):
-        with gzip.open(path, "rt") as lines:
-            for line in islice(lines, sessions):
-                session = json.loads(line)
-                found.append((session["messages"][:messages], session.get("tools") or None))
-    return found
 
 
 def steps(rng: random.Random, messages: list[Message], tools: Tools, count: int) -> Iterator[Step]:
@@ -66,21 +51,14 @@ def compare(
     traces: Path, name: str, source: str, *, sessions: int, messages: int, count: int
 ) -> int:
     """Check every step; returns how many prompts there were."""
-    tokenizer = _tokenizer(source)
-    renderer, reference = _ours(tokenizer, source), TransformersReference(source, tokenizer)
+    tokenizer = tokenizer_of(source)
+    renderer, reference = renderer_of(tokenizer, source), TransformersReference(source, tokenizer)
     rng = random.Random(name)
     return sum(
         check(renderer, reference, *step)
         for recording, tools in recorded(traces, sessions, messages)
         for step in steps(rng, recording, tools, count)
     )
-
-
-@pytest.fixture
-def sources(templates_dir: Path) -> dict[str, str]:
-    """Every published template, and the tiny model's."""
-    published = {path.stem: path.read_text() for path in sorted(templates_dir.glob("*.jinja"))}
-    return {**published, "tiny": CHAT_TEMPLATE}
 
 
 def test_remembered_prompts_are_those_of_transformers(

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from incremental_kit import Message, Reference, check
 from support.examples import examples
-from test_render_reference import _tokenizer
+from template_kit import tokenizer_of
 from tokenizers import Tokenizer
 
 from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE
@@ -133,7 +133,7 @@ conversations = st.lists(messages, min_size=1, max_size=6)
 @cache
 def tokenizer() -> Tokenizer:
     """The reference tests' small tokenizer."""
-    return _tokenizer("").backend_tokenizer
+    return tokenizer_of("").backend_tokenizer
 
 
 def pair(source: str, **settings_: Any) -> tuple[ChatRenderer, Reference]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_render_reference import _ours, _tokenizer
+from template_kit import recorded, renderer_of, tokenizer_of
 
 from leyline_engine.contract import normalize_messages, template_takes_parts
 from leyline_engine.replay.models.tiny_chat_template import CHAT_TEMPLATE
@@ -34,24 +32,6 @@ SESSIONS = 2
 MESSAGES = 16
 
 
-def real_sessions(traces: Path) -> list[Conversation]:
-    """The beginnings of recorded sessions, exactly as their clients sent them."""
-    found: list[Conversation] = []
-    for path in sorted(traces.glob("sessions_*.jsonl.gz")):
-        with gzip.open(path, "rt") as lines:
-            for line in islice(lines, SESSIONS):
-                session = json.loads(line)
-                found.append((session["messages"][:MESSAGES], session.get("tools") or None))
-    return found
-
-
-@pytest.fixture
-def sources(templates_dir: Path) -> dict[str, str]:
-    """Every published template, and the tiny model's."""
-    published = {path.stem: path.read_text() for path in sorted(templates_dir.glob("*.jinja"))}
-    return {**published, "tiny": CHAT_TEMPLATE}
-
-
 def is_refused(name: str, messages: list[dict[str, Any]]) -> bool:
     """Whether no form of such a conversation can be rendered with the template."""
     most = max(len(message.get("tool_calls") or ()) for message in messages)
@@ -67,10 +47,10 @@ def test_real_requests_render_alike_under_every_template(
     sources: dict[str, str], traces_dir: Path
 ) -> None:
     """Null contents, arguments as text and parts neither fail nor leak Python's notation."""
-    conversations = real_sessions(traces_dir)
+    conversations = recorded(traces_dir, SESSIONS, MESSAGES)
     for name, source in sources.items():
-        tokenizer = _tokenizer(source)
-        engine, proxy = PromptEncoder(tokenizer), _ours(tokenizer, source)
+        tokenizer = tokenizer_of(source)
+        engine, proxy = PromptEncoder(tokenizer), renderer_of(tokenizer, source)
         rendered = 0
         for messages, tools in conversations:
             try:
@@ -98,7 +78,7 @@ def test_real_requests_render_alike_under_every_template(
 def test_the_three_spellings_of_a_conversation_are_one_prompt(sources: dict[str, str]) -> None:
     """Null or empty content, arguments as text or object, a text or its part: equal tokens."""
     for name, source in sources.items():
-        proxy = _ours(_tokenizer(source), source)
+        proxy = renderer_of(tokenizer_of(source), source)
         for messages, tools in CONVERSATIONS:
             plain = normalize_messages(messages, parts=False)
             if not is_refused(name, messages):
@@ -111,14 +91,14 @@ def test_the_three_spellings_of_a_conversation_are_one_prompt(sources: dict[str,
 def test_arguments_are_encoded_once(sources: dict[str, str], name: str) -> None:
     """Templates that write arguments as JSON get an object, not its text."""
     messages, tools = CONVERSATIONS[2]
-    text = _ours(_tokenizer(sources[name]), sources[name]).text(messages, tools)
+    text = renderer_of(tokenizer_of(sources[name]), sources[name]).text(messages, tools)
     assert '{"path": "a.py", "lines": 3}' in text
     assert '\\"path\\"' not in text
 
 
 def test_the_tiny_models_prompts_only_grow() -> None:
     """A turn more never changes what was rendered before, whatever form its messages have."""
-    renderer = _ours(_tokenizer(CHAT_TEMPLATE), CHAT_TEMPLATE)
+    renderer = renderer_of(tokenizer_of(CHAT_TEMPLATE), CHAT_TEMPLATE)
     for messages, tools in CONVERSATIONS:
         texts = [
             renderer.text(messages[:count], tools, add_generation_prompt=False)
@@ -130,8 +110,8 @@ def test_the_tiny_models_prompts_only_grow() -> None:
 def test_a_template_that_recurses_too_deep_refuses_in_both() -> None:
     """Deeply nested arguments may do that; it is the request's failure, never the server's."""
     source = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(messages) }}"
-    messages, tokenizer = CONVERSATIONS[0][0], _tokenizer(source)
+    messages, tokenizer = CONVERSATIONS[0][0], tokenizer_of(source)
     with pytest.raises(TemplateFailedError):
         PromptEncoder(tokenizer).chat(messages, None, {})
     with pytest.raises(ValueError, match="template"):
-        _ours(tokenizer, source).render(messages, None)
+        renderer_of(tokenizer, source).render(messages, None)

@@ -9,41 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from template_kit import renderer_of, tokenizer_of
 from transformers import PreTrainedTokenizerFast
 
 from leyline_engine.contract import normalize_messages, template_takes_parts
 from leyline_proxy.model.messages import text_of
-from leyline_proxy.render import ChatRenderer
 
-SENTENCES = ["def read(path):\n    return open(path).read()\n", "The quick fox: a, b and c.", "é…"]
 SESSIONS = ("sessions_tau_bench", "sessions_openhands_codeact", "sessions_swe_agent")
-SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>"}
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "  What is 'a  b' in <b>Python</b>? é…  "},
     {"role": "assistant", "content": "Two words."},
     {"role": "user", "content": "Thanks, and now?"},
 ]
-
-
-def _tokenizer(template: str) -> PreTrainedTokenizerFast:
-    marks = ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<bos>", "<eos>"]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, special_tokens=marks, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(SENTENCES * 4, trainer)
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
-    wrapped.chat_template = template
-    return wrapped
-
-
-def _ours(tokenizer: PreTrainedTokenizerFast, template: str) -> ChatRenderer:
-    return ChatRenderer(template, SPECIAL, tokenizer.backend_tokenizer.to_str())
 
 
 def _reference(
@@ -79,8 +57,8 @@ def test_every_published_template_renders_as_in_transformers(
     rendered = 0
     for path in sorted(templates_dir.glob("*.jinja")):
         template = path.read_text()
-        tokenizer = _tokenizer(template)
-        renderer = _ours(tokenizer, template)
+        tokenizer = tokenizer_of(template)
+        renderer = renderer_of(tokenizer, template)
         for messages, tools in _conversations(traces_dir):
             expected = _reference(tokenizer, messages, tools)
             try:
@@ -95,8 +73,8 @@ def test_every_published_template_renders_as_in_transformers(
 def test_spans_hold_the_contents(templates_dir: Path) -> None:
     """Where a template emits contents verbatim, decoding a span gives the content back."""
     template = (templates_dir / "Qwen-Qwen2.5-7B-Instruct.jinja").read_text()
-    tokenizer = _tokenizer(template)
-    rendered = _ours(tokenizer, template).render(CHAT, None)
+    tokenizer = tokenizer_of(template)
+    rendered = renderer_of(tokenizer, template).render(CHAT, None)
     assert [span.message for span in rendered.spans] == list(range(len(CHAT)))
     for span in rendered.spans:
         text = tokenizer.decode(rendered.tokens[span.start : span.end].tolist())
@@ -107,4 +85,4 @@ def test_spans_hold_the_contents(templates_dir: Path) -> None:
 def test_a_refusing_template_raises(source: str) -> None:
     """Whatever the template trips over reaches the caller as an exception."""
     with pytest.raises(Exception, match="template"):
-        _ours(_tokenizer(source), source).render(CHAT, None)
+        renderer_of(tokenizer_of(source), source).render(CHAT, None)

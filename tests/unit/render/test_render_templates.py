@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_render_reference import _ours, _tokenizer
+from template_kit import renderer_of, tokenizer_of
 from transformers import PreTrainedTokenizerFast
 
 from leyline_proxy.model.diff import diff_messages
@@ -75,8 +75,8 @@ def templates(templates_dir: Path) -> list[tuple[str, PreTrainedTokenizerFast, C
     found = []
     for path in sorted(templates_dir.glob("*.jinja")):
         template = path.read_text()
-        tokenizer = _tokenizer(template)
-        found.append((path.stem, tokenizer, _ours(tokenizer, template)))
+        tokenizer = tokenizer_of(template)
+        found.append((path.stem, tokenizer, renderer_of(tokenizer, template)))
     return found
 
 

@@ -3,54 +3,14 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
+from tokens_kit import check_places, texts, tokenizer_json
 
-from leyline_proxy.render.tokens import Encoded, PieceTokenizer
-
-SPECIALS = ["<|im_start|>", "<|im_end|>", "<|im|>", "<tool_call>"]
-SENTENCES = [
-    "the quick brown fox",
-    "def f(x):\n    return x + 1\n",
-    "naïve café 漢字 🙂",
-    "  a  b ",
-]
-
-
-@cache
-def tokenizer_json(**flags: bool) -> str:
-    """A small byte-level BPE tokenizer with special tokens, some a beginning of others."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(SENTENCES * 20, trainer)
-    tokenizer.add_special_tokens([AddedToken(name, **flags) for name in SPECIALS])
-    return str(tokenizer.to_str())
-
-
-texts = st.lists(
-    st.one_of(
-        st.sampled_from(SPECIALS + SENTENCES + ["<|im_", "|>", "\n", ""]), st.text(max_size=8)
-    )
-).map("".join)
-
-
-def check_places(encoded: Encoded, text: str, starts: list[int]) -> None:
-    """Every character leads to the first token that begins there or behind."""
-    wanted = [
-        next((i for i, start in enumerate(starts) if start >= char), len(starts))
-        for char in range(len(text) + 1)
-    ]
-    assert encoded.tokens_at(range(len(text) + 1)) == wanted
+from leyline_proxy.render.tokens import PieceTokenizer
 
 
 @given(texts, texts)

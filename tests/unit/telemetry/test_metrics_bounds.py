@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from support.metrics_page import value_of
 
 from leyline_proxy.model.vocabulary import CAUSES
 from leyline_proxy.telemetry.bounded import (
@@ -107,10 +108,10 @@ def test_removed_series_come_back_empty() -> None:
     gauge = BoundedGauge("g", "G.", ("a", "b"), registry=CollectorRegistry())
     bound(gauge, LabelBounds(), removes=True)
     gauge.labels("1", "2").set(5)
-    assert gauge.labels(b="2", a="1")._value.get() == 5
+    assert value_of(gauge.labels(b="2", a="1")) == 5
     gauge.remove("1", "2")
     gauge.remove("1", "2")
-    assert gauge.labels("1", "2")._value.get() == 0
+    assert value_of(gauge.labels("1", "2")) == 0
 
 
 def test_series_that_cannot_end_stand_at_zero() -> None:

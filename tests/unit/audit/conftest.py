@@ -1,0 +1,13 @@
+"""Where the log of a test lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The log's file, which isn't there yet."""
+    return tmp_path / "audit.jsonl"
