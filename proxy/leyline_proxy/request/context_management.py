@@ -92,7 +92,7 @@ _COUNTED = {
 
 @dataclass(frozen=True, slots=True)
 class RequestedEdit:
-    """A policy under the name that the request asked for it by."""
+    """A policy under its name in the request."""
 
     name: str
     policy: Policy
