@@ -16,7 +16,7 @@ N = TypeVar("N", int, float)
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """How much a tenant may do. The defaults are those of a proxy without settings."""
+    """A tenant's limits. The defaults are those of a proxy without settings."""
 
     max_concurrent: int | None = None
     """Requests under way; None for as many as the proxy can take."""

@@ -228,8 +228,7 @@ class UpstreamClient:
         return _document(await self.get(RENDERER_PATH), RendererDocument)
 
     async def tokenize(self, body: Mapping[str, Any]) -> list[int] | None:
-        """Return the engine's own token ids of ``body`` (messages and tools), or None on a
-        refusal."""
+        """Return the engine's token ids of ``body`` (messages and tools); None on a refusal."""
         async with self.open(
             "POST",
             "/tokenize",

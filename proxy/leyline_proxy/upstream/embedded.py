@@ -18,7 +18,7 @@ ENGINE_GROUP = "leyline.engines"
 EMBEDDED_BASE_URL = "http://engine.embedded"
 
 
-class EngineUnavailable(Exception):  # an operator's mistake, reported at start-up
+class EngineUnavailable(Exception):  # noqa: N818 - an operator's mistake, reported at start-up
     """The embedded engine can't be created; the message gives the fix."""
 
 

@@ -56,7 +56,7 @@ class Replica:
 
     @property
     def ready(self) -> bool:
-        """Whether it takes sessions."""
+        """True if it takes sessions."""
         return self.status.up and not self.draining and self.breaker.admits
 
     async def aclose(self) -> None:
