@@ -29,7 +29,7 @@ _RETRY_AFTER_S = 10
 
 @dataclass(frozen=True, slots=True)
 class FeedLimits:
-    """How much looking may cost."""
+    """Bounds of the viewers' cost."""
 
     ring: int = 512
     """Number of a tenant's events by which a viewer may lag."""

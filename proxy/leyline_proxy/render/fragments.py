@@ -37,7 +37,7 @@ class Fragment:
 
     @property
     def weight(self) -> int:
-        """Bytes in memory, roughly."""
+        """Approximate bytes in memory."""
         return _OVERHEAD + 2 * len(self.text)
 
 

@@ -75,7 +75,7 @@ class Encoded:
 
     @property
     def size(self) -> int:
-        """How many pieces there are."""
+        """Number of pieces."""
         return len(self._pieces)
 
     def add(self, piece: Piece, offset: int) -> None:
