@@ -45,7 +45,7 @@ class Situation:
 
 
 def checks_for(situation: Situation) -> dict[str, Check]:
-    """Each check by its name, in the order of the report."""
+    """Return each check by its name, in the order of the report."""
     settings = situation.settings
     at_once: dict[str, Callable[[], Sequence[Finding]]] = {
         "config": partial(configured.examine_config, situation.environ, situation.config),

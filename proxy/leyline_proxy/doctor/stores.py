@@ -78,7 +78,7 @@ FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError, ValueError
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """Facts that one server reports."""
+    """Facts from one server's report."""
 
     version: str
     policy: str
