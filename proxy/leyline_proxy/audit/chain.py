@@ -107,7 +107,7 @@ def read_line(line: bytes) -> Line | None:
 
 
 def is_sealed(line: bytes, key: AuditKey | None) -> bool:
-    """Return True if the hash at a line's end is that of the line."""
+    """Return True if the hash at a line's end matches the line."""
     found = line[-_TAIL + len(_HASH_MEMBER) : -len(_END)]
     return (
         line.endswith(_END)

@@ -102,7 +102,7 @@ def lock(path: Path) -> int:
 
 
 def survey(path: Path) -> Found:
-    """Return the content of a file; for a missing one, that of the log before it.
+    """Return the content of a file; for a missing one, the log's earlier content.
 
     Raises:
         AuditError: the file isn't an audit log.

@@ -16,7 +16,7 @@ _TORN_LOOKS = 3
 """A writer may be half-way through a line."""
 
 _ROTATED_LOOKS = 5
-"""It may also begin another file."""
+"""A writer may also begin another file."""
 
 
 class LogNotFoundError(ValueError):

@@ -49,7 +49,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class FloorSample:
-    """As many new tokens after a fully cached prefix of the same length."""
+    """The same number of new tokens after a fully cached prefix of the same length."""
 
     must: MustPrefill
     cached: int

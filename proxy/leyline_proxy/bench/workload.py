@@ -223,7 +223,7 @@ class MustPrefill:
     boundary: int
     """Tokens after a seam that the caller chose to compute again."""
     staged: int
-    """Gaps between copies; each needs a forward of its own."""
+    """Gaps between copies; each needs a separate forward."""
 
     @property
     def total(self) -> int:

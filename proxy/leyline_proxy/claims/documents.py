@@ -1,6 +1,6 @@
 """Callers' claims: checked, and mapped to tokens of a retained turn. Pure.
 
-A caller means tokens of one of its session's turns, or messages of its own newest list; the engine
+A caller means tokens of one of its session's turns, or messages of its newest list; the engine
 knows only tokens of sources. Accounts of claims go back without tenants, and without names of turns
 other than the claim's own.
 """
@@ -41,9 +41,9 @@ class SpanBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     source: str | None = None
     """A retained turn; without it, the session's newest."""
     start: int | None = None
-    """Without it, the turn's first token."""
+    """First token; by default, the turn's first."""
     end: int | None = None
-    """Without it, the end of the turn's KV."""
+    """End of the tokens; by default, of the turn's KV."""
     messages: tuple[int, int] | None = None
     """``[first, last)`` of the client's messages of the newest retained turn."""
     share: float = 1.0

@@ -16,7 +16,7 @@ class Status(StrEnum):
 
     OK = "ok"
     WARN = "warn"
-    """It works now, but is likely to cause trouble later."""
+    """Works now, but is likely to cause trouble later."""
     FAIL = "fail"
     SKIP = "skip"
     """Nothing to check, or no way to check it."""

@@ -52,6 +52,6 @@ class Trends:
         step.freed += tokens.freed
 
     def of(self, tenant: str, now: float) -> list[Step]:
-        """The tenant's steps of the last hour, oldest first."""
+        """Return the tenant's steps of the last hour, oldest first."""
         since = now - STEP_S * STEPS
         return [step for step in self._steps.get(tenant, ()) if step.start >= since]

@@ -41,7 +41,7 @@ def after_turn(
     """Return the places of a session after a run of a replica received its turn.
 
     Args:
-        run: empty for an engine that retains nothing and is no place.
+        run: empty for an engine that retains nothing, which isn't a place.
         demanded: True if the turn demanded a forget, which then is owed everywhere else.
         owes: True if this run itself still has to forget: it confirmed nothing, or too early.
         alive: runs known to continue, under whatever name.

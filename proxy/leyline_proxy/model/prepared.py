@@ -134,7 +134,7 @@ class Prepared:
 
     @property
     def sent_as_given(self) -> bool:
-        """True if the client's list is sent unchanged, so that the two lists compare alike."""
+        """True if the client's list is sent unchanged: the two lists then compare alike."""
         return self.client_fingerprints == self.sent_fingerprints
 
     def changes_of_policies(self) -> Iterator[tuple[str, str]]:

@@ -10,8 +10,7 @@ _VERSION = b"r1"
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A response, and the new part of its request. The earlier conversation is that of
-    ``previous``."""
+    """A response, and the new part of its request; ``previous`` has the conversation before."""
 
     id: str
     session: str

@@ -28,7 +28,7 @@ class Edit:
     """True if any kept token comes after it."""
 
 
-@dataclass(frozen=True)  # no slots: what is reusable is counted once
+@dataclass(frozen=True)  # no slots: reusable tokens are counted once
 class Candidate:
     """One retained turn as a source."""
 

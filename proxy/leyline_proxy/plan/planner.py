@@ -169,7 +169,7 @@ class Planner:
         """Record the cost of a turn.
 
         Args:
-            model: as a label, of which there are few.
+            model: as a label; there are few.
             ttft_s: seconds from sending it to the first token of a streamed answer.
         """
         self._costs[model].learn(receipt, ttft_s)

@@ -1,4 +1,4 @@
-"""From messages to a plan: policies, rendering, synthesis. Pure CPU work, no I/O."""
+"""Plans from messages: policies, rendering, synthesis. Pure CPU work, no I/O."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Beginnings(Generic[_Item, _Value]):
         weight: int,
         instead_of: Beginning[_Item, _Value] | None = None,
     ) -> None:
-        """Store the result for ``items``, of which there must be at least one.
+        """Store the result for ``items``; there must be at least one.
 
         Args:
             instead_of: an entry that is no longer needed.

@@ -25,7 +25,7 @@ class Prompt:
     """A rendered conversation."""
 
     texts: Sequence[str]
-    """To be joined; those of unchanged messages are the same objects as before."""
+    """Parts of the text; those of unchanged messages are the same objects as before."""
     spans: Sequence[CharSpan]
     """Places of contents, in characters of the whole text; sorted and disjoint."""
 

@@ -193,7 +193,7 @@ class ChatRenderer:
         return known or self._anew(messages, variables)
 
     def tokenise(self, prompt: Prompt, context: str = "") -> Rendered:
-        """The second half of :meth:`render`.
+        """Do the second half of :meth:`render`.
 
         Args:
             context: see :attr:`Rendered.context`.

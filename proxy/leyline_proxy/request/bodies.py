@@ -2,7 +2,7 @@
 
 An agent's request repeats the last one's messages byte for byte and adds some. The longest run of
 whole messages at the start of both bodies is taken over as objects; the rest is decoded. The result
-is that of decoding the whole body.
+equals decoding the whole body.
 
 ::
 

@@ -27,7 +27,7 @@ class DeclaredEdit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """An edit that the caller declares itself.
 
     ``replacement`` without ``chars`` replaces the message's whole text; ``drop`` removes the
-    message; neither says that the caller's own change at that message is meant, with this mode.
+    message; neither declares the caller's own change of the message, with this mode.
     """
 
     message: int
@@ -149,7 +149,7 @@ def _check_together(message: Message, edits: Sequence[_Placed]) -> None:
 
 
 def _check_spans(length: int, edits: Sequence[_Placed]) -> None:
-    """Check that character spans lie within a text of ``length`` characters and don't overlap."""
+    """Check that character spans are within a text of ``length`` characters and don't overlap."""
     spans = [(*placed.edit.chars, placed) for placed in edits if placed.edit.chars is not None]
     for start, end, placed in spans:
         if not 0 <= start <= end <= length:

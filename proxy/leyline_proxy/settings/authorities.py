@@ -19,7 +19,7 @@ class Authority:
     """A host and its port, if given."""
 
     name: str
-    """In lower case, an IPv6 address without brackets, no dot at the end."""
+    """Name in lower case, an IPv6 address without brackets, no dot at the end."""
     port: int | None = None
 
     @property

@@ -36,7 +36,7 @@ class Link:
         url = httpx.URL(address)
         plain = url.copy_with(userinfo=b"")
         self.address = str(plain).rstrip("/")
-        """Without credentials."""
+        """The URL without credentials."""
         self._transport = transport
         self._timeout = (timeout or httpx.Timeout(5.0)).as_dict()
         login = f"{url.username}:{url.password}".encode()

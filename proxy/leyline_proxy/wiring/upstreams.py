@@ -22,11 +22,11 @@ from ..upstream.records import RecordRoute
 from ..upstream.replica import Replica
 
 _SIDE_CONNECTIONS = 64
-"""For documents and commands that callers' requests need."""
+"""Connections for documents and commands that callers' requests need."""
 
 _RECORD_CONNECTIONS = 32
 _HANDSHAKE_CONNECTIONS = 4
-"""Separate from all others: hanging requests must not make the engine look dead."""
+"""Separate connections: hanging requests must not make the engine look dead."""
 
 
 def build_pool(settings: Settings, engine_app: ASGIApp | None, metrics: Metrics) -> ReplicaPool:

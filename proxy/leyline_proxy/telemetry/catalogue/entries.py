@@ -22,7 +22,7 @@ class Entry:
     """Name of the attribute of :class:`~leyline_proxy.telemetry.metrics.Metrics`."""
     spec: MetricSpec
     merge: Merge = "livemostrecent"
-    """For gauges."""
+    """Combination of several workers' values, for gauges."""
     starts: tuple[tuple[str, ...], ...] = ()
     """Values of the last labels whose series start at 0 before anything is counted, which makes the
     first event an increase: at once, or when values of the earlier labels are first met."""
