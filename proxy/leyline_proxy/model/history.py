@@ -36,7 +36,15 @@ ones."""
 
 
 def session_key(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return the name that the request gives its conversation, and the place of that name."""
+    """Return the name that the request gives its conversation, and the place of that name.
+
+    Args:
+        headers: with lower-case names.
+        body: the decoded request.
+
+    Returns:
+        The name or None, and its header or body field (``history`` for None).
+    """
     for header in (OWN_HEADER, *HARNESS_HEADERS):
         if name := headers.get(header, "").strip():
             return name, header
