@@ -1,4 +1,4 @@
-"""Who is let in when: fair queueing across tenants, and limits on how often."""
+"""Admission of requests: fair queueing across tenants, and rate limits."""
 
 from .gate import Gate
 

@@ -1,13 +1,13 @@
-"""A token bucket. Pure: the time comes from outside."""
+"""A token bucket. Pure: the caller passes the time."""
 
 from __future__ import annotations
 
 
 class TokenBucket:
-    """Lets so many pass a minute; what isn't used is saved up to a minute's worth.
+    """Admits a number of requests per minute; unused ones are saved up to a minute's worth.
 
     Args:
-        per_minute: more than 0; a bucket of less than one still lets one pass when it is full.
+        per_minute: more than 0; a full bucket of less than one still admits one.
         now: seconds of any clock that never goes back.
     """
 
@@ -18,7 +18,7 @@ class TokenBucket:
         self._filled = now
 
     def take(self, now: float) -> float:
-        """Pass, if there is a token: 0.0; else the seconds until there will be one."""
+        """Take a token and return 0.0; if there is none, return the seconds until the next one."""
         filled = self._tokens + max(0.0, now - self._filled) * self._per_second
         self._tokens = min(self._size, filled)
         self._filled = now

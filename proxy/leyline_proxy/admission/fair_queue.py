@@ -1,9 +1,8 @@
 """Places for requests, shared fairly among tenants. Pure: no clock, no event loop.
 
-Start-time fair queueing: a tenant's requests are served in the order they came; between tenants,
-the next free place goes to the one whose virtual time is the earliest, and serving a request
-moves that on by 1/weight. A tenant that had nothing to do gets no credit for it, and one that used
-idle places isn't charged for them later.
+Start-time fair queueing: a tenant's requests are served in order of arrival; between tenants, the
+next free place goes to the one with the earliest virtual time, and serving a request advances it by
+1/weight. An idle tenant gets no credit, and one that used idle places isn't charged for them later.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Entry(Enum):
-    """What became of a request that came."""
+    """The result of a request's arrival."""
 
     RUNS = "runs"
     WAITS = "waits"
@@ -26,11 +25,11 @@ class Entry(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a tenant may take up."""
+    """A tenant's share of the places."""
 
     weight: float = 1.0
     max_running: int | None = None
-    """None for as many as there are places."""
+    """Largest number of running requests; None for all places."""
     max_waiting: int = 128
 
 
@@ -41,9 +40,9 @@ class _Line(Generic[T]):
     share: Share
     running: int = 0
     waiting: dict[T, int] = field(default_factory=dict)
-    """Tickets in the order they came, with when that was, in counts of all that came."""
+    """Tickets in order of arrival, each with its number among all arrivals."""
     finish: float = 0.0
-    """Virtual time at which the last request served is done."""
+    """Virtual time at which the last served request is done."""
 
     @property
     def full(self) -> bool:
@@ -52,8 +51,10 @@ class _Line(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Who runs and who waits. Whenever a place is free, nobody waits who could have it, provided
-    that :meth:`grant` is called until it returns None after each :meth:`release`."""
+    """The running and the waiting requests.
+
+    No request waits while a place is free for it, provided that :meth:`grant` is called until it
+    returns None after each :meth:`release`."""
 
     def __init__(self, places: int) -> None:
         self._places = places
@@ -64,21 +65,21 @@ class FairQueue(Generic[T]):
 
     @property
     def total_running(self) -> int:
-        """Requests that have a place."""
+        """Number of requests that have a place."""
         return self._running
 
     def running(self, tenant: str) -> int:
-        """Requests of a tenant that have a place."""
+        """Return the number of a tenant's requests that have a place."""
         line = self._lines.get(tenant)
         return 0 if line is None else line.running
 
     def waiting(self, tenant: str) -> int:
-        """Requests of a tenant that wait for one."""
+        """Return the number of a tenant's requests that wait."""
         line = self._lines.get(tenant)
         return 0 if line is None else len(line.waiting)
 
     def enter(self, tenant: str, ticket: T, share: Share) -> Entry:
-        """A request comes: it gets a place, waits for one, or is one too many.
+        """Admit a request, queue it, or refuse it.
 
         Args:
             share: of the tenant, from now on.
@@ -98,7 +99,7 @@ class FairQueue(Generic[T]):
         return Entry.WAITS
 
     def leave(self, tenant: str, ticket: T) -> bool:
-        """A request waits no longer; whether it still did."""
+        """Remove a waiting request; return False if it no longer waited."""
         line = self._lines.get(tenant)
         if line is None or line.waiting.pop(ticket, None) is None:
             return False
@@ -106,14 +107,14 @@ class FairQueue(Generic[T]):
         return True
 
     def release(self, tenant: str) -> None:
-        """A request of the tenant gives its place back."""
+        """Return the place of a tenant's request."""
         line = self._lines[tenant]
         line.running -= 1
         self._running -= 1
         self._tidy(tenant, line)
 
     def grant(self) -> tuple[str, T] | None:
-        """Give a free place to whom it belongs; None when there is none, or nobody for it."""
+        """Give a free place to the next request; None if there is no place or no request for it."""
         if self._running >= self._places:
             return None
         able = [
@@ -139,7 +140,7 @@ class FairQueue(Generic[T]):
     def _tidy(self, tenant: str, line: _Line[T]) -> None:
         """Forget a tenant that has nothing here and whose virtual time has passed."""
         if not self._running and not any(each.waiting for each in self._lines.values()):
-            # Nobody competes with anybody any more.
+            # No tenants compete any more.
             self._lines.clear()
             self._now = 0.0
         elif not line.running and not line.waiting and line.finish <= self._now:

@@ -1,4 +1,4 @@
-"""The door that forwarding requests go through: limits on how often, and fair queueing."""
+"""Admission of forwarded requests: rate limits and fair queueing."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _LONGEST_RETRY_S = 60
 
 
 class Gate:
-    """Lets requests in, and knows who runs and who waits.
+    """Admits requests, and counts running and waiting ones.
 
     Args:
-        places: requests under way at most, of all tenants.
+        places: largest number of requests under way, of all tenants.
         now: seconds of a clock that never goes back.
     """
 
@@ -44,21 +44,21 @@ class Gate:
         self._buckets: dict[str, tuple[float, TokenBucket]] = {}
         self._reading: dict[str, int] = {}
         self._usual_s = _FIRST_GUESS_S
-        """How long a request usually keeps its place."""
+        """Usual seconds that a request keeps its place."""
 
     def running(self, tenant: str) -> int:
-        """Requests of a tenant under way."""
+        """Return the number of a tenant's requests under way."""
         return self._queue.running(tenant)
 
     def waiting(self, tenant: str) -> int:
-        """Requests of a tenant that wait."""
+        """Return the number of a tenant's requests that wait."""
         return self._queue.waiting(tenant)
 
     def check_rate(self, tenant: Tenant) -> None:
         """Count one request.
 
         Raises:
-            RateLimitError: the tenant has had its requests of this minute.
+            RateLimitError: the tenant has used up this minute's requests.
         """
         rate = tenant.limits.requests_per_minute
         if rate is None:
@@ -74,11 +74,11 @@ class Gate:
 
     @contextmanager
     def reading(self, tenant: Tenant) -> Iterator[None]:
-        """While a request's body is read: a tenant has no more of them in memory than could run
+        """Count a request whose body is read: a tenant has at most as many in memory as could run
         and wait.
 
         Raises:
-            QueueFullError: so many are being read.
+            QueueFullError: too many are being read.
         """
         name, limits = tenant.name, tenant.limits
         count = self._reading.get(name, 0)
@@ -95,14 +95,14 @@ class Gate:
 
     @asynccontextmanager
     async def place(self, tenant: Tenant, watch: Watch) -> AsyncIterator[None]:
-        """A place for one request, from its turn in the queue until its response has ended.
+        """Hold a place for one request, from its turn in the queue until its response has ended.
 
         Args:
-            watch: runs the waiting; what it raises, the request leaves the queue with.
+            watch: runs the waiting; if it raises, the request leaves the queue with that error.
 
         Raises:
-            QueueFullError: too many of the tenant's wait already.
-            QueueTimeoutError: it has waited for as long as it may.
+            QueueFullError: too many of the tenant's requests wait already.
+            QueueTimeoutError: it has waited for the longest allowed time.
         """
         arrived = self._now()
         ticket = self._enter(tenant)
@@ -125,7 +125,7 @@ class Gate:
             self._release(tenant.name)
 
     def _enter(self, tenant: Tenant) -> _Ticket | None:
-        """None for a place, or the ticket to wait with."""
+        """Return None for a place, or the ticket to wait with."""
         name, limits = tenant.name, tenant.limits
         ticket: _Ticket = asyncio.get_running_loop().create_future()
         share = Share(limits.weight, limits.max_concurrent, limits.max_queued)
@@ -149,7 +149,7 @@ class Gate:
 
     def _withdraw(self, name: str, ticket: _Ticket) -> None:
         if ticket.done() and not ticket.cancelled():
-            self._release(name)  # it had just been let in
+            self._release(name)  # it had just been admitted
         elif self._queue.leave(name, ticket):
             self._show(name)
 
@@ -159,14 +159,14 @@ class Gate:
         while granted := self._queue.grant():
             tenant, ticket = granted
             if ticket.cancelled():
-                # Its request went away, and hasn't had the time to leave the queue.
+                # Its request was cancelled, and hasn't left the queue yet.
                 self._queue.release(tenant)
             else:
                 ticket.set_result(None)
             self._show(tenant)
 
     def _retry_after_s(self, tenant: Tenant) -> int:
-        """When a place may be free for one more, as things go; an honest guess, within bounds."""
+        """Estimate, within bounds, the seconds until a place is free for one more request."""
         places = min(self._places, tenant.limits.max_concurrent or self._places)
         ahead = self._queue.waiting(tenant.name) + 1
         return min(_LONGEST_RETRY_S, max(1, math.ceil(ahead * self._usual_s / places)))

@@ -1,4 +1,4 @@
-"""Heavy work, a piece in each turn of the event loop."""
+"""Heavy work, one piece per turn of the event loop."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections import OrderedDict, deque
 
 
 class Pace:
-    """Lets pieces of work begin one after the other; tenants take turns.
+    """Starts pieces of work one after the other; tenants take turns.
 
-    Where hundreds of requests are ready at once, and each takes milliseconds to plan, a turn of the
-    loop would last for seconds, and whatever else is ready would wait as long: new connections,
-    questions after health, chunks of others' streams. So it waits for one.
+    If hundreds of requests are ready at once, and each takes milliseconds to plan, a turn of the
+    loop would last for seconds, and everything else would wait as long: new connections, health
+    checks, chunks of other streams. With this, they wait for one piece.
     """
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """By tenant; whose turn is next stands first."""
+        """Waiting work by tenant, the next tenant first."""
         self._taken = False
 
     def enter(self, tenant: str) -> asyncio.Future[None] | None:
-        """None where the work may begin at once, or what to wait for; cancelled, it is passed
-        over."""
+        """Return None if the work may begin at once, or a future to wait for; a cancelled one is
+        skipped."""
         loop = asyncio.get_running_loop()
         if not self._taken:
             self._taken = True
@@ -32,7 +32,7 @@ class Pace:
         return ticket
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The loop has turned."""
+        """Start the next piece after a turn of the loop."""
         while self._waiting:
             tenant, line = self._waiting.popitem(last=False)
             ticket = line.popleft()

@@ -1,1 +1,1 @@
-"""The audit log: who edited what, and what became of it, as a chain of sealed JSON lines."""
+"""The audit log: edits, their authors and effects, as a chain of sealed JSON lines."""

@@ -4,8 +4,8 @@ A line is a JSON object whose first members are ``seq`` and ``prev`` and whose l
 
     {"seq":7,"prev":"…","time":"…","kind":"turn",…,"hash":"…"}
 
-``hash`` is taken over the bytes of the line before ``,"hash"``, so nobody has to agree on a form of
-JSON. With a key it is an HMAC: who lacks the key can't seal a changed line anew.
+``hash`` covers the bytes of the line before ``,"hash"``, so no canonical form of JSON is needed.
+With a key it is an HMAC: without the key, a changed line can't be sealed again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _END = b'"}'
 _TAIL = len(_HASH_MEMBER) + 64 + len(_END)
 
 _DIGEST_CHARS = 32
-"""Of the hashes of texts: 128 bits."""
+"""Length of the hashes of texts: 128 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,16 @@ class Head:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AuditKey:
-    """What is made of the operator's secret: a key for lines, one for texts, and a name."""
+    """Values derived from the operator's secret: a key for lines, one for texts, and a name."""
 
     lines: bytes
     texts: bytes
     id: str
-    """Tells keys apart in the log without telling them."""
+    """Identifies the key in the log without revealing it."""
 
     @classmethod
     def derive(cls, secret: str) -> AuditKey:
-        """The keys of a secret."""
+        """Return the keys of a secret."""
         raw = secret.encode()
         lines, texts, name = (
             hmac.digest(raw, b"leyline audit " + use, "sha256")
@@ -57,18 +57,18 @@ class AuditKey:
         return cls(lines, texts, name.hex()[:16])
 
     def digest(self, text: str) -> str:
-        """The keyed hash of a text, as records hold it."""
+        """Return the keyed hash of a text, in the form used in records."""
         raw = text.encode("utf-8", "surrogatepass")
         return hmac.digest(self.texts, raw, "sha256").hex()[:_DIGEST_CHARS]
 
 
 def key_id(key: AuditKey | None) -> str | None:
-    """The key's name; None for no key."""
+    """Return the key's name; None for no key."""
     return None if key is None else key.id
 
 
 def seal(head: Head, record: Mapping[str, Any], key: AuditKey | None) -> tuple[bytes, Head]:
-    """The line of ``record`` behind ``head``, with its newline, and the head that it becomes."""
+    """Return the line of ``record`` after ``head``, with its newline, and the new head."""
     body = msgspec.json.encode({"seq": head.seq + 1, "prev": head.hash, **record})[:-1]
     digest = line_hash(body, key)
     line = b"".join((body, _HASH_MEMBER, digest.encode(), _END, b"\n"))
@@ -76,28 +76,28 @@ def seal(head: Head, record: Mapping[str, Any], key: AuditKey | None) -> tuple[b
 
 
 def line_hash(body: bytes, key: AuditKey | None) -> str:
-    """The hash over a line's bytes before ``,"hash"``."""
+    """Return the hash over a line's bytes before ``,"hash"``."""
     if key is None:
         return sha256(body).hexdigest()
     return hmac.digest(key.lines, body, "sha256").hex()
 
 
 class Line(msgspec.Struct, frozen=True):
-    """What the chain needs of a line."""
+    """The members of a line that the chain needs."""
 
     seq: int
     prev: str
     kind: str
     hash: str
     key: str | None = None
-    """Of a record that begins a file or a run: the name of its key."""
+    """Name of the key, in a record that begins a file or a run."""
 
 
 _DECODER = msgspec.json.Decoder(Line)
 
 
 def read_line(line: bytes) -> Line | None:
-    """A line's place in the chain; None for bytes that are no line of a log. Checks no hash."""
+    """Return a line's place in the chain; None for other bytes. Checks no hash."""
     if line[-_TAIL : -_TAIL + len(_HASH_MEMBER)] != _HASH_MEMBER or not line.startswith(b'{"seq":'):
         return None
     try:
@@ -107,7 +107,7 @@ def read_line(line: bytes) -> Line | None:
 
 
 def is_sealed(line: bytes, key: AuditKey | None) -> bool:
-    """Whether the hash at a line's end is that of the line."""
+    """Return True if the hash at a line's end matches the line."""
     found = line[-_TAIL + len(_HASH_MEMBER) : -len(_END)]
     return (
         line.endswith(_END)

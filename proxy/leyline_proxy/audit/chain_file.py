@@ -1,4 +1,4 @@
-"""Appending to a log, file after file. Every method may block on the disk."""
+"""Appends to a log, file after file. Every method may block on the disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = structlog.get_logger("leyline.audit")
 
 
 class WriteFailedError(Exception):
-    """Records could not be written; ``lost`` of them are nowhere."""
+    """Records could not be written; ``lost`` of them are gone."""
 
     def __init__(self, lost: int, why: str) -> None:
         super().__init__(why)
@@ -38,11 +38,11 @@ class WriteFailedError(Exception):
 
 
 class ChainFile:
-    """One log, written by this process alone.
+    """One log, written only by this process.
 
     Args:
         max_bytes: of one file; the record that reaches it is the file's last.
-        keep: earlier files that stay; 0 for all.
+        keep: number of earlier files to keep; 0 for all.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ChainFile:
         self.path = path
         self.key = key
         self.claims: dict[str, int] = {}
-        """The newest event of claims in the log, by run of the engine."""
+        """Number of the newest claim event in the log, by run of the engine."""
         self._instance = instance
         self._version = version
         self._max_bytes = max_bytes
@@ -77,15 +77,15 @@ class ChainFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether records can be appended."""
+        """True if records can be appended."""
         return self._descriptor is not None
 
     def claim(self) -> None:
-        """Lock the file and look whether it is a log, so that a mistake is told before the start.
+        """Lock the file and check that it is a log, to report a mistake before the start.
 
         Raises:
-            AuditError: another process has it, or it is something else than a log.
-            OSError: the disk wouldn't; :meth:`open` tries again.
+            AuditError: another process has it, or it isn't a log.
+            OSError: the disk failed; :meth:`open` tries again.
         """
         if self._lock is None:
             self._lock = lock(self.path)
@@ -96,11 +96,11 @@ class ChainFile:
             raise
 
     def open(self) -> None:
-        """Take the file over and go on where it ends.
+        """Take the file over and continue at its end.
 
         Raises:
-            AuditError: another process has it, or it is something else than a log.
-            WriteFailedError: the disk wouldn't.
+            AuditError: another process has it, or it isn't a log.
+            WriteFailedError: the disk failed.
         """
         try:
             if self._lock is None:
@@ -118,7 +118,7 @@ class ChainFile:
         try:
             self._resume(found)
         except WriteFailedError as error:
-            # What a start writes is made anew by the next one.
+            # The next start creates the records of this one again.
             raise WriteFailedError(0, error.why) from error
 
     def _resume(self, found: Found) -> None:
@@ -142,11 +142,10 @@ class ChainFile:
         self._started = True
 
     def append(self, records: Sequence[Record]) -> list[bytes]:
-        """Chain and write records; returns their lines.
+        """Chain and write records; return their lines.
 
         Raises:
-            WriteFailedError: says how many of them were not written. The file has to be opened
-                again.
+            WriteFailedError: has the number of unwritten records. The file must be opened again.
         """
         written: list[bytes] = []
         batch: list[bytes] = []
@@ -166,10 +165,10 @@ class ChainFile:
         return written + batch
 
     def sync(self) -> None:
-        """Bring what was written to the disk, then save the head.
+        """Flush the written records to the disk, then save the head.
 
         Raises:
-            WriteFailedError: the disk wouldn't; what was written may be lost.
+            WriteFailedError: the disk failed; written records may be lost.
         """
         if self._descriptor is None or not self._dirty:
             return
@@ -182,10 +181,10 @@ class ChainFile:
             raise WriteFailedError(0, error.strerror or str(error)) from error
 
     def close(self) -> None:
-        """Write the last record and let go of the file.
+        """Write the last record and release the file.
 
         Raises:
-            WriteFailedError: the disk wouldn't.
+            WriteFailedError: the disk failed.
         """
         try:
             if self._descriptor is not None:

@@ -1,4 +1,4 @@
-"""Whether a chain is whole, and what was done to it where it isn't. Pure."""
+"""Check of a chain, with the kind of damage to a broken one. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .chain import GENESIS, AuditKey, Head, Line, is_sealed, read_line
 Damage = Literal["edited", "removed", "inserted", "reordered", "truncated", "torn", "unreadable"]
 
 MAX_TORN = 64
-"""Pieces of lines in a row that one record may account for."""
+"""Largest number of consecutive pieces of lines that one record may account for."""
 
 OPENERS = frozenset({"rotate"})
-"""Kinds of the first record of a file that goes on from another one."""
+"""Kinds of the first record of a file that continues another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,36 +26,36 @@ class Finding:
 
     damage: Damage
     line: int
-    """In its file, from 1; where lines are gone, the one behind the gap."""
+    """Number in its file, from 1; for missing lines, the number of the one after the gap."""
     why: str
 
 
 @dataclass(slots=True)
 class Checked:
-    """What is known of a chain so far; goes on from file to file."""
+    """The results for a chain so far; continued from file to file."""
 
     head: Head | None = None
     """None before the first line."""
     first_seq: int = 0
     records: int = 0
     torn: int = 0
-    """Pieces of lines that a crash left, each accounted for by a record."""
+    """Number of pieces of lines that a crash left, each accounted for by a record."""
     lost: int = 0
-    """Records that were never written, by the log's own account."""
+    """Number of records that were never written, by the log's own account."""
     oldest: int | None = None
-    """Number of the oldest file that was kept when the newest one was begun."""
+    """Number of the oldest file kept when the newest one was begun."""
     wanted: set[str] = field(default_factory=set)
-    """Hashes that must be met, and were not yet."""
+    """Required hashes that haven't been found yet."""
     finding: Finding | None = None
 
 
 def torn_account(pieces: Sequence[bytes]) -> list[dict[str, Any]]:
-    """How a record accounts for pieces of lines: their sizes and hashes."""
+    """Return a record's account of pieces of lines: their sizes and hashes."""
     return [{"bytes": len(piece), "sha256": sha256(piece).hexdigest()} for piece in pieces]
 
 
 def check_file(data: bytes, checked: Checked, keys: Sequence[AuditKey]) -> None:
-    """Go on with a whole file; stops at the first bad line, which it notes.
+    """Continue with a whole file; stop at the first bad line, which is recorded.
 
     Args:
         keys: each line must be sealed with one of them; without any, by its bare hash.
@@ -72,7 +72,7 @@ _TORN_WHY = "the last line is incomplete: a crash that no start has noted yet, o
 
 
 class _Walk:
-    """One file's lines against the chain before them."""
+    """One file's lines, checked against the chain before them."""
 
     def __init__(
         self, lines: Sequence[bytes], checked: Checked, keys: Sequence[AuditKey | None]
@@ -82,7 +82,7 @@ class _Walk:
         self._keys = list(keys)
 
     def run(self) -> Finding | None:
-        """The first bad line."""
+        """Return the first bad line."""
         at = 0
         while at < len(self._lines):
             line = self._sealed(at)
@@ -100,11 +100,11 @@ class _Walk:
         return None
 
     def _sealed(self, at: int) -> Line | None:
-        """The line if its hash is right."""
+        """Return the line if its hash is right."""
         raw = self._lines[at] if at < len(self._lines) else b""
         for place, key in enumerate(self._keys):
             if is_sealed(raw, key):
-                # The next line most likely has the same key.
+                # The next line probably has the same key.
                 self._keys.insert(0, self._keys.pop(place))
                 return read_line(raw)
         return None
@@ -116,7 +116,8 @@ class _Walk:
         return line.seq == head.seq + 1 and line.prev == head.hash
 
     def _torn(self, at: int) -> int:
-        """How many lines from here on are pieces that the next record accounts for."""
+        """Return the number of lines from here on that are pieces accounted for by the next
+        record."""
         end = at
         while end < len(self._lines) and end - at <= MAX_TORN and self._sealed(end) is None:
             end += 1
@@ -136,7 +137,7 @@ class _Walk:
         return Finding("edited", at + 1, "the line is not what its hash was taken over")
 
     def _place(self, at: int, line: Line) -> Finding | None:
-        """What is wrong with where a sealed line stands."""
+        """Return the fault in a sealed line's place."""
         checked, number = self._checked, at + 1
         if checked.head is None:
             if self._follows(line) or self._opens_torn(at, line):
@@ -168,7 +169,7 @@ class _Walk:
         return {line.seq for raw in self._lines[number:] if (line := read_line(raw)) is not None}
 
     def _content(self, at: int, line: Line) -> Finding | None:
-        """Take a line in that stands where it should."""
+        """Record a line that is in its right place."""
         checked = self._checked
         checked.head = Head(line.seq, line.hash)
         checked.records += 1
@@ -197,7 +198,7 @@ _TELLING = frozenset({"gap", "rotate", "recovered", "start"})
 
 
 def broken_at_end(checked: Checked) -> Finding | None:
-    """What is wrong when all files were read: the hashes that had to be met and were not."""
+    """Return the fault after all files were read: required hashes that weren't found."""
     if checked.finding is None and checked.wanted:
         last = checked.head.seq if checked.head is not None else 0
         why = f"ends at record {last}, before the head that it is known to have had"
@@ -206,7 +207,7 @@ def broken_at_end(checked: Checked) -> Finding | None:
 
 
 def lines_of(data: bytes) -> Iterator[dict[str, Any]]:
-    """The records of a file, without those that can't be read."""
+    """Yield the records of a file, without unreadable ones."""
     for raw in data.split(b"\n"):
         if read_line(raw) is not None:
             yield msgspec.json.decode(raw)

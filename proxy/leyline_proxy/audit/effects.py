@@ -1,6 +1,6 @@
-"""What became of each edit: erased, or may what was read go on influencing? Pure.
+"""The effects of edits: erased, or possibly still an influence. Pure.
 
-Read from the records alone, so that it can be told of a log years later.
+They follow from the records alone, so they can be found in a log years later.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FORGOTTEN: frozenset[Effect] = frozenset({"erased", "shared"})
 
 @dataclass(frozen=True, slots=True)
 class EditView:
-    """One edit, as it is shown."""
+    """One edit, as shown."""
 
     time: str
     tenant: str
@@ -55,11 +55,11 @@ class EditView:
     edit: Mapping[str, Any]
     effect: Effect
     erased_by: int | None = None
-    """Number of the later turn whose forget reached it."""
+    """Index of the later turn whose forget reached it."""
 
     @property
     def may_influence(self) -> bool:
-        """Whether what was read may still influence later turns, if the log can tell."""
+        """True if the removed text may still influence later turns, as far as the log shows."""
         return self.effect in _LASTING and self.erased_by is None
 
 
@@ -118,7 +118,7 @@ class _Erasure(msgspec.Struct):
 
 
 def _is_readable(record: Mapping[str, Any]) -> bool:
-    """Whether a record has what is told of it: a damaged log's may lack anything."""
+    """Return True if a record has the members used here: a damaged log's may lack any."""
     shapes = {"turn": _Turn, "receipt": _Receipt, "erasure": _Erasure}
     shape = shapes.get(str(record.get("kind")))
     if shape is None:
@@ -131,9 +131,9 @@ def _is_readable(record: Mapping[str, Any]) -> bool:
 
 
 def edits_of(records: Iterable[Mapping[str, Any]]) -> list[EditView]:
-    """All edits of the turns among ``records``, in order, each with what became of it.
+    """Return all edits of the turns among ``records``, in order, each with its effect.
 
-    What isn't a record as this proxy writes them is passed over.
+    Records not in this proxy's form are skipped.
     """
     turns: list[Mapping[str, Any]] = []
     receipts: dict[str, Mapping[str, Any]] = {}
@@ -176,11 +176,11 @@ def effect_of(
     receipts: Mapping[str, Mapping[str, Any]],
     erasures: Mapping[tuple[str, str, str], int],
 ) -> Effect:
-    """What became of one edit, by its own turn.
+    """Return the effect of one edit, from its own turn.
 
     Args:
-        receipts: what forgets came to later, by message id.
-        erasures: where the log tells of a forget that was carried to another engine.
+        receipts: later results of forgets, by message id.
+        erasures: places of the log's records of forgets that were carried to other engines.
     """
     if edit["sent_before"] is False:
         return "never_sent"
@@ -218,7 +218,7 @@ def _with_later_forgets(
     receipts: Mapping[str, Mapping[str, Any]],
     erasures: Mapping[tuple[str, str, str], int],
 ) -> list[EditView]:
-    """Edits whose text a later turn of the session forgot, with that turn."""
+    """Return the edits, with the later turn of the session that forgot each text."""
     forgets: dict[tuple[str, str], list[_Forget]] = {}
     for turn in turns:
         if turn["forget"] and _forgotten(turn, receipts, erasures) in _FORGOTTEN:

@@ -1,7 +1,7 @@
-"""What a turn did to its conversation, taken from the plan: which edits, of which texts. Pure.
+"""The edits of a turn and their texts, taken from the plan. Pure.
 
-The plan reports which edits there are. Added are the texts that an edit took away and put in, so
-that they can be hashed, and whether an engine may have been given them before.
+The plan reports the edits. Added are the texts that an edit removed and inserted, for hashing, and
+whether an engine may have received them before.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ..plan.synthesis import TurnPlan
 from ..plan.uncached import was_sent
 
 MAX_EDITS = 512
-"""Of one turn; the record says how many more there were."""
+"""Largest number of a turn's edits; the record counts the others."""
 
 MAX_TEXTS = 64
-"""Messages that one edit took away or put in."""
+"""Largest number of messages that one edit removed or inserted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class EditFacts:
 
     record: EditRecord
     before: tuple[Message, ...] = ()
-    """As an earlier turn sent them; of a forget, the caller's own, too."""
+    """Messages as an earlier turn sent them; for a forget, also the caller's own."""
     after: tuple[Message, ...] = ()
     names: tuple[str, ...] = ()
-    """Of the message in the engine's ledger: the same in every turn."""
+    """Names of the message in the engine's ledger: the same in every turn."""
     sent_before: bool | None = True
-    """Whether an earlier turn had sent the text; None where this proxy can't know."""
+    """True if an earlier turn had sent the text; None if this proxy can't know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,11 @@ def turn_edits(
     session: Session | None,
     doubts: Collection[Mode] = (),
 ) -> TurnEdits:
-    """The edits of a turn.
+    """Return the edits of a turn.
 
     Args:
-        session: as it was when the plan was made.
-        doubts: modes of edits of which nobody can tell whether an engine had the text before.
+        session: its state when the plan was made.
+        doubts: modes of edits for which it is unknown whether an engine had the text before.
     """
     if not plan.edits:
         return TurnEdits()
@@ -69,7 +69,7 @@ def turn_edits(
 
 
 class _Texts:
-    """Finds what messages were and what they became."""
+    """Finds the earlier and later forms of messages."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class _Texts:
         self._sources: dict[str, Mapping[int, Message]] = {}
 
     def of(self, record: EditRecord) -> EditFacts:
-        """An edit that the plan tells of."""
+        """Return the facts of one of the plan's edits."""
         if record.cause in ("template", "tools"):
             return EditFacts(record)
         if record.message is None:
@@ -102,7 +102,7 @@ class _Texts:
         after = self._sent.get(record.message)
         own = self._prepared.client[record.message]
         if record.mode == "forget" and own not in (before, after):
-            # What an earlier turn sent was edited before, but this is what must not survive.
+            # The earlier turn sent it already edited, but this is the text that must not survive.
             befores: tuple[Message, ...] = (own,) if before is None else (before, own)
         else:
             befores = () if before is None else (before,)
@@ -114,7 +114,8 @@ class _Texts:
         )
 
     def _sent_before(self, record: EditRecord) -> bool | None:
-        """Whether an engine was given the text of an edit, or what it put in, before."""
+        """Return whether an engine received an edit's text, or its insertion, before; None if
+        unknown."""
         if record.cached:
             return True
         return None if record.mode in self._doubts else False
@@ -127,7 +128,7 @@ class _Texts:
         return _by_client_index(self._prepared)
 
     def _before(self, names: Sequence[str]) -> Message | None:
-        """What the newest turn that had the message sent for it."""
+        """Return the message's form in the newest turn that had it."""
         for turn in reversed(self._turns):
             for name in names:
                 place = turn.names.index.get(name)
@@ -143,10 +144,11 @@ class _Texts:
     def _unplaced(
         self, role: str, callers: bool
     ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-        """Messages of a role that the last turn had and this one lacks, and the other way round.
+        """Return messages of a role that the last turn had and this one lacks, and the reverse.
 
         Args:
-            callers: the caller took them out; else a policy had put them in, or does now.
+            callers: True if the caller removed them; otherwise a policy had inserted them, or does
+                now.
         """
         last = self._turns[-1] if self._turns else None
         if last is None:

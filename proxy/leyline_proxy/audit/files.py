@@ -1,7 +1,7 @@
-"""The files of a log: the one that is written, those before it, its head and its lock.
+"""The files of a log: the current one, earlier ones, the head and the lock.
 
-``NAME`` is written, ``NAME.000001`` and so on are what it was before, ``NAME.head`` holds the
-number and hash of the newest record, and ``NAME.lock`` is locked by who writes.
+``NAME`` is being written, ``NAME.000001`` and so on are earlier files, ``NAME.head`` holds the
+number and hash of the newest record, and the writer locks ``NAME.lock``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .check import MAX_TORN
 MODE = 0o600
 
 MAX_RUNS = 16
-"""Runs of engines whose newest event of claims is remembered."""
+"""Number of engine runs whose newest claim event is remembered."""
 
 
 class AuditError(ValueError):
-    """The log can't be written to; the operator has to do something."""
+    """The log can't be written; the operator must act."""
 
 
 class AuditLockedError(AuditError):
@@ -33,14 +33,14 @@ class AuditLockedError(AuditError):
 
 
 class SavedHead(msgspec.Struct, frozen=True):
-    """What ``NAME.head`` holds."""
+    """The content of ``NAME.head``."""
 
     seq: int
     hash: str
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """What a start needs of a record."""
+    """The members of a record that a start needs."""
 
     seq: int
     hash: str
@@ -52,24 +52,24 @@ class _Record(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Found:
-    """What a file holds when it is opened."""
+    """The content of a file when it is opened."""
 
     head: Head = field(default_factory=Head)
     records: int = 0
     torn: tuple[bytes, ...] = ()
     ends_line: bool = True
-    """Whether the last byte is a newline."""
+    """True if the last byte is a newline."""
     size: int = 0
     claims: dict[str, int] = field(default_factory=dict)
 
 
 def beside(path: Path, suffix: str) -> Path:
-    """A file next to the log's."""
+    """Return a file next to the log's."""
     return path.with_name(path.name + suffix)
 
 
 def rotated(path: Path) -> dict[int, Path]:
-    """The earlier files of a log by number, oldest first."""
+    """Return the earlier files of a log by number, oldest first."""
     pattern = re.compile(re.escape(path.name) + r"\.(\d{6,})")
     found: dict[int, Path] = {}
     for entry in path.parent.iterdir() if path.parent.is_dir() else ():
@@ -80,11 +80,11 @@ def rotated(path: Path) -> dict[int, Path]:
 
 
 def lock(path: Path) -> int:
-    """The descriptor of the lock, held until it is closed.
+    """Return the descriptor of the lock, which is held until it is closed.
 
     Raises:
         AuditLockedError: another process, or another log in this one, holds it.
-        OSError: there is no place for it.
+        OSError: it can't be created.
     """
     descriptor = os.open(beside(path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
     try:
@@ -102,10 +102,10 @@ def lock(path: Path) -> int:
 
 
 def survey(path: Path) -> Found:
-    """What a file holds; of one that isn't there, what the log held before it.
+    """Return the content of a file; for a missing one, the log's earlier content.
 
     Raises:
-        AuditError: the file is no audit log.
+        AuditError: the file isn't an audit log.
         OSError: it can't be read.
     """
     before = Found()
@@ -147,13 +147,13 @@ def _scan(data: bytes, found: Found) -> Found:
 
 
 def _may_be_torn(data: bytes) -> bool:
-    """Whether a file without a whole record may be the beginning of a log's."""
+    """Return True if a file without a whole record may be the beginning of a log."""
     start = b'{"seq":'
     return all(part[: len(start)] == start[: len(part)] for part in data.split(b"\n"))
 
 
 def note_claim(claims: dict[str, int], engine: str, number: int) -> None:
-    """Remember the newest event of a run's claims, of the newest runs."""
+    """Record the newest claim event of an engine's run, for the newest runs."""
     claims.pop(engine, None)
     claims[engine] = number
     while len(claims) > MAX_RUNS:
@@ -161,7 +161,7 @@ def note_claim(claims: dict[str, int], engine: str, number: int) -> None:
 
 
 def read_head(path: Path) -> SavedHead | None:
-    """The head that was saved for a log."""
+    """Return the saved head of a log."""
     try:
         return msgspec.json.decode(beside(path, ".head").read_bytes(), type=SavedHead)
     except (OSError, msgspec.DecodeError):
@@ -172,7 +172,7 @@ def save_head(path: Path, head: Head) -> None:
     """Replace the saved head. The log's own bytes must be on the disk before.
 
     Raises:
-        OSError: the disk wouldn't.
+        OSError: the disk failed.
     """
     draft = beside(path, ".head.new")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, MODE)
@@ -182,10 +182,10 @@ def save_head(path: Path, head: Head) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring the names of the log's files to the disk.
+    """Flush the names of the log's files to the disk.
 
     Raises:
-        OSError: the disk wouldn't.
+        OSError: the disk failed.
     """
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -195,7 +195,7 @@ def sync_folder(path: Path) -> None:
 
 
 def missing_tail(path: Path, found: Found) -> Mapping[str, object] | None:
-    """The head that the log is known to have had, where it ends before it."""
+    """Return the last known head of a log that ends before it."""
     saved = read_head(path)
     if saved is None or saved.seq <= found.head.seq:
         return None

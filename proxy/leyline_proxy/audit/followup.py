@@ -1,4 +1,4 @@
-"""Asks engines again what forgets came to that were pending, or unknown, when a turn ended."""
+"""Later requests to engines for the results of forgets that were pending or unknown."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .records import Record, TurnFacts, erasure_record, receipt_record
 
 Ask = Callable[[str], Awaitable[TurnRecord | None]]
 End = Callable[[Receipt | None], Record | None]
-"""The record to write, if any, of what is known last."""
+"""Returns the final record, if any, from the last known receipt."""
 
 MAX_OPEN = 1024
-"""Forgets that are asked after; of more, the log says to the end that they are pending."""
+"""Largest number of forgets followed up; any others remain pending in the log."""
 
 _FIRST_S = 0.1
 _LAST_S = 30.0
 _TRIES = 14
-"""Over some five minutes."""
+"""Over about five minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class FollowUps:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, facts: TurnFacts, ask: Ask) -> None:
-        """Ask after a turn's forget until it is closed, or nobody can tell."""
+        """Follow up a turn's forget until it is closed or the tries are used up."""
 
         def end(receipt: Receipt | None) -> Record:
             return receipt_record(facts, receipt, time.time())
@@ -54,7 +54,7 @@ class FollowUps:
         self._watch(_Open(facts.message_id, ask, end, _first(), known=facts.receipt))
 
     def watch_erasure(self, owner: tuple[str, str], engine: str, known: Receipt, ask: Ask) -> None:
-        """Ask after a forget that was carried to an engine until it is closed."""
+        """Follow up a forget that was carried to an engine until it is closed."""
 
         def end(receipt: Receipt | None) -> Record | None:
             if not is_closed(receipt):
@@ -104,7 +104,7 @@ class FollowUps:
 
 
 def is_closed(receipt: Receipt | None) -> bool:
-    """Whether it is known that a forget was carried out in full."""
+    """Return True if a forget is known to be carried out in full."""
     return receipt is not None and receipt.forgot is not None and not receipt.forgot.pending
 
 

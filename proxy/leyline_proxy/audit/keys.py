@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def read_keys(path: Path) -> list[str]:
-    """The keys in a file, one a line; ``#`` starts a comment.
+    """Return the keys in a file, one per line; ``#`` starts a comment.
 
     Raises:
-        ValueError: it can't be read, or holds none.
+        ValueError: it can't be read, or has no key.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Reading logs back: which files belong together, whether they are whole, what they say."""
+"""Reading of logs: their files, their integrity, their records."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .check import Checked, Finding, broken_at_end, check_file, lines_of
 from .files import read_head, rotated
 
 _TORN_LOOKS = 3
-"""A writer at work may be half-way through a line."""
+"""A writer may be half-way through a line."""
 
 _ROTATED_LOOKS = 5
-"""Or begin another file."""
+"""A writer may also begin another file."""
 
 
 class LogNotFoundError(ValueError):
-    """There is no log where one was said to be."""
+    """There is no log at the given place."""
 
 
 class KeyNeededError(ValueError):
@@ -35,18 +35,18 @@ class LogFiles:
     files: tuple[Path, ...]
     """Oldest first."""
     whole: bool
-    """Whether they are all that there are, down to the one that is written."""
+    """True if they are all existing files, including the current one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether one log is whole."""
+    """The result of checking one log."""
 
     path: Path
     checked: Checked
     finding: Finding | None
     file: Path | None
-    """Where the first bad line is."""
+    """The file with the first bad line."""
 
     @property
     def good(self) -> bool:
@@ -54,7 +54,7 @@ class Verdict:
 
 
 def find_logs(path: Path) -> list[LogFiles]:
-    """The logs at ``path``: of a file, it and those before it; of a folder, all ``*.jsonl`` in it.
+    """Return the logs at ``path``: a file with those before it, or all ``*.jsonl`` in a folder.
 
     Raises:
         LogNotFoundError: there are none.
@@ -80,7 +80,7 @@ def verify(log: LogFiles, keys: Sequence[AuditKey] = (), head: str | None = None
         head: hash of a record that must be in it; the saved head counts, too.
 
     Raises:
-        KeyNeededError: the log says that it has a key, and none was given.
+        KeyNeededError: the log has a key, and none was given.
         OSError: a file can't be read.
     """
     for _ in range(_ROTATED_LOOKS):
@@ -91,12 +91,12 @@ def verify(log: LogFiles, keys: Sequence[AuditKey] = (), head: str | None = None
         found = _now(log)
         if found.files == log.files and verdict is not None:
             return verdict
-        log = found  # it was rotated while it was read
+        log = found  # it was rotated while being read
     return _verified(log, keys, head)
 
 
 def _now(log: LogFiles) -> LogFiles:
-    """The log with the files that it has now."""
+    """Return the log with its current files."""
     try:
         return find_logs(log.path)[0] if log.whole else log
     except LogNotFoundError:
@@ -119,7 +119,7 @@ def _verified(log: LogFiles, keys: Sequence[AuditKey], head: str | None) -> Verd
 
 
 def records(log: LogFiles) -> Iterator[dict[str, Any]]:
-    """All records of a log, oldest first."""
+    """Yield all records of a log, oldest first."""
     for file in log.files:
         yield from lines_of(file.read_bytes())
 
@@ -141,7 +141,7 @@ def _refuse_keyed(data: bytes, file: Path) -> None:
 
 
 def _pruned_more(log: LogFiles, checked: Checked) -> Finding | None:
-    """Whether files are gone that the log says were kept."""
+    """Return a finding if files are gone that the log reports as kept."""
     if not log.whole or checked.oldest is None:
         return None
     first = min(rotated(log.path), default=0)

@@ -1,4 +1,4 @@
-"""The records of the log, before they are chained. Pure; a record holds no text of a prompt."""
+"""The records of the log before chaining. Pure; a record holds no prompt text."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Record = Mapping[str, Any]
 Status = Literal["settled", "refused", "abandoned"]
 
 MAX_NAMES = 256
-"""Names that a forget, or an edit, is told with; the record says how many more there were."""
+"""Largest number of names in the record of a forget or an edit, which counts the others."""
 
 MAX_CAUSE = 160
 
 
 @dataclass(frozen=True, slots=True)
 class TurnFacts:
-    """One turn, as its record is made from it."""
+    """The facts of one turn for its record."""
 
     at: float
     """Seconds since the epoch."""
@@ -39,22 +39,22 @@ class TurnFacts:
     message_id: str
     model: str
     engine: str
-    """Model and run of the engine; empty for one that has no name."""
+    """Model and run of the engine; empty for one without a name."""
     planned: Outcome
     receipt: Receipt | None
-    """None where the engine gave none."""
+    """None if the engine gave none."""
     told: Receipt | None
-    """What the caller was told; None where nobody was."""
+    """The caller's receipt; None if the caller got none."""
     edits: TurnEdits
     forget: tuple[str, ...]
     owed: tuple[str, ...] = ()
-    """Engines that still have to be told of a forget."""
+    """Engines that still have to receive a forget."""
     unreachable: bool = False
-    """Whether what is to be forgotten may lie where no forget finds it."""
+    """True if text to forget may be in a place that no forget finds."""
 
 
 def turn_record(facts: TurnFacts, key: AuditKey | None) -> Record:
-    """The record of a turn."""
+    """Return the record of a turn."""
     told, receipt = facts.told, facts.receipt
     record: dict[str, Any] = {
         **_stamp(facts.at, "turn"),
@@ -87,10 +87,10 @@ def turn_record(facts: TurnFacts, key: AuditKey | None) -> Record:
 
 
 def receipt_record(facts: TurnFacts, receipt: Receipt | None, at: float) -> Record:
-    """What a forget came to that was pending, or unknown, when its turn's record was written.
+    """Return the result of a forget that was pending or unknown in its turn's record.
 
     Args:
-        receipt: the last that is known; None when the engine has none.
+        receipt: the last known one; None if the engine has none.
     """
     return {
         **_stamp(at, "receipt"),
@@ -103,7 +103,7 @@ def receipt_record(facts: TurnFacts, receipt: Receipt | None, at: float) -> Reco
 
 
 def erasure_record(tenant: str, session: str, engine: str, result: str, at: float) -> Record:
-    """A forget that was carried to another engine than the one that served its turn."""
+    """Return the record of a forget carried to another engine than the one that served its turn."""
     return {
         **_stamp(at, "erasure"),
         "tenant": tenant,
@@ -114,17 +114,17 @@ def erasure_record(tenant: str, session: str, engine: str, result: str, at: floa
 
 
 def claim_record(engine: str, event: Mapping[str, Any], at: float) -> Record:
-    """An event of an engine's claims, as the engine numbered it."""
+    """Return the record of an engine's claim event, with the engine's number."""
     return {**_stamp(at, "claim"), "engine": engine, "event": event}
 
 
 def start_record(
     instance: str, version: str, key: AuditKey | None, at: float, missing: Record | None
 ) -> Record:
-    """The log is opened.
+    """Return the record of the log's opening.
 
     Args:
-        missing: the head that the log is known to have had, where it ends before it.
+        missing: the last known head of a log that ends before it.
     """
     record = {
         **_stamp(at, "start"),
@@ -138,12 +138,12 @@ def start_record(
 def rotate_record(
     before: Record, oldest: int, claims: Mapping[str, int], key: AuditKey | None, at: float
 ) -> Record:
-    """The first record of a file that goes on from another one.
+    """Return the first record of a file that continues another one.
 
     Args:
-        before: name of that file, and the last record in it.
-        oldest: number of the oldest file that is kept.
-        claims: the newest event of claims, by run of the engine.
+        before: name of that file, and its last record.
+        oldest: number of the oldest file kept.
+        claims: the newest claim event, by run of the engine.
     """
     return {
         **_stamp(at, "rotate"),
@@ -155,16 +155,16 @@ def rotate_record(
 
 
 def recovered_record(pieces: Sequence[bytes], *, opens: bool, at: float) -> Record:
-    """The pieces of lines before this one are what a crash or a full disk left.
+    """Return the record of pieces of lines that a crash or a full disk left before it.
 
     Args:
-        opens: whether no whole line stands before them in this file.
+        opens: True if no whole line comes before them in this file.
     """
     return {**_stamp(at, "recovered"), "torn": torn_account(pieces), "opens": opens}
 
 
 def gap_record(lost: int, cause: str, at: float) -> Record:
-    """So many records could not be written.
+    """Return the record of a number of records that could not be written.
 
     Args:
         cause: ``queue`` or ``disk``.
@@ -173,12 +173,12 @@ def gap_record(lost: int, cause: str, at: float) -> Record:
 
 
 def stop_record(at: float) -> Record:
-    """The log was closed in order."""
+    """Return the record of an orderly close."""
     return _stamp(at, "stop")
 
 
 def digest_of(message: Message, key: AuditKey) -> str:
-    """The keyed hash of a message's text; of its tool calls, too, where it makes any."""
+    """Return the keyed hash of a message's text and of its tool calls, if any."""
     text = text_of(message)
     calls = message.get("tool_calls")
     if calls:

@@ -1,4 +1,4 @@
-"""The log's lines as a Redis stream, beside the file. Whatever Redis does, the file goes on."""
+"""The log's lines as a Redis stream, in addition to the file, which never depends on Redis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..telemetry.metrics import Metrics
 log = structlog.get_logger("leyline.audit")
 
 FIELD = "record"
-"""Of an entry of the stream; its value is the line."""
+"""Field of a stream entry; its value is the line."""
 
 _MAX_WAITING = 8192
 _BATCH = 256
@@ -24,13 +24,13 @@ _LAST_RETRY_S = 10.0
 
 
 class StreamSink:
-    """Adds lines to a stream, from a thread of its own.
+    """Adds lines to a stream, from its own thread.
 
-    A line that finds the queue full is counted and left out; readers see it by its number, and
-    find it in the file.
+    A line that finds the queue full is counted and left out; readers notice the missing number, and
+    find the line in the file.
 
     Args:
-        maxlen: entries that the stream keeps, roughly.
+        maxlen: approximate number of entries that the stream keeps.
     """
 
     def __init__(self, url: str, stream: str, metrics: Metrics, *, maxlen: int) -> None:
@@ -51,7 +51,7 @@ class StreamSink:
         self._thread.start()
 
     def offer(self, lines: Sequence[bytes]) -> None:
-        """Hand lines over; never blocks on Redis."""
+        """Queue lines; never blocks on Redis."""
         with self._changed:
             room = max(0, _MAX_WAITING - len(self._waiting))
             self._waiting.extend(line.rstrip(b"\n") for line in lines[:room])
@@ -59,7 +59,7 @@ class StreamSink:
             self._changed.notify()
 
     def close(self, patience_s: float) -> None:
-        """Send what waits if Redis takes it, and end."""
+        """Send the waiting lines if Redis accepts them, and end."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -91,14 +91,14 @@ class StreamSink:
         self._client.close()
 
     def _next(self) -> list[bytes] | None:
-        """The oldest lines, which stay in the queue until they were sent; None at the end."""
+        """Return the oldest lines, which stay in the queue until sent; None at the end."""
         with self._changed:
             while not self._waiting and not self._closing:
                 self._changed.wait()
             return [self._waiting[at] for at in range(min(_BATCH, len(self._waiting)))] or None
 
     def _pause(self, pause_s: float) -> bool:
-        """Wait; returns whether the end has come, and nothing more should be tried."""
+        """Wait; return True at the end, when nothing more should be tried."""
         with self._changed:
             return self._closing or self._changed.wait_for(lambda: self._closing, pause_s)
 

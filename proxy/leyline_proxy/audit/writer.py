@@ -1,4 +1,5 @@
-"""The thread that writes the log. What comes too fast, or while the disk fails, is counted."""
+"""The thread that writes the log. Records that come too fast, or while the disk fails, are
+counted."""
 
 from __future__ import annotations
 
@@ -22,24 +23,24 @@ if TYPE_CHECKING:
 log = structlog.get_logger("leyline.audit")
 
 Job = Callable[[], Record]
-"""Makes a record; called in the thread, so that hashing costs no request anything."""
+"""Creates a record; runs in the thread, so hashing costs no request anything."""
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""Of texts that wait to be hashed. A single job may be larger."""
+"""Largest number of bytes of texts waiting to be hashed. A single job may be larger."""
 
 _BATCH = 32
-"""Jobs between two looks at the clock; made in one go, they keep the interpreter busy."""
+"""Jobs between two looks at the clock; running them at once keeps the interpreter busy."""
 
 _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 30.0
 
 
 class AuditWriter:
-    """Chains records and appends them, in the order in which they were offered.
+    """Chains records and appends them, in the order of :meth:`offer`.
 
     Args:
         max_waiting: records that may wait; more are dropped.
-        fsync_s: between two times that what was written is brought to the disk.
+        fsync_s: seconds between two flushes to the disk.
     """
 
     def __init__(
@@ -56,10 +57,10 @@ class AuditWriter:
         self._max_waiting = max_waiting
         self._fsync_s = fsync_s
         self._stream = stream
-        # A lock that both threads take would make the event loop wait for the writer's turn.
+        # With a lock of both threads, the event loop would wait for the writer.
         self._waiting: SimpleQueue[tuple[Job, int] | None] = SimpleQueue()
         self._given, self._given_bytes, self._dropped = 0, 0, 0
-        """Written by who offers; the next ones by the thread alone."""
+        """Written by the offering thread; the next ones only by the writer's."""
         self._taken, self._taken_bytes, self._told = 0, 0, 0
         self._lost_on_disk = 0
         self._closing = False
@@ -70,7 +71,7 @@ class AuditWriter:
         """Lock the file, before anything is started. Blocks on the disk.
 
         Raises:
-            AuditError: the file isn't this proxy's to write to.
+            AuditError: this proxy may not write to the file.
         """
         try:
             self._file.claim()
@@ -81,7 +82,7 @@ class AuditWriter:
         """Open the file and start the thread. Blocks on the disk.
 
         Raises:
-            AuditError: the file isn't this proxy's to write to.
+            AuditError: this proxy may not write to the file.
         """
         self._opened()
         if self._stream is not None:
@@ -91,10 +92,10 @@ class AuditWriter:
         self._thread.start()
 
     def offer(self, job: Job, weight: int = 0) -> None:
-        """Hand a record over; never blocks on the disk and never fails. From one thread only.
+        """Queue a record; never blocks on the disk and never fails. From one thread only.
 
         Args:
-            weight: bytes that the job keeps alive, roughly.
+            weight: approximate bytes that the job keeps alive.
         """
         full = self._given - self._taken >= self._max_waiting
         waiting_bytes = self._given_bytes - self._taken_bytes
@@ -107,16 +108,16 @@ class AuditWriter:
         self._waiting.put((job, weight))
 
     def drop(self) -> None:
-        """Count a record that could not be made. From the same thread as :meth:`offer`."""
+        """Count a record that could not be created. From the same thread as :meth:`offer`."""
         self._dropped += 1
         self._metrics.audit_failures.inc()
 
     def position(self, engine: str) -> int | None:
-        """Number of the newest event of claims in the log, of one run of the engine."""
+        """Return the number of the newest claim event in the log, for one run of the engine."""
         return self._file.claims.get(engine)
 
     def close(self, patience_s: float) -> None:
-        """Write what waits, and end. Blocks, at most so long."""
+        """Write the waiting records, and end. Blocks for at most ``patience_s``."""
         self._closing = True
         self._waiting.put(None)
         if self._thread is not None:
@@ -146,11 +147,11 @@ class AuditWriter:
             self._failed(error)
 
     def _take(self, wait_s: float) -> tuple[list[Job], bool]:
-        """What waits, at most a batch, and whether it is the last."""
+        """Return the waiting jobs, at most a batch, and True if they are the last."""
         jobs: list[Job] = []
         try:
             while len(jobs) < _BATCH:
-                # Waits for the first only.
+                # Wait only for the first.
                 item = self._waiting.get(timeout=0 if jobs else max(0.0, wait_s))
                 if item is None:
                     return jobs, True
@@ -166,7 +167,7 @@ class AuditWriter:
         if dropped:
             records.append(gap_record(dropped, "queue", time.time()))
         if not self._opened():
-            # The gap's own record is none that was lost, but what it tells of is.
+            # The gap's own record isn't lost, but those that it counts are.
             self._lose(len(records) - bool(dropped))
             self._lost_on_disk += dropped
             return
@@ -186,11 +187,11 @@ class AuditWriter:
             self._stream.offer(lines)
 
     def _cut_short(self, error: WriteFailedError, count: int, told: int, dropped: int) -> None:
-        """So many records were to be written; those of gaps are none that are lost.
+        """Count the losses of an incomplete write; records of gaps aren't losses themselves.
 
         Args:
-            told: losses that the first record tells of; 0 where it is another.
-            dropped: records that the last one tells of; 0 where it is another.
+            told: losses that the first record counts; 0 if it is another.
+            dropped: records that the last one counts; 0 if it is another.
         """
         lost = error.lost
         if told and lost == count:
@@ -205,7 +206,7 @@ class AuditWriter:
     def _made(self, job: Job) -> Record | None:
         try:
             record = job()
-            msgspec.json.encode(record)  # what can't be encoded must not get as far as the chain
+            msgspec.json.encode(record)  # unencodable records must not reach the chain
             return record
         except Exception as error:  # a fault in here must not end the log
             log.error("audit_record_failed", error=type(error).__name__, frames=frames_of(error))
@@ -213,7 +214,7 @@ class AuditWriter:
             return None
 
     def _opened(self) -> bool:
-        """Whether the file is open, after another try if it is time for one."""
+        """Return True if the file is open, after another try if one is due."""
         if self._file.is_open:
             return True
         if time.monotonic() < self._retry_at:

@@ -1,1 +1,1 @@
-"""Benchmarks of a running engine, as ``leyline bench`` finds them."""
+"""Benchmarks of a running engine, for ``leyline bench``."""

@@ -17,13 +17,13 @@ class BenchArm(StrEnum):
     """A way to serve the same conversations, all on one server."""
 
     OFF = "off"
-    """Nothing reused: a cache namespace of its own for every request."""
+    """Nothing reused: a separate cache namespace for every request."""
     RADIX = "radix"
     """Exact prefixes only: requests without an envelope."""
     SPLICE = "splice"
     """Leyline."""
     NAIVE = "naive"
-    """The control: spliced, keys not turned."""
+    """The control: spliced, keys not rotated."""
 
 
 class Phase(StrEnum):
@@ -44,12 +44,12 @@ class Sample:
     e2e_ms: float
     logit_delta: float | None = None
     excess: int = 0
-    """Tokens prefilled beyond what had to be."""
+    """Tokens prefilled beyond the necessary ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class FloorSample:
-    """As many new tokens behind a fully cached prefix of the same length."""
+    """The same number of new tokens after a fully cached prefix of the same length."""
 
     must: MustPrefill
     cached: int
@@ -65,7 +65,7 @@ class PhaseFigures:
     floor: Sequence[FloorSample]
 
     def to_json(self) -> dict[str, Any]:
-        """Members by arm, ``floor`` and, with a splice arm, ``goal``."""
+        """Return members by arm, ``floor`` and, with a splice arm, ``goal``."""
         document: dict[str, Any] = {
             arm.value: arm_json(samples) for arm, samples in self.arms.items() if samples
         }
@@ -75,7 +75,7 @@ class PhaseFigures:
 
 
 def arm_json(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Means of tokens per request, quantiles of times, the worst logit delta."""
+    """Return means of tokens per request, quantiles of times, and the worst logit delta."""
     prompt = sum(sample.prompt for sample in samples)
     prefilled = sum(sample.prefilled for sample in samples)
     deltas = [sample.logit_delta for sample in samples if sample.logit_delta is not None]
@@ -93,7 +93,7 @@ def arm_json(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def floor_json(samples: Sequence[FloorSample]) -> dict[str, Any]:
-    """What had to be prefilled, itemised, and the floor's times."""
+    """Return the tokens that had to be prefilled, itemised, and the floor's times."""
     items = {
         name: round(sum(asdict(sample.must)[name] for sample in samples) / len(samples), 2)
         for name in ("replacements", "tail", "sink", "boundary", "staged")
@@ -108,24 +108,24 @@ def floor_json(samples: Sequence[FloorSample]) -> dict[str, Any]:
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float | None]:
-    """Median and ninth decile."""
+    """Return the median and the ninth decile."""
     ordered = sorted(values)
     return {"p50": percentile(ordered, 0.5), "p90": percentile(ordered, 0.9)}
 
 
 def radix_share(concurrency: int) -> float:
-    """The goal for splice's median first token, as a share of radix'."""
+    """Return the goal for splice's median first token, as a share of radix'."""
     return 0.1 if concurrency == 1 else 0.25
 
 
 def goals(figures: Mapping[str, Any], concurrency: int) -> dict[str, Any]:
-    """Each goal of the splice arm with what was measured and whether it is met.
+    """Return each goal of the splice arm with the measured value and the result.
 
     Args:
         figures: of one phase, as :meth:`PhaseFigures.to_json` gives them.
 
     Returns:
-        Empty without the arms that it takes.
+        Empty without the required arms.
     """
     splice, radix, floor = (figures.get(name) for name in ("splice", "radix", "floor"))
     if splice is None:
@@ -147,7 +147,7 @@ def _goal(measured: float, bound: float) -> dict[str, Any]:
 
 
 def level_json(phases: Mapping[Phase, PhaseFigures], concurrency: int) -> dict[str, Any]:
-    """The document's member for one concurrency: the replay, and the edit beside it."""
+    """Return the document's member for one concurrency: the replay, with the edit in it."""
     document = phases[Phase.REPLAY].to_json()
     document["goal"] = goals(document, concurrency)
     edit = phases[Phase.EDIT].to_json()

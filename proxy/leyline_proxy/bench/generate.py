@@ -20,7 +20,7 @@ from leyline_engine.contract import (
 )
 
 TOP = 20
-"""Likeliest tokens that are told of each generated one."""
+"""Number of likeliest tokens reported for each generated one."""
 _RECEIPT_WAIT_S = 10.0
 _TIMEOUT = httpx.Timeout(900.0, connect=30.0)
 
@@ -29,12 +29,12 @@ StepLogprobs = Mapping[str, float]
 
 
 class ServerAnswerError(RuntimeError):
-    """The server refused or broke off; the message says what it answered."""
+    """The server refused or broke off; the message has its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One streamed answer; times in ms from the moment that the request was sent."""
+    """One streamed answer; times in ms since the request was sent."""
 
     ttft_ms: float
     e2e_ms: float
@@ -52,7 +52,7 @@ class Answer:
 
 
 class GenerateClient:
-    """Sends prompts of token ids to one server; close it in the end."""
+    """Sends prompts of token ids to one server; must be closed at the end."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -77,12 +77,12 @@ class GenerateClient:
         payload: EditPayload | None = None,
         logprobs: bool = True,
     ) -> Answer:
-        """Greedy tokens, past any end of sequence.
+        """Return greedy tokens, past any end of sequence.
 
         Args:
             salt: namespace of the cache that the request sees.
             payload: sent in an envelope under ``message_id``; None sends no envelope.
-            logprobs: whether to ask for the likeliest tokens.
+            logprobs: True to ask for the likeliest tokens.
 
         Raises:
             ServerAnswerError: refused, or no token came.
@@ -129,7 +129,7 @@ class GenerateClient:
         return _answer(json.loads(last), 1e3 * (first - started), 1e3 * (ended - started))
 
     async def record(self, message_id: str) -> TurnRecord:
-        """The engine's account of a request that brought an envelope, once it has ended.
+        """Return the engine's account of a request with an envelope, once it has ended.
 
         Raises:
             ServerAnswerError: none came.
@@ -156,7 +156,7 @@ class GenerateClient:
             raise ServerAnswerError(f"the cache was not flushed: {response.text[:300]}")
 
     async def tokenise(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text by itself, without special tokens.
+        """Return the token ids of each text separately, without special tokens.
 
         Raises:
             ServerAnswerError: the server has no ``/tokenize``.

@@ -9,7 +9,7 @@ from typing import Any
 from ..replay.errors import MissingExtraError
 from ..replay.plot import INK
 
-# Okabe and Ito's palette, and a marker each: told apart without colour.
+# Okabe and Ito's palette, with a marker each: distinguishable without colour.
 _STYLES = {
     "off": ("#999999", "s", "no cache"),
     "radix": ("#0072B2", "o", "prefix cache"),
@@ -22,7 +22,7 @@ def draw(document: Mapping[str, Any], out: Path) -> None:
     """Write a PNG, SVG or PDF, by the suffix of ``out``.
 
     Args:
-        document: what the benchmark writes as JSON.
+        document: the benchmark's JSON.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

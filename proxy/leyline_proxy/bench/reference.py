@@ -1,8 +1,8 @@
-"""What an arm is meant to answer, by the replay engine: another engine, in fp32 on transformers.
+"""The intended answer of an arm, by the replay engine: another engine, in fp32 on transformers.
 
-For ``off`` and ``radix`` that is the prompt prefilled; for ``splice`` and ``naive`` the contract of
-``amortize``, the same edits spliced by the replay engine, which the tests hold to the contract
-computed the long way round.
+For ``off`` and ``radix`` it is that of the prefilled prompt; for ``splice`` and ``naive`` the
+contract of ``amortize``: the same edits spliced by the replay engine, which tests compare with the
+contract computed in full.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from .workload import Retained, Session, SessionName, edit_turn, replay_turn
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The generated tokens' texts, and the likeliest tokens at each of them."""
+    """The generated tokens' texts, and the likeliest tokens at each position."""
 
     chosen: tuple[str, ...]
     top: tuple[StepLogprobs, ...]
 
 
 def logit_delta(answer: Steps | Answer, reference: Steps) -> float | None:
-    """The largest difference of log probabilities to a reference.
+    """Return the largest difference of log probabilities to a reference.
 
-    Over the tokens that both have among their likeliest, at the first generated position and at
-    each later one up to which both chose the same tokens.
+    It covers the tokens that are among the likeliest of both, at the first generated position and
+    at each later one while both chose the same tokens.
 
     Returns:
-        None where they have no token in common.
+        None if they have no token in common.
     """
     worst: float | None = None
     for step, (mine, theirs) in enumerate(zip(answer.top, reference.top, strict=False)):
@@ -50,14 +50,14 @@ def logit_delta(answer: Steps | Answer, reference: Steps) -> float | None:
 
 
 class Reference:
-    """The replay engine over a model, in this process.
+    """The replay engine with a model, in this process.
 
     Args:
-        model: as the replay engine takes it.
+        model: in the replay engine's form.
         pool_tokens: KV slots; a session takes about three times its prompt.
 
     Raises:
-        EngineUnavailable: it can't be made here.
+        EngineUnavailable: it can't be created here.
     """
 
     def __init__(self, model: Path | str, pool_tokens: int) -> None:
@@ -71,10 +71,11 @@ class Reference:
     async def amortised(
         self, session: Session, name: SessionName, max_new_tokens: int, boundary: int
     ) -> Steps:
-        """The replayed prompt, spliced as the splice arm splices it.
+        """Return the steps of the replayed prompt, spliced as in the splice arm.
 
         Raises:
-            ServerAnswerError: it wasn't, as where the same prompt was prefilled before.
+            ServerAnswerError: it wasn't spliced, for example if the same prompt was prefilled
+                before.
         """
         last = await self._retain(session.builds[-1], name.registered("build"))
         payload = edit_turn(session, name, last, boundary).payload
@@ -87,7 +88,7 @@ class Reference:
         return steps
 
     async def exact(self, session: Session, max_new_tokens: int) -> Steps:
-        """The replayed prompt, prefilled."""
+        """Return the steps of the replayed prompt, prefilled."""
         return await self._complete(session.replayed, max_new_tokens)
 
     async def _retain(self, prompt: Sequence[int], payload: EditPayload) -> Retained:

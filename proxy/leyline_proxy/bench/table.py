@@ -16,7 +16,7 @@ _COLUMNS = ("hit\nratio", "spliced", "prefilled", "TTFT\np50", "p90", "e2e\np50"
 
 
 def print_levels(console: Console, document: Mapping[str, Any], title: str) -> None:
-    """A table of the replay and one of the edit, then the goals."""
+    """Print a table of the replay and one of the edit, then the goals."""
     for phase in ("replay", "edit"):
         table = Table(
             title=f"{title}: {phase}",

@@ -1,8 +1,8 @@
-"""The conversations of the three-arm benchmark, and the edits of them. Pure.
+"""The conversations of the three-arm benchmark, and their edits. Pure.
 
 A session is a long system prompt and six user turns, on four themes. It is built turn by turn
-(``build``); one word of the second turn is swapped for a synonym of another length and the
-conversation sent up to there (``edit``); then the whole edited conversation is sent
+(``build``); then a word of the second turn is replaced with a synonym of another length and the
+conversation is sent up to there (``edit``); then the whole edited conversation is sent
 (``replay``)::
 
     build 6   system  t1 a1  t2 ─ word ──── a2  t3 a3 … t6
@@ -30,7 +30,7 @@ from leyline_engine.contract import (
 
 TURNS = 6
 EDITED_TURN = 1
-"""Index of the user turn whose word is swapped."""
+"""Index of the user turn with the replaced word."""
 _SYSTEM_TOKENS = 6_400
 _TURN_TOKENS = 1_745
 _FULL_TOKENS = 17_000
@@ -52,7 +52,7 @@ _FILLERS = (
 )
 
 _LONGEST_TOKEN = 8
-"""Characters per token of English, at most, on average."""
+"""Largest average number of characters per token of English."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ class Size:
 
     @classmethod
     def scaled(cls, scale: float) -> Size:
-        """The workload of 17,000 tokens times ``scale``."""
+        """Return the workload of 17,000 tokens times ``scale``."""
         return cls(round(_SYSTEM_TOKENS * scale), round(_TURN_TOKENS * scale))
 
     @classmethod
     def prompt_tokens(cls, scale: float) -> int:
-        """What a whole conversation comes to, about."""
+        """Return the approximate tokens of a whole conversation."""
         return round(_FULL_TOKENS * scale)
 
 
@@ -85,12 +85,12 @@ class Session:
 
     @property
     def edit_end(self) -> int:
-        """Where the edited turn's request ends, in the builds."""
+        """End of the edited turn's request, in the builds."""
         return len(self.builds[EDITED_TURN])
 
     @property
     def shift(self) -> int:
-        """How far everything behind the word moves."""
+        """Distance by which everything after the word moves."""
         return len(self.synonym) - (self.word[1] - self.word[0])
 
     @property
@@ -110,11 +110,11 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The texts of one session, to be tokenised each by itself."""
+    """The texts of one session, to be tokenised separately."""
 
     system: str
     opening: tuple[str, str, str, str]
-    """Of the edited turn: what stands before the word, the word, its synonym, what follows."""
+    """The edited turn: the text before the word, the word, its synonym, the text after it."""
     follow: str
     role: str
     answer: str
@@ -122,12 +122,12 @@ class Script:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All of them, as :func:`assemble` takes their tokens."""
+        """All texts, in the order for :func:`assemble`."""
         return (self.system, *self.opening, self.follow, self.role, self.answer, *self.turns)
 
 
 def write_script(seed: str, size: Size) -> Script:
-    """The texts of one session; another seed gives other words throughout."""
+    """Return the texts of one session; another seed gives other words throughout."""
     chance = random.Random(seed)
     theme, word, synonym, aspect, place = chance.choice(_THEMES)
 
@@ -155,7 +155,7 @@ def write_script(seed: str, size: Size) -> Script:
 
 
 def assemble(size: Size, pieces: Sequence[list[int]]) -> Session:
-    """A session of the tokens of a script's texts, cut to size.
+    """Return a session from the tokens of a script's texts, cut to size.
 
     Raises:
         ValueError: too small for its own words, or a word and a synonym of equal length.
@@ -186,19 +186,19 @@ def _cut(tokens: list[int], length: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class SessionName:
-    """How a session is known to an engine. What it splices is seen in its scope only."""
+    """A session's identity in an engine. Only its scope sees its splices."""
 
     scope: str
     session: str
 
     def registered(self, turn: str) -> EditPayload:
-        """The payload of a turn without an edit."""
+        """Return the payload of a turn without an edit."""
         return EditPayload(session=self.session, scope=self.scope, turn=turn)
 
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """A turn that the engine keeps: its tokens with what was generated, and its lineage map."""
+    """A turn that the engine keeps: its tokens with the generated ones, and its lineage map."""
 
     turn: str
     tokens: tuple[int, ...]
@@ -206,28 +206,28 @@ class Retained:
 
     @property
     def ref(self) -> SourceRef:
-        """How a payload names it."""
+        """The reference for a payload."""
         return SourceRef(self.turn, len(self.tokens), token_digest(self.tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class MustPrefill:
-    """Tokens of one request that no source can lend."""
+    """Tokens of one request that no source can provide."""
 
     replacements: int
-    """Sum of the replacements that nobody has computed."""
+    """Sum of the replacements that haven't been computed."""
     tail: int
-    """What lies behind the last copy; the last token's logits are always needed."""
+    """Tokens after the last copy; the last token's logits are always needed."""
     sink: int
     """Positions of the attention sink that aren't in the exact prefix."""
     boundary: int
-    """Tokens behind a seam that the caller chose to compute again."""
+    """Tokens after a seam that the caller chose to compute again."""
     staged: int
-    """Gaps between copies; each is a forward of its own."""
+    """Gaps between copies; each needs a separate forward."""
 
     @property
     def total(self) -> int:
-        """All of them together."""
+        """All of these tokens."""
         return self.replacements + self.tail + self.sink + self.boundary
 
 
@@ -240,12 +240,12 @@ class Turn:
 
 
 def edit_turn(session: Session, name: SessionName, last: Retained, boundary: int) -> Turn:
-    """The edit phase: from the last build, with one replacement.
+    """Return the edit phase's request: from the last build, with one replacement.
 
     Args:
         name: of the session.
         last: the last build.
-        boundary: tokens behind the replacement that are computed again.
+        boundary: number of tokens after the replacement to compute again.
     """
     start, end = session.word
     resumed = end + boundary
@@ -269,7 +269,7 @@ def edit_turn(session: Session, name: SessionName, last: Retained, boundary: int
 def replay_turn(
     session: Session, name: SessionName, last: Retained, edited: Retained, boundary: int
 ) -> Turn:
-    """The replay phase: up to the edited turn from the edit, the rest from the last build.
+    """Return the replay phase's request: the edit up to the edited turn, then the last build.
 
     Arguments as for :func:`edit_turn`; ``edited`` is the edit phase's request.
     """

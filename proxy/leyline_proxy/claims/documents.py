@@ -1,8 +1,8 @@
-"""Claims as callers state them: checked, and mapped to tokens of a retained turn. Pure.
+"""Callers' claims: checked, and mapped to tokens of a retained turn. Pure.
 
-A caller means tokens of one of its session's turns, or messages of its own newest list; the engine
-knows tokens of sources only. Accounts of claims go back without tenants, and without the names of
-turns that aren't the claim's own.
+A caller means tokens of one of its session's turns, or messages of its newest list; the engine
+knows only tokens of sources. Accounts of claims go back without tenants, and without names of turns
+other than the claim's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..model.session import RetainedTurn
 from ..model.spans import outer_extents
 
 CLAIM_ID = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
-"""Ids that fit into a path as they are."""
+"""Ids that fit into a path unchanged."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -28,7 +28,7 @@ _NAMED = re.compile(r"(?:missing required|unknown) field `([^`]*)`")
 
 
 class ClaimBodyError(ValueError):
-    """A claim that can't be understood or can't be mapped; ``param`` names the field."""
+    """A claim that isn't valid or can't be mapped; ``param`` names the field."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(f"{param}: {message}" if param else message)
@@ -36,14 +36,14 @@ class ClaimBodyError(ValueError):
 
 
 class SpanBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which tokens: of a turn, or those of some of the client's messages."""
+    """The claimed tokens: of a turn, or of some of the client's messages."""
 
     source: str | None = None
     """A retained turn; without it, the session's newest."""
     start: int | None = None
-    """Without it, the turn's first token."""
+    """First token; by default, the turn's first."""
     end: int | None = None
-    """Without it, all to the end of the turn's KV."""
+    """End of the tokens; by default, of the turn's KV."""
     messages: tuple[int, int] | None = None
     """``[first, last)`` of the client's messages of the newest retained turn."""
     share: float = 1.0
@@ -64,7 +64,7 @@ class ClaimBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class RevisionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a later revision changes; the rest stays."""
+    """The changes of a later revision; the rest stays."""
 
     revision: int
     predicate: SpanBody | msgspec.UnsetType = msgspec.UNSET
@@ -76,7 +76,7 @@ class RevisionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def read_claim(body: Mapping[str, Any]) -> ClaimBody:
-    """A new claim. Raises ClaimBodyError."""
+    """Return a new claim. Raises ClaimBodyError."""
     claim = _read(body, ClaimBody)
     if claim.id is not None and not CLAIM_ID.fullmatch(claim.id):
         raise ClaimBodyError("id", "must be 1 to 128 letters, digits and ._:@-")
@@ -84,20 +84,20 @@ def read_claim(body: Mapping[str, Any]) -> ClaimBody:
 
 
 def read_revision(body: Mapping[str, Any]) -> RevisionBody:
-    """A later revision. Raises ClaimBodyError."""
+    """Return a later revision. Raises ClaimBodyError."""
     return _read(body, RevisionBody)
 
 
 def claim_of(
     body: ClaimBody, turns: Sequence[RetainedTurn], *, name: str, tenant: str, session: str
 ) -> Claim:
-    """The claim that the engine is asked for.
+    """Return the claim for the engine.
 
     Args:
-        turns: those of the session that the engine may still hold, newest last.
-        name: its id, where the body has none.
-        tenant: the scope that the engine knows the tenant by.
-        session: as the engine knows it.
+        turns: the session's turns that the engine may still hold, newest last.
+        name: the id if the body has none.
+        tenant: the scope by which the engine knows the tenant.
+        session: the session's name in the engine.
 
     Raises:
         ClaimBodyError: names the field.
@@ -119,7 +119,7 @@ def claim_of(
 
 
 def revised(claim: Claim, body: RevisionBody, predicate: Predicate) -> Claim:
-    """The claim's next revision. Raises ClaimBodyError."""
+    """Return the claim's next revision. Raises ClaimBodyError."""
     given = {
         field: value
         for field in body.__struct_fields__
@@ -129,7 +129,7 @@ def revised(claim: Claim, body: RevisionBody, predicate: Predicate) -> Claim:
 
 
 def predicate_of(span: SpanBody, turns: Sequence[RetainedTurn]) -> Predicate:
-    """The tokens that a span means.
+    """Return the predicate for a span's tokens.
 
     Args:
         turns: the session's, newest last.
@@ -158,16 +158,16 @@ def predicate_of(span: SpanBody, turns: Sequence[RetainedTurn]) -> Predicate:
 
 
 def claimable(turn: RetainedTurn) -> int:
-    """Tokens of a turn that have KV. The last one was generated and never read."""
+    """Return the number of a turn's tokens with KV; the last one was generated and never read."""
     return max(0, len(turn.tokens) - 1)
 
 
 def message_spans(turn: RetainedTurn) -> dict[int, tuple[int, int]]:
-    """Where the client's messages stand in a turn's prompt, by index; one that isn't sent, or has
-    no tokens, has none.
+    """Return the token spans of the client's messages in a turn's prompt, by index. A message that
+    isn't sent, or has no tokens, has none.
 
-    A span reaches from the content before it to the content behind it, so that role marks and tool
-    calls are in it; those of neighbours overlap by what the template writes between them.
+    A span reaches from the content before it to the content after it, including role marks and tool
+    calls; spans of neighbours overlap by the template's text between them.
     """
     sent, length = turn.prepared.sent, claimable(turn)
     spans: dict[int, tuple[int, int]] = {}
@@ -181,7 +181,7 @@ def message_spans(turn: RetainedTurn) -> dict[int, tuple[int, int]]:
 
 
 def claim_document(status: ClaimStatus) -> dict[str, Any]:
-    """A claim for its owner."""
+    """Return a claim's document for its owner."""
     document: dict[str, Any] = msgspec.to_builtins(status.claim)
     del document["tenant"]
     remaining = status.remaining_ms
@@ -198,8 +198,10 @@ def claim_document(status: ClaimStatus) -> dict[str, Any]:
 
 
 def event_document(event: Mapping[str, Any]) -> dict[str, Any]:
-    """An event for the claim's owner. Pages are told by number: a page is called by the turn that
-    first brought it, which may be another tenant's."""
+    """Return an event's document for the claim's owner.
+
+    Pages are given by number only: their names come from the turn that first brought them, which
+    may be another tenant's."""
     document = {key: value for key, value in event.items() if key not in ("tenant", "runs")}
     runs = event.get("runs")
     if isinstance(runs, list | tuple):
@@ -208,7 +210,7 @@ def event_document(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(make: Callable[[], T]) -> T:
-    """What ``make`` gives; a field that is out of bounds becomes a ClaimBodyError."""
+    """Return the result of ``make``, with a field's violated bounds as a ClaimBodyError."""
     try:
         return make()
     except ClaimError as error:

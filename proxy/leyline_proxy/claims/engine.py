@@ -1,4 +1,4 @@
-"""One engine's claims: commands to it, and what is remembered of it."""
+"""One engine's claims: commands to it, and the memory of its answers."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ class ClaimEngine:
 
     @property
     def name(self) -> str:
-        """The replica's."""
+        """The replica's name."""
         return self._replica.name
 
     @property
     def status(self) -> UpstreamStatus:
-        """What is known of the engine."""
+        """The engine's known status."""
         return self._replica.status
 
     def lives(self, tenant: str, name: str) -> bool:
-        """Whether a claim was live when last seen."""
+        """Return True if a claim was live when last seen."""
         return self.watch.memory.lives((tenant, name))
 
     async def send(self, command: ClaimCommand) -> ClaimReply:
-        """The engine's reply to a command, problem or not. Raises ProxyError."""
+        """Return the engine's reply to a command, problem or not. Raises ProxyError."""
         if isinstance(command, SubmitClaim):
             await self.watch.ready()
         reply = await self._replica.client.claims(command)
@@ -58,11 +58,11 @@ class ClaimEngine:
         return reply
 
     async def ask(self, command: ClaimCommand) -> ClaimReply:
-        """The engine's reply to a command that it carried out.
+        """Return the engine's reply to a command that it carried out.
 
         Raises:
             UnsupportedError: it takes no claims.
-            ProxyError: it can't be reached, or wouldn't carry the command out.
+            ProxyError: it can't be reached, or didn't carry the command out.
         """
         status = await self._replica.handshake.current()
         if status.up and not status.takes_claims:
@@ -78,7 +78,7 @@ class ClaimEngine:
 
 
 def refused(problem: ClaimProblem) -> ProxyError:
-    """What a caller is told of a command that the engine wouldn't carry out."""
+    """Return the caller's error for a command that the engine didn't carry out."""
     code, text = problem.code, problem.message
     if code is ProblemCode.UNKNOWN_CLAIM:
         return unknown_claim()
@@ -94,5 +94,5 @@ def refused(problem: ClaimProblem) -> ProxyError:
 
 
 def unknown_claim() -> NotFoundError:
-    """There is no such claim, or it is another tenant's."""
+    """Return the error for a claim that doesn't exist or is another tenant's."""
     return NotFoundError("No such claim; it may have ended long ago.", code="claim_not_found")

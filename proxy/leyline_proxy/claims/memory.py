@@ -1,5 +1,4 @@
-"""The claims that this proxy knows to live, as last seen: what an engine that was restarted can't
-tell any more. Pure."""
+"""Last known states of this proxy's live claims, which an engine loses on a restart. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from leyline_engine.contract import ClaimState, ClaimStatus
 
 MAX_CLAIMS = 4096
 MAX_OF_TENANT = 256
-"""The oldest go first."""
+"""Largest number of a tenant's claims; the oldest go first."""
 
 ENGINE_RESTARTED = "engine_restarted"
 
@@ -21,21 +20,21 @@ ClaimKey = tuple[str, str]
 
 
 def key_of(status: ClaimStatus) -> ClaimKey:
-    """Whose claim it is, and which."""
+    """Return a claim's tenant and id."""
     return status.claim.tenant, status.claim.id
 
 
 class ClaimMemory:
-    """Live claims of one run of the engine, and those that an earlier run took along."""
+    """Live claims of one run of the engine, and those lost with an earlier run."""
 
     def __init__(self, *, limit: int = MAX_CLAIMS, limit_of_tenant: int = MAX_OF_TENANT) -> None:
         self.instance: str | None = None
-        """The run of the engine that this is of; None before the first."""
+        """The engine run of these claims; None before the first."""
         self._live = _Bounded(limit, limit_of_tenant)
         self._lost = _Bounded(limit, limit_of_tenant)
 
     def note(self, status: ClaimStatus) -> None:
-        """The engine told where a claim stands."""
+        """Record a claim's status from the engine."""
         key = key_of(status)
         self._lost.drop(key)
         if status.state.lives:
@@ -44,15 +43,15 @@ class ClaimMemory:
             self._live.drop(key)
 
     def missing(self, listed: Iterable[ClaimStatus]) -> bool:
-        """Whether any claim is remembered that isn't in a list of all live ones."""
+        """Return True if a remembered claim is missing from a list of all live ones."""
         known = set(map(key_of, listed))
         return any(key_of(status) not in known for status in self._live)
 
     def update(self, listed: Iterable[ClaimStatus], *, whole: bool = True) -> None:
-        """The same run of the engine told which claims live.
+        """Record the live claims of the same run of the engine.
 
         Args:
-            whole: whether the list names all of them.
+            whole: True if the list has all of them.
         """
         if whole:
             self._live.clear()
@@ -60,10 +59,10 @@ class ClaimMemory:
             self.note(status)
 
     def restart(self, instance: str, listed: Iterable[ClaimStatus]) -> tuple[ClaimStatus, ...]:
-        """Another run of the engine told which claims live.
+        """Record the live claims of another run of the engine.
 
         Returns:
-            Claims that lived in the run before and are gone, as they stand now.
+            Claims that lived in the run before and are gone, with their current status.
         """
         before = {key_of(status): status for status in self._live}
         is_first, self.instance = self.instance is None, instance
@@ -77,20 +76,20 @@ class ClaimMemory:
         return gone
 
     def live(self) -> tuple[ClaimStatus, ...]:
-        """The live claims, oldest first."""
+        """Return the live claims, oldest first."""
         return tuple(self._live)
 
     def lives(self, key: ClaimKey) -> bool:
-        """Whether a claim was live when last seen."""
+        """Return True if a claim was live when last seen."""
         return key in self._live
 
     def lost(self, key: ClaimKey) -> ClaimStatus | None:
-        """A claim that went with an earlier run of the engine."""
+        """Return a claim that was lost with an earlier run of the engine."""
         return self._lost.get(key)
 
 
 class _Bounded:
-    """Statuses by key, so many in all and of each tenant."""
+    """Statuses by key, with bounds in all and per tenant."""
 
     def __init__(self, limit: int, limit_of_tenant: int) -> None:
         self._limit = limit
@@ -108,7 +107,7 @@ class _Bounded:
         return self._found.get(key)
 
     def put(self, status: ClaimStatus) -> None:
-        """Keep a status; one that is known keeps its place."""
+        """Store a status; a known one keeps its place."""
         tenant, _ = key = key_of(status)
         self._of_tenant[tenant] += key not in self._found
         self._found[key] = status

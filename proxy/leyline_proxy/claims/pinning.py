@@ -1,8 +1,7 @@
-"""Pinned messages: claims on their KV, made and kept up beside the requests.
+"""Pinned messages: claims on their KV, made and renewed alongside the requests.
 
-A turn that was retained says which messages are pinned. What that asks of the engine runs in a task
-of its own, one for a session at a time, and the newest turn's word counts. What was refused is told
-with the session's next turn.
+A retained turn names its pinned messages. The resulting commands run in a separate task, one per
+session at a time, and the newest turn wins. Refused pins are reported with the session's next turn.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from .service import ClaimService
 log = structlog.get_logger("leyline.claims")
 
 RETRY_S = 60.0
-"""After so long a pin that was refused is tried again, unless its message changes."""
+"""Seconds until a refused pin is tried again, unless its message changes."""
 
 _MAX_RUNNING = 16
 _MAX_SESSIONS = 2048
-"""Whose pins are remembered; the claims of others end with their time."""
+"""Number of sessions whose pins are remembered; the claims of others expire."""
 
 _Owner = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a turn asks for, and where its KV is."""
+    """The pins of a turn, and the replica with its KV."""
 
     replica: str
     pins: Mapping[str, WantedPin]
@@ -50,7 +49,7 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """A pin that the engine didn't take, or that ended at once."""
+    """A pin that the engine didn't accept, or that ended at once."""
 
     held: HeldPin
     reason: str
@@ -61,13 +60,13 @@ class _Pins:
     """One session's pins by claim id."""
 
     replica: str
-    """Where they are."""
+    """The replica that holds them."""
     held: dict[str, HeldPin] = field(default_factory=dict)
     refused: dict[str, _Refused] = field(default_factory=dict)
 
 
 class Pinning:
-    """Keeps a session's claims like its pinned messages."""
+    """Keeps a session's claims in line with its pinned messages."""
 
     def __init__(self, claims: ClaimService, clock: Callable[[], float] = time.monotonic) -> None:
         self._claims = claims
@@ -77,7 +76,7 @@ class Pinning:
         self._next: dict[_Owner, _Wanted] = {}
 
     def settled(self, settled: SettledTurn, session: Session) -> None:
-        """Begin to ask for what a turn's messages say; nothing is awaited."""
+        """Start to claim the turn's pinned messages, without waiting."""
         turn, retained = settled.turn, settled.source
         if retained is None or not turn.enveloped or not turn.status.takes_claims:
             return
@@ -88,17 +87,17 @@ class Pinning:
             return
         if owner in self._running:
             self._next[owner] = wanted
-        elif len(self._running) < _MAX_RUNNING:  # else the next turn asks again
+        elif len(self._running) < _MAX_RUNNING:  # otherwise the next turn asks again
             self._running[owner] = asyncio.create_task(self._run(owner, wanted))
 
     def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
-        """Nothing: the turn isn't retained."""
+        """Do nothing: the turn isn't retained."""
 
     def abandoned(self, turn: Turn, model: str) -> None:
-        """Nothing: the turn isn't retained."""
+        """Do nothing: the turn isn't retained."""
 
     def refusals(self, turn: Turn) -> list[dict[str, Any]]:
-        """Which of a turn's messages are pinned in vain, as far as is known; for the caller."""
+        """Return a turn's pinned messages known to be refused, for the caller."""
         names, owner = turn.planned.names, (turn.request.tenant.name, turn.identity.session_id)
         if names is None or not turn.status.takes_claims:
             return []
@@ -115,7 +114,7 @@ class Pinning:
         return told
 
     async def aclose(self) -> None:
-        """Give up what is under way; claims end with their time."""
+        """Cancel running work; claims expire."""
         self._next.clear()
         for task in tuple(self._running.values()):
             task.cancel()
@@ -128,14 +127,14 @@ class Pinning:
                 wanted = self._next.pop(owner, None)
         except ProxyError as error:  # the next turn asks again
             log.info("pin_failed", tenant=owner[0], error=error.code)
-        except Exception as error:  # nobody waits for it
+        except Exception as error:  # no caller waits for it
             log.error("pin_failed", error=type(error).__name__, frames=frames_of(error))
         finally:
             self._running.pop(owner, None)
             self._next.pop(owner, None)
 
     async def _follow(self, owner: _Owner, wanted: _Wanted) -> None:
-        """Release what is pinned no more, and claim what is."""
+        """Release messages that are no longer pinned, and claim the pinned ones."""
         pins = self._sessions.setdefault(owner, _Pins(wanted.replica))
         self._sessions.move_to_end(owner)
         while len(self._sessions) > _MAX_SESSIONS:
@@ -154,8 +153,7 @@ class Pinning:
             self._sessions.pop(owner, None)
 
     async def _leave(self, owner: _Owner, pins: _Pins, replica: str) -> None:
-        """Release what is held where the session no more is; there it would hold on to nothing
-        that is used."""
+        """Release the claims on an engine that the session has left; they would hold unused KV."""
         engine, held = self._claims.at(pins.replica), tuple(pins.held)
         pins.replica = replica
         pins.held.clear()
@@ -163,7 +161,7 @@ class Pinning:
         try:
             for key in held:
                 await engine.send(ReleaseClaim(owner[0], key))
-        except ProxyError as error:  # it is down, most likely; claims end with their time
+        except ProxyError as error:  # it is probably down; claims expire
             log.info("pin_not_released", tenant=owner[0], upstream=engine.name, error=error.code)
 
     def _is_due(
@@ -176,7 +174,7 @@ class Pinning:
         known = pins.held.get(key)
         if known is None or known.is_due(pin, now):
             return True
-        return not engine.lives(tenant, key)  # it gave way meanwhile
+        return not engine.lives(tenant, key)  # it was dropped meanwhile
 
     async def _claim(
         self, engine: ClaimEngine, owner: _Owner, key: str, pin: WantedPin, pins: _Pins
@@ -186,7 +184,7 @@ class Pinning:
         revision = known.revision + 1 if known is not None else 1
         reply = await engine.send(SubmitClaim(pin.claim(key, tenant, session, revision)))
         if reply.problem is not None and reply.problem.code is ProblemCode.STALE_REVISION:
-            # Another proxy, or this one before it was restarted, knew the message by this name.
+            # Another proxy, or this one before a restart, knew the message by this name.
             there = await engine.send(GetClaim(tenant, key))
             revision = max((s.claim.revision for s in there.claims), default=revision) + 1
             reply = await engine.send(SubmitClaim(pin.claim(key, tenant, session, revision)))
@@ -201,11 +199,11 @@ class Pinning:
             pins.refused.pop(key, None)
             pins.held[key] = held
             return
-        # An earlier revision that was taken stays, and has to be released some day.
+        # An earlier accepted revision remains, and must be released later.
         pins.refused[key] = _Refused(held, reason)
 
 
 def _pins_of(turn: Turn) -> dict[int, Pin]:
-    """The terms of the messages that are pinned, by index in the client's list."""
+    """Return the terms of the pinned messages, by index in the client's list."""
     said = turn.planned.prepared.pins.items()
     return {index: terms for index, each in said if (terms := pin_terms(each)) is not None}

@@ -1,4 +1,4 @@
-"""Pinned messages as claims: which a turn asks for, and when one is sent again. Pure."""
+"""Pinned messages as claims: those that a turn asks for, and when to send them again. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..request.annotations import Pin
 from .documents import message_spans
 
 MAX_PINS = 64
-"""Pinned messages of a session."""
+"""Largest number of pinned messages in a session."""
 
 REASON = "pinned message"
 
@@ -26,10 +26,10 @@ class WantedPin:
     terms: Pin
     predicate: Predicate
     place: str
-    """Equal for two turns exactly where the span's KV is the same."""
+    """Equal for two turns exactly if the span's KV is the same."""
 
     def claim(self, key: str, tenant: str, session: str, revision: int) -> Claim:
-        """The claim that keeps it."""
+        """Return the claim that keeps the message."""
         return Claim(
             id=key,
             tenant=tenant,
@@ -45,7 +45,7 @@ class WantedPin:
 
 @dataclass(frozen=True, slots=True)
 class HeldPin:
-    """What was last asked of the engine for a pinned message."""
+    """The last request to the engine for a pinned message."""
 
     wanted: WantedPin
     revision: int
@@ -53,21 +53,21 @@ class HeldPin:
     """Seconds of some clock."""
 
     def is_due(self, wanted: WantedPin, now: float) -> bool:
-        """Whether the claim has to be sent again: it means other KV or other terms by now, or
-        half of its time is over."""
+        """Return True if the claim must be sent again: its KV or terms have changed, or half of its
+        time is over."""
         if (wanted.terms, wanted.place) != (self.wanted.terms, self.wanted.place):
             return True
         return now - self.sent_at >= self.wanted.terms.ttl_s / 2
 
 
 def pin_key(session: str, message: str) -> str:
-    """The id of the claim on a message, by the session's id and the message's stable name."""
+    """Return the id of a message's claim, from the session's id and the message's stable name."""
     digest = hashlib.blake2b(f"{session}\0{message}".encode(), digest_size=10)
     return f"pin-{digest.hexdigest()}"
 
 
 def wanted_pins(turn: RetainedTurn, pins: Mapping[int, Pin], session: str) -> dict[str, WantedPin]:
-    """The pinned messages of a turn that have tokens in it, by claim id.
+    """Return the pinned messages of a turn that have tokens in it, by claim id.
 
     Args:
         pins: terms by index in the client's list; at most :data:`MAX_PINS` count.
@@ -87,7 +87,7 @@ def wanted_pins(turn: RetainedTurn, pins: Mapping[int, Pin], session: str) -> di
 
 
 def _histories(turn: RetainedTurn, ends: Collection[int]) -> dict[int, str]:
-    """All that the KV before each of these positions depends on, as digests, in one pass."""
+    """Return digests, in one pass, of everything that the KV before each position depends on."""
     digest = hashlib.blake2b(digest_size=16)
     found: dict[int, str] = {}
     cursor = 0

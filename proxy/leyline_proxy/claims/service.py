@@ -1,7 +1,7 @@
-"""Claims on behalf of callers: their bodies to commands, the engines' replies to documents.
+"""Claims on behalf of callers: commands from their bodies, documents from the engines' replies.
 
-The engines' books are the truth. A caller sees its own tenant's claims only: what is another's is
-as unknown as what never was.
+The engines' books are the truth. A caller sees only its own tenant's claims; another tenant's claim
+looks like one that never existed.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ class ClaimService:
         self._allowed = allowed
 
     def at(self, replica: str) -> ClaimEngine:
-        """The claims of one replica."""
+        """Return the claims of one replica."""
         return self._engines[replica]
 
     async def submit(self, tenant: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Take a claim over tokens of one of the tenant's sessions, where their KV is.
+        """Take a claim over tokens of one of the tenant's sessions, on the engine with their KV.
 
         Raises:
             NotFoundError: no such session.
-            BadRequestError, ConflictError, LimitError, UnsupportedError: as the engine refuses.
+            BadRequestError, ConflictError, LimitError, UnsupportedError: the engine refuses.
         """
         await self._taking(tenant)
         try:
@@ -97,7 +97,7 @@ class ClaimService:
         return claim_document(await _submitted(engine, claim))
 
     async def revise(self, tenant: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Put a later revision in a claim's place. Raises as :meth:`submit`."""
+        """Replace a claim with a later revision. Raises as :meth:`submit`."""
         engine, status = await self._found(tenant, name)
         claim = status.claim
         try:
@@ -112,12 +112,13 @@ class ClaimService:
         return claim_document(await _submitted(engine, later))
 
     async def show(self, tenant: str, name: str) -> dict[str, Any]:
-        """One claim, also for a while after its end. Raises NotFoundError."""
+        """Return one claim, also for a while after its end. Raises NotFoundError."""
         _, status = await self._found(tenant, name)
         return claim_document(status)
 
     async def all_live(self, tenant: str, session: str | None) -> list[dict[str, Any]]:
-        """The tenant's live claims, of each engine the oldest first; of one session, if named."""
+        """Return the tenant's live claims, or those of one session; oldest first for each
+        engine."""
         wanted = public_id(session, self._hints_secret) if session is not None else None
         found: list[ClaimStatus] = []
         for engine in await self._taking(tenant):
@@ -125,7 +126,7 @@ class ClaimService:
         return [claim_document(s) for s in found if wanted in (None, s.claim.session)]
 
     async def release(self, tenant: str, name: str) -> dict[str, Any]:
-        """End a claim; one that has ended stays as it ended. Raises NotFoundError."""
+        """End a claim; one that has ended stays unchanged. Raises NotFoundError."""
         engine, status = await self._found(tenant, name)
         if status.state.lives:
             reply = await engine.ask(ReleaseClaim(tenant, name))
@@ -135,7 +136,7 @@ class ClaimService:
         return claim_document(status)
 
     async def events(self, tenant: str, name: str, after: int, limit: int) -> dict[str, Any]:
-        """A claim's events behind number ``after``, and the number to go on from.
+        """Return a claim's events after number ``after``, and the number to continue from.
 
         Raises:
             NotFoundError: no such claim.
@@ -151,10 +152,10 @@ class ClaimService:
         return {"events": found, "seq": found[-1]["seq"] if len(found) == limit else reply.seq}
 
     async def _found(self, tenant: str, name: str) -> tuple[ClaimEngine, ClaimStatus]:
-        """A claim as it stands and who keeps it; harmed, where it went with a run of its engine."""
+        """Return a claim's status and engine; harmed if it was lost with a run of its engine."""
         if not CLAIM_ID.fullmatch(name):
             raise unknown_claim()
-        # Who was seen to keep it is asked first, and mostly alone.
+        # Ask the last known keeper first; mostly it is the only one asked.
         engines = sorted(await self._taking(tenant), key=lambda each: not each.lives(tenant, name))
         unreachable: ProxyError | None = None
         for engine in engines:
@@ -184,7 +185,8 @@ class ClaimService:
         return session
 
     async def _home(self, session: Session) -> ClaimEngine:
-        """The engine that holds the session's newest turn, else the one that would serve it."""
+        """Return the engine that holds the session's newest turn, or else the one that would serve
+        it."""
         runs = (turn.model_fingerprint for turn in reversed(session.turns))
         held = next((found for run in runs if (found := self._pool.holding(run))), None)
         allowed = self._allowed(session.tenant)
@@ -193,7 +195,7 @@ class ClaimService:
         return self._engines[held.name]
 
     async def _taking(self, tenant: str) -> list[ClaimEngine]:
-        """The tenant's engines to ask for claims: those that are up, or all where none is.
+        """Return the tenant's engines to ask for claims: those that are up, or all if none is.
 
         Raises:
             UnsupportedError: none takes claims.
@@ -210,7 +212,7 @@ class ClaimService:
 
 
 def _turns_at(engine: ClaimEngine, session: Session) -> Sequence[RetainedTurn]:
-    """The session's turns whose tokens the engine may still hold, newest last."""
+    """Return the session's turns whose tokens the engine may still hold, newest last."""
     run = engine.status.retains_as
     return [t for t in session.turns if t.rendered.tokens and t.model_fingerprint == run]
 

@@ -1,6 +1,6 @@
-"""Looks at the engine's claims, again and again while any live: memory, metrics, audit file.
+"""Repeated look at the engine's claims while any live, for memory, metrics and audit file.
 
-The engine's book is the truth. What is kept here is only what a restarted engine can't tell.
+The engine's book is the truth. Only facts that a restarted engine loses are kept here.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from .memory import ENGINE_RESTARTED, ClaimKey, ClaimMemory, key_of
 log = structlog.get_logger("leyline.claims")
 
 _PAGES = 16
-"""Answers full of events in one look; the next look goes on."""
+"""Largest number of full pages of events in one look; the next look continues."""
 
 
 class ClaimWatch:
-    """What this proxy knows of one engine's claims.
+    """This proxy's knowledge of one engine's claims.
 
     Args:
         shown: the series of all engines' claims.
-        interval_s: between two looks while claims live.
+        interval_s: seconds between two looks while claims live.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ClaimWatch:
     ) -> None:
         self.memory = ClaimMemory()
         self.seq = 0
-        """Number of the newest event that was taken in."""
+        """Number of the newest event recorded here."""
         self._name = replica.name
         self._upstream = replica.client
         self._handshake = replica.handshake
@@ -62,17 +62,17 @@ class ClaimWatch:
         self._looking = asyncio.Lock()
         self._wake = asyncio.Event()
         self._newest = 0
-        """Number of the newest event that anybody was told of."""
+        """Number of the newest event that any caller received."""
         self._restarts: dict[ClaimKey, dict[str, Any]] = {}
 
     def wake(self) -> None:
-        """Something changed: look soon."""
+        """Ask for an early look after a change."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Look until cancelled: at a new run of the engine once, and while claims live."""
+        """Look until cancelled: once at a new run of the engine, and while claims live."""
         while True:
-            # Read before the look: what comes during it is looked at once more.
+            # Read the flag before the look: changes during it need another look.
             changed = self._wake.is_set()
             self._wake.clear()
             if changed or self.memory.live() or not self._knows_engine():
@@ -82,7 +82,7 @@ class ClaimWatch:
                     await self._wake.wait()
             except TimeoutError:
                 continue
-            # A burst of claims is one change.
+            # A burst of claims counts as one change.
             await asyncio.sleep(min(self._interval_s, 0.2))
 
     async def ready(self) -> None:
@@ -91,7 +91,7 @@ class ClaimWatch:
             await self.look()
 
     async def look(self) -> None:
-        """Take in what the engine says now. Never raises for what it does."""
+        """Record the engine's current state. Never raises for the engine's faults."""
         async with self._looking:
             try:
                 await self._look()
@@ -100,15 +100,15 @@ class ClaimWatch:
                 log.info("claims_unknown", error=error.code)
 
     def told(self, seq: int) -> None:
-        """A caller was told of events up to this one."""
+        """Record that a caller received events up to this one."""
         self._newest = max(self._newest, seq)
 
     def restart_event(self, key: ClaimKey) -> dict[str, Any] | None:
-        """The event that ended a claim together with its engine."""
+        """Return the event that ended a claim together with its engine."""
         return self._restarts.get(key) if self.memory.lost(key) is not None else None
 
     def _knows_engine(self) -> bool:
-        """Whether the engine that is there is the one last looked at, or takes no claims."""
+        """Return True if the current engine is the one last looked at, or takes no claims."""
         status = self._handshake.status
         return not status.takes_claims or status.instance == self.memory.instance
 
@@ -120,7 +120,7 @@ class ClaimWatch:
         whole = len(listed.claims) < MAX_LISTED
         same = status.instance == self.memory.instance
         if same and whole and self.memory.missing(listed.claims):
-            # They ended, or the engine did, which the handshake may not have noticed yet.
+            # The claims or the engine ended, which the handshake may not have noticed yet.
             status = await self._handshake.refresh()
             if not status.up or not status.takes_claims:
                 return
@@ -134,7 +134,7 @@ class ClaimWatch:
         await self._take_events(status.instance)
 
     async def _begin(self, instance: str, listed: Sequence[ClaimStatus], seq: int) -> None:
-        """Go over to another run of the engine."""
+        """Switch to another run of the engine."""
         before = self.memory.instance
         gone = self.memory.restart(instance, listed)
         if gone:
@@ -144,11 +144,11 @@ class ClaimWatch:
         if self._audit.on:
             self.seq = self._audit.position(instance) or 0
         else:
-            # What was counted before this proxy began was counted by another.
+            # Another proxy counted the events before this one began.
             self.seq = seq if before is None else 0
 
     def _harm(self, gone: Sequence[ClaimStatus]) -> list[dict[str, Any]]:
-        """The events that the engine could not write any more, behind its last."""
+        """Return events that the engine could no longer write, numbered after its last."""
         first = max(self.seq, self._newest) + 1
         events: dict[ClaimKey, dict[str, Any]] = {
             key_of(status): {
@@ -171,7 +171,7 @@ class ClaimWatch:
                 return
             first, last = _number(reply.events[0]), _number(reply.events[-1])
             if last <= self.seq:
-                return  # another run of the engine answers by now
+                return  # another run of the engine answers now
             self._metrics.claim_events_missed.inc(max(0, first - self.seq - 1))
             self.seq = last
             await self._tell(instance, reply.events)

@@ -176,7 +176,7 @@ def _chain_state(logs: list[LogFiles], keys: list[AuditKey]) -> str:
 
 
 def _moment(value: datetime | None) -> str:
-    """A time as records hold it, to be compared as text."""
+    """Return a time in the form of records, for comparison as text."""
     if value is None:
         return ""
     stamp = (value if value.tzinfo else value.replace(tzinfo=UTC)).astimezone(UTC)
@@ -267,7 +267,7 @@ def _print_edits(edits: list[EditView], chain: str) -> None:
 
 
 def _shown(text: str) -> str:
-    """A text of a log for the terminal: no markup, and nothing that moves its cursor."""
+    """Return a log's text for the terminal, without markup and cursor movements."""
     return escape(
         "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
     )

@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 import typer
 
 CLAIMS_GROUP = "leyline.claims"
-"""Entry points of this group are functions with typer's annotations; importing one is cheap."""
+"""Group of entry points: functions with typer's annotations, cheap to import."""
 
 
 def register(app: typer.Typer) -> None:
@@ -15,11 +15,11 @@ def register(app: typer.Typer) -> None:
     claims = typer.Typer(no_args_is_help=True, help="Test whether an engine keeps its claims.")
     for point in sorted(entry_points(group=CLAIMS_GROUP), key=lambda point: point.name):
         claims.command(point.name)(point.load())
-    # A group without a command is an error of typer's own.
+    # Typer raises an error for a group without a command.
     if claims.registered_commands:
         claims.callback()(_group)
         app.add_typer(claims, name="claims")
 
 
 def _group() -> None:
-    """Keeps the commands a group, also when there is only one."""
+    """Keep the commands in a group, even if there is only one."""

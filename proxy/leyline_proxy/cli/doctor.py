@@ -41,7 +41,7 @@ _SIGNS = {"ok": "[green]✓[/green]", "warn": "[yellow]![/yellow]", "fail": "[re
 
 
 class Unreachable(Exception):  # noqa: N818 - a finding, no failure of ours
-    """No capability document could be had; the message says why."""
+    """No capability document is available; the message gives the reason."""
 
 
 def register(app: typer.Typer) -> None:
@@ -85,7 +85,7 @@ def doctor(
 def _with_flags_of(
     source: Callable[..., None], command: Callable[..., None]
 ) -> Callable[..., None]:
-    """``command`` with the flags of ``source``, which come to it together as ``flags``."""
+    """Return ``command`` with the flags of ``source``, which it receives together as ``flags``."""
     theirs = inspect.signature(source).parameters
     own = {
         name: each
@@ -135,7 +135,7 @@ def _findings(flags: Mapping[str, Any], prometheus: str | None, timeout: float) 
     from ..settings.faults import faults_of
     from ..telemetry.logging import configure_logging
 
-    # What the parts would log is in the findings.
+    # The findings contain everything that the parts would log.
     configure_logging("error", "console")
     try:
         settings = serve.read_settings(flags)
@@ -179,7 +179,7 @@ def _print_findings(findings: Sequence[Finding]) -> None:
 
 
 def _shown(text: str) -> str:
-    """What an engine or a server said, without what moves a terminal's cursor."""
+    """Return a server's text without cursor movements."""
     return "".join(each if each.isprintable() else " " for each in text)
 
 
@@ -201,7 +201,7 @@ def _ask_engine(url: str, timeout: float, as_json: bool) -> None:
 
 
 def fetch_capability(url: str, timeout: float) -> Capability:
-    """The capability document of the engine or proxy at ``url``.
+    """Return the capability document of the engine or proxy at ``url``.
 
     Raises:
         Unreachable: no answer, no document, or one that doesn't follow the contract.
@@ -234,7 +234,7 @@ def fetch_capability(url: str, timeout: float) -> Capability:
 
 
 def _get(url: str, timeout: float) -> httpx.Response:
-    """A small document, all of which has come in ``timeout`` seconds."""
+    """Return a small document that arrives completely within ``timeout`` seconds."""
     import httpx
 
     until = time.monotonic() + timeout

@@ -68,7 +68,7 @@ def hash_key(
     expires: Expires = None,
 ) -> None:
     """Print the line of the file for a key that you have, from stdin or a prompt."""
-    # Not an argument: those end up in the shell's history and in the list of processes.
+    # Not an argument: those are visible in the shell's history and the list of processes.
     key = typer.prompt("Key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.read()
     stripped = key.strip()
     if not stripped or len(stripped.split()) > 1:

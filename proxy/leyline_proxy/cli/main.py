@@ -26,7 +26,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def build_app() -> typer.Typer:
-    """The whole command."""
+    """Return the whole command."""
     app = typer.Typer(
         name="leyline",
         help=_HELP,
@@ -48,7 +48,7 @@ def build_app() -> typer.Typer:
             callback=_print_version,
         ),
     ) -> None:
-        """Holds the options of the command itself; its help is the application's."""
+        """Hold the options of the command itself; its help is the application's."""
 
     for module in (serve, replay, demo, doctor, policies, bench, claims, audit, keys):
         module.register(app)

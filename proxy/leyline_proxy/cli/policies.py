@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..replay.traces import Trace
 
 _TIMEOUT_S = 1.0
-"""For one policy on one turn, as in the proxy."""
+"""Seconds for one policy on one turn, as in the proxy."""
 
 
 def register(app: typer.Typer) -> None:
@@ -164,7 +164,7 @@ def try_policies(
 def _tried(
     trace: Trace, policies: tuple[Policy, ...], options: TrialOptions, errors: Console
 ) -> TrialReport:
-    """The trial of every session, with a progress bar."""
+    """Try every session, with a progress bar."""
     from rich.progress import Progress
 
     from ..edits.time_limit import TimeLimit

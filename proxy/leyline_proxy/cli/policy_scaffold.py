@@ -1,4 +1,4 @@
-"""A package with a policy in it, to begin one's own from."""
+"""A package with a policy, as a start for new ones."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 
 
 class ScaffoldError(ValueError):
-    """The package can't be written; the message says why."""
+    """The package can't be written; the message gives the reason."""
 
 
 def write_package(name: str, parent: Path, registry: Registry) -> Path:
-    """Write the package ``NAME`` below ``parent``; the folder that was made.
+    """Write the package ``NAME`` below ``parent``, and return its folder.
 
     Raises:
-        ScaffoldError: a name that is taken or can't be one, a folder that exists, or that can't be
-            written.
+        ScaffoldError: an invalid or existing name, or a folder that exists or can't be written.
     """
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ScaffoldError(
@@ -45,7 +44,7 @@ def write_package(name: str, parent: Path, registry: Registry) -> Path:
 
 
 def package_files(name: str) -> Mapping[str, str]:
-    """The package's files by their path in it."""
+    """Return the package's files by their path in it."""
     words = {
         "NAME": name,
         "DISTRIBUTION": "leyline-" + name.replace("_", "-"),

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from ..replay.stack import StackOptions
 
 _POOL_TOKENS = 131_072
-"""Of an SGLang server that starts; as large as the replay engine's."""
+"""Pool size of an SGLang server started here; as large as the replay engine's."""
 
 
 class ReplayedEngine(StrEnum):
-    """Engines that a session can be replayed to."""
+    """Engines for the replay of a session."""
 
     REPLAY = "replay"
     SGLANG = "sglang"
@@ -128,7 +128,7 @@ def replay(
 def _placed(
     options: StackOptions, engine: ReplayedEngine, url: str | None
 ) -> Iterator[StackOptions]:
-    """The options with the engine's address, while the engine runs."""
+    """Yield the options with the engine's address, while the engine runs."""
     from ..replay.sglang_process import sglang_server
 
     if engine is ReplayedEngine.REPLAY:
@@ -142,7 +142,7 @@ def _placed(
 
 
 def parse_rules(items: list[str] | tuple[str, ...]) -> dict[str, str]:
-    """``ROLE=MODE`` pairs as a mapping.
+    """Return ``ROLE=MODE`` pairs as a mapping.
 
     Raises:
         typer.BadParameter: an item without a role or a mode.

@@ -159,17 +159,17 @@ _SETTINGS = {
     "engine_option": "engine_options",
     "request_policy": "allow_request_policy",
 }
-"""Settings of flags whose name is another."""
+"""Settings of flags with another name."""
 
 
 def settings_of(flags: Mapping[str, Any]) -> Settings:
-    """The settings of the flags, the environment and the file together.
+    """Return the settings from the flags, the environment and the file.
 
     Args:
-        flags: all parameters of :func:`serve`; those that are None weren't given.
+        flags: all parameters of :func:`serve`; None means not given.
 
     Raises:
-        typer.Exit: with 2, after printing what is wrong, where, and how to fix it.
+        typer.Exit: with 2, after printing each error, its place and its fix.
     """
     from ..settings.faults import faults_of
 
@@ -181,8 +181,8 @@ def settings_of(flags: Mapping[str, Any]) -> Settings:
 
 
 def read_settings(flags: Mapping[str, Any]) -> Settings:
-    """As :func:`settings_of`, but with the errors of :func:`~leyline_proxy.settings.load_settings`
-    for what is wrong."""
+    """Return the same as :func:`settings_of`, but raise the errors of
+    :func:`~leyline_proxy.settings.load_settings`."""
     from ..settings import load_settings
 
     own = {
@@ -195,19 +195,19 @@ def read_settings(flags: Mapping[str, Any]) -> Settings:
 
 
 def sources_of(flags: Mapping[str, Any]) -> Sources:
-    """Where settings come from, for what is said of wrong ones."""
+    """Return the sources of the settings, for reports of errors."""
     from ..settings.faults import Sources
 
     given = [name for name, value in flags.items() if value is not None and name != "config"]
     named = {_SETTINGS.get(name, name): f"--{name.replace('_', '-')}" for name in given}
-    if "upstream" in named:  # which of the two settings it sets
+    if "upstream" in named:  # one of two settings
         flag = named.pop("upstream")
         named |= dict.fromkeys(_engines(flags["upstream"]), flag)
     return Sources(flags["config"], named, os.environ)
 
 
 def _engines(items: list[str] | None) -> dict[str, Any]:
-    """The settings that ``--upstream`` sets: one URL, or several by name."""
+    """Return the settings of ``--upstream``: one URL, or several by name."""
     named: dict[str, str] = {}
     for item in items or ():
         name, sign, url = item.partition("=")
@@ -233,7 +233,7 @@ def _engine_options(items: list[str] | None) -> dict[str, Any] | None:
     for item in items:
         name, sign, value = item.partition("=")
         if not sign:
-            # Not quoted: it may be a secret, of which the name was forgotten.
+            # Not quoted: it may be a secret whose name was forgotten.
             raise _usage("--engine-option must be NAME=VALUE")
         try:
             options[name.replace("-", "_")] = yaml.safe_load(value)
@@ -258,7 +258,8 @@ def _application(settings: Settings) -> FastAPI:
             "unknown_variable", variable=fault.place, fix=fault.fix
         )
     try:
-        # FastAPI loads OpenTelemetry's propagators, and fails where OTEL_PROPAGATORS names another.
+        # FastAPI loads OpenTelemetry's propagators, and fails for an unknown one in
+        # OTEL_PROPAGATORS.
         from ..http.app import create_app
 
         build_directory(settings)  # before the engine, which may take long to load
@@ -305,7 +306,7 @@ def _run(
     from ..http.admin import create_admin_app
     from ..http.server import ProxyServer
 
-    # The server shuts down on the first signal and then raises it again; that is no failure.
+    # The server shuts down on the first signal and then raises it again; that isn't a failure.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     services = app.state.services
@@ -324,10 +325,10 @@ def _url(sock: socket.socket) -> str:
 
 
 def _started(app: FastAPI, url: str, admin_url: str | None) -> None:
-    # What lives as long as the process needn't be gone through again and again.
+    # Exclude objects that live as long as the process from further collections.
     gc.collect()
     gc.freeze()
-    # Turns make tens of thousands of values that live on and hardly any cycles.
+    # Turns create tens of thousands of lasting values and hardly any cycles.
     gc.set_threshold(20_000, 10, 50)
     _announce(app, url, admin_url)
 
@@ -353,7 +354,7 @@ def _announce(app: FastAPI, url: str, admin_url: str | None) -> None:
 
 
 def _capability(capability: Capability | None) -> str:
-    """The most important facts of the handshake; doctor prints them all."""
+    """Return the most important facts of the handshake; doctor prints all of them."""
     if capability is None:
         return "none: presumably an ordinary OpenAI-compatible server"
     facts = [capability.architecture, f"context {capability.max_context:,} tokens"]

@@ -1,9 +1,9 @@
-"""What the model still knows after its history was edited: questions with known answers.
+"""Questions with known answers that show the model's knowledge after its history was edited.
 
-The shipped models know one task: they read settings with tools, answer with a setting's value
-when the session has shown it, and look it up when it hasn't. A short session of that kind is
-played against a stack whose policy shortens old outputs. Then the model is asked for settings,
-some of which stood in what the policy has cut.
+The shipped models know one task: they read settings with tools, answer with a setting's value if
+the session has shown it, and look it up if not. A short session of that kind is played against a
+stack whose policy shortens old outputs. Then the model is asked for settings, some of which were in
+the cut text.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TOOLS: Final[tuple[dict[str, Any], ...]] = tuple(
         ("lookup", "Find the line that begins so.", "line"),
     )
 )
-"""As the models were trained with them."""
+"""The tools that the models were trained with."""
 READS: Final = (
     (
         "north",
@@ -73,48 +73,48 @@ READS: Final = (
     ("kilo", "feed=basil"),
     ("lima", "column=flint\nclock=ebony"),
 )
-"""What is read in turn, and what the tool shows."""
+"""Names to read in turn, and the tool's outputs."""
 QUESTIONS: Final = {"column": "flint", "domain": "clover", "batch": "copper", "cursor": "dolphin"}
-"""Settings that are asked for, with their values."""
+"""Settings to ask for, with their values."""
 ANSWER_TOKENS = 32  # the longest right answer, a look-up, has about 18
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A setting that is asked for."""
+    """A setting to ask for."""
 
     key: str
     value: str
     in_sight: bool
-    """Whether the edited history shows the value."""
+    """True if the edited history shows the value."""
 
     @property
     def text(self) -> str:
-        """As it is put to the model."""
+        """The question for the model."""
         return f"What is `{self.key}=`?"
 
     @property
     def expected(self) -> str:
-        """What a model says that knows only the edited history."""
+        """The answer of a model that knows only the edited history."""
         return self.value if self.in_sight else f"a look-up (was {self.value})"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a stack made of a question."""
+    """A stack's answer to a question."""
 
     question: Question
     given: str
-    """The answer's text; ``a look-up``, or the tool that was called with what."""
+    """The answer's text; ``a look-up``, or the called tool with its arguments."""
 
     @property
     def wrong(self) -> bool:
-        """Whether the value was in sight and the answer isn't the value."""
+        """True if the value was in sight and the answer differs."""
         return self.question.in_sight and self.given != self.question.value
 
 
 def conversation() -> list[TraceRequest]:
-    """The requests of the session before the questions, one behind each output that is shown."""
+    """Return the requests of the session before the questions, one after each tool output."""
     requests: list[TraceRequest] = []
     history: tuple[Message, ...] = ({"role": "system", "content": SYSTEM_PROMPT},)
     for number, (name, output) in enumerate(READS):
@@ -132,14 +132,14 @@ def conversation() -> list[TraceRequest]:
 
 
 def ask(question: Question) -> TraceRequest:
-    """The request that puts a question behind the session."""
+    """Return the request that asks a question after the session."""
     *_, last = conversation()
     done = {"role": "assistant", "content": "Done."}
     return TraceRequest((*last.messages, done, {"role": "user", "content": question.text}), TOOLS)
 
 
 def questions(policy: str) -> list[Question]:
-    """The questions, and whether the history shows their answers once ``policy`` has edited it.
+    """Return the questions, each with its visibility in the history that ``policy`` has edited.
 
     Raises:
         PolicyError: the policy isn't installed here, or its specification is wrong.
@@ -155,11 +155,11 @@ def questions(policy: str) -> list[Question]:
 
 
 def ask_all(driver: ChatDriver, policy: str) -> tuple[Answer, ...]:
-    """Play the session against a stack and ask the questions, each behind the same history.
+    """Play the session against a stack and ask the questions, each after the same history.
 
-    Every request is sent, so that the stack holds what it later edits; what the model says in
-    between is thrown away. Nothing is asked of a model that doesn't know the task, or under a
-    policy that only the stack knows: then nothing can be expected.
+    Every request is sent, so the stack holds the text that it later edits; the model's answers in
+    between are discarded. No questions are asked of a model that doesn't know the task, or under a
+    policy that only the stack knows: no answers can then be expected.
 
     Raises:
         StackError: the stack fails, or refuses a request.
@@ -183,7 +183,7 @@ def ask_all(driver: ChatDriver, policy: str) -> tuple[Answer, ...]:
 
 
 def said(message: ChatCompletionMessage, question: Question) -> str:
-    """An answer in a few words."""
+    """Return an answer in a few words."""
     calls = [call.function for call in message.tool_calls or () if call.type == "function"]
     if not calls:
         return message.content or ""
@@ -194,7 +194,7 @@ def said(message: ChatCompletionMessage, question: Question) -> str:
 
 
 def answers_table(answers: Mapping[Arm, Sequence[Answer]]) -> Table:
-    """One row per question: what is expected, and what each arm answered; what is wrong in red."""
+    """Return one row per question: the expected answer and each arm's, wrong ones in red."""
     table = Table(
         title="What the model answers afterwards",
         title_justify="left",

@@ -1,8 +1,8 @@
-"""Records the demonstration session anew: ``python -m leyline_proxy.demo.record OUT``.
+"""Records the demonstration session again: ``python -m leyline_proxy.demo.record OUT``.
 
-The agent is scripted, its tools are real: the commands run in a working copy of the small
-library of ``repo.txt``, in a temporary folder. What differs between two runs (paths, timings,
-owners, dates) is fixed, so that the same interpreter and pytest give the same bytes.
+The agent is scripted, its tools are real: the commands run in a working copy of the small library
+of ``repo.txt``, in a temporary folder. Differences between two runs (paths, timings, owners, dates)
+are removed, so the same interpreter and pytest give the same bytes.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ SESSION_ID = "leyline-demo-stockroom"
 
 
 def recorded_with() -> str:
-    """The versions that shape the tools' output."""
+    """Return the versions that shape the tools' output."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return f"Python {python}, pytest {version('pytest')}"
 
 
 def repo_files() -> dict[str, str]:
-    """The buggy library: text by path."""
+    """Return the buggy library: text by path."""
     text = files(__package__).joinpath("repo.txt").read_text(encoding="utf-8")
     parts = re.split(r"(?m)^==> (.+) <==\n", text)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def write_repo(root: Path) -> None:
-    """Writes the buggy library below ``root``."""
+    """Write the buggy library below ``root``."""
     for path, text in repo_files().items():
         target = root / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def write_repo(root: Path) -> None:
 
 
 def play(workshop: Workshop, turns: tuple[Turn, ...] = TURNS) -> tuple[list[Message], list[int]]:
-    """Plays the script; returns the conversation and how many messages each request held."""
+    """Play the script; return the conversation and each request's number of messages."""
     messages: list[Message] = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": TASK},
@@ -78,7 +78,7 @@ def play(workshop: Workshop, turns: tuple[Turn, ...] = TURNS) -> tuple[list[Mess
 
 
 def record() -> dict[str, Any]:
-    """Runs the whole session in a temporary folder and returns its record."""
+    """Run the whole session in a temporary folder and return its record."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder).resolve()
         workshop = Workshop(root=home / "stockroom", binaries=home / "bin")
@@ -99,7 +99,7 @@ def record() -> dict[str, Any]:
 
 
 def save(session: dict[str, Any], out: Path) -> None:
-    """Writes one session as ``.jsonl`` or ``.jsonl.gz``, without a time stamp."""
+    """Write one session as ``.jsonl`` or ``.jsonl.gz``, without a time stamp."""
     data = (json.dumps(session, ensure_ascii=False) + "\n").encode()
     if out.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
@@ -115,7 +115,7 @@ def _identifiers() -> Iterator[str]:
 
 
 def main() -> int:
-    """Command line."""
+    """Run the command line."""
     if len(sys.argv) != 2:
         print("usage: python -m leyline_proxy.demo.record OUT.jsonl.gz", file=sys.stderr)
         return 2

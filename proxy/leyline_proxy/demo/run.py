@@ -29,27 +29,27 @@ _BASE_URL = re.compile(r"base_url\s+(http://\S+)")
 
 
 def shipped_trace() -> Trace:
-    """The session that lies in the package."""
+    """Return the session in the package."""
     with as_file(files("leyline_proxy.demo").joinpath("session.jsonl.gz")) as path:
         return read_trace(path)
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """What the arms did with the session, and what the model answered afterwards."""
+    """The arms' results for the session, and the model's answers afterwards."""
 
     runs: dict[Arm, ArmRun]
     answers: dict[Arm, tuple[Answer, ...]]
-    """Of the arms that ran; see :func:`~leyline_proxy.demo.recall.ask_all`."""
+    """Answers of the arms that ran; see :func:`~leyline_proxy.demo.recall.ask_all`."""
 
 
 def run_arms(
     trace: Trace, policy: str, progress: Progress, *, model: str | None = None
 ) -> Demonstration:
-    """Both real arms, each on a fresh server, and ``off`` computed from their prompts.
+    """Run both real arms, each on a fresh server, and compute ``off`` from their prompts.
 
     Raises:
-        ReplayError: a server that does not start or fails, or figures that contradict.
+        ReplayError: a server that does not start or fails, or contradictory figures.
     """
     runs: dict[Arm, ArmRun] = {}
     answers: dict[Arm, tuple[Answer, ...]] = {}
@@ -67,7 +67,7 @@ def run_arms(
 def run_against(
     url: str, api_key: str, trace: Trace, policy: str, progress: Progress
 ) -> Demonstration:
-    """One arm, on a stack that runs already; the policy is asked for with each request.
+    """Run one arm on a stack that is already running; each request asks for the policy.
 
     Raises:
         ReplayError: nothing usable at ``url``, or it refused the very first request.
@@ -83,7 +83,7 @@ def run_against(
 
 @contextmanager
 def served(flags: Sequence[str]) -> Iterator[str]:
-    """``leyline serve`` with these flags on a free port; gives its base URL.
+    """Run ``leyline serve`` with these flags on a free port, and yield its base URL.
 
     Raises:
         StackError: it ends before it serves, or is not up in time.
@@ -117,12 +117,13 @@ def _flags(arm: Arm, policy: str, model: str | None) -> list[str]:
 
 
 def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Without the operator's own settings, so that both arms differ in one thing only."""
+    """Return the environment without the operator's settings, so the arms differ in one thing
+    only."""
     return {name: value for name, value in inherited.items() if not name.startswith("LEYLINE_")}
 
 
 def _base_url(process: subprocess.Popen[str], log: IO[str]) -> str:
-    """Waits for the line that names the address; a thread goes on emptying the pipe after it."""
+    """Wait for the line with the address; a thread continues to empty the pipe after it."""
     found: SimpleQueue[str | None] = SimpleQueue()
     assert process.stdout is not None  # noqa: S101 - it was opened as a pipe
     pipe = process.stdout

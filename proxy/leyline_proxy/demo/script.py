@@ -1,4 +1,4 @@
-"""What the scripted agent is asked, says and does, turn by turn."""
+"""The scripted agent's instructions, words and actions, turn by turn."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ Do not touch the public interface: other scripts import Money, Inventory, Invoic
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message of the agent: what it says, and the calls it makes (none in the last)."""
+    """One message of the agent: its text, and its calls (none in the last)."""
 
     say: str
     calls: tuple[tuple[str, Mapping[str, Any]], ...] = ()
 
 
 def bash(command: str) -> tuple[str, Mapping[str, Any]]:
-    """A shell command."""
+    """Return a shell command."""
     return "bash", {"command": command}
 
 
 def read(path: str, start: int | None = None, end: int | None = None) -> tuple[str, dict[str, Any]]:
-    """A file, or some lines of it."""
+    """Return a call that reads a file, or some lines of it."""
     span = {"start": start, "end": end}
     return "read", {"path": path} | {key: line for key, line in span.items() if line is not None}
 
 
 def edit(path: str, old: str, new: str) -> tuple[str, Mapping[str, Any]]:
-    """One replacement in a file."""
+    """Return a call that makes one replacement in a file."""
     return "edit", {"path": path, "old": old, "new": new}
 
 

@@ -1,4 +1,4 @@
-"""The three tools that the scripted agent has, really carried out in its working copy."""
+"""The three tools of the scripted agent, which really act in its working copy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SHOWN_HOME = "/home/dev"
-"""What the recording shows in place of the temporary folder around the working copy."""
+"""The recording's replacement for the temporary folder around the working copy."""
 
 TIMEOUT_S = 60
 
@@ -61,7 +61,7 @@ class Workshop:
     binaries: Path
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Carries out one tool call and returns what the agent gets to see."""
+        """Execute one tool call and return the output for the agent."""
         handlers: dict[str, Callable[..., str]] = {
             "bash": self._bash,
             "read": self._read,
@@ -70,14 +70,14 @@ class Workshop:
         return normalise(handlers[name](**arguments), self.root)
 
     def install_python(self) -> None:
-        """Makes ``python`` in the agent's shell the interpreter that runs this script."""
+        """Make ``python`` in the agent's shell the interpreter that runs this script."""
         self.binaries.mkdir(parents=True, exist_ok=True)
         wrapper = self.binaries / "python"
         wrapper.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
         wrapper.chmod(0o755)
 
     def _bash(self, command: str) -> str:
-        done = subprocess.run(  # noqa: S603 - the commands are those of the script
+        done = subprocess.run(  # noqa: S603 - the script's own commands
             ["/bin/bash", "--noprofile", "--norc", "-c", command],
             cwd=self.root,
             env=self._environment(),
@@ -136,18 +136,18 @@ class Workshop:
 
 
 def normalise(text: str, root: Path) -> str:
-    """Takes out what differs between two runs: paths, timings, addresses, owners, versions."""
+    """Remove differences between two runs: paths, timings, addresses, owners, versions."""
     text = text.replace(str(root.parent), SHOWN_HOME).replace(sys.executable, "/usr/bin/python")
     text = re.sub(r" in \d+\.\d\ds\b", " in 0.21s", text)
     text = re.sub(r"(?m)^platform \w+ -- .*$", "platform linux", text)
     text = re.sub(r"(?m)^total \d+$", "total 60", text)
-    # One address for every object: whether a later one gets a freed one's memory is chance.
+    # One address for every object: the reuse of a freed object's memory is random.
     text = re.sub(r"\b0x[0-9a-f]{8,}\b", "0x7f5a1c002010", text)
     return re.sub(r"(?m)^([-dl][-rwx]{9})\.?\s+.*$", _listing_line, text)
 
 
 def _listing_line(match: re.Match[str]) -> str:
-    """A line of ``ls -l``, with the owner, the date, and a folder's size fixed."""
+    """Return a line of ``ls -l``, with the owner, the date, and a folder's size fixed."""
     parts = match[0].split(maxsplit=8)
     if len(parts) != 9:
         return match[0]

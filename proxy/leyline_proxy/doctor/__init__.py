@@ -1,4 +1,4 @@
-"""``leyline doctor``: finds problems that a proxy with these settings would have, and fixes.
+"""``leyline doctor``: finds problems of a proxy with these settings, and fixes for them.
 
 Each check gathers facts and gives a verdict on them. The verdicts are pure.
 """

@@ -45,7 +45,7 @@ class Situation:
 
 
 def checks_for(situation: Situation) -> dict[str, Check]:
-    """Each check by its name, in the order of the report."""
+    """Return each check by its name, in the order of the report."""
     settings = situation.settings
     at_once: dict[str, Callable[[], Sequence[Finding]]] = {
         "config": partial(configured.examine_config, situation.environ, situation.config),
@@ -104,7 +104,7 @@ async def _engine(
     settings: Settings, name: str, app: Starlette | None = None, **there: str
 ) -> list[Finding]:
     if app is None:
-        # Alone: with the others' clients, many engines would take longer than there is time.
+        # Build only this one: with the others' clients, many engines would exceed the time limit.
         only = {"upstream": None, "upstreams": {name: settings.engines()[name]}}
         settings = settings.model_copy(update=only)
     pool = build_pool(settings, app, Metrics())
@@ -130,7 +130,7 @@ def _needs(settings: Settings, replica: Replica, **there: str) -> EngineNeeds:
 
 
 async def _embedded(settings: Settings) -> list[Finding]:
-    """The engine that would run in the proxy's process; it is loaded for this check."""
+    """Return findings for the engine in the proxy's process; it is loaded for this check."""
     name = f"upstream.{ONLY_ENGINE}.loads"
     options = dict(settings.engine_options)
     if settings.model is not None:

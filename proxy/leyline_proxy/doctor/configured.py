@@ -1,4 +1,4 @@
-"""Everything that the settings name: keys, policies, secrets and their files."""
+"""Checks of everything that the settings name: keys, policies, secrets and their files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def config_findings(faults: Sequence[Fault]) -> list[Finding]:
-    """Errors in the settings, each with its place."""
+    """Return errors in the settings, each with its place."""
     return [
         fail(
             "config", f"{fault.place}: {fault.problem}" if fault.place else fault.problem, fault.fix
@@ -39,7 +39,7 @@ def config_findings(faults: Sequence[Fault]) -> list[Finding]:
 
 
 def examine_config(environ: Mapping[str, str], config: Path | None) -> list[Finding]:
-    """Settings that can be read, and variables that aren't settings."""
+    """Check that the settings can be read, and find variables that aren't settings."""
     strangers = [
         warn("config", f"{fault.place}: {fault.problem}", fault.fix)
         for fault in unknown_variables(environ)
@@ -49,7 +49,7 @@ def examine_config(environ: Mapping[str, str], config: Path | None) -> list[Find
 
 
 def examine_keys(settings: Settings, now: float) -> list[Finding]:
-    """API keys: the file, expiries, and access without keys."""
+    """Check API keys: the file, expiries, and access without keys."""
     name, file = "api-keys", settings.api_keys_file
     try:
         keys = configured_keys(settings)
@@ -70,7 +70,7 @@ def examine_keys(settings: Settings, now: float) -> list[Finding]:
 
 
 def keys_verdict(keys: Sequence[ApiKey], host: str, now: float) -> Finding:
-    """Whether the right callers can get in, and nobody else."""
+    """Judge whether exactly the right callers can get in."""
     name = "api-keys"
     if not keys:
         if _is_loopback(host):
@@ -103,7 +103,7 @@ def keys_verdict(keys: Sequence[ApiKey], host: str, now: float) -> Finding:
 
 
 def examine_hosts(settings: Settings) -> list[Finding]:
-    """The names by which clients may call a proxy without keys."""
+    """Check the names by which clients may call a proxy without keys."""
     name, listed = "allowed-hosts", settings.allowed_hosts
     if configured_keys(settings) or settings.api_keys_file is not None:
         return [skip(name, "API keys are configured: requests may name any host")]
@@ -122,10 +122,10 @@ def examine_hosts(settings: Settings) -> list[Finding]:
 
 
 def file_verdicts(name: str, path: Path, mode: int, *, plain: bool) -> list[Finding]:
-    """Whether others can read or change a file of keys.
+    """Judge whether others can read or change a file of keys.
 
     Args:
-        plain: it holds keys themselves, not only their digests.
+        plain: True if it holds keys themselves, not only their digests.
     """
     if mode & _WRITTEN_BY_OTHERS:
         return [
@@ -156,7 +156,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def examine_policies(settings: Settings) -> list[Finding]:
-    """Whether every named policy exists and takes its parameters."""
+    """Check that every named policy exists and takes its parameters."""
     name, file = "policies", settings.policies_file
     try:
         sensitive_content(settings.sensitive)
@@ -179,7 +179,7 @@ def examine_policies(settings: Settings) -> list[Finding]:
 
 
 def examine_secrets(settings: Settings) -> list[Finding]:
-    """Whether sessions that leave the process are encrypted, and files of secrets exist."""
+    """Check that sessions outside the process are encrypted, and that files of secrets exist."""
     found = _missing_files(settings)
     if settings.session_store.get_secret_value() == MEMORY:
         return [*found, skip("session-secret", "sessions are only in this process's memory")]
@@ -197,7 +197,7 @@ def examine_secrets(settings: Settings) -> list[Finding]:
 
 
 def examine_trace(settings: Settings) -> list[Finding]:
-    """Whether spans could be exported as the settings and OpenTelemetry's variables say."""
+    """Check that spans can be exported with the settings and OpenTelemetry's variables."""
     if settings.trace == "off":
         return [skip("trace", "tracing is off (trace)")]
     try:

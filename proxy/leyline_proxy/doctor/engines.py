@@ -1,4 +1,4 @@
-"""Engines: whether they are up, splice, trust this proxy, and render as it does."""
+"""Checks of engines: availability, splicing, the shared secret, and rendering."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .stores import clock_verdict
 
 _SLOW_S = 0.25
 _BYTES_A_TOKEN = 4
-"""Of a request's JSON, roughly."""
+"""Approximate bytes of a request's JSON per token."""
 _BAD_SIGNATURE = "invalid_signature"
 
 
@@ -42,10 +42,10 @@ class EngineNeeds:
     secret: str | None
     splice: bool
     keeps_tenants_apart: bool
-    """Whether any tenant has ``cache_scope: tenant``."""
+    """True if any tenant has ``cache_scope: tenant``."""
     max_body_bytes: int
     secret_setting: str = "LEYLINE_HINTS_SECRET of the engine"  # noqa: S105
-    """Where the engine has its secret."""
+    """The place of the engine's own secret."""
 
     @property
     def of(self) -> str:
@@ -55,13 +55,13 @@ class EngineNeeds:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The answer to a question for the models."""
+    """The answer to a request for the models."""
 
     status: int
     models: tuple[str, ...] | None
     taken_s: float
     skew_s: float | None
-    """By how much the engine's clock is ahead; None if it doesn't say."""
+    """Seconds by which the engine's clock is ahead; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,13 @@ class SecretFacts:
     """The engine's answers to a harmless command, with and without a signature."""
 
     bare_refused: bool
-    """It requires a signature."""
+    """True if it requires a signature."""
     signed_refused: bool | None
-    """It refuses this proxy's; None if the proxy has no secret."""
+    """True if it refuses this proxy's; None if the proxy has no secret."""
 
 
 async def examine_engine(needs: EngineNeeds) -> list[Finding]:
-    """All findings about one engine."""
+    """Return all findings about one engine."""
     place = needs.client.address
     try:
         listed = await _list(needs.client)
@@ -103,13 +103,13 @@ async def examine_engine(needs: EngineNeeds) -> list[Finding]:
 
 
 def unreachable(needs: EngineNeeds, place: str, error: ProxyError) -> Finding:
-    """Why there was no answer."""
+    """Return the reason for a missing answer."""
     problem, fix = why_unreachable(error, "the engine")
     return fail(f"{needs.of}.reachable", f"{place}: {problem}", fix)
 
 
 def reached(needs: EngineNeeds, place: str, listed: Listed) -> list[Finding]:
-    """Findings from the answer to the first question."""
+    """Return findings from the answer to the first request."""
     name = f"{needs.of}.reachable"
     if listed.status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         return [
@@ -172,7 +172,7 @@ def _clock(needs: EngineNeeds, skew_s: float | None) -> list[Finding]:
 
 
 def plugin_verdict(needs: EngineNeeds, answer: Capability | NoCapability) -> Finding:
-    """Whether the engine can splice edits."""
+    """Judge whether the engine can splice edits."""
     name = f"{needs.of}.plugin"
     if isinstance(answer, NoCapability):
         detail = f"{answer.why}: edits become ordinary prefills"
@@ -212,7 +212,7 @@ def plugin_verdict(needs: EngineNeeds, answer: Capability | NoCapability) -> Fin
 
 
 def secret_verdict(needs: EngineNeeds, facts: SecretFacts | None) -> Finding:
-    """Whether proxy and engine sign and seal with the same secret."""
+    """Judge whether proxy and engine sign and seal with the same secret."""
     name, there = f"{needs.of}.secret", needs.secret_setting
     if facts is None:
         return skip(name, "the engine takes no commands, so this can't be checked")
@@ -243,7 +243,7 @@ def secret_verdict(needs: EngineNeeds, facts: SecretFacts | None) -> Finding:
 
 
 def rendering_verdict(needs: EngineNeeds, rendering: Rendering) -> Finding:
-    """Whether prompts come out token by token as in the engine."""
+    """Judge whether prompts render token by token as in the engine."""
     name = f"{needs.of}.tokenizer"
     if rendering.proven:
         return ok(name, "probe conversations give the same tokens as in the engine")
@@ -259,7 +259,7 @@ def rendering_verdict(needs: EngineNeeds, rendering: Rendering) -> Finding:
 
 
 def capability_verdicts(needs: EngineNeeds, capability: Capability) -> list[Finding]:
-    """Findings from the engine's facts and the settings."""
+    """Return findings from the engine's facts and the settings."""
     found = [_window(needs, capability)]
     if needs.keeps_tenants_apart and not capability.isolates:
         found.append(
@@ -320,7 +320,7 @@ def _skew(date: str | None, now: float) -> float | None:
 
 
 async def _secret_facts(needs: EngineNeeds) -> SecretFacts | None:
-    """Two commands that change nothing; None where the engine takes none."""
+    """Send two commands that change nothing; return None if the engine takes none."""
     body = msgspec.json.encode(ListClaims(limit=1))
     bare = await _refused(needs.client, body, None)
     if bare is None:

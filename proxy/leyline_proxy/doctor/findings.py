@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 _MOST = 600
-"""Characters of a detail, part of which a server may have written."""
+"""Largest number of characters of a detail, part of which a server may have written."""
 
 
 class Status(StrEnum):
@@ -16,7 +16,7 @@ class Status(StrEnum):
 
     OK = "ok"
     WARN = "warn"
-    """It works now, and is likely to cause trouble later."""
+    """Works now, but is likely to cause trouble later."""
     FAIL = "fail"
     SKIP = "skip"
     """Nothing to check, or no way to check it."""
@@ -31,26 +31,26 @@ class Finding:
     status: Status
     detail: str
     fix: str = ""
-    """What to do; empty if there is nothing."""
+    """The remedy; empty if there is none."""
 
 
 def ok(name: str, detail: str) -> Finding:
-    """All is well."""
+    """Return a finding that all is well."""
     return Finding(name, Status.OK, _short(detail))
 
 
 def warn(name: str, detail: str, fix: str) -> Finding:
-    """Works, with a warning."""
+    """Return a finding with a warning."""
     return Finding(name, Status.WARN, _short(detail), _short(fix))
 
 
 def fail(name: str, detail: str, fix: str) -> Finding:
-    """Doesn't work."""
+    """Return a finding of a failure."""
     return Finding(name, Status.FAIL, _short(detail), _short(fix))
 
 
 def skip(name: str, detail: str) -> Finding:
-    """There was nothing to check."""
+    """Return a finding that there was nothing to check."""
     return Finding(name, Status.SKIP, _short(detail))
 
 
@@ -61,10 +61,10 @@ def _short(text: str) -> str:
 
 
 def healthy(findings: Sequence[Finding]) -> bool:
-    """Whether nothing failed."""
+    """Return True if nothing failed."""
     return not any(finding.status is Status.FAIL for finding in findings)
 
 
 def document(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The report as ``--json`` prints it."""
+    """Return the report as ``--json`` prints it."""
     return {"ok": healthy(findings), "checks": [asdict(finding) for finding in findings]}

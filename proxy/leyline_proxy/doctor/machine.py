@@ -1,4 +1,4 @@
-"""This machine: ports, open files, memory, the audit log's disk, installed packages."""
+"""Checks of this machine: ports, open files, memory, the audit log's disk, installed packages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .reaching import document
 
 _MIB = 1024 * 1024
 _SPARE_FILES = 128
-"""Libraries, logs, libraries' own sockets."""
+"""Files for libraries, logs, and libraries' own sockets."""
 _FULL = 0.8
 _LITTLE_DISK = 64 * _MIB
 _ANSWER_S = 2.0
@@ -45,13 +45,13 @@ class PortFacts:
     problem: str = ""
     """Empty if the port is free."""
     taken: bool = False
-    """Whether another process listens there."""
+    """True if another process listens there."""
     leyline: bool = False
-    """Whether that process is a Leyline proxy."""
+    """True if that process is a Leyline proxy."""
 
 
 async def examine_ports(settings: Settings) -> list[Finding]:
-    """Whether the proxy can listen where it should."""
+    """Check that the proxy can listen on its ports."""
     wanted = [("--port", settings.host, settings.port)]
     if settings.admin_port is not None:
         wanted.append(("--admin-port", settings.admin_host, settings.admin_port))
@@ -66,7 +66,7 @@ async def examine_ports(settings: Settings) -> list[Finding]:
 
 
 def port_verdict(facts: PortFacts) -> Finding:
-    """The finding for the attempt."""
+    """Return the finding for the attempt."""
     name = facts.flag.removeprefix("--")
     where = f"{facts.host}:{facts.port}"
     if not facts.problem:
@@ -95,7 +95,7 @@ def try_port(flag: str, host: str, port: int) -> PortFacts:
     """Listen there for a moment."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock:
-        # As the proxy does: connections that are closing don't count.
+        # As in the proxy: closing connections don't count.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((host, port))
@@ -122,13 +122,13 @@ async def _is_leyline(host: str, port: int) -> bool:
 
 
 def examine_files(settings: Settings) -> list[Finding]:
-    """Whether the process may open enough files for its connections."""
+    """Check that the process may open enough files for its connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return [files_verdict(soft, hard, settings)]
 
 
 def files_verdict(soft: int, hard: int, settings: Settings) -> Finding:
-    """The finding for the limit of open files; ``RLIM_INFINITY`` means unlimited."""
+    """Return the finding for the limit of open files; ``RLIM_INFINITY`` means unlimited."""
     name, detail = "open-files", f"{soft:,} open files allowed"
     upstreams = settings.max_upstream_connections * max(1, len(settings.engines()))
     most = settings.max_connections + upstreams + settings.redis_max_connections + _SPARE_FILES
@@ -148,12 +148,12 @@ def files_verdict(soft: int, hard: int, settings: Settings) -> Finding:
 
 
 def examine_memory(settings: Settings) -> list[Finding]:
-    """Whether the memory that the proxy may use fits into this machine."""
+    """Check that the proxy's allowed memory fits into this machine."""
     return [memory_verdict(settings, memory_limit())]
 
 
 def memory_verdict(settings: Settings, limit: int | None) -> Finding:
-    """The sum of the limits, in bytes, compared with the memory of the machine."""
+    """Compare the sum of the limits, in bytes, with the memory of the machine."""
     name = "memory"
     if limit is None:
         return skip(name, "this system doesn't report its memory")
@@ -173,7 +173,8 @@ def memory_verdict(settings: Settings, limit: int | None) -> Finding:
 
 
 def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that this process may use: the container's limit, or the machine's memory."""
+    """Return the bytes that this process may use: the container's limit, or the machine's
+    memory."""
     found = []
     for file in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
         try:
@@ -188,7 +189,7 @@ def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def examine_audit(settings: Settings) -> list[Finding]:
-    """Whether the audit log can be written, and for how long."""
+    """Check that the audit log can be written, and for how long."""
     name, path = "audit", settings.audit_file
     if path is None:
         return [skip(name, "the audit log is off (audit_file)")]
@@ -206,7 +207,7 @@ def examine_audit(settings: Settings) -> list[Finding]:
 
 
 def _audit_problem(path: Path) -> Finding | None:
-    """Why the log can't be written there; None if it can."""
+    """Return the reason that the log can't be written there; None if it can."""
     name, folder = "audit", path.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         return fail(
@@ -231,7 +232,7 @@ def _audit_problem(path: Path) -> Finding | None:
 
 
 def disk_verdict(path: Path, free: int, file_bytes: int) -> Finding:
-    """Whether the disk takes two more files of the log."""
+    """Judge whether the disk has room for two more files of the log."""
     detail = f"{path}: {free / _MIB:,.0f} MiB free"
     fix = "Free up space, or limit the log with audit_max_bytes and audit_keep."
     if free < min(_LITTLE_DISK, file_bytes):
@@ -256,7 +257,7 @@ def _locked(path: Path) -> bool:
 
 
 def examine_packages(settings: Settings) -> list[Finding]:
-    """Whether the installed packages are those that this release needs."""
+    """Check that the installed packages are those that this release needs."""
     extras = ["proxy"] if settings.engines() else ["proxy", "engine"]
     try:
         needed = requires(PACKAGE) or []
@@ -276,7 +277,7 @@ def examine_packages(settings: Settings) -> list[Finding]:
 
 
 def package_problems(needed: Iterable[str], extras: Sequence[str]) -> list[str]:
-    """Requirements of these extras that the installed packages don't meet."""
+    """Return requirements of these extras that the installed packages don't meet."""
     problems = []
     for text in needed:
         try:

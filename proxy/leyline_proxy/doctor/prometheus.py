@@ -1,4 +1,4 @@
-"""Prometheus: whether it is up, scrapes a proxy, and has the rules."""
+"""Checks of Prometheus: availability, scraping of a proxy, and rules."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class PrometheusFacts:
 
     url: str
     ready: int
-    """Status of its readiness."""
+    """HTTP status of its readiness."""
     proxies: int
-    """Series of :data:`BUILD`."""
+    """Number of series of :data:`BUILD`."""
     down: Sequence[str] = ()
     """Targets of Leyline's jobs that it couldn't scrape, by their URL."""
     rules: int = 0
-    """Rules about Leyline's series."""
+    """Number of rules about Leyline's series."""
     broken_rules: Sequence[str] = ()
-    """Names of those that it can't evaluate."""
+    """Names of the rules that it can't evaluate."""
 
 
 async def examine_prometheus(url: str, limit_s: float) -> list[Finding]:
-    """All findings about one Prometheus."""
+    """Return all findings about one Prometheus."""
     url = (url if "://" in url else f"http://{url}").rstrip("/")
     shown = _shown(url)
     try:
@@ -56,7 +56,7 @@ def _stranger(url: str) -> Finding:
 
 
 def verdicts(facts: PrometheusFacts) -> list[Finding]:
-    """What the facts mean."""
+    """Return findings from the facts."""
     if facts.ready in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         return [
             fail(

@@ -1,4 +1,4 @@
-"""Why a server can't be reached, from the error that a client raised."""
+"""Reasons for an unreachable server, from the client's error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_BYTES = 16 * 1024 * 1024
 
 
 def why_unreachable(error: BaseException, what: str) -> tuple[str, str]:
-    """The problem and how to fix it.
+    """Return the problem and its fix.
 
     Args:
         error: as raised, with its causes.
@@ -64,7 +64,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 async def document(client: httpx.AsyncClient, path: str, **query: str) -> Any:
-    """The JSON at ``path``.
+    """Return the JSON at ``path``.
 
     Raises:
         httpx.HTTPError, httpx.InvalidURL: there is no answer.

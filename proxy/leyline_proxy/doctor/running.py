@@ -1,4 +1,4 @@
-"""Checks side by side, each with a time limit."""
+"""Concurrent checks, each with a time limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check and its time limit. A check that takes longer has failed."""
+    """A check and its time limit. A check that takes longer fails."""
 
     ask: Callable[[], Awaitable[Sequence[Finding]]]
     limit_s: float
@@ -26,7 +26,7 @@ class Check:
 async def examine(
     checks: Mapping[str, Check], *, ended: Callable[[str], None] = lambda _: None
 ) -> list[Finding]:
-    """What the checks found, in their order.
+    """Run the checks, and return their findings in order.
 
     Args:
         ended: called with the name of each check that has ended.
@@ -45,7 +45,7 @@ async def examine(
                     "way. --timeout waits longer.",
                 )
             ]
-        except Exception as error:  # the other checks have something to say, too
+        except Exception as error:  # the other checks' findings matter, too
             kind = type(error).__name__
             return [fail(name, f"could not be checked ({kind})", "Report this bug to Leyline.")]
         finally:
@@ -56,10 +56,10 @@ async def examine(
 
 
 async def in_thread(ask: Callable[[], T]) -> T:
-    """What ``ask`` returns or raises, from a thread that keeps nobody from leaving.
+    """Return or raise the result of ``ask``, from a thread that doesn't delay the exit.
 
-    A thread of the loop's own would be waited for at the end: on a disk or a pipe that never
-    answers, for ever.
+    A thread of the loop's own would be awaited at the end: forever, on a disk or a pipe that never
+    answers.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
@@ -73,7 +73,7 @@ async def in_thread(ask: Callable[[], T]) -> T:
             setter = partial(answer.set_result, ask())
         except Exception as error:
             setter = partial(answer.set_exception, error)
-        with suppress(RuntimeError):  # the loop is gone, and whoever asked, too
+        with suppress(RuntimeError):  # the loop and its caller are gone
             loop.call_soon_threadsafe(settle, setter)
 
     threading.Thread(target=run, name="leyline-doctor", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Redis: whether it is up, keeps its data, and answers in time."""
+"""Checks of Redis: availability, lasting data, and latency."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .reaching import why_unreachable
 
 KEEPS_ALL = "noeviction"
 OLDEST = 5
-"""Major version: scripts that ask the time and then write need it."""
+"""Oldest major version with scripts that read the time and then write."""
 
 _MIB = 1024 * 1024
 _FULL = 0.9
@@ -61,7 +61,7 @@ PROBES: Sequence[tuple[str | int, ...]] = (
     ("HGETALL",),
     ("HDEL", "a"),
 )
-"""The commands that the proxy's stores use, without the key: a user may lack some of them."""
+"""The commands of the proxy's stores, without the key: a user may lack permission for some."""
 SCRIPT = Script("""
 redis.call('TIME')
 redis.call('HSET', KEYS[1], 'a', ARGV[1])
@@ -78,7 +78,7 @@ FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError, ValueError
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """Facts that one server reports."""
+    """Facts from one server's report."""
 
     version: str
     policy: str
@@ -88,7 +88,7 @@ class ServerFacts:
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> ServerFacts:
-        """From the answer to ``INFO``."""
+        """Return the facts in the answer to ``INFO``."""
         return cls(
             str(info.get("redis_version", "")),
             str(info.get("maxmemory_policy", "")),
@@ -106,11 +106,11 @@ class StoreFacts:
     servers: Sequence[ServerFacts]
     latency_s: float
     skew_s: float
-    """By how much its clock is ahead."""
+    """Seconds by which its clock is ahead."""
     refusal: str = ""
-    """Error by which a write was refused; empty if the write was taken and read again."""
+    """Error that refused a write; empty if the value was written and read."""
     command: str = ""
-    """The command that was refused."""
+    """The refused command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class StoreNeeds:
 
 
 async def examine_store(needs: StoreNeeds, limit_s: float) -> list[Finding]:
-    """All findings about one Redis."""
+    """Return all findings about one Redis."""
     try:
         facts = await _facts(needs, limit_s)
     except FAILURES as error:
@@ -137,7 +137,7 @@ async def examine_store(needs: StoreNeeds, limit_s: float) -> list[Finding]:
 
 
 def verdicts(facts: StoreFacts, needs: StoreNeeds) -> list[Finding]:
-    """Findings from the facts."""
+    """Return findings from the facts."""
     name = needs.name
     return [
         ok(f"{name}.reachable", f"Redis at {facts.place} answers"),
@@ -151,7 +151,7 @@ def verdicts(facts: StoreFacts, needs: StoreNeeds) -> list[Finding]:
 
 
 def unreachable(needs: StoreNeeds, error: BaseException) -> Finding:
-    """Why Redis didn't answer."""
+    """Return the reason for Redis's missing answer."""
     variable = f"LEYLINE_{needs.setting.upper()}"
     found, place = f"{needs.name}.reachable", place_of(needs.options.url)
     secure = needs.options.url.startswith("rediss")
@@ -174,7 +174,7 @@ def unreachable(needs: StoreNeeds, error: BaseException) -> Finding:
             f"Redis at {place} doesn't work as a cluster",
             "Use redis:// or rediss:// for a single server; otherwise check that the cluster runs.",
         )
-    # Errors of certificates are both.
+    # Certificate errors belong to both classes.
     if isinstance(error, (ValueError, TypeError)) and not isinstance(error, OSError):
         return fail(
             found,
@@ -186,7 +186,7 @@ def unreachable(needs: StoreNeeds, error: BaseException) -> Finding:
     if "isn't trusted" in problem and needs.ca_setting:
         fix = f"Set {needs.ca_setting} to the certificate of the CA that signed Redis's."
     fix += f" Host and port are in {variable}."
-    # Each waits for what the other doesn't say, or hangs up.
+    # Each side waits for the other's first bytes, or closes the connection.
     if secure and "in time" in problem:
         fix += " A port without TLS doesn't answer either: it needs redis:// instead of rediss://."
     if not secure and ("closed" in str(error) or "Reset" in problem):
@@ -196,7 +196,7 @@ def unreachable(needs: StoreNeeds, error: BaseException) -> Finding:
 
 
 def place_of(url: str) -> str:
-    """Host and port of a URL, without its password."""
+    """Return host and port of a URL, without its password."""
     try:
         parts = urlsplit(url)
         if parts.scheme == "unix":
@@ -289,7 +289,7 @@ def _clock(name: str, facts: StoreFacts) -> Finding:
 
 
 def clock_verdict(name: str, skew_s: float, whose: str) -> Finding:
-    """Whether two clocks agree well enough for expiries and for reading logs side by side."""
+    """Judge whether two clocks agree well enough for expiries and for comparing logs."""
     if abs(skew_s) <= _SKEW_S:
         return ok(name, f"{whose} agrees with this machine's")
     where = "ahead of" if skew_s > 0 else "behind"
@@ -328,19 +328,19 @@ async def _servers(client: Any, clustered: bool) -> list[Mapping[str, Any]]:
 
 
 def _any(answer: Any) -> Any:
-    """Of the answers of a cluster's servers, one."""
+    """Return the answer of one of a cluster's servers."""
     return next(iter(answer.values())) if isinstance(answer, dict) else answer
 
 
 def _kind(error: ResponseError) -> str:
-    # What a script may not do is an error without a kind.
+    # A script's forbidden command gives an error without a kind.
     refused = type(error) is ResponseError and re.search(r"permission|can't run", str(error))
     return (NoPermissionError if refused else type(error)).__name__
 
 
 async def _write(client: Any, prefix: str) -> tuple[str, str]:
-    """The error by which a write was refused, and the command. The key is deleted afterwards, or
-    expires after some seconds at the latest."""
+    """Return the error that refused a write, and the command. The key is deleted afterwards, or
+    expires within seconds."""
     key, value = f"{prefix}:doctor:{secrets.token_hex(8)}", secrets.token_hex(8)
     for command, *arguments in (
         *((name, key, *rest) for name, *rest in PROBES),
@@ -361,7 +361,7 @@ async def _write(client: Any, prefix: str) -> tuple[str, str]:
 
 @asynccontextmanager
 async def connected(options: RedisOptions, limit_s: float) -> AsyncIterator[Any]:
-    """A client that waits longer than the proxy would, so that it can measure slow answers."""
+    """Yield a client that waits longer than the proxy would, to measure slow answers."""
     clustered = urlsplit(options.url).scheme.endswith(CLUSTER)
     common: dict[str, Any] = {
         "socket_connect_timeout": limit_s / 2,

@@ -1,4 +1,4 @@
-"""The Redis of the audit log: whether lines could be added to its stream."""
+"""Check of the audit log's Redis: whether lines can be added to its stream."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .findings import Finding, fail, ok
 from .stores import FAILURES, StoreNeeds, connected, place_of, unreachable
 
 _NO_ID = "0-0"
-"""No entry can have this id: the command checks all permissions and limits, and adds nothing."""
+"""Invalid id of an entry: the command checks all permissions and limits, and adds nothing."""
 _ADDS_NOTHING = "must be greater than 0-0"
 
 
 async def examine_stream(needs: StoreNeeds, limit_s: float) -> list[Finding]:
-    """Whether the proxy's user may write there. The stream isn't changed."""
+    """Check that the proxy's user may write there. The stream isn't changed."""
     try:
         async with connected(needs.options, limit_s) as client:
             refusal = await _refusal(client, needs.prefix)

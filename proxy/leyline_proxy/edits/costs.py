@@ -1,4 +1,4 @@
-"""What prefilling and splicing cost on the engine in use, as its turns told."""
+"""The costs of prefilling and splicing on the engine in use, from its turns."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from leyline_policies import EditCost
 
 _SAMPLES = 64
 _FEWEST_TOKENS = 64
-"""Turns with less are mostly overhead."""
+"""Turns with fewer tokens are mostly overhead."""
 
 
 class CostBook:
     """Medians over the last turns of one model.
 
-    The time that an engine takes to the first token is mostly prefill where there was much to
-    prefill. What else is in it (its own queue, the network, the first token itself) makes the
-    estimate too high, the more so the less there was to prefill; a median passes over single slow
-    turns. Engines that serve the same model at different speeds are one here.
+    An engine's time to the first token is mostly prefill if there was much to prefill. The rest of
+    it (queueing, the network, the first token itself) makes the estimate too high, especially for
+    short prefills; a median ignores single slow turns. Engines that serve the same model at
+    different speeds count as one.
     """
 
     def __init__(self) -> None:
@@ -27,10 +27,10 @@ class CostBook:
         self._splice: deque[float] = deque(maxlen=_SAMPLES)
 
     def learn(self, receipt: Receipt, ttft_s: float | None) -> None:
-        """Take in a turn.
+        """Record a turn.
 
         Args:
-            ttft_s: seconds from sending it to the first token of a streamed answer; None where
+            ttft_s: seconds from sending it to the first token of a streamed answer; None if
                 unknown.
         """
         tokens = receipt.tokens
@@ -41,7 +41,7 @@ class CostBook:
             self._splice.append(receipt.splice_us / tokens.spliced)
 
     def cost(self, *, splices: bool) -> EditCost:
-        """The medians; zeros until the first turn that tells."""
+        """Return the medians; zeros until a turn yields a sample."""
         return EditCost(
             splices=splices,
             prefill_us=median(self._prefill) if self._prefill else 0.0,

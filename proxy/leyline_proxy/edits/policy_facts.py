@@ -1,4 +1,4 @@
-"""What policies may know of a session, from what the proxy knows of it."""
+"""Facts of a session for its policies."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .edited import Sensitive
 from .prepare import Limit, PolicySession
 
 _FRAME_TOKENS = 4
-"""What a chat template puts around a message, roughly."""
+"""Approximate tokens that a chat template puts around a message."""
 
 _MAX_MEMOS = 256
-"""Sessions whose per-message results are kept; others compute them anew."""
+"""Number of sessions whose per-message results are kept; others compute them again."""
 
 
 _Kept = tuple[Sequence[Policy], ChatRenderer | None, Memo]
@@ -34,7 +34,7 @@ _Kept = tuple[Sequence[Policy], ChatRenderer | None, Memo]
 class PolicyMemos:
     """Per-message results of policies, by session; the least recently used go first.
 
-    They hold for one pipeline and one tokenizer: a session that is given others begins anew.
+    They are valid for one pipeline and one tokenizer: a session with others starts afresh.
     """
 
     def __init__(self) -> None:
@@ -49,9 +49,9 @@ class PolicyMemos:
         policies: Sequence[Policy],
         renderer: ChatRenderer | None = None,
     ) -> Iterator[Memo]:
-        """The session's memo, for one turn at a time: another turn meanwhile gets one of its own.
+        """Yield the session's memo, for one turn at a time; a concurrent turn gets its own.
 
-        It is lost where the turn fails, and isn't kept for a session that has no name yet.
+        The memo is lost if the turn fails, and isn't kept for a session without a name.
         """
         if session is None:
             yield Memo()
@@ -80,11 +80,11 @@ def policy_session(
     on_fault: OnFault,
     now: float,
 ) -> PolicySession:
-    """The facts of a session for its policies.
+    """Return the facts of a session for its policies.
 
     Args:
         session: None for a new one.
-        model: as the request names it.
+        model: the name in the request.
         now: seconds since the epoch.
     """
     served = status.capability if _serves(status, model) else None
@@ -106,26 +106,26 @@ def policy_session(
 
 
 def _serves(status: UpstreamStatus, model: str) -> bool:
-    """Whether what is known of the engine's model holds for ``model``."""
+    """Return True if the known facts of the engine's model apply to ``model``."""
     return status.capability is not None and status.capability.model == model
 
 
 def renderer_of(status: UpstreamStatus, model: str) -> ChatRenderer | None:
-    """The model's own tokenizer and template, where they are at hand."""
+    """Return the model's own tokenizer and template, if available."""
     return status.rendering.renderer if _serves(status, model) else None
 
 
 def known_objects(
     messages: Sequence[Message], fingerprints: Sequence[int], last: Prepared | None
 ) -> tuple[Message, ...]:
-    """``messages``, each one that the last turn's client list held replaced by that very object.
+    """Return ``messages`` with each one from the last turn's list as that very object.
 
-    What was computed of a message is then found by its identity.
+    Results computed for a message are then found by its identity.
     """
     if last is None:
         return tuple(messages)
-    # Equal fingerprints leave markers and the form of texts open, which are sent as they are; so
-    # messages are compared. Most stand where they stood.
+    # Equal fingerprints don't imply equal markers or equal forms of texts, which are sent as they
+    # are; so messages are compared. Most are at their old places.
     prints = last.client_fingerprints
     moved = {*compress(count(), map(ne, last.client, messages))}
     if prints != (*fingerprints[: len(prints)],):
@@ -141,7 +141,8 @@ def known_objects(
 
 
 def token_counter(renderer: ChatRenderer | None) -> Callable[[Message], int]:
-    """Tokens of a message: by the model's own tokenizer where it is at hand."""
+    """Return a function that counts a message's tokens, by the model's own tokenizer if
+    available."""
     if renderer is None:
         return approximate_tokens
 

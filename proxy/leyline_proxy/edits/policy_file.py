@@ -18,10 +18,10 @@ Signature = tuple[int, int, int]
 
 
 class PolicyFile:
-    """Which policies hold for whom.
+    """The policies of each tenant and model, as a file gives them.
 
-    A file that can't be read, or is wrong, changes nothing: the last good one holds on. Sessions
-    go on; from their next turn they have the new policies.
+    An unreadable or wrong file changes nothing: the last good one remains in force. Sessions
+    continue, and have new policies from their next turn.
 
     Raises:
         leyline_policies.PolicyError: the file is wrong at the start.
@@ -35,17 +35,17 @@ class PolicyFile:
         self._policies: PolicySet = load_policies(path)
 
     def choose(self, tenant: str, model: str) -> tuple[Policy, ...]:
-        """The policies of a tenant and model; the same tuple until the file changes."""
+        """Return the policies of a tenant and model; the same tuple until the file changes."""
         return self._policies.choose(tenant, model)
 
     async def run(self) -> None:
-        """Look at the file now and then, for ever."""
+        """Check the file at intervals, forever."""
         while True:
             await asyncio.sleep(self._interval_s)
             await self.refresh()
 
     async def refresh(self) -> bool:
-        """Read the file if it has changed; whether its policies hold now."""
+        """Read the file if it has changed; return True if its policies are now in force."""
         signature = await asyncio.to_thread(_signature, self._path)
         if signature == self._signature:
             return False
@@ -63,7 +63,7 @@ class PolicyFile:
 
 
 def _signature(path: Path) -> Signature:
-    """Tells versions of a file apart; editors that replace a file change its number."""
+    """Return a file version's identity; editors that replace a file change its inode."""
     try:
         found = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Which policies and rules apply to a request: the tenant's, unless the request may choose."""
+"""The policies and rules of a request: the tenant's, unless the request may choose."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _CACHED_SPECS = 128
 
 
 class Chooser(Protocol):
-    """Says which policies hold for whom."""
+    """A source of policies for tenants and models."""
 
     def choose(self, tenant: str, model: str) -> tuple[Policy, ...]:
-        """The policies of a tenant's requests for a model."""
+        """Return the policies of a tenant's requests for a model."""
 
 
 class PolicyCatalog:
     """The policies of requests; the same choice gives the same objects.
 
     Args:
-        chooser: says which policies hold where the request doesn't choose; None for the tenant's.
+        chooser: chooses if the request doesn't; None for the tenant's policies.
     """
 
     def __init__(self, chooser: Chooser | None = None) -> None:
@@ -39,10 +39,10 @@ class PolicyCatalog:
         ] = OrderedDict()
 
     def load(self, spec: str) -> tuple[Policy, ...]:
-        """The policies of ``spec``.
+        """Return the policies of ``spec``.
 
         Raises:
-            BadRequestError: for a spec that can't be read or names no policy.
+            BadRequestError: the spec can't be read or names no policy.
         """
         if spec in self._loaded:
             self._loaded.move_to_end(spec)
@@ -62,10 +62,10 @@ class PolicyCatalog:
         return policies
 
     def chosen(self, request: ChatRequest) -> tuple[Policy, ...]:
-        """The policies of a request, those of ``context_management`` last.
+        """Return the policies of a request, those of ``context_management`` last.
 
         Raises:
-            BadRequestError: it names some that can't be read or don't exist.
+            BadRequestError: the request names policies that can't be read or don't exist.
         """
         if request.options.policy is not None:
             policies = self.load(request.options.policy)
@@ -78,13 +78,13 @@ class PolicyCatalog:
     def joined(
         self, policies: tuple[Policy, ...], requested: tuple[Policy, ...]
     ) -> tuple[Policy, ...]:
-        """``policies`` and then ``requested``; the same tuple for equal ones, by whose identity
-        what was computed for it is found."""
+        """Return ``policies`` followed by ``requested``; the same tuple for equal ones, because
+        results computed for it are found by its identity."""
         if not requested:
             return policies
         key = (id(policies), requested)
         known = self._joined.get(key)
-        # The held tuple keeps the identity from being given to another.
+        # The stored tuple keeps its identity from being reused.
         if known is None or known[0] is not policies:
             self._joined[key] = known = (policies, (*policies, *requested))
         self._joined.move_to_end(key)
@@ -96,7 +96,7 @@ class PolicyCatalog:
 def effective_rules(
     request: ChatRequest, catalog: PolicyCatalog
 ) -> tuple[tuple[Policy, ...], UndeclaredRules]:
-    """The policies and the rules for undeclared edits of this request.
+    """Return the policies and the rules for undeclared edits of this request.
 
     Raises:
         ForbiddenError: the request chooses, and its tenant may not.
@@ -118,10 +118,10 @@ def effective_rules(
 
 
 def effective_share(request: ChatRequest, scope: str | None) -> str:
-    """The scope that may see what this turn splices; empty for the session alone.
+    """Return the scope that may see this turn's splices; empty for the session alone.
 
     Args:
-        scope: that messages name, by the caller's word or a policy's.
+        scope: scope that messages name, by the caller's annotation or a policy's.
     """
     own = request.options.share if request.options.share is not None else scope
     return request.tenant.share if own is None else own

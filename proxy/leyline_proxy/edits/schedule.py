@@ -1,20 +1,20 @@
-"""When an edit is worth what it costs the cache.
+"""The time at which an edit is worth its cost to the cache.
 
-An engine that splices moves the KV behind an edit; any other computes it again. So an edit may
-wait, and a batch of them cost what one does. Edits that reclaim tokens wait until
+An engine that splices moves the KV after an edit; any other computes it again. So an edit may wait,
+and a batch of edits then costs as much as one. Edits that reclaim tokens wait until
 
-* what they reclaim pays for what is computed anew:
-  ``reclaimed * (carry * expected turns + need * fullness) >= computed anew``, or
+* the reclaimed tokens pay for those computed again:
+  ``reclaimed * (carry * expected turns + need * fullness) >= computed again``, or
 * the prompt would fill too much of the model's window.
 
-``carry`` is what a token in the context costs on every turn that it stays (attention over it while
-the answer is decoded, memory), as a share of what prefilling it costs. How many turns a session has
-yet to come isn't known; as many as it has had is the estimate that needs no tuning (a session's
-age is the best guess of its rest when nothing else is known of it). ``need`` makes room early where
-that is cheap: an edit near the end of the prompt costs little, and spares a dear one later.
-The defaults are those that ``bench/edit_timing.py`` finds.
+``carry`` is the cost per turn of a token that stays in the context (attention over it during
+decoding, memory), as a share of its prefill. The number of a session's remaining turns isn't known;
+the estimate without tuning is the number so far (a session's age is the best guess of its rest if
+nothing else is known of it). ``need`` makes room early where that is cheap: an edit near the end of
+the prompt costs little, and saves an expensive one later. ``bench/edit_timing.py`` found the
+defaults.
 
-Edits that forget never wait, nor does any edit of what the engine hasn't seen yet.
+Edits that forget never wait, nor do edits of messages that the engine hasn't seen.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ class Timing:
     carry: float = 0.002
     """Cost of a token that stays, per turn, as a share of its prefill."""
     need: float = 0.25
-    """Worth of a reclaimed token where the prompt is about to fill its part of the window, in
-    tokens prefilled; less in proportion where the prompt is shorter."""
+    """Worth of a reclaimed token, in tokens prefilled, if the prompt is about to fill its part of
+    the window; less in proportion for a shorter prompt."""
     pressure: float = 0.8
     """Share of the window beyond which no edit waits."""
     longest_turns: int = 200
-    """Turns yet to come are never taken to be more."""
+    """Upper bound of the expected remaining turns."""
     splicing_waits: bool = True
-    """Whether edits wait on an engine that splices, too."""
+    """True if edits also wait on an engine that splices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What committing the pending edits would cost and bring, in tokens."""
+    """The cost and benefit of committing the pending edits, in tokens."""
 
     reclaimed: int
-    """Tokens that the prompt would be shorter."""
+    """Tokens by which the prompt would be shorter."""
     recomputed: int
-    """Prompt tokens behind the first pending edit: what a plain engine prefills again."""
+    """Prompt tokens after the first pending edit: a plain engine prefills them again."""
     inserted: int
     """Tokens of messages that the edits wrote; prefilled on any engine."""
     prompt: int
@@ -70,10 +70,10 @@ class Balance:
 
 
 def pending(last: Prepared, now: Prepared) -> Prepared | None:
-    """``now`` with the edits of earlier messages as ``last`` had them; None where they can't wait.
+    """Return ``now`` with the edits of earlier messages as in ``last``; None if they can't wait.
 
-    They can where the client's list only grew, nothing of it is to be forgotten anew or was edited
-    by the caller's own word, and the outcome is a list that can be sent, with all that is new.
+    They can wait if the client's list only grew, no new forget or declared edit of the caller
+    concerns the old part, and the result is a valid list with all new messages.
     """
     count = len(last.client)
     if (
@@ -105,13 +105,13 @@ def pending(last: Prepared, now: Prepared) -> Prepared | None:
 
 
 def balance(held: Prepared, now: Prepared, seen: int, tokens: Callable[[Message], int]) -> Balance:
-    """What sending ``now`` in place of ``held`` costs and brings.
+    """Return the cost and benefit of sending ``now`` instead of ``held``.
 
     Args:
-        seen: messages of ``held`` that the engine has read on the turn before.
+        seen: number of messages of ``held`` that the engine read on the turn before.
     """
     prefix = _common(held.sent, now.sent)
-    # What is new on this turn is prefilled either way.
+    # New messages of this turn are prefilled either way.
     fresh = len(held.sent) - seen
     known = {id(entry.message) for entry in held.sent}
     behind = [entry.message for entry in now.sent[prefix : len(now.sent) - fresh]]
@@ -126,19 +126,19 @@ def balance(held: Prepared, now: Prepared, seen: int, tokens: Callable[[Message]
 def decide(
     found: Balance, cost: EditCost, timing: Timing, *, turns: int, window: int | None
 ) -> Decision:
-    """Whether to commit the pending edits now.
+    """Decide whether to commit the pending edits now.
 
     Args:
         cost: of the engine in use.
-        turns: that the session has had.
-        window: the model's, in tokens; None where unknown.
+        turns: number of the session's turns so far.
+        window: the model's, in tokens; None if unknown.
     """
     if found.reclaimed <= 0 or (cost.splices and not timing.splicing_waits):
-        return Decision.UNTIMED  # it isn't for their tokens that these edits are made
+        return Decision.UNTIMED  # these edits have another reason than tokens
     if window is not None and found.prompt > timing.pressure * window:
         return Decision.PRESSURE
     moved = found.recomputed - found.inserted
-    # Both in tokens prefilled: a token that is moved costs a fraction of one.
+    # Both are in tokens prefilled: moving a token costs a fraction of one.
     share = cost.splice_us / cost.prefill_us if cost.prefill_us > 0 else 0.0
     spent = found.inserted + moved * (min(share, 1.0) if cost.splices else 1.0)
     expected = min(max(turns, 1), timing.longest_turns)
@@ -148,7 +148,7 @@ def decide(
 
 
 def pays(found: Balance, cost: EditCost, timing: Timing, *, turns: int, window: int | None) -> bool:
-    """Whether :func:`decide` commits the pending edits."""
+    """Return True if :func:`decide` commits the pending edits."""
     return decide(found, cost, timing, turns=turns, window=window) is not Decision.HELD
 
 
@@ -162,10 +162,11 @@ def schedule(
     turns: int,
     window: int | None,
 ) -> tuple[Prepared, Decision]:
-    """``now``, or the same turn with its edits of earlier messages put off; and which, and why.
+    """Return ``now``, or the same turn with its edits of earlier messages put off, and the
+    decision.
 
     Args:
-        last: the turn before, as it was sent.
+        last: the turn before, as sent.
     """
     held = pending(last, now)
     if held is None:
@@ -183,7 +184,7 @@ def schedule(
 
 
 def _declared(prepared: Prepared, count: int) -> list[tuple[int, Message | None]]:
-    """Which of the first messages the caller declared edits of, and what they became."""
+    """Return the index and result of each declared edit among the first ``count`` messages."""
     changed: list[tuple[int, Message | None]] = [
         (entry.client_index, entry.message)
         for entry in prepared.sent
@@ -201,12 +202,12 @@ def _declared(prepared: Prepared, count: int) -> list[tuple[int, Message | None]
 
 
 def _is_callers(change: Change) -> bool:
-    """Whether it was asked for by name: declared in the request, or said of the message."""
+    """Return True for an edit that the caller declared or annotated."""
     return change.cause == DECLARED or change.cause.startswith(_VERBS)
 
 
 def _forgotten_insertions(entries: Sequence[SentMessage]) -> Counter[str]:
-    """Who edited messages that policies put in, to be forgotten."""
+    """Count the causes of edits that forget and that concern messages inserted by policies."""
     return Counter(
         change.cause
         for entry in entries
@@ -219,20 +220,20 @@ def _forgotten_insertions(entries: Sequence[SentMessage]) -> Counter[str]:
 def _has_moved(
     last: Prepared, now: Prepared, ahead: Sequence[SentMessage], new: Sequence[SentMessage]
 ) -> bool:
-    """Whether anything moved past the first new message: it would be missing, or sent twice."""
+    """Return True if a message moved past the first new one: it would be missing, or sent twice."""
     count = len(last.client)
     if any(e.moved_from is not None and e.moved_from < count for e in new):
         return True
     if not any(item.client_index >= count for item in now.dropped):
         return False
-    # One that is gone may be what a policy wrote further ahead.
+    # A policy may have written a dropped message again further ahead.
     put_in = [e.message for e in ahead if e.client_index is None]
     known = [e.message for e in last.sent if e.client_index is None]
     return any(message not in known for message in put_in)
 
 
 def _as_it_is(entry: SentMessage, client: Sequence[Message]) -> SentMessage:
-    """A message that was sent before, with the markers and in the form that it has now."""
+    """Return a message that was sent before, with its current markers and form."""
     if entry.changes or entry.client_index is None:
         return entry
     message = unannotated(client[entry.client_index])
@@ -246,7 +247,7 @@ def _same(left: Sequence[SentMessage], right: Sequence[SentMessage]) -> bool:
 
 
 def _common(left: Sequence[SentMessage], right: Sequence[SentMessage]) -> int:
-    """Messages that both lists begin with."""
+    """Return the number of equal leading messages."""
     for place, (one, other) in enumerate(zip(left, right, strict=False)):
         if one.message is not other.message and one.message != other.message:
             return place

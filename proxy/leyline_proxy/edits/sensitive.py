@@ -1,4 +1,4 @@
-"""What must be forgotten once it is taken out, whichever policy takes it out."""
+"""Content that must be forgotten once any policy removes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FOUND = "sensitive"
 
 
 def sensitive_content(settings: str) -> Redact | None:
-    """What to look for, from the settings of `redact`: ``detectors=[keys;email]``.
+    """Return a search for content, from the settings of `redact`: ``detectors=[keys;email]``.
 
     Raises:
         leyline_policies.PolicyError: they can't be read, or mean nothing.
@@ -26,7 +26,7 @@ def sensitive_content(settings: str) -> Redact | None:
 
 
 def sensitive_rule(content: Redact | None, memo: Memo) -> Sensitive | None:
-    """The rule for one session; a message is searched once."""
+    """Return the rule for one session; each message is searched once."""
     if content is None:
         return None
 

@@ -1,4 +1,4 @@
-"""A time limit for calls into code that nobody here has written."""
+"""A time limit for calls into foreign code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .prepare import PolicyTimeoutError
 T = TypeVar("T")
 
 _STOP_S = 0.1
-"""Given to a call that was told to stop."""
+"""Seconds given to a call after it is asked to stop."""
 
 
 class _StoppedError(BaseException):
@@ -21,12 +21,12 @@ class _StoppedError(BaseException):
 
 
 class TimeLimit:
-    """Runs calls in threads of their own and leaves those that take too long.
+    """Runs calls in their own threads and abandons those that take too long.
 
-    A call that hangs in Python code is stopped. One that hangs elsewhere (a regular expression, a
-    foreign library) can't be: its thread stays. While a tenant has ``max_stuck`` of them, no
-    further call is made for it. While all tenants together have ``max_in_all``, none is made for
-    those that have any, so that no tenant's calls depend on what others do.
+    A call that hangs in Python code is stopped. A call that hangs elsewhere (a regular expression,
+    a foreign library) can't be: its thread remains. While a tenant has ``max_stuck`` such threads,
+    it gets no further call. While all tenants together have ``max_in_all``, no tenant that has any
+    gets one, so no tenant's calls depend on the others.
     """
 
     def __init__(self, seconds: float, *, max_stuck: int = 4, max_in_all: int = 32) -> None:
@@ -37,7 +37,7 @@ class TimeLimit:
         self._lock = Lock()
 
     def __call__(self, tenant: str, call: Callable[[], T]) -> T:
-        """What ``call`` returns or raises.
+        """Return or raise the result of ``call``.
 
         Raises:
             PolicyTimeoutError: it took too long, or too many of the tenant's calls still hang.
@@ -68,11 +68,11 @@ class TimeLimit:
         running.thread.join()
         with self._lock:
             self._stuck[tenant] -= 1
-            self._stuck += Counter()  # less those that have none
+            self._stuck += Counter()  # drop tenants without any
 
 
 class _Call(Generic[T]):
-    """One call and what came of it."""
+    """One call and its result."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self.thread = Thread(target=self._run, name="leyline-policy", daemon=True)
@@ -83,14 +83,14 @@ class _Call(Generic[T]):
         self._error: BaseException | None = None
 
     def ends_in(self, seconds: float) -> bool:
-        """Whether its thread has ended after so long."""
+        """Wait at most ``seconds`` for the thread; return True if it has ended."""
         self.thread.join(seconds)
         return not self.thread.is_alive()
 
     def result(self) -> T:
-        """What it returned.
+        """Return the call's value, or raise its error.
 
-        Raises what it raised; what would end more than the call, as a RuntimeError.
+        An error that would end more than the call becomes a RuntimeError.
         """
         if isinstance(self._error, Exception):
             raise self._error
@@ -102,7 +102,7 @@ class _Call(Generic[T]):
         """Interrupt the call, unless it has ended."""
         with self._lock:
             self._stopped = True
-            # A thread that has ended may have left its number to another.
+            # Another thread may have the number of one that has ended.
             if self._runs:
                 _interrupt(self.thread, ctypes.py_object(_StoppedError))
 
@@ -113,19 +113,19 @@ class _Call(Generic[T]):
             if self._runs:
                 self._called()
                 self._end()
-        except _StoppedError:  # it came when the call was over; it comes but once
+        except _StoppedError:  # arrived after the call, and arrives only once
             self._end()
 
     def _called(self) -> None:
         try:
             self._value.append(self._call())
-        except BaseException as error:  # handed on to the caller
+        except BaseException as error:  # passed to the caller
             self._error = error
 
     def _end(self) -> None:
         with self._lock:
             self._runs = False
-            # One that is on its way must not arrive in what threads do behind this.
+            # A pending exception must not reach code that the thread runs after this.
             _interrupt(self.thread, None)
 
 

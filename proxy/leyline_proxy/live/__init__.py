@@ -1,1 +1,1 @@
-"""The live page: what happens now, told to those who look, and the page that shows it."""
+"""The live page: current events for its viewers, and the page itself."""

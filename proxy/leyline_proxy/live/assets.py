@@ -1,4 +1,4 @@
-"""The page's files: they hold no data, so whoever reaches the port may have them."""
+"""The page's files: they hold no data, so anyone who reaches the port may have them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TYPES = {
 }
 
 SECURITY_HEADERS = {
-    # Nothing inline, nothing from elsewhere, and no markup made from strings.
+    # Nothing inline, nothing from other origins, and no markup made from strings.
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -40,7 +40,7 @@ class Asset:
 
 
 def read_assets() -> Mapping[str, Asset]:
-    """The files of the package by name."""
+    """Return the files of the package by name."""
     found: dict[str, Asset] = {}
     for entry in (files(__package__) / "static").iterdir():
         media_type = _TYPES.get(f".{entry.name.rpartition('.')[2]}")

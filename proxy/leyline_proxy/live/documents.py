@@ -1,4 +1,4 @@
-"""What viewers are shown beside turns: engines, claims and sessions, without prompt text."""
+"""Documents for viewers besides turns: engines, claims and sessions, without prompt text."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..upstream.summary import replica_document
 from .trend import STEP_S, Step
 
 MAX_SESSIONS = 200
-"""The latest."""
+"""Largest number of sessions shown; the latest ones."""
 
 
 def engine_document(replica: Replica) -> dict[str, Any]:
-    """One engine, with its capability as names and values for people."""
+    """Return one engine, with its capability as readable names and values."""
     facts = [{"name": name, "value": value} for name, value in engine_facts(replica.status)]
     return replica_document(replica) | {"facts": facts}
 
 
 def engine_facts(status: UpstreamStatus) -> list[tuple[str, str]]:
-    """The engine's capability as names and values for people."""
+    """Return the engine's capability as readable names and values."""
     facts = [("Models", ", ".join(status.models) if status.models else "unknown")]
     capability = status.capability
     if capability is None:
@@ -48,7 +48,7 @@ def engine_facts(status: UpstreamStatus) -> list[tuple[str, str]]:
 
 
 def claims_of(tenant: str, upstream: str, live: Iterable[ClaimStatus]) -> list[dict[str, Any]]:
-    """The tenant's live claims on one engine, oldest first, as last seen."""
+    """Return the tenant's live claims on one engine, oldest first, as last seen."""
     found = []
     for status in live:
         if status.claim.tenant == tenant:
@@ -60,12 +60,12 @@ def claims_of(tenant: str, upstream: str, live: Iterable[ClaimStatus]) -> list[d
 
 
 def sessions_document(found: Sequence[SessionOverview]) -> dict[str, Any]:
-    """The latest sessions, latest first, and how many there are."""
+    """Return the latest sessions, latest first, and the number of all."""
     answered = [item for item in found if item.answered]
     shown = [session_overview(item) for item in answered[:MAX_SESSIONS]]
     return {"sessions": shown, "total": len(answered)}
 
 
 def trend_document(steps: Iterable[Step]) -> dict[str, Any]:
-    """The last hour."""
+    """Return the last hour's steps."""
     return {"step_s": STEP_S, "steps": [asdict(step) for step in steps]}

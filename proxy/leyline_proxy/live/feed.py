@@ -1,8 +1,8 @@
-"""Events by tenant, for as many viewers as there may be.
+"""Events by tenant, for any number of viewers.
 
-A tenant's events lie in one ring, and each viewer has a place in it: nothing is buffered for a
-viewer. One that is slower than the ring has missed something, is told so and begins anew. Where
-nobody looks there is no ring, and an event costs the sum of a step.
+A tenant's events are in one ring, and each viewer has a place in it: nothing is buffered for a
+viewer. One that is slower than the ring has missed some; it is informed and starts again. Without
+viewers there is no ring, and an event costs only the sum of a step.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ _RETRY_AFTER_S = 10
 
 @dataclass(frozen=True, slots=True)
 class FeedLimits:
-    """How much looking may cost."""
+    """Bounds of the viewers' cost."""
 
     ring: int = 512
-    """Events of a tenant that a viewer may be behind."""
+    """Number of a tenant's events by which a viewer may lag."""
     ring_bytes: int = 4 << 20
-    """Of those, together; the newest stays whatever its size."""
+    """Total bytes of these events; the newest stays whatever its size."""
     viewers_of_tenant: int = 16
     viewers: int = 256
     lingers_s: float = 60.0
-    """How long a ring is kept for a viewer that comes back."""
+    """Seconds that a ring is kept for a returning viewer."""
 
 
 class TooManyViewersError(TryLaterError):
-    """As many look as may."""
+    """A tenant has the largest number of viewers."""
 
     code = "too_many_viewers"
 
 
 class NoPlaceForViewersError(TooManyViewersError):
-    """The same for all tenants together."""
+    """All tenants together have the largest number of viewers."""
 
     status = 503
     kind = "server_error"
 
 
 def encoded(document: Any) -> bytes:
-    """JSON in one line. Whatever callers and engines name or count can be written so: a viewer is
-    no reason for a turn to fail."""
+    """Return JSON in one line. Any name or number of callers and engines can be encoded: a viewer
+    must not make a turn fail."""
     return json.dumps(document, separators=(",", ":")).encode()
 
 
@@ -69,7 +69,7 @@ class Event:
     data: bytes
     session: str
     updated: float
-    """The session's, when it was made; 0 where the event changes no session."""
+    """The session's time of update at the event; 0 if the event changes no session."""
 
 
 class _Channel:
@@ -104,23 +104,25 @@ class Viewer:
     def __init__(self, channel: _Channel, place: int | None) -> None:
         self._channel = channel
         self._place = place
-        """Number of the last event that it has; None where it has nothing to go on from."""
+        """Number of its last event; None if it has none to continue from."""
 
     @property
     def behind(self) -> bool:
-        """Whether it has missed events, or has begun with none: a snapshot is due."""
+        """True if it has missed events, or begins with none: a snapshot is due."""
         ring = self._channel.ring
         oldest = ring[0].number if ring else self._channel.last + 1
         return self._place is None or self._place < oldest - 1
 
     def begin_anew(self) -> str:
-        """Go on behind the newest event; gives its id. Call it before the snapshot is made, so
-        that what happens meanwhile is told twice rather than never."""
+        """Continue after the newest event, and return its id.
+
+        Call this before the snapshot is made: events meanwhile are then sent twice rather than
+        never."""
         self._place = self._channel.last
         return self.id_of(self._place)
 
     def take(self) -> Sequence[Event]:
-        """The events behind its place, which moves on; not for one that is behind."""
+        """Return the events after its place, which advances; not for a viewer that is behind."""
         place = self._place or 0
         found = [event for event in self._channel.ring if event.number > place]
         if found:
@@ -128,11 +130,11 @@ class Viewer:
         return found
 
     def id_of(self, number: int) -> str:
-        """An event's id for clients."""
+        """Return an event's id for clients."""
         return f"{self._channel.epoch}-{number}"
 
     async def wait(self, seconds: float) -> None:
-        """Until there is an event, or so long."""
+        """Wait for an event, for at most ``seconds``."""
         if self._channel.last > (self._place or 0):
             return
         try:
@@ -143,12 +145,12 @@ class Viewer:
 
 
 class LiveFeed:
-    """What the turns of this proxy tell its viewers.
+    """The events of this proxy's turns for its viewers.
 
     Args:
-        gauge: shows how many look.
-        now: seconds since the epoch.
-        clock: seconds that never go back.
+        gauge: shows the number of viewers.
+        now: returns seconds since the epoch.
+        clock: returns seconds that never go back.
     """
 
     def __init__(
@@ -168,7 +170,7 @@ class LiveFeed:
         self._trends = Trends()
 
     def settled(self, session: Session) -> None:
-        """The session's newest turn was answered in full."""
+        """Publish the session's newest turn, which was answered in full."""
         turn = session.history[-1]
         if turn.receipt is not None:
             self._trends.add(session.tenant, self._now(), turn.receipt.tokens)
@@ -179,25 +181,25 @@ class LiveFeed:
             channel.publish("turn", document, session.id, session.updated)
 
     def lost(self, tenant: str, session_id: str, how: str) -> None:
-        """A turn was refused or given up; it isn't part of its session."""
+        """Publish that a turn was refused or abandoned; it isn't part of its session."""
         channel = self._open(tenant)
         if channel is not None:
             document = {"session": session_id, "how": how, "at": self._now()}
             channel.publish("lost", document, session_id, 0.0)
 
     def trend(self, tenant: str) -> list[Step]:
-        """The last hour; see :class:`~.trend.Trends`."""
+        """Return the last hour's steps; see :class:`~.trend.Trends`."""
         return self._trends.of(tenant, self._now())
 
     @contextmanager
     def viewing(self, tenant: str, last_event: str = "") -> Iterator[Viewer]:
-        """A viewer of the tenant's events.
+        """Yield a viewer of the tenant's events.
 
         Args:
-            last_event: id of the last event that the client has.
+            last_event: id of the client's last event.
 
         Raises:
-            TooManyViewersError: as many look as may.
+            TooManyViewersError: the largest number of viewers is reached.
         """
         self._sweep()
         channel = self._channels.get(tenant)

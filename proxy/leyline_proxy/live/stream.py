@@ -1,4 +1,4 @@
-"""One viewer's stream of server-sent events: a snapshot, then what changes."""
+"""One viewer's stream of server-sent events: a snapshot, then changes."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from .feed import Event, LiveFeed, Viewer, encoded
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often a stream looks at what no event tells, in seconds."""
+    """Intervals of a stream, in seconds, for facts without events."""
 
     tick_s: float = 1.0
-    """Longest wait before it notices that the proxy stops, or that an engine changed."""
+    """Longest wait before it notices the proxy's stop or an engine's change."""
     gather_s: float = 0.1
-    """Events that come within it are sent together."""
+    """Events within this time are sent together."""
     heartbeat_s: float = 10.0
-    """Between comments that say that the stream lives, and looks at the viewer's key."""
+    """Interval of comments that keep the stream alive, and of checks of the viewer's key."""
     sessions_s: float = 15.0
-    """Between looks at the stored sessions: others may write them, and they expire."""
+    """Interval of looks at the stored sessions: others may write them, and they expire."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where a stream's content comes from."""
+    """The sources of a stream's content."""
 
     feed: LiveFeed
     store: SessionStore
     pool: ReplicaPool
     gate: Gate
     watches: Mapping[str, ClaimWatch]
-    """By name of the engine."""
+    """Watches by name of the engine."""
     shutdown: Shutdown
     keyed: bool
-    """Whether callers need a key."""
+    """True if callers need a key."""
 
 
 class LiveStream:
-    """What one viewer is sent.
+    """The events for one viewer.
 
     Args:
-        authenticate: finds the viewer's tenant anew; raises UnauthorizedError.
+        authenticate: finds the viewer's tenant again; raises UnauthorizedError.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class LiveStream:
         self._tenant = authenticate()
         self._state = b""
         self._known: dict[str, float] = {}
-        """When the sessions that the viewer knows of were last changed."""
+        """Times of the last change of the sessions that the viewer has."""
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The stream; it ends when the proxy stops or the viewer's key opens nothing more."""
+        """Yield the stream until the proxy stops or the viewer's key becomes invalid."""
         if not self._viewer.behind:
-            # What it knows of sessions is not known here; the next look will tell.
+            # The viewer's sessions aren't known here; the next look compares them.
             yield _event("resumed", {"now": time.time()})
         beats = looks = self._clock()
         told = float("-inf")
@@ -106,7 +106,7 @@ class LiveStream:
         yield _event("bye", {"reason": "stopping"})
 
     def _opens(self) -> bool:
-        """Whether the viewer's key still opens the tenant whose events it is sent; a key may have
+        """Return True if the viewer's key still belongs to the tenant of its events; a key may have
         become another's."""
         try:
             tenant = self._authenticate()
@@ -138,7 +138,7 @@ class LiveStream:
         store = self._sources.store
         found = sessions_document(await store.sessions(self._tenant.name))
         if store.problem is not None:
-            return b""  # it knows none now, which doesn't mean that there are none
+            return b""  # it knows none now, but there may be some
         before = self._known
         self._know(found)
         return _event("sessions", found) if self._known != before else b""
@@ -152,7 +152,7 @@ class LiveStream:
         return _framed(event.kind, event.data, self._viewer.id_of(event.number))
 
     def _changed_state(self) -> bytes:
-        """Engines, claims and the queue, where they aren't as they were last told."""
+        """Return engines, claims and the queue if they have changed since last sent."""
         data = encoded(self._state_document())
         if data == self._state:
             return b""

@@ -1,4 +1,4 @@
-"""Where a tenant's prompt tokens came from over the last hour, in steps. Pure."""
+"""The origin of a tenant's prompt tokens over the last hour, in steps. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leyline_engine.contract import TokenCounts
 STEP_S = 30
 STEPS = 120
 MAX_TENANTS = 1024
-"""Those that were seen last."""
+"""Bound of the tenants; the last seen are kept."""
 
 
 @dataclass(slots=True)
@@ -52,6 +52,6 @@ class Trends:
         step.freed += tokens.freed
 
     def of(self, tenant: str, now: float) -> list[Step]:
-        """The tenant's steps of the last hour, oldest first."""
+        """Return the tenant's steps of the last hour, oldest first."""
         since = now - STEP_S * STEPS
         return [step for step in self._steps.get(tenant, ()) if step.start >= since]

@@ -1,1 +1,1 @@
-"""What a turn is made of: messages, spans, prompts, sessions. Pure, without I/O or a framework."""
+"""The parts of a turn: messages, spans, prompts, sessions. Pure, without I/O or a framework."""

@@ -1,4 +1,4 @@
-"""What changed from one message list to another."""
+"""Differences between two message lists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from rapidfuzz.distance import LCSseq
 from .messages import Message, call_ids, fingerprint, text_of
 
 MAX_COMPARED_CELLS = 1 << 26
-"""Larger middles (old messages x new ones) count as different throughout: 8 MB of bits."""
+"""Largest middle (old messages x new ones) that is compared, with 8 MB of bits; larger ones count
+as different throughout."""
 
 StepKind = Literal["kept", "removed", "inserted", "replaced"]
 _Key = TypeVar("_Key", bound=Hashable)
@@ -33,7 +34,7 @@ class Step(NamedTuple):
     old: int | None
     new: int | None
     chars: tuple[CharEdit, ...] = ()
-    """For a replaced message, what changed in its text; empty when only other members did."""
+    """Edits to a replaced message's text; empty if only other members changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,10 @@ def diff_messages(
     old_fingerprints: Sequence[int] | None = None,
     new_fingerprints: Sequence[int] | None = None,
 ) -> MessageDiff:
-    """The longest common subsequence of equal messages is kept; what is left over pairs up.
+    """Return the steps from one message list to another.
 
-    Between two kept messages, a removed and an inserted one of the same role, tool call id and
-    tool calls become one ``replaced``.
+    The longest common subsequence of equal messages is kept. Between two kept messages, a removed
+    and an inserted one with the same role, tool call id and tool calls become one ``replaced``.
 
     Args:
         old: the earlier list.
@@ -82,9 +83,9 @@ def diff_messages(
 
 
 def apply_diff(old: Sequence[Message], diff: MessageDiff, new: Sequence[Message]) -> list[Message]:
-    """The later list, put together from the earlier one and the messages that ``new`` supplies.
+    """Return the later list, built from the earlier one and the messages that ``new`` supplies.
 
-    Equal to ``new`` up to volatile markers.
+    The result equals ``new`` up to volatile markers.
     """
     result: list[Message] = []
     for step in diff.steps:
@@ -96,7 +97,7 @@ def apply_diff(old: Sequence[Message], diff: MessageDiff, new: Sequence[Message]
 
 
 def apply_chars(text: str, edits: Sequence[CharEdit]) -> str:
-    """``text`` after sorted, disjoint character edits."""
+    """Return ``text`` after sorted, disjoint character edits."""
     parts: list[str] = []
     cursor = 0
     for edit in edits:
@@ -106,10 +107,10 @@ def apply_chars(text: str, edits: Sequence[CharEdit]) -> str:
 
 
 def common_subsequence(left: Sequence[_Key], right: Sequence[_Key]) -> list[tuple[int, int]]:
-    """Index pairs of a longest common subsequence, in order.
+    """Return the index pairs of a longest common subsequence, in order.
 
-    Where the sequences differ in more than :data:`MAX_COMPARED_CELLS`, only what they have in
-    common at both ends is in it.
+    If the differing middles exceed :data:`MAX_COMPARED_CELLS`, the result holds only the common
+    beginning and end.
     """
     shared = min(len(left), len(right))
     prefix = 0
@@ -128,7 +129,7 @@ def common_subsequence(left: Sequence[_Key], right: Sequence[_Key]) -> list[tupl
 
 
 def _longest(left: Sequence[_Key], right: Sequence[_Key]) -> Iterator[tuple[int, int]]:
-    # Small numbers instead of the keys: the library compares hashes, and these can't collide.
+    # Map keys to small numbers: the library compares hashes, and these can't collide.
     numbers: dict[_Key, int] = {}
     numbered = [
         [numbers.setdefault(key, len(numbers)) for key in sequence] for sequence in (left, right)
@@ -145,7 +146,7 @@ def _longest(left: Sequence[_Key], right: Sequence[_Key]) -> Iterator[tuple[int,
 def _gap(
     old: Sequence[Message], new: Sequence[Message], removed: range, inserted: range
 ) -> list[Step]:
-    """Steps between two kept messages."""
+    """Return the steps between two kept messages."""
     pairs: list[tuple[int, int]] = []
     if removed and inserted:
         pairs = [
@@ -187,7 +188,7 @@ def _char_edits(old: str, new: str) -> tuple[CharEdit, ...]:
 
 
 def _common_length(equal: Callable[[int], bool], limit: int) -> int:
-    """The largest length up to ``limit`` at which ``equal`` holds; it is monotone."""
+    """Return the largest length up to ``limit`` at which the monotone ``equal`` holds."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 OPTIONS_FIELD = "leyline"
-"""The member of a request's body that has its options."""
+"""The member of a request's body that holds its options."""
 
 _PATH = re.compile(r" - at `(?:key in )?\$(.*)`$")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
@@ -19,7 +19,7 @@ ShareName = Annotated[str, msgspec.Meta(pattern=SHARE_PATTERN)]
 
 
 class OptionError(ValueError):
-    """An option that can't be understood; ``param`` names the field."""
+    """An option that isn't valid; ``param`` names the field."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
@@ -27,11 +27,11 @@ class OptionError(ValueError):
 
 
 def field_error(where: str, text: str, known: Iterable[str]) -> OptionError:
-    """The error for what a converter says of a value.
+    """Return the error for a converter's complaint about a value.
 
     Args:
         where: the field that was converted.
-        text: the converter's words, which may end in a path below it.
+        text: the converter's message, which may end in a path below the field.
         known: the members that the value may have.
     """
     path = _PATH.search(text)

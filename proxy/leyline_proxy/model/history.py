@@ -1,4 +1,4 @@
-"""Which conversation a request belongs to."""
+"""Recognition of the conversation that a request belongs to."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 OWN_HEADER = "x-leyline-session"
 
 CONTINUES = frozenset({"assistant", "tool", "function"})
-"""Roles of messages that only a conversation under way has."""
+"""Roles that appear only after a conversation has begun."""
 
 FRAME = frozenset({"system", "developer"})
-"""Roles of messages that many conversations begin with alike."""
+"""Roles of opening messages that many conversations share."""
 
 HARNESS_HEADERS = (
     "x-claude-code-session-id",
@@ -31,18 +31,19 @@ HARNESS_HEADERS = (
     "x-litellm-session-id",
     "helicone-session-id",
 )
-"""Headers by which agents name their conversation; a harness's own name before general ones."""
+"""Headers by which agents name their conversation, with a harness's own header before general
+ones."""
 
 
 def session_key(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[str | None, str]:
-    """The name that the request gives its conversation, and where it stood.
+    """Return the name that the request gives its conversation, and the place of that name.
 
     Args:
         headers: with lower-case names.
         body: the decoded request.
 
     Returns:
-        The name or None, and the header or body field that it came from (``history`` for None).
+        The name or None, and its header or body field (``history`` for None).
     """
     for header in (OWN_HEADER, *HARNESS_HEADERS):
         if name := headers.get(header, "").strip():
@@ -60,18 +61,18 @@ def session_key(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[st
 
 
 def history_key(secret: str) -> bytes:
-    """The key of :func:`history_chain`; proxies that share a secret share their chains."""
+    """Return the key of :func:`history_chain`; proxies that share a secret share their chains."""
     return blake2b(secret.encode(), digest_size=32, person=b"history chain").digest()
 
 
 def history_chain(
     fingerprints: Sequence[int], key: bytes = b"", known: Sequence[int] = ()
 ) -> list[int]:
-    """``chain[i]`` identifies messages ``0..i``: two lists agree on it iff they agree that far.
+    """Return a chain whose item ``i`` identifies messages ``0..i``: equal iff lists agree so far.
 
     Args:
-        key: of at most 64 bytes; who lacks it can't try out which text a chain may be of.
-        known: the chain's beginning, if that is known.
+        key: at most 64 bytes; without it, texts can't be guessed from a chain.
+        known: the chain's beginning, if known.
     """
     state = blake2b(key=key, digest_size=8)
     chain = [*known]
@@ -90,13 +91,14 @@ class HistoryMatch:
     length: int
     """Messages in common."""
     whole: bool
-    """Whether that is all the stored conversation has: the request continues it."""
+    """True if this is the whole stored conversation: the request continues it."""
 
 
 def shortest_partial(roles: Sequence[str]) -> int:
-    """How many messages must be the same for an *edited* history to be recognised.
+    """Return the number of equal messages needed to recognise an *edited* history.
 
-    The task and the first answer to it: conversations that merely open alike are not one.
+    The count includes the task and its first answer: conversations that only open alike are
+    different ones.
     """
     user = next((index for index, role in enumerate(roles) if role == "user"), len(roles))
     answers = (index for index in range(user, len(roles)) if roles[index] == "assistant")
@@ -106,9 +108,9 @@ def shortest_partial(roles: Sequence[str]) -> int:
 def goes_on(
     stored: Sequence[int], fingerprints: Sequence[int], roles: Sequence[str], length: int
 ) -> bool:
-    """Whether an edited history is the stored one's: behind the edit, an answer or a result recurs.
+    """Return True if an answer or a result of the stored list recurs after the edit of a history.
 
-    Two conversations of one kind open alike; they don't go on alike.
+    Two conversations of one kind open alike, but they don't continue alike.
 
     Args:
         stored: fingerprints of the stored conversation's messages.
@@ -125,10 +127,10 @@ def goes_on(
 def carries_on(
     stored: Sequence[Sequence[int]], fingerprints: Sequence[int], roles: Sequence[str]
 ) -> bool:
-    """Whether a message list is of the conversation that these lists were of.
+    """Return True if a message list belongs to the conversation of the stored lists.
 
-    For a name that a harness gives to all it does for one task: the agent, those that it sends out,
-    a request for a title. They have the name in common and no message that the agent wrote.
+    Serves names that a harness gives to all requests of one task: the agent, its sub-agents, a
+    request for a title. These share the name but no message that the agent wrote.
 
     Args:
         stored: fingerprints of the conversation's message lists.
@@ -138,7 +140,7 @@ def carries_on(
     if any(given[: len(each)] == tuple(each) for each in stored):
         return True
     if not any(role in CONTINUES for role in roles):
-        return False  # it opens a conversation, and it isn't this one's opening
+        return False  # opens another conversation
     known = {value for each in stored for value in each}
     return any(
         value in known and role not in FRAME for value, role in zip(given, roles, strict=True)
@@ -148,8 +150,8 @@ def carries_on(
 def likeness(
     stored: Sequence[Sequence[int]], fingerprints: Sequence[int], roles: Sequence[str]
 ) -> int:
-    """How many messages of a list the conversation had that these lists were of; none where
-    :func:`carries_on` says no."""
+    """Return the number of a list's messages that occur in the stored conversation; 0 if
+    :func:`carries_on` denies that it belongs there."""
     if not carries_on(stored, fingerprints, roles):
         return 0
     known = {value for each in stored for value in each}
@@ -159,17 +161,16 @@ def likeness(
 def choose_sessions(
     matches: Sequence[HistoryMatch], roles: Sequence[str]
 ) -> tuple[HistoryMatch, ...]:
-    """The conversations that a message list may continue, likeliest first; none where that is not
-    certain.
+    """Return the conversations that a list may continue, likeliest first; none if uncertain.
 
-    A conversation that the list continues is preferred to one that it shares more with only by
-    an answer: models answer like questions alike. It is preferred to any where the list is one turn
-    ahead of it, as that of an agent is which appends: the other is a run of the same task. Of
-    several edited ones none is taken.
+    A conversation that the list continues is preferred to one that shares only one more answer:
+    models answer similar questions alike. It is preferred to all others if the list is one turn
+    ahead, as from an agent that appends: the other is then a run of the same task. Of several
+    edited ones none is taken.
 
     Args:
-        matches: per conversation its longest match; partial ones from :func:`shortest_partial` on,
-            which count only where :func:`goes_on` confirms them.
+        matches: the longest match of each conversation; partial ones have at least
+            :func:`shortest_partial` messages and count only if :func:`goes_on` confirms them.
         roles: of the request's messages.
     """
     wholes = [match for match in matches if match.whole]

@@ -1,4 +1,4 @@
-"""Chat messages: their identity, their text, and whether they make sense."""
+"""Chat messages: identity, text, and validity."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Message = dict[str, Any]
 """An OpenAI chat message as decoded JSON."""
 
 VOLATILE_KEYS = frozenset({"cache_control", "prompt_cache_breakpoint"})
-"""Cache markers that move from turn to turn; ignored in comparison, not in what is sent."""
+"""Cache markers that move from turn to turn; ignored in comparison, but sent."""
 
 _NEVER_SENT_KEYS = frozenset({ANNOTATION})
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _OPAQUE_KEYS = frozenset({"arguments"})
-"""Members whose inside is the caller's own data, compared as it is."""
+"""Members that hold the caller's own data, compared without normalisation."""
 
 _TEXT_KEYS = frozenset({"role", "content", "tool_call_id"})
 
@@ -30,7 +30,7 @@ _encoder = msgspec.json.Encoder(order="sorted")
 
 
 MAX_DEPTH = 128
-"""Lists and objects inside one another, the message itself counted; no chat message has ten."""
+"""Deepest nesting of lists and objects, including the message itself; no chat message has ten."""
 
 
 class MessageError(ValueError):
@@ -42,17 +42,17 @@ class MessageError(ValueError):
 
 
 def fingerprint(message: Message) -> int:
-    """xxh3-64 over the message's canonical form.
+    """Return the xxh3-64 of the message's canonical form.
 
-    Equal for messages that differ in key order, volatile markers, members that are null, or in
-    whether a text is a string or a single text part.
+    Key order, volatile markers and null members don't matter, nor whether a text is a string or a
+    single text part.
     """
     canonical = message if is_text_only(message) else _canonical_message(message)
     return int(xxhash.xxh3_64_intdigest(_encoder.encode(canonical)))
 
 
 def is_text_only(message: Message) -> bool:
-    """Whether a message holds texts and nothing else: most do, and are in canonical form."""
+    """Return True if a message holds only texts, as most do; it is then in canonical form."""
     return (
         message.keys() <= _TEXT_KEYS
         and isinstance(message.get("content"), str)
@@ -76,7 +76,7 @@ def _canonical_message(message: Message) -> dict[str, Any]:
 
 
 def _canonical(value: Any) -> Any:
-    """Of a list or an object."""
+    """Return the canonical form of a list or an object."""
     if isinstance(value, list):
         return [_canonical(item) if isinstance(item, _CONTAINERS) else item for item in value]
     return {
@@ -87,7 +87,7 @@ def _canonical(value: Any) -> Any:
 
 
 def text_of(message: Message) -> str:
-    """The message's text: its string content, or its text parts joined."""
+    """Return the message's text: its string content, or its text parts joined."""
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -97,12 +97,12 @@ def text_of(message: Message) -> str:
 
 
 def is_text_part(part: object) -> bool:
-    """Whether a content part carries text."""
+    """Return True if a content part carries text."""
     return isinstance(part, dict) and isinstance(part.get("text"), str)
 
 
 def call_ids(message: Message) -> tuple[str, ...]:
-    """Ids of the tool calls that a message makes."""
+    """Return the ids of the tool calls that a message makes."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return ()
@@ -112,16 +112,16 @@ def call_ids(message: Message) -> tuple[str, ...]:
 
 
 def check_messages(messages: object, known: int = 0, called: Collection[str] = ()) -> list[Message]:
-    """The message list, checked as far as every chat endpoint would.
+    """Return the message list, with the checks that every chat endpoint would make.
 
-    Unknown members, part types and names are left alone.
+    Unknown members, part types and names pass.
 
     Args:
-        known: leading messages that have been checked before.
-        called: ids of the tool calls that those make.
+        known: number of leading messages already checked.
+        called: ids of the tool calls in those messages.
 
     Raises:
-        MessageError: names the first offending field and what it should be.
+        MessageError: names the first offending field and the expected value.
     """
     if not isinstance(messages, list):
         raise MessageError("messages", "messages must be a list of chat messages.")
@@ -136,13 +136,13 @@ def check_messages(messages: object, known: int = 0, called: Collection[str] = (
 
 
 def check_message(index: int, message: object, called: Collection[str]) -> None:
-    """One message of the list, as :func:`check_messages` would.
+    """Check one message of the list, as :func:`check_messages` would.
 
     Args:
-        called: ids of the tool calls that were made before it.
+        called: ids of the tool calls made before it.
 
     Raises:
-        MessageError: names the first offending field and what it should be.
+        MessageError: names the first offending field and the expected value.
     """
     if not isinstance(message, dict):
         where = f"messages[{index}]"
@@ -164,7 +164,8 @@ def check_message(index: int, message: object, called: Collection[str]) -> None:
 
 
 def _check_depth(index: int, message: Message) -> None:
-    """Level by level: what comes later (fingerprints, copies, policies, templates) recurses."""
+    """Check the depth level by level: the later code (fingerprints, copies, policies, templates)
+    recurses."""
     level: list[Any] = [value for value in message.values() if isinstance(value, _CONTAINERS)]
     for _ in range(MAX_DEPTH - 1):
         if not level:
@@ -181,7 +182,7 @@ def _check_depth(index: int, message: Message) -> None:
 
 
 def _check_content(field: str, role: str, message: Mapping[str, Any]) -> None:
-    """A content that is no string."""
+    """Check a content that isn't a string."""
     content = message.get("content")
     if content is None:
         # Assistants may only call tools, and results of the old function API may be empty.
@@ -200,7 +201,7 @@ def _check_content(field: str, role: str, message: Mapping[str, Any]) -> None:
 
 
 def _check_unannotated(place: str, item: Mapping[str, Any]) -> None:
-    """Nothing here would do what is said of less than a message."""
+    """Refuse an annotation on a part of a message: it would have no effect."""
     if ANNOTATION in item:
         where = f"{place}.{ANNOTATION}"
         raise MessageError(where, f"{where}: only a message as a whole may have this member.")

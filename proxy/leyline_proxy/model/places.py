@@ -1,7 +1,7 @@
-"""Where KV of a session may lie: the runs of engines that were given its turns. Pure.
+"""Runs of engines that may hold KV of a session. Pure.
 
-A session moves when its engine fails or another is added, and what it leaves behind stays in the
-cache there. A forget has to reach that, too.
+A session moves when its engine fails or another is added, and its KV stays in the old engine's
+cache. A forget must reach that KV, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from .session import Place
 
 MAX_PLACES = 64
-"""Of a session; far more than there are engines."""
+"""Largest number per session; far more than there are engines."""
 
 _UNKNOWN = "?@"
 
@@ -20,12 +20,12 @@ Places = Mapping[str, Place]
 
 
 def unknown_run(replica: str) -> str:
-    """Stands for whatever run of a replica goes on that is out of reach just now."""
+    """Return a placeholder for the current run of an unreachable replica."""
     return _UNKNOWN + replica
 
 
 def is_unknown_run(run: str) -> bool:
-    """Whether it isn't known which run is meant, so that none can be told to have ended."""
+    """Return True for the placeholder of an unknown run, which can't be reported to have ended."""
     return run.startswith(_UNKNOWN)
 
 
@@ -38,22 +38,21 @@ def after_turn(
     owes: bool = False,
     alive: Collection[str] = (),
 ) -> Places:
-    """Places of a session whose turn was given to a run of a replica.
+    """Return the places of a session after a run of a replica received its turn.
 
     Args:
-        run: empty for an engine that retains nothing, which is no place.
-        demanded: whether the turn demanded a forget, which then is owed everywhere else.
-        owes: whether this run itself still has to forget: it confirmed nothing, or what it
-            confirmed came too early.
-        alive: runs that are known to go on, under whatever name.
+        run: empty for an engine that retains nothing, which isn't a place.
+        demanded: True if the turn demanded a forget, which then is owed everywhere else.
+        owes: True if this run itself still has to forget: it confirmed nothing, or too early.
+        alive: runs known to continue, under whatever name.
     """
     found: dict[str, Place] = {}
     own = Place(replica, owed=owes)
     for other, place in places.items():
         ended = place.replica == replica and other not in alive
         if run and (other == run or ended):
-            # Another run of this replica has ended, and its KV with it. Its debt passes on, as does
-            # that of a session that comes back: which run it was may have been a mistake.
+            # Another run of this replica has ended, and its KV is gone. The debt passes to this
+            # run, as for a returning session: the earlier name of the run may have been a mistake.
             own = replace(own, owed=own.owed or place.owed, changes=own.changes + place.changes)
         elif demanded:
             found[other] = replace(place, owed=True, changes=place.changes + 1)
@@ -65,7 +64,7 @@ def after_turn(
 
 
 def _bounded(places: Places) -> Places:
-    """The newest; first those go that owe nothing."""
+    """Return the newest places; those that owe nothing are dropped first."""
     excess = len(places) - MAX_PLACES
     if excess <= 0:
         return places
@@ -75,21 +74,21 @@ def _bounded(places: Places) -> Places:
 
 
 def all_owed(places: Places) -> Places:
-    """Places of a session with a demand that reached no engine at all."""
+    """Return the places of a session after a demand that reached no engine."""
     return {
         run: replace(place, owed=True, changes=place.changes + 1) for run, place in places.items()
     }
 
 
 def erased(places: Places, run: str, seen: Place) -> Places:
-    """Places without one that holds nothing of the session any more.
+    """Return the places without one that no longer holds anything of the session.
 
     Args:
-        seen: the place when its erasure began. If it has changed since, it stays as it is.
+        seen: the place when its erasure began. If it has changed since, it remains.
     """
     return {other: place for other, place in places.items() if other != run or place != seen}
 
 
 def owed(places: Places) -> dict[str, str]:
-    """Replicas by run, of runs that still have to forget."""
+    """Return the replicas, by run, of runs that still have to forget."""
     return {run: place.replica for run, place in places.items() if place.owed}

@@ -1,4 +1,4 @@
-"""A turn's messages as they are sent, and how each came from the client's."""
+"""A turn's messages as sent, and the origin of each in the client's list."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ Fault = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Why a message isn't the client's own, and what its edit promises."""
+    """The reason for a difference from the client's message, and the mode of the edit."""
 
     cause: str
     """``policy:NAME``, ``policy:NAME:CAUSE`` or ``declared``."""
     mode: Mode
     callers_own: bool = False
-    """The caller declares that its own change of the message is meant; nothing was rewritten."""
+    """True if the caller declares its own change of the message; nothing was rewritten."""
 
 
 class SentMessage(msgspec.Struct, frozen=True, gc=False):  # no cycle leads through it
-    """One message as it is sent."""
+    """One message of the sent list."""
 
     message: Message
     client_index: int | None
-    """Its place in the client's list; None for one that a policy put in."""
+    """Index in the client's list; None for a message that a policy inserted."""
     changes: tuple[Change, ...] = ()
     moved_from: int | None = None
-    """Its place in the client's list, where a policy moved it past others or sent it twice."""
+    """Index in the client's list, if a policy moved the message past others or sent it twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedMessage:
-    """A message of the client's that is not sent."""
+    """A message of the client's list that isn't sent."""
 
     client_index: int
     change: Change
@@ -61,11 +61,11 @@ class DroppedMessage:
 
 @dataclass(frozen=True, slots=True)
 class ForgetMark:
-    """A client message whose edit demands forgetting: who demands it, and what it became."""
+    """A client message whose edit demands forgetting: the demand's cause, and the edit's result."""
 
     cause: str
     result: int
-    """Fingerprint of what the demand left of the message; 0 where it is gone."""
+    """Fingerprint of the remaining message; 0 if it is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,30 +86,31 @@ class Fingerprinted(NamedTuple):
 
 @dataclass(frozen=True)  # no slots: fingerprints are computed once
 class Prepared:
-    """The client's list, the list to send, and how the one became the other."""
+    """The client's list, the list to send, and the changes between them."""
 
     client: tuple[Message, ...]
     sent: tuple[SentMessage, ...]
     dropped: tuple[DroppedMessage, ...] = ()
     faults: tuple[PolicyFault, ...] = ()
     forget_marks: Mapping[int, ForgetMark] = field(default_factory=dict)
-    """By index in the client's list. Independent of what other policies did to the message."""
+    """Marks by index in the client's list, independent of other policies' changes to the
+    message."""
     notes: tuple[Note, ...] = ()
-    """What policies reported."""
+    """Reports of policies."""
     states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
-    """What policies left for the session's next turn, by their place in the pipeline."""
+    """State that policies left for the session's next turn, by their place in the pipeline."""
     wanted: tuple[Completion, ...] = field(default=(), repr=False)
-    """What policies ask a model to write, beside the request."""
+    """Texts that policies want a model to write, apart from the request."""
     scope: str | None = None
-    """Scope to share what is spliced with, that messages name; None for none, or several."""
+    """Scope, named by messages, within which to share spliced KV; None for no name or several."""
     pins: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """What is said of KV that stays, by index in the client's list: policies' word included."""
+    """Requests to keep KV, by index in the client's list, including those of policies."""
     used: frozenset[str] = frozenset()
-    """Keys of what models wrote that policies still ask for."""
+    """Keys of the models' texts that policies still ask for."""
     refused: PolicyFault | None = None
-    """Why the request must not be sent: a policy that was to take something out of it failed."""
+    """The failure of a policy that had to remove something: the request must not be sent."""
     known_fingerprints: tuple[Fingerprinted, ...] = field(default=(), repr=False, compare=False)
-    """What fingerprints of the two lists, or of such as they were made of, are known."""
+    """Known fingerprints of the two lists, or of lists that they were made from."""
 
     @property
     def messages(self) -> list[Message]:
@@ -134,11 +135,11 @@ class Prepared:
 
     @property
     def sent_as_given(self) -> bool:
-        """Whether the client's list is sent as it is: the two lists then compare alike."""
+        """True if the client's list is sent unchanged: the two lists then compare alike."""
         return self.client_fingerprints == self.sent_fingerprints
 
     def changes_of_policies(self) -> Iterator[tuple[str, str]]:
-        """Policy and mode of each change of a message that is sent, and of each one left out."""
+        """Yield the policy and mode of each change of a sent message, and of each dropped one."""
         changes = [change for entry in self.sent for change in entry.changes]
         for change in (*changes, *(item.change for item in self.dropped)):
             kind, _, name = change.cause.partition(":")
@@ -146,5 +147,5 @@ class Prepared:
                 yield name.partition(":")[0], change.mode.value
 
     def _known(self, items: object) -> tuple[int, ...] | None:
-        """The fingerprints of this very list."""
+        """Return the fingerprints of this very list, if known."""
         return next((each for held, each in self.known_fingerprints if held is items), None)

@@ -1,4 +1,4 @@
-"""A prompt as tokens, and where in it each message's content stands."""
+"""A prompt as tokens, with the place of each message's content."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ class Rendered:
     spans: tuple[MessageSpan, ...]
     """Sorted and disjoint; a message whose content can't be located has none."""
     context: str = ""
-    """Digest of what else went into the prompt: tool definitions and template options."""
+    """Digest of the prompt's other inputs: tool definitions and template options."""

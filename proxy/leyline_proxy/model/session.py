@@ -1,4 +1,4 @@
-"""What the proxy remembers of a conversation: turns as sources, and an account without text."""
+"""The proxy's memory of a conversation: turns as sources, and an account without text."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from .spans import SpanName, SpanNames
 
 MAX_HISTORY = 512
 MAX_DEPARTED = 4096
-"""Names of turns past that a session remembers."""
+"""Largest number of names of past turns that a session remembers."""
 
 _TURN_NAME = re.compile(r"t(\d+)\b")
 
 _NAME_BYTES = 160
-"""A name and the fingerprint that it is found by."""
+"""Size of a name and its fingerprint."""
 
 
 def turn_name(index: int, unique: str) -> str:
-    """The name under which an engine retains a turn.
+    """Return the name under which an engine retains a turn.
 
     Args:
         index: the turn's number in its session, from 0.
-        unique: what no other turn of that number has.
+        unique: a part that no other turn of that number has.
     """
     return f"t{index}-{unique}"
 
 
 def turn_index(name: str) -> int | None:
-    """The number in the name of a turn, or of a message that a turn brought; None for others."""
+    """Return the number in the name of a turn, or of a message that a turn brought; else None."""
     found = _TURN_NAME.match(name)
     return int(found[1]) if found else None
 
 
 EditMode = Literal["amortize", "forget", "exact"]
-"""How an edit reaches the cache; ``exact`` is an ordinary re-prefill behind it."""
+"""The path of an edit to the cache; ``exact`` is an ordinary re-prefill after it."""
 
 
 @dataclass(frozen=True)  # no slots: the token sequence is computed once
@@ -62,13 +62,13 @@ class RetainedTurn:
     """:func:`leyline_engine.contract.token_digest` over :attr:`tokens`."""
     model_fingerprint: str
     weight: int = 0
-    """Bytes that the turn takes in memory, roughly."""
+    """Approximate bytes in memory."""
     names: SpanNames = field(kw_only=True)
-    """Under which the engine's ledger knows the messages."""
+    """Names of the messages in the engine's ledger."""
     replica: str = field(default="", kw_only=True)
     """Name of the upstream that served it."""
     model: str = field(default="", kw_only=True)
-    """As the caller named it."""
+    """The model's name as the caller gave it."""
 
     @cached_property
     def tokens(self) -> array[int]:
@@ -77,7 +77,7 @@ class RetainedTurn:
 
     @cached_property
     def names_by_print(self) -> Mapping[int, tuple[SpanName, ...]]:
-        """The client's messages by fingerprint."""
+        """Names of the client's messages, by fingerprint."""
         found: dict[int, tuple[SpanName, ...]] = {}
         for value, name in zip(self.prepared.client_fingerprints, self.names.client, strict=True):
             found[value] = (*found.get(value, ()), name)
@@ -86,20 +86,21 @@ class RetainedTurn:
 
 @dataclass(frozen=True, slots=True)
 class Departed:
-    """Names of what the session once held and no retained turn knows any more."""
+    """Names of messages that the session once held and no retained turn has."""
 
     messages: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """By the message's fingerprint."""
+    """Names by the message's fingerprint."""
     outputs: tuple[str, ...] = ()
-    """Answers that no client list has held."""
+    """Answers that were in no client list."""
 
     @property
     def size(self) -> int:
-        """How many names there are."""
+        """Number of names."""
         return sum(map(len, self.messages.values())) + len(self.outputs)
 
     def after(self, gone: Sequence[RetainedTurn], kept: Sequence[RetainedTurn]) -> Departed | None:
-        """With what ``gone`` held and ``kept`` doesn't; None when that is too much to remember."""
+        """Return this with the names that only ``gone`` held; None if they are too many to
+        remember."""
         if not gone:
             return self
         held = {
@@ -127,16 +128,16 @@ class EditRecord:
     """One edit of a turn, for the caller, the metrics and the audit log."""
 
     message: int | None
-    """Index into the client's messages; None where the message is gone or none is concerned."""
+    """Index in the client's messages; None if the message is gone or the edit concerns none."""
     role: str
     cause: str
     """``policy:NAME``, ``declared``, ``undeclared``, ``template`` or ``tools``."""
     mode: EditMode
     span: tuple[int, int] | None
-    """Tokens of the source, half open; None where tokens are unknown."""
+    """Tokens of the source, half open; None if unknown."""
     replacement_tokens: int
     cached: bool = True
-    """Whether it concerns KV of an earlier turn; see :mod:`.uncached`."""
+    """True if the edit concerns KV of an earlier turn; see :mod:`.uncached`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +161,9 @@ class Place:
     replica: str
     """Name of the upstream that it ran on."""
     owed: bool = False
-    """A forget was demanded since, which this run hasn't confirmed."""
+    """True if this run hasn't confirmed a forget that was demanded since."""
     changes: int = 0
-    """How many turns it was given and forgets it came to owe."""
+    """Number of turns that the run received and of forgets that it came to owe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,37 +182,37 @@ class Session:
     """Both in seconds since the epoch."""
     departed: Departed = field(default_factory=Departed)
     policy_states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What policies left for the next turn, by their place in the pipeline."""
+    """State that policies left for the next turn, by their place in the pipeline."""
     completions: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What models have written for policies, by the policy's place and its question."""
+    """Texts that models wrote for policies, by the policy's place and its question."""
     unnamed: int = 0
-    """Losses of account, each of which the engine may hold something of that has no name here:
-    turns that were begun and never retained, and names that were too many to remember."""
+    """Number of losses of account: turns that began and were never retained, and names that were
+    too many to remember. For each, the engine may hold KV that has no name here."""
     places: Mapping[str, Place] = field(default_factory=dict)
-    """Runs of engines (see ``UpstreamStatus.retains_as``) that were given turns of this session
-    and may hold its KV."""
+    """Runs of engines (see ``UpstreamStatus.retains_as``) that received turns of this session and
+    may hold its KV."""
     unvouched: bool = False
-    """Its name may have been in use before this proxy learned of it, and no forget of everything
-    has been confirmed since."""
+    """True if its name may have been in use before this proxy learned of it, and no forget of
+    everything has been confirmed since."""
     demands: int = 0
-    """Turns that demanded to forget something. A turn that was under way meanwhile may have left in
-    the cache what it read."""
+    """Number of turns that demanded a forget. A concurrent turn may have left the forgotten text in
+    the cache."""
     in_flight: frozenset[str] = frozenset()
-    """Turns that an engine was given and that aren't settled: other requests of now, or those of a
-    proxy that was killed. The store adds them; see ``SessionStore.open_turn``."""
+    """Unsettled turns that an engine received: those of other current requests, or of a proxy that
+    was killed. The store adds them; see ``SessionStore.open_turn``."""
     untraced: int = 0
-    """Messages of turns before this number may lie in a cache where no forget finds them: the
-    conversation was under way when it came without a name, or an engine was not told whose they
+    """Messages of turns before this number may be in a cache where no forget finds them: the
+    conversation was under way when it came without a name, or the engine didn't learn whose they
     are."""
 
     @property
     def answered(self) -> bool:
-        """Whether any turn was answered in full; else there is nothing to tell of it."""
+        """True if a turn was answered in full; otherwise there is nothing to report."""
         return self.next_index > 0
 
     @property
     def weight(self) -> int:
-        """Bytes that the session takes, roughly."""
+        """Approximate bytes of the session."""
         written = sum(map(len, self.completions.values()))
         held = sum(turn.weight for turn in self.turns)
         return held + written + _NAME_BYTES * self.departed.size
@@ -219,7 +220,7 @@ class Session:
     def retain(
         self, turn: RetainedTurn | None, summary: TurnSummary, *, keep: int, now: float
     ) -> Session:
-        """The session after a turn: the last ``keep`` turns stay as sources.
+        """Return the session after a turn, with the last ``keep`` turns as sources.
 
         Without ``turn`` (the engine doesn't hold it) only the account grows.
         """
@@ -234,20 +235,22 @@ class Session:
         )
 
     def forget_sources(self) -> Session:
-        """The session without its sources: token ids are prompt text and go with a forget."""
+        """Return the session without its sources: token ids are prompt text and go with a
+        forget."""
         return self._with_turns((), gone=self.turns)
 
     def without(self, turns: Collection[str]) -> Session:
-        """The session without the sources of these names: the engine doesn't hold them."""
+        """Return the session without the sources of these names: the engine doesn't hold them."""
         gone = [turn for turn in self.turns if turn.turn in turns]
         kept = tuple(turn for turn in self.turns if turn.turn not in turns)
         return self._with_turns(kept, gone=gone)
 
     def take_name(self, key: str, shown: Sequence[int]) -> Session:
-        """The session under the store key of those that have a certain name; itself where it is.
+        """Return the session under a store key for certain names; the same session if it has that
+        key.
 
-        One that was found by its history may have got turns of another conversation. Those stay
-        sources of which its caller's list has all the messages.
+        A session found by its history may contain turns of another conversation. Only turns whose
+        messages are all in the caller's list remain sources.
 
         Args:
             shown: fingerprints of that list.
@@ -263,17 +266,17 @@ class Session:
         return replace(self.without(others), key=key)
 
     def account_for(self, losses: int) -> Session:
-        """The session after a forget of everything, which was planned after so many losses."""
+        """Return the session after a forget of everything that was planned after so many losses."""
         unnamed = max(0, self.unnamed - losses)
         return replace(self, departed=Departed(), unnamed=unnamed, unvouched=False)
 
     def lose_turn(self) -> Session:
-        """The session after a turn that the engine may have read and that isn't retained."""
+        """Return the session after a turn that the engine may have read but that isn't retained."""
         return replace(self, unnamed=self.unnamed + 1)
 
     def without_text(self) -> Session:
-        """The account alone: nothing in it is prompt text or derived from it, and what the engine
-        holds of the session has no names any more."""
+        """Return the account alone, without prompt text or anything derived from it; the engine's
+        KV of the session then has no names."""
         unnamed = bool(self.turns or self.departed.size)
         return replace(
             self,

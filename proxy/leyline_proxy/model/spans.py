@@ -1,13 +1,13 @@
-"""What the engine's ledger calls the messages of a session, and where in a prompt they stand.
+"""Names of a session's messages in the engine's ledger, and their places in a prompt.
 
-A message keeps its name from turn to turn, whatever an edit or a policy makes of its text, so that
-what has read it can be found when it must be forgotten::
+A message keeps its name from turn to turn, however an edit or a policy changes its text. So a
+forget finds all KV that has read it::
 
     turn 1   system t0-a.0 │ task t0-a.1
     turn 2   system t0-a.0 │ task t0-a.1 │ answer t0-a.out │ result t1-b.3
 
-Where it isn't certain which message an earlier one has become, it gets a new name and the list of
-those that it may have had; a forget then names all of them.
+If it is uncertain which message an earlier one has become, it gets a new name and the list of its
+possible former names; a forget then names all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from leyline_engine.contract import MAX_SPANS, SpanLabel
 from .rendered import Rendered
 
 ANYTHING = "*"
-"""A name that no span ever has: a ledger that is asked to forget it forgets the whole session."""
+"""A name that no span ever has: a ledger asked to forget it forgets the whole session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class SpanName:
 
     id: str
     former: tuple[str, ...] = ()
-    """Other names under which an earlier turn may have known it; ``ANYTHING`` where too many."""
+    """Other names under which an earlier turn may have known it; ``ANYTHING`` if too many."""
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -40,13 +40,13 @@ class SpanName:
 
 @dataclass(frozen=True, slots=True)
 class SpanNames:
-    """The names in one turn."""
+    """The names of the messages in one turn."""
 
     client: tuple[SpanName, ...] = ()
-    """By index in the client's list, whether the message is sent or not."""
+    """Names by index in the client's list, for unsent messages too."""
     sent: tuple[tuple[str, ...], ...] = ()
-    """By index in the sent list: whose text the message holds. Several where a policy put it in
-    place of messages that it dropped."""
+    """Names of the texts that each sent message holds; several if a policy put the message in place
+    of others."""
     index: dict[str, int] = field(init=False, compare=False, repr=False)
     """Place in the client's list by name."""
 
@@ -56,11 +56,11 @@ class SpanNames:
 
 
 def outer_extents(prompt: Rendered, count: int) -> list[tuple[int, int]]:
-    """For each of ``count`` sent messages, all tokens that may be its own.
+    """Return, for each of ``count`` sent messages, all tokens that may be its own.
 
-    They reach from the end of the content before it to the start of the content behind it: role
-    marks, tool calls and whatever else the template writes around a content may belong to either
-    neighbour, and a message without a located content to any of the gap that it stands in.
+    A range reaches from the end of the content before it to the start of the content after it: role
+    marks, tool calls and other text that the template writes around a content may belong to either
+    neighbour. A message without a located content may own any part of its gap.
 
     Returns:
         Half-open token ranges; the first starts at 0 and the last ends with the prompt.
@@ -69,7 +69,7 @@ def outer_extents(prompt: Rendered, count: int) -> list[tuple[int, int]]:
     order = [span.message for span in prompt.spans]
     ends = [0, *(span.end for span in prompt.spans)]
     starts = [*(span.start for span in prompt.spans), length]
-    if not all(map(lt, order, order[1:])):  # the template moves messages about: anywhere
+    if not all(map(lt, order, order[1:])):  # the template moves messages: anywhere
         located = dict(zip(order, zip(ends, starts[1:], strict=False), strict=True))
         return [located.get(message, (0, length)) for message in range(count)]
     result: list[tuple[int, int]] = []
@@ -85,14 +85,14 @@ def outer_extents(prompt: Rendered, count: int) -> list[tuple[int, int]]:
 
 
 def span_labels(prompt: Rendered, sent: Sequence[tuple[str, ...]]) -> tuple[SpanLabel, ...]:
-    """What stands where in a prompt, sorted by start; labels overlap at what lies between contents.
+    """Return the labels of a prompt, sorted by start; they overlap between contents.
 
     Args:
-        sent: per sent message, the names of whose text it holds.
+        sent: for each sent message, the names of the texts it holds.
 
     Returns:
-        Labels that cover the prompt; none at all for more than a payload may hold, and then only
-        the whole session can be forgotten.
+        Labels that cover the prompt; none if a payload can't hold so many, and then only the whole
+        session can be forgotten.
     """
     extents = outer_extents(prompt, len(sent))
     labels = [

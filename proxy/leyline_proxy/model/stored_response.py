@@ -1,4 +1,4 @@
-"""A response that is kept for ``previous_response_id``, and its form at rest."""
+"""A response kept for ``previous_response_id``, and its stored form."""
 
 from __future__ import annotations
 
@@ -10,38 +10,37 @@ _VERSION = b"r1"
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A response, and what was new in its request. The conversation before is the one that led to
-    ``previous``."""
+    """A response, and the new part of its request; ``previous`` has the conversation before."""
 
     id: str
     session: str
-    """Of the proxy's sessions."""
+    """Id of the proxy's session."""
     previous: str | None = None
     input: list[dict[str, Any]] = []
     """The request's own items, as sent, each with an id."""
     response: dict[str, Any] = {}
-    """As its client got it."""
+    """The response as its client received it."""
 
     @property
     def output(self) -> list[dict[str, Any]]:
-        """The items that it gave."""
+        """The response's items."""
         found: list[dict[str, Any]] = self.response.get("output") or []
         return found
 
     def item(self, identifier: str) -> dict[str, Any] | None:
-        """An item by its id."""
+        """Return an item by its id, or None."""
         both = (*self.output, *self.input)
         return next((item for item in both if item.get("id") == identifier), None)
 
 
 def encode(stored: StoredResponse) -> bytes:
-    """``stored`` as bytes, with their version."""
+    """Return ``stored`` as bytes, with their version."""
     # Not MessagePack: numbers in a client's JSON may be larger than it can hold.
     return _VERSION + msgspec.json.encode(stored)
 
 
 def decode(raw: bytes) -> StoredResponse | None:
-    """What :func:`encode` made; None for bytes of another version, or damaged ones."""
+    """Return the response that :func:`encode` stored; None for damaged bytes or another version."""
     if not raw.startswith(_VERSION):
         return None
     try:

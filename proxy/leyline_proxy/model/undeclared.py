@@ -1,4 +1,4 @@
-"""Rules for edits that nobody declared."""
+"""Rules for edits that the caller didn't declare."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ UNDECLARED_KEYS = ("tool", "user", "assistant", "system", "template")
 UNDECLARED_MODES = ("exact", "amortize")
 
 Trust = Literal["name", "opening", "messages"]
-"""Why a turn of a session counts as one of the conversation that goes on with it.
+"""The reason to count a turn of a session as part of the conversation that continues it.
 
 name
     The caller names its session.
 opening
-    A harness gives one name to all that it does for a task: a turn is of this conversation where
-    the list has the turn's task and first answer.
+    A harness gives one name to all requests of a task: a turn belongs to the conversation if the
+        list has the turn's task and first answer.
 messages
-    Nothing but what the list shows. Whoever sends the same is in the session, so no KV may remember
+    Only the list itself. Anyone who sends the same list is in the session, so no KV may remember
     more than that, and the caller's own edits are exact.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class UndeclaredRules:
-    """Whose undeclared edits are amortised; everything else is exact."""
+    """Roles whose undeclared edits are amortised; all others are exact."""
 
     roles: frozenset[str] = frozenset()
     """Subset of ``UNDECLARED_KEYS``."""
     trust: Trust = "name"
-    """Whose word it is that an earlier turn is of this conversation."""
+    """The evidence that an earlier turn is part of this conversation."""
 
     @classmethod
     def parse(cls, items: Mapping[str, str] | Iterable[str]) -> UndeclaredRules:
-        """Rules from a mapping or from ``role=mode`` items.
+        """Return rules from a mapping or from ``role=mode`` items.
 
         Raises:
             OptionError: an item without ``=``, an unknown role or an unknown mode.
@@ -57,11 +57,12 @@ class UndeclaredRules:
         return cls(frozenset(roles))
 
     def amortizes(self, role: str) -> bool:
-        """Whether an undeclared edit of a message of ``role`` (or ``template``) is amortised."""
+        """Return True if an undeclared edit of a message of ``role`` (or ``template``) is
+        amortised."""
         return self.trust == "name" and self._has(role)
 
     def withholds(self, role: str) -> bool:
-        """Whether it would be, did the session have a certain name."""
+        """Return True if such an edit would be amortised, but for the session's uncertain name."""
         return self.trust != "name" and self._has(role)
 
     def _has(self, role: str) -> bool:

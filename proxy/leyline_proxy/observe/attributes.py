@@ -1,4 +1,4 @@
-"""What spans say of a turn. Pure; prompt text only where :func:`messages_sent` is called.
+"""Span attributes of a turn. Pure; prompt text only from :func:`messages_sent`.
 
 Names of ``gen_ai.*`` are those of OpenTelemetry's semantic conventions for generative AI.
 """
@@ -30,7 +30,7 @@ _REQUEST_NUMBERS = {
 
 
 def of_planned(turn: Turn) -> dict[str, Attribute]:
-    """What is known of a turn when it has been planned."""
+    """Return the attributes of a planned turn."""
     plan, prepared = turn.planned.plan, turn.planned.prepared
     return {
         "gen_ai.operation.name": "chat",
@@ -46,7 +46,7 @@ def of_planned(turn: Turn) -> dict[str, Attribute]:
 
 
 def of_request_upstream(turn: Turn) -> dict[str, Attribute]:
-    """What is asked of the engine, but for the messages."""
+    """Return the attributes of the request to the engine, without messages."""
     body = turn.request.body
     found: dict[str, Attribute] = {
         "gen_ai.operation.name": "chat",
@@ -65,7 +65,7 @@ def of_request_upstream(turn: Turn) -> dict[str, Attribute]:
 
 
 def of_receipt(receipt: Receipt, ttft_s: float | None) -> dict[str, Attribute]:
-    """What became of a turn."""
+    """Return the attributes of a turn's result."""
     tokens = receipt.tokens
     found: dict[str, Attribute] = {
         "leyline.outcome": receipt.outcome.value,
@@ -84,11 +84,11 @@ def of_receipt(receipt: Receipt, ttft_s: float | None) -> dict[str, Attribute]:
 
 
 def messages_sent(messages: Sequence[Mapping[str, Any]], limit: int) -> str:
-    """The messages as they go upstream, in the form of the conventions: the latest that fit.
+    """Return the latest messages sent upstream that fit, in the form of the conventions.
 
     Args:
-        limit: characters of text in all; the oldest text that still fits in part
-            is cut. Messages without text are left out.
+        limit: characters of text in all; the oldest text that still fits in part is cut. Messages
+            without text are left out.
     """
     kept: list[dict[str, Any]] = []
     left = limit
@@ -108,12 +108,12 @@ def messages_sent(messages: Sequence[Mapping[str, Any]], limit: int) -> str:
 
 
 def _valid(text: str) -> str:
-    """``text`` without what UTF-8 can't spell."""
+    """Return ``text`` with characters that UTF-8 can't encode replaced."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _texts(message: Mapping[str, Any]) -> Iterator[str]:
-    """The texts of a message that aren't empty, those of its tool calls included."""
+    """Yield the non-empty texts of a message, including those of its tool calls."""
     return (text for text in _members(message) if isinstance(text, str) and text)
 
 

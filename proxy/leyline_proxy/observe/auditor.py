@@ -1,4 +1,4 @@
-"""What the rest of the proxy tells the audit log."""
+"""The audit log's source: events of the rest of the proxy."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ log = structlog.get_logger("leyline.audit")
 Turns = Literal["edited", "all"]
 
 _PATIENCE_S = 5.0
-"""For the disk, and for Redis, when the proxy ends."""
+"""Seconds to wait for the disk, and for Redis, when the proxy ends."""
 
 _REFUSED = 256
-"""Newest refused turns that are remembered until they are abandoned."""
+"""Number of the newest refused turns remembered until they are abandoned."""
 
 _TEXTS_PER_BODY = 2
-"""Texts that a record waits with, per byte of the request's body: as they were, as they are."""
+"""Bytes of text, before and after edits, that a waiting record holds per byte of the request's
+body."""
 
 
 class Auditor:
     """Records turns, claims and forgets; without a writer, nothing. An observer of turns, and the
-    log of what engines do beside them.
+    log of the engines' actions apart from them.
 
     Args:
-        turns: which turns have a record: those that edit or forget, or all.
+        turns: turns to record: those that edit or forget, or all.
     """
 
     def __init__(
@@ -62,24 +63,24 @@ class Auditor:
 
     @property
     def on(self) -> bool:
-        """Whether anything is recorded."""
+        """True if anything is recorded."""
         return self._writer is not None
 
     def claim(self) -> None:
         """Lock the log's file, before the event loop runs.
 
         Raises:
-            AuditError: the file isn't this proxy's to write to.
+            AuditError: this proxy may not write to the file.
         """
         if self._writer is not None:
             self._writer.claim()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Holds the log open, and writes what waits on the way out.
+        """Hold the log open, and write the waiting records on exit.
 
         Raises:
-            AuditError: the file isn't this proxy's to write to.
+            AuditError: this proxy may not write to the file.
         """
         if self._writer is None:
             yield
@@ -103,7 +104,7 @@ class Auditor:
         )
 
     def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
-        """Record a turn that the engine refused for the sake of claims."""
+        """Record a turn that the engine refused because of claims."""
         if self._writer is not None:
             self._refused.append(turn.message_id)
             self._turn(turn, "refused", model, receipt=receipt, told=receipt)
@@ -117,7 +118,7 @@ class Auditor:
             self._turn(turn, "abandoned", model, receipt=None, told=None)
 
     def carried(self, tenant: str, session: str, engine: str, result: str) -> None:
-        """Record what became of a forget that was carried to another engine.
+        """Record the result of a forget that was carried to another engine.
 
         Args:
             engine: model and run, as :attr:`UpstreamStatus.retains_as` names it.
@@ -127,12 +128,12 @@ class Auditor:
             self._tell(erasure_record(tenant, session, engine, result, time.time()))
 
     def held(self, owner: tuple[str, str], engine: str, receipt: Receipt, ask: Ask) -> None:
-        """Record a forget that was carried to an engine on which running requests hold some of it.
+        """Record a forget that was carried to an engine whose running requests still hold some KV.
 
         Args:
             owner: tenant and session.
             receipt: of the request that carried it.
-            ask: for its record, until nothing is held any more and that is recorded, too.
+            ask: asks for its record, until nothing is held any more and that is recorded, too.
         """
         if self._writer is not None:
             self.carried(*owner, engine, "pending")
@@ -144,7 +145,7 @@ class Auditor:
             self._tell(claim_record(engine, event, time.time()))
 
     def position(self, engine: str) -> int | None:
-        """Number of the newest event in the log, of one run of an engine; None for none."""
+        """Return the number of the newest event in the log for an engine's run; None for none."""
         return self._writer.position(engine) if self._writer is not None else None
 
     def _turn(
@@ -182,7 +183,7 @@ class Auditor:
         told: Receipt | None,
         waiting: tuple[str, ...],
     ) -> TurnFacts | None:
-        """The turn as its record tells it; None where it has none."""
+        """Return the turn's facts for its record; None if it needs none."""
         planned, identity = turn.planned, turn.identity
         plan = planned.plan
         edits = turn_edits(plan, planned.prepared, planned.names, identity.session, _doubts(turn))
@@ -216,12 +217,12 @@ class Auditor:
 
 
 def _doubts(turn: Turn) -> frozenset[Mode]:
-    """Modes of edits of which nobody can tell whether an engine had the text before."""
+    """Return the modes of edits for which it is unknown whether an engine had the text before."""
     began_here = not any(message.get("role") in CONTINUES for message in turn.request.messages)
     strange = turn.identity.session is None and (turn.unvouched or turn.untraced)
     if turn.unnamed or (strange and not began_here):
         return frozenset(Mode)
-    # A forget is demanded of everything then, and the receipt says what it came to.
+    # A forget then demands everything, and the receipt gives the result.
     return frozenset({Mode.FORGET} if turn.unvouched else ())
 
 

@@ -11,7 +11,7 @@ from ..turns.turn import Turn
 
 
 class LiveTurns:
-    """Publishes turns to those who look."""
+    """Publishes turns to the feed's readers."""
 
     def __init__(self, feed: LiveFeed) -> None:
         self._feed = feed

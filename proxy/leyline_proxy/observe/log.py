@@ -1,4 +1,4 @@
-"""A line of the log for each turn: names and numbers, no text."""
+"""One log line per turn: names and numbers, no text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TurnLog:
     """Writes turns to the log."""
 
     def settled(self, settled: SettledTurn, session: Session) -> None:
-        """Log what a turn came to."""
+        """Log the result of a turn."""
         turn, receipt = settled.turn, settled.receipt
         log.info(
             "turn",
@@ -37,7 +37,7 @@ class TurnLog:
         )
 
     def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
-        """Log whose claims were in the way, by number."""
+        """Log the numbers of the claims that prevented a turn."""
         refused = receipt.refused
         log.info(
             "turn_refused",
@@ -48,4 +48,4 @@ class TurnLog:
         )
 
     def abandoned(self, turn: Turn, model: str) -> None:
-        """Nothing: the request's own line says so."""
+        """Do nothing: the request's own line covers it."""

@@ -35,7 +35,7 @@ class TurnMetrics:
         metrics.claim_refusals.labels(tenant).inc()
 
     def abandoned(self, turn: Turn, model: str) -> None:
-        """Nothing: the request is counted by its status."""
+        """Do nothing: the request is counted by its status."""
 
 
 def _count_turn(metrics: Metrics, settled: SettledTurn) -> None:
@@ -82,7 +82,7 @@ def _count_edits(metrics: Metrics, turn: Turn, tenant: str, reason: str) -> None
 
 
 def _count_splice(metrics: Metrics, settled: SettledTurn, tenant: str, model: str) -> None:
-    """What the engine did with directives, and what that spared."""
+    """Count the engine's treatment of directives, and the prefill saved."""
     receipt = settled.receipt
     for result in receipt.directives:
         metrics.directives.labels(result.mode.value, result.reason.value).inc()
@@ -95,7 +95,7 @@ def _count_splice(metrics: Metrics, settled: SettledTurn, tenant: str, model: st
 
 
 def _generated(settled: SettledTurn) -> int:
-    """Tokens of the answer, as far as the engine told."""
+    """Return the tokens of the answer, as far as the engine reported."""
     told = settled.usage.get("completion_tokens") if settled.usage is not None else None
     if isinstance(told, int):
         return max(0, told)

@@ -1,4 +1,4 @@
-"""Turns in the current trace; each call costs a look-up where nothing is traced."""
+"""Turns in the current trace; each call costs a look-up if nothing is traced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .attributes import messages_sent, of_planned, of_receipt, of_request_upstre
 
 
 def note_planned(turn: Turn) -> None:
-    """A turn is about to be sent."""
+    """Describe a turn that is about to be sent."""
     trace = current_trace()
     if not trace.recording:
         return
@@ -26,7 +26,7 @@ def note_planned(turn: Turn) -> None:
 
 
 def note_failover(upstream: str, code: str) -> None:
-    """An engine failed the request, which goes on to another."""
+    """Record that an engine failed the request, which continues on another."""
     trace = current_trace()
     if trace.recording:
         trace.event("leyline.failover", {"upstream": upstream, "reason": plain_code(code)})
@@ -36,7 +36,7 @@ class TurnTraces:
     """Describes turns in the current trace."""
 
     def settled(self, settled: SettledTurn, session: Session) -> None:
-        """Describe the receipt, and what was lost."""
+        """Describe the receipt and the losses."""
         trace, turn, receipt = current_trace(), settled.turn, settled.receipt
         if not trace.recording:
             return
@@ -50,13 +50,13 @@ class TurnTraces:
             trace.event("leyline.fallback", {"reason": _reason(receipt), "planned": planned.value})
 
     def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
-        """Note a refusal for the sake of claims."""
+        """Record a refusal because of claims."""
         trace = current_trace()
         if trace.recording:
             trace.event("leyline.refusal", {"reason": _reason(receipt)})
 
     def abandoned(self, turn: Turn, model: str) -> None:
-        """Nothing: the request's span says so."""
+        """Do nothing: the request's span covers it."""
 
 
 def _reason(receipt: Receipt) -> str:

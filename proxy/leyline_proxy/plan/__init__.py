@@ -1,1 +1,1 @@
-"""Steps 3 to 6: from the messages to send to tokens, directives and the body that goes upstream."""
+"""Steps 3 to 6: turn the messages into tokens, directives and the upstream body."""

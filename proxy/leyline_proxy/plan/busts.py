@@ -1,14 +1,14 @@
-"""What became of the KV that a prompt could have had. Pure.
+"""The fate of the KV that a prompt could have had. Pure.
 
-The retained turn that a prompt goes on from says what was within reach; the engine's receipt says
-what was used. Every prompt token is one of these::
+The retained turn that a prompt continues shows the KV within reach; the engine's receipt shows the
+KV used. Every prompt token is one of these::
 
     prompt    0 ──────────────────────────────────────────── n
     reach     ═════════════════╗ edit ══════════╗ edit ═══
     receipt   cached ──────┤     spliced ───────┤   prefilled
               cached       lost  new   spliced    new  lost  new
 
-Lost is what was within reach and was prefilled all the same.
+Lost tokens were within reach but were prefilled.
 """
 
 from __future__ import annotations
@@ -30,62 +30,65 @@ from .candidates import Candidate, Edit
 Moved = Literal["", "failover", "engine"]
 
 PAGE = 64
-"""Fewer tokens are what an engine rounds down to whole pages of its pool, and no loss of its."""
+"""Smallest loss that counts as the engine's: it rounds fewer tokens down to whole pages of its
+pool."""
 
 _MESSAGE_WEIGHT = 16
-"""Characters that a message's role and marks stand for."""
+"""Characters counted for a message's role and marks."""
 
 Interval = tuple[int, int]
 
 
 class Stretch(NamedTuple):
-    """Prompt tokens ``[start, end)`` that the retained turn has, and what lies before them."""
+    """Prompt tokens ``[start, end)`` that the retained turn has, with the causes of edits before
+    them."""
 
     start: int
     end: int
     first: str
-    """Cause of the first edit before; empty where nothing was edited."""
+    """Cause of the first edit before; empty if there is none."""
     hard: str
-    """Cause of the first edit before that can't be spliced over; empty where there is none."""
+    """Cause of the first edit before that can't be spliced over; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What of a prompt one retained turn has."""
+    """The parts of a prompt that one retained turn has."""
 
     stretches: tuple[Stretch, ...] = ()
-    """By position. Where :attr:`estimated` is set, only lengths count, and only of what lies behind
-    the first edit, if there is one."""
+    """Stretches by position. If :attr:`estimated` is set, only their lengths count, and only tokens
+    after the first edit, if any."""
     known: bool = False
-    """Whether there was a retained turn to compare with."""
+    """True if there was a retained turn to compare with."""
     estimated: bool = False
-    """Told from messages: the tokens aren't known here."""
+    """True if derived from messages: the tokens aren't known here."""
     moved: Moved = ""
-    """Why the engine that serves the turn can't have the KV: it lies on another one, or this one
+    """The reason that the serving engine can't have the KV: it is on another engine, or this one
     was restarted."""
     context: str = ""
-    """As :attr:`~leyline_proxy.model.rendered.Rendered.context`, for turns without tokens."""
+    """:attr:`~leyline_proxy.model.rendered.Rendered.context` of a turn without tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheAccount:
-    """Where a turn's prompt tokens came from; with what was lost, the numbers add up to all."""
+    """The origin of a turn's prompt tokens; with the lost ones, the numbers add up to all
+    tokens."""
 
     cached: int = 0
     spliced: int = 0
     fresh: int = 0
     busts: Mapping[str, int] = field(default_factory=dict)
-    """Tokens that were lost, by cause; none is 0."""
+    """Lost tokens by cause; none is 0."""
     missing: int = 0
-    """Tokens that the proxy expected to be cached and the engine hadn't."""
+    """Tokens that the proxy expected to be cached but the engine didn't have."""
     found: int = 0
-    """Tokens that the engine had and the proxy didn't expect."""
+    """Tokens that the engine had but the proxy didn't expect."""
 
 
 def reach_of(candidate: Candidate, moved: Moved = "") -> Reach:
-    """What a retained turn has of a prompt, by the comparison of both."""
+    """Return the parts of a prompt that a retained turn has, from the comparison of both."""
     turn = candidate.turn
-    # What was generated last has never been read, so there is no KV of it.
+    # The last generated token has never been read and has no KV.
     limit = len(turn.tokens) - bool(turn.output_ids)
     stretches: list[Stretch] = []
     ahead = deque(sorted(candidate.edits, key=lambda edit: edit.hunk.new_start))
@@ -106,11 +109,11 @@ def reach_of(candidate: Candidate, moved: Moved = "") -> Reach:
 def reach_by_messages(
     last: RetainedTurn, prepared: Prepared, first: str, context: str, moved: Moved = ""
 ) -> Reach:
-    """What a retained turn has of a prompt, where tokens aren't known: by the engine's own count of
-    its prompt, shared out by the length of messages.
+    """Estimate the part of a prompt that a retained turn has if tokens aren't known: the engine's
+    count of its prompt, divided by the length of messages.
 
     Args:
-        first: cause of the first edit since; empty where there is none.
+        first: cause of the first edit since; empty if there is none.
         context: of this prompt.
     """
     held = last.receipt.tokens.prompt if last.receipt is not None else 0
@@ -126,7 +129,7 @@ def reach_by_messages(
 
 
 def cause_label(cause: str) -> str:
-    """The cause of an edit without names."""
+    """Return the cause of an edit without names."""
     kind = cause.partition(":")[0]
     return kind if kind in CAUSES or not kind else "policy"
 
@@ -142,10 +145,10 @@ def settle(
     """Account for every token of a prompt.
 
     Args:
-        tokens: as the engine told; numbers that contradict each other are taken as far as they fit.
-        copies: prompt positions that the engine was asked to splice, by position.
-        told: ``cached_tokens`` of the engine's usage; None where there was none.
-        reconciled: whether what was cached can be expected to be as planned.
+        tokens: as the engine reports; contradictory numbers are used as far as they fit.
+        copies: prompt ranges that the engine was asked to splice, by position.
+        told: ``cached_tokens`` of the engine's usage; None if absent.
+        reconciled: True if the cached tokens should agree with the plan.
     """
     prompt = max(0, tokens.prompt)
     cached = min(max(0, tokens.prefix), prompt)
@@ -163,13 +166,13 @@ def settle(
 
 
 def _cause(edit: Edit) -> str:
-    """The one that gives the edit its mode."""
+    """Return the cause that gives the edit its mode."""
     strict = (cause.cause for cause in edit.causes if cause.mode == edit.mode)
     return cause_label(next(strict, "template"))
 
 
 def _kept_behind(last: Prepared, now: Prepared) -> float:
-    """Which share of the last prompt lies behind the first edit and was kept."""
+    """Return the share of the last prompt that is kept after the first edit."""
     before, after = last.sent_fingerprints, now.sent_fingerprints
     if after[: len(before)] == before:
         return 0.0
@@ -193,8 +196,8 @@ def _kept_behind(last: Prepared, now: Prepared) -> float:
 
 
 def _done(copies: Sequence[Interval], cached: int, spliced: int) -> list[Interval]:
-    """The copies that were made. An engine leaves out the first ones: those that its own cache
-    has, and the beginning of the prompt, which it always computes."""
+    """Return the copies that were made. An engine leaves out the first ones: those in its own
+    cache, and the beginning of the prompt, which it always computes."""
     ahead = [(max(start, cached), end) for start, end in copies if end > cached]
     left_out = max(0, sum(end - start for start, end in ahead) - spliced)
     done: list[Interval] = []
@@ -209,7 +212,7 @@ def _done(copies: Sequence[Interval], cached: int, spliced: int) -> list[Interva
 def _lost(
     reach: Reach, prompt: int, cached: int, done: Sequence[Interval]
 ) -> Iterator[tuple[str, int]]:
-    """Causes and numbers of tokens within reach that were neither cached nor spliced."""
+    """Yield causes and numbers of tokens within reach that were neither cached nor spliced."""
     at = 0
     for stretch in reach.stretches:
         cause = _blamed(reach, stretch, spliced=bool(done))
@@ -234,7 +237,7 @@ def _blamed(reach: Reach, stretch: Stretch, *, spliced: bool) -> str:
 
 
 def _shared_out(lost: Iterable[tuple[str, int]], prefilled: int) -> dict[str, int]:
-    """Sums by cause, of no more tokens than were prefilled."""
+    """Return sums by cause, limited to the number of prefilled tokens."""
     busts: dict[str, int] = {}
     for cause, count in lost:
         taken = min(count, prefilled)
@@ -247,19 +250,19 @@ def _shared_out(lost: Iterable[tuple[str, int]], prefilled: int) -> dict[str, in
 def _discrepancy(
     reach: Reach, copies: Collection[Interval], prompt: int, actual: int
 ) -> tuple[int, int]:
-    """Tokens fewer and more than expected, from :data:`PAGE` on."""
+    """Return the missing and the surplus tokens; fewer than :data:`PAGE` count as 0."""
     if reach.estimated and any(stretch.first for stretch in reach.stretches):
         return 0, 0
     intact = [] if reach.moved else [(s.start, s.end) for s in reach.stretches if not s.first]
     expected = min(_covered([*intact, *copies]), max(0, prompt - 1))
     missing, found = expected - actual, actual - expected
-    # How long an answer was that an unknown template left in the prompt can't be said.
+    # The length of an answer that an unknown template left in the prompt isn't known.
     found = 0 if reach.estimated else found
     return (missing if missing >= PAGE else 0), (found if found >= PAGE else 0)
 
 
 def _covered(intervals: Iterable[Interval]) -> int:
-    """Positions in any of the intervals."""
+    """Return the number of positions in any of the intervals."""
     total = at = 0
     for start, end in sorted(intervals):
         total += max(0, end - max(start, at))

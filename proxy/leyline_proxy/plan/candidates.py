@@ -1,4 +1,4 @@
-"""What each retained turn could contribute to a prompt: kept tokens, and why the rest changed."""
+"""Possible contributions of retained turns to a prompt: kept tokens, and causes of the changes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Edit:
     causes: tuple[Cause, ...]
     mode: EditMode
     behind: bool
-    """Whether anything kept lies behind it."""
+    """True if any kept token comes after it."""
 
 
-@dataclass(frozen=True)  # no slots: what is reusable is counted once
+@dataclass(frozen=True)  # no slots: reusable tokens are counted once
 class Candidate:
     """One retained turn as a source."""
 
@@ -36,7 +36,7 @@ class Candidate:
     diff: TokenDiff
     edits: tuple[Edit, ...]
     copies: tuple[Kept, ...]
-    """Kept runs that may be used, the common prefix among them, by destination."""
+    """Kept runs that may be used, including the common prefix, by destination."""
     forgets: bool = field(init=False)
     reusable: int = field(init=False)
     """Tokens in :attr:`copies`."""
@@ -59,7 +59,7 @@ def consider(
 
     Args:
         names: of this turn's messages.
-        boundary: tokens behind each edit to compute anew.
+        boundary: number of tokens after each edit to compute again.
     """
     before = turn.prepared
     view = SourceView(turn.tokens, turn.rendered.spans, len(turn.rendered.tokens))
@@ -69,7 +69,7 @@ def consider(
         rules = replace(rules, trust="name" if alike else "messages")
     shown = rules.trust == "name" or not turn.lineage or _is_shown(before, prepared)
     same = continued(view, rendered) if shown and not demands else None
-    if same is not None:  # nothing changed, so nothing needs an explanation
+    if same is not None:  # nothing changed, so there is nothing to explain
         return Candidate(turn, same, (), _usable(same, (), (), turn, boundary))
     sent = diff_messages(
         before.messages,
@@ -102,7 +102,7 @@ def consider(
 
 
 def _opens_alike(before: Prepared, prepared: Prepared) -> bool:
-    """Whether a list has the task of an earlier one, and the first answer to it."""
+    """Return True if a list has the task of an earlier one, and the first answer to it."""
     roles = [str(message.get("role")) for message in before.client]
     opening = zip(before.client_fingerprints[: shortest_partial(roles)], roles, strict=False)
     return all(
@@ -111,11 +111,10 @@ def _opens_alike(before: Prepared, prepared: Prepared) -> bool:
 
 
 def _is_shown(before: Prepared, prepared: Prepared) -> bool:
-    """Whether the caller's list still has all that an earlier one had.
+    """Return True if the caller's list still has all messages of an earlier one.
 
-    Where no turn amortized the caller's own edits, spliced KV has read what is missing from its
-    prompt, but nothing that was missing from the caller's list. So it remembers nothing that this
-    list doesn't show.
+    If no turn amortized the caller's own edits, spliced KV has read text that is missing from its
+    prompt, but not from the caller's list. So it remembers nothing that this list doesn't show.
     """
     return set(before.client_fingerprints).issubset(prepared.client_fingerprints)
 
@@ -127,8 +126,8 @@ def _with_hidden(
     client: MessageDiff,
     prepared: Prepared,
 ) -> list[Edit]:
-    """The edits, and an exact one where a source's spliced KV begins, which may remember what the
-    caller's list doesn't show any more.
+    """Return the edits plus an exact one at the start of a source's spliced KV, which may remember
+    text that the caller's list no longer shows.
 
     Args:
         client: alignment of the caller's own lists.
@@ -152,7 +151,7 @@ def _with_hidden(
 
 
 def _states_its_own(prepared: Prepared, client_index: int) -> bool:
-    """Whether the caller declares that its own change of a message is meant."""
+    """Return True if the caller declares that it made its own change of a message."""
     return any(
         change.callers_own
         for entry in prepared.sent
@@ -162,7 +161,7 @@ def _states_its_own(prepared: Prepared, client_index: int) -> bool:
 
 
 def _edits(diff: TokenDiff, finder: CauseFinder) -> list[Edit]:
-    """Explained hunks in order; what lies in the tail counts only where it demands forgetting."""
+    """Return explained hunks in order; those in the tail only if they demand forgetting."""
     edits: list[Edit] = []
     for hunk in diff.hunks:
         behind = hunk.new_start < diff.tail
@@ -176,10 +175,10 @@ def _edits(diff: TokenDiff, finder: CauseFinder) -> list[Edit]:
 def _with_demands(
     edits: Sequence[Edit], demands: Sequence[Demand], diff: TokenDiff, prepared: Prepared
 ) -> list[Edit]:
-    """The edits, and for each demand that none of them meets a forget of what it names.
+    """Return the edits, plus a forget for each demand that none of them meets.
 
-    A demand binds even where no token of the source differs: an earlier edit may have taken the
-    span out while what read it stayed, or the model may have written it.
+    A demand binds even if no token of the source differs: an earlier edit may have removed the span
+    while its readers remained, or the model may have written it.
     """
     result = list(edits)
     for demand in demands:
@@ -202,14 +201,14 @@ def _with_demands(
 
 
 def demand_cause(prepared: Prepared, client_index: int) -> Cause:
-    """Who demands that a message of this turn be forgotten."""
+    """Return the cause of the demand to forget a message of this turn."""
     mark = prepared.forget_marks[client_index]
     role = str(prepared.client[client_index].get("role"))
     return Cause(mark.cause, "forget", role, client_index)
 
 
 def _destination(diff: TokenDiff, position: int) -> int:
-    """Where in the prompt the first kept source token from ``position`` on stands."""
+    """Return the prompt position of the first kept source token at or after ``position``."""
     for run in diff.kept:
         if run.end > position:
             return run.dest + max(0, position - run.start)
@@ -223,13 +222,14 @@ def _usable(
     turn: RetainedTurn,
     boundary: int,
 ) -> tuple[Kept, ...]:
-    """Kept runs before the first exact or forget edit, less boundaries and hidden readers."""
+    """Return kept runs before the first exact or forget edit, less boundaries and hidden
+    readers."""
     cut = min((e.hunk.new_start for e in edits if e.mode != "amortize"), default=None)
     limit = len(turn.tokens)
     forgotten = [edit.hunk.start for edit in edits if edit.mode == "forget"]
     forgotten += [demand.start for demand in demands]
     if forgotten:
-        # KV behind an earlier splice may have read the span before it was moved.
+        # KV after an earlier splice may have read the span before it was moved.
         limit = min([*forgotten, *(run.start for run in turn.lineage)])
     usable: list[Kept] = []
     for run in diff.kept:
@@ -245,9 +245,9 @@ def _usable(
 
 
 def records_of(own: Sequence[Edit], others: Sequence[Edit]) -> tuple[EditRecord, ...]:
-    """The account of a turn: a source's edits, and what only other sources tell of forgetting.
+    """Return the account of a turn: a source's edits, plus forgets that only other sources show.
 
-    A message that is to be forgotten counts once, however many sources hold it.
+    A forgotten message counts once, however many sources hold it.
     """
     told = {
         (cause.message, cause.cause)
@@ -270,7 +270,7 @@ def records_of(own: Sequence[Edit], others: Sequence[Edit]) -> tuple[EditRecord,
 
 
 def record_of(cause: Cause, hunk: Hunk | None, behind: bool = False) -> EditRecord:
-    """The account of one change; without a hunk, of one that no source shows."""
+    """Return the record of one change; ``hunk`` is None for a change that no source shows."""
     return EditRecord(
         message=cause.message,
         role=cause.role,

@@ -1,4 +1,4 @@
-"""Who changed what: from the messages that a hunk touches to causes and modes."""
+"""Origin of changes: causes and modes from the messages that a hunk touches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..model.undeclared import UndeclaredRules
 from .token_diff import Hunk
 
 STRICTNESS: dict[EditMode, int] = {"amortize": 0, "exact": 1, "forget": 2}
-"""Where changes meet in one hunk, the strictest holds."""
+"""Order of modes; changes in one hunk take the strictest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Cause:
     message: int | None
     """Index in the caller's list of this turn."""
     withheld: bool = False
-    """It would be amortized, did the session have a certain name."""
+    """True if it would be amortized, but for the session's uncertain name."""
 
 
 def strictest(causes: tuple[Cause, ...]) -> EditMode:
-    """The mode of a hunk; a hunk without a cause is exact."""
+    """Return the mode of a hunk; a hunk without a cause is exact."""
     return max((cause.mode for cause in causes), key=STRICTNESS.__getitem__, default="exact")
 
 
@@ -41,12 +41,12 @@ class CauseFinder:
     Args:
         source: the retained turn's messages.
         turn: this turn's.
-        sent: alignment of what was sent then with what is sent now.
-        client: alignment of the caller's own lists, which tells the caller's edits from others'.
-        rules: what undeclared edits may be.
-        demanded: client indices of this turn whose forgetting the source hasn't met yet. An older
+        sent: alignment of the messages sent then with those sent now.
+        client: alignment of the caller's own lists, which separates the caller's edits from others.
+        rules: for undeclared edits.
+        demanded: client indices of this turn with a forget that the source hasn't met yet. An older
             demand, met long ago, makes no later edit of the message a forget.
-        same_context: whether tool definitions and template options are the source's.
+        same_context: True if tool definitions and template options are the source's.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class CauseFinder:
         self._edited_before = _last_changes(source)
 
     def explain(self, hunk: Hunk) -> tuple[Cause, ...]:
-        """The changes behind a hunk, each once."""
+        """Return the changes that caused a hunk, each once."""
         found = dict.fromkeys(self._causes(hunk))
         return tuple(found) or (self._template(),)
 
@@ -102,7 +102,7 @@ class CauseFinder:
         callers_own = self._client_kept.get(before) != new.client_index
         if callers_own and not any(change.callers_own for change in new.changes):
             yield self._undeclared("undeclared", role, new.client_index)
-        # A change that is gone again (a policy switched off) is as much its edit as a new one.
+        # A revoked change (a policy switched off) is as much its edit as a new one.
         changes = new.changes or (() if callers_own else old.changes)
         for change in changes:
             if change.mode is Mode.AMORTIZE or self._is_demanded(new):
@@ -128,7 +128,7 @@ class CauseFinder:
         before = self._client_came_from.get(new.client_index, -1)
         change = self._dropped_before.get(before)
         if change is None and before >= 0:
-            # Edited beyond recognition, now or then: its calls went or came back.
+            # It was edited beyond recognition, now or then: its calls were removed or restored.
             change = self._edited.get(new.client_index) or self._edited_before.get(before)
         if change is not None:
             return self._caused(change, role, new.client_index)
@@ -146,14 +146,14 @@ class CauseFinder:
         return Cause(cause, mode, role, message, self._rules.withholds(role))
 
     def _template(self) -> Cause:
-        """Nobody's messages differ: the template did it, or other tools or options."""
+        """Return the cause if no message differs: the template, or other tools or options."""
         if not self._same_context:
             return Cause("tools", "exact", "tools", None)
         return self._undeclared("template", "template", None)
 
 
 def _last_changes(prepared: Prepared) -> dict[int, Change]:
-    """What was last done to each of the client's messages that is sent edited."""
+    """Return the last change of each client message that is sent edited."""
     return {
         entry.client_index: entry.changes[-1]
         for entry in prepared.sent

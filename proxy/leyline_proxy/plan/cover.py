@@ -7,7 +7,7 @@
     a branch  ════════       ╚══════════════════╗
     cover     newest ────────│ a branch ────────│ prefilled ──
 
-Where several sources have a token, the one in use goes on as long as it can: each change of source
+If several sources have a token, the one in use continues as long as it can: each change of source
 is another copy.
 """
 
@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from .token_diff import Kept
 
 MIN_SWITCH = 32
-"""Fewer tokens than this aren't worth another source."""
+"""Fewer tokens aren't worth another source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens of source ``source`` that are copied."""
+    """Tokens copied from source ``source``."""
 
     source: int
     run: Kept
@@ -39,13 +39,13 @@ class _Runs:
         self._starts = [run.dest for run in runs]
 
     def at(self, position: int) -> Kept | None:
-        """What the source has from ``position`` on, if it has the token there."""
+        """Return the source's run from ``position`` on, if it has the token there."""
         index = bisect_right(self._starts, position) - 1
         run = self._runs[index] if index >= 0 else None
         return _cut(run, position, run.dest_end) if run and run.dest_end > position else None
 
     def next_start(self, position: int) -> int | None:
-        """Where the next run behind ``position`` begins."""
+        """Return the start of the next run after ``position``."""
         index = bisect_right(self._starts, position)
         return self._starts[index] if index < len(self._starts) else None
 
@@ -54,12 +54,12 @@ def cover(sources: Sequence[Sequence[Kept]], preferred: int) -> tuple[Piece, ...
     """Cover as much of a prompt as the sources together have, with few changes of source.
 
     Args:
-        sources: per source its usable runs, sorted by destination and disjoint.
-        preferred: the one that is used alone unless others have :data:`MIN_SWITCH` tokens more.
+        sources: for each source its usable runs, sorted by destination and disjoint.
+        preferred: used alone unless others have :data:`MIN_SWITCH` tokens more.
 
     Returns:
-        Pieces by destination, disjoint. They hold every token that ``preferred`` has, and of others
-        no stretch shorter than :data:`MIN_SWITCH`.
+        Pieces by destination, disjoint. They hold every token that ``preferred`` has, and from
+        others no stretch shorter than :data:`MIN_SWITCH`.
     """
     pieces = tuple(_joined(_sweep([_Runs(kept) for kept in sources], preferred)))
     gained = sum(p.run.length for p in pieces) - sum(run.length for run in sources[preferred])
@@ -69,9 +69,11 @@ def cover(sources: Sequence[Sequence[Kept]], preferred: int) -> tuple[Piece, ...
 
 
 def _sweep(sources: Sequence[_Runs], preferred: int) -> Iterator[Piece]:
-    """From left to right: the source in use while it can, else the preferred, else the furthest.
+    """Go from left to right: use the current source while possible, else the preferred, else the
+    furthest.
 
-    The beginning is whoever's reaches furthest, because a prefix is found without a copy.
+    The first piece is from the source that reaches furthest, because a prefix is found without a
+    copy.
     """
     position = 0
     used = preferred
@@ -97,7 +99,7 @@ def _sweep(sources: Sequence[_Runs], preferred: int) -> Iterator[Piece]:
 
 
 def _joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """Neighbours that continue each other in the same source are one."""
+    """Join neighbours that continue each other in the same source."""
     joined: list[Piece] = []
     for piece in pieces:
         last = joined[-1] if joined else None

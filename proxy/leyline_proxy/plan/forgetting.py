@@ -1,9 +1,9 @@
-"""Demands of this turn to forget what an earlier turn may have read, and from where on.
+"""This turn's demands to forget, and the places in earlier turns that may have read the text.
 
-Told from the caller's own messages and their names, not from what was sent: policies in between may
-shorten, drop or move the message, and none of that may hide a demand. Where it isn't certain which
-message was meant or where it stood, all that it may have been counts, from the earliest place on;
-that costs a prefill, never a secret.
+They come from the caller's own messages and their names, not from the sent ones: policies may
+shorten, drop or move the message, and this must not hide a demand. If it is uncertain which message
+was meant or where it was, all possible ones count, from the earliest place on; that costs a
+prefill, never a secret.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ..model.spans import ANYTHING, SpanName, SpanNames, outer_extents
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A message that is to be forgotten, and the source tokens ``[start, end)`` that may be its."""
+    """A message to forget, and the source tokens ``[start, end)`` that may be its own."""
 
     client_index: int
-    """In this turn's client list."""
+    """Index in this turn's client list."""
     start: int
     end: int
 
 
 def new_demands(source: RetainedTurn, prepared: Prepared, names: SpanNames) -> tuple[Demand, ...]:
-    """Demands of this turn that the source didn't meet already.
+    """Return demands of this turn that the source didn't meet already.
 
     Args:
         names: of this turn's messages.
@@ -56,7 +56,7 @@ def new_demands(source: RetainedTurn, prepared: Prepared, names: SpanNames) -> t
         if output_span(source.turn) in wanted and source.output_ids:
             own.append((len(source.rendered.tokens), len(source.tokens)))
         if held and not own:
-            # What that turn didn't send, only an earlier splice can remember.
+            # If that turn didn't send it, only an earlier splice can remember it.
             own.append((len(source.tokens), len(source.tokens)))
         if own:
             starts, ends = zip(*own, strict=True)
@@ -67,16 +67,16 @@ def new_demands(source: RetainedTurn, prepared: Prepared, names: SpanNames) -> t
 def spans_to_forget(
     turn: str, prepared: Prepared, names: SpanNames, session: Session | None, *, named: bool
 ) -> tuple[str, ...]:
-    """Names of which no reader may survive, wherever the session held them.
+    """Return the names whose readers must all be removed, wherever the session held them.
 
     Args:
         turn: this turn's name.
-        session: None where the proxy knows none by its id.
-        named: whether the caller gave the session its id.
+        session: None if the proxy knows none by its id.
+        named: True if the caller gave the session its id.
 
     Returns:
-        :data:`~.spans.ANYTHING` alone where the engine may hold what has no name here; nothing
-        where every demand was met before, or concerns what was never sent before.
+        :data:`~.spans.ANYTHING` alone if the engine may hold KV without a name here; empty if every
+        demand was met before or concerns text never sent before.
     """
     if not prepared.forget_marks:
         return ()
@@ -94,27 +94,27 @@ def spans_to_forget(
             fresh = True
             found.update(wanted)
     if fresh and session is not None and session.in_flight:
-        return (ANYTHING,)  # another request may have brought the message, under a name of its own
+        return (ANYTHING,)  # another request may have brought the message, under another name
     exceeds = ANYTHING in found or len(found) > MAX_FORGOTTEN
     return (ANYTHING,) if exceeds else tuple(found)
 
 
 def is_unvouched(session: Session | None, *, named: bool) -> bool:
-    """Whether a session's name may have been in use before this proxy learned of it.
+    """Return True if a session's name may have been in use before this proxy learned of it.
 
-    Under another proxy, before a restart, or before the session was pushed out of memory. An id of
-    the proxy's own is never given twice, so nothing lies under a new one.
+    That may be with another proxy, before a restart, or before the session was pushed out of
+    memory. The proxy never reuses its own ids, so a new one has no earlier KV.
     """
     return named if session is None else session.unvouched
 
 
 def untraced_before(prepared: Prepared, session: Session | None, *, traced: bool) -> int:
-    """The number of the turn before which messages may lie where no forget finds them; see
+    """Return the number of the turn before which messages may be out of reach of any forget; see
     :attr:`~.session.Session.untraced`.
 
     Args:
-        traced: whether turns that the session may have had before it was known here lie under its
-            id, in engines that take forgets.
+        traced: True if any turns before the session was known here are under its id, in engines
+            that take forgets.
     """
     if session is not None:
         return session.untraced
@@ -124,10 +124,11 @@ def untraced_before(prepared: Prepared, session: Session | None, *, traced: bool
 def is_unreachable(
     prepared: Prepared, names: SpanNames | None, session: Session | None, *, traced: bool
 ) -> bool:
-    """Whether this turn demands to forget what may lie in a cache where no forget finds it.
+    """Return True if this turn demands to forget text that may be in a cache where no forget finds
+    it.
 
     Args:
-        names: of this turn's messages; None where they could not be told.
+        names: of this turn's messages; None if unknown.
         traced: as for :func:`untraced_before`.
     """
     before = untraced_before(prepared, session, traced=traced)
@@ -143,7 +144,7 @@ def is_unreachable(
 
 
 def _came_before(name: SpanName, turn: int) -> bool:
-    """Whether a message may have come with a turn before that number."""
+    """Return True if a message may have come with a turn before that number."""
     indices = [turn_index(each) for each in name.all]
     return any(index is None or index < turn for index in indices)
 
@@ -151,13 +152,14 @@ def _came_before(name: SpanName, turn: int) -> bool:
 def _is_new(
     prepared: Prepared, place: int, wanted: dict[str, None], turns: Sequence[RetainedTurn]
 ) -> bool:
-    """Whether no retained turn has met the demand to forget the message of these names."""
+    """Return True if no retained turn has met the demand to forget the message of these names."""
     known = [turn for turn in turns if not wanted.keys().isdisjoint(turn.names.index)]
     return not known or any(_unmet(turn, prepared, place, wanted) for turn in known)
 
 
 def _unmet(source: RetainedTurn, prepared: Prepared, place: int, wanted: Iterable[str]) -> set[str]:
-    """Names of the source's messages that the one at ``place`` may be, less those dealt with."""
+    """Return the names of source messages that may be the one at ``place``, less those already
+    met."""
     mark, value = prepared.forget_marks[place], prepared.client_fingerprints[place]
     known, prints = source.prepared.forget_marks, source.prepared.client_fingerprints
     return {

@@ -1,8 +1,8 @@
-"""Which names the messages of a turn have: those under which earlier turns knew them.
+"""Names of a turn's messages: those under which earlier turns knew them.
 
-A name is kept by what an earlier turn had as it is, by the answer that follows the list it answers
-and by what was certainly rewritten between the same neighbours. Any other message gets a new name,
-and as former names those of all that it may have been.
+A message keeps its name if an earlier turn had it unchanged, if it is the answer after the list
+that it answers, or if it was certainly rewritten between the same neighbours. Any other message
+gets a new name, and the names of all messages that it may have been as former names.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..model.session import Departed, RetainedTurn
 from ..model.spans import ANYTHING, SpanName, SpanNames, outer_extents
 
 MAX_FORMER = 256
-"""More former names than this are told as :data:`~.spans.ANYTHING`."""
+"""Largest number of former names; more become :data:`~.spans.ANYTHING`."""
 
 SAME_ANSWER = 0.75
-"""Share of tokens that an answer has in common with its text in a prompt."""
+"""Smallest share of tokens that an answer has in common with its text in a prompt."""
 
 
 def name_spans(
@@ -40,8 +40,8 @@ def name_spans(
     Args:
         turn: the turn's own name, unique in the session; new names begin with it.
         turns: retained ones, newest last.
-        departed: names that no retained turn knows any more.
-        prompt: tells answers to one list from each other; None where tokens aren't known.
+        departed: names that no retained turn has.
+        prompt: distinguishes several answers to one list; None if tokens aren't known.
     """
     naming = _Naming(prepared)
     alignments = [_align(source, prepared) for source in reversed(turns)]
@@ -57,15 +57,15 @@ def name_spans(
 
 @dataclass(frozen=True, slots=True)
 class _Alignment:
-    """A retained turn's client list beside this turn's."""
+    """A retained turn's client list aligned with this turn's."""
 
     source: RetainedTurn
     pairs: Sequence[tuple[int, int]] | None
-    """Old and new places of what both have; None where the one list begins with the other."""
+    """Old and new indices of shared messages; None if one list begins with the other."""
     gaps: tuple[tuple[range, range], ...]
     """Old and new messages between two pairs."""
     follower: int | None
-    """Place of what follows the source's last message, where that is kept."""
+    """Index of the message after the source's last one, if that is kept."""
 
 
 def _align(source: RetainedTurn, prepared: Prepared) -> _Alignment:
@@ -94,18 +94,19 @@ class _Naming:
         self._former: list[tuple[str, ...]] = [()] * len(self._client)
         self._taken: set[str] = set()
         self._inherited: list[SpanName | None] = [None] * len(self._client)
-        """The names as the newest turn that has the message holds them."""
+        """The names held by the newest turn that has each message."""
         self._answers: set[int] = set()
-        """Places that follow a whole list: an answer to it, even where it isn't certain whose."""
+        """Indices of messages that follow a whole list: answers to it, even if the author is
+        uncertain."""
 
     def keep(self, alignment: _Alignment) -> None:
-        """Take over the names of what a source has in common with this turn."""
+        """Adopt the names of the messages that a source shares with this turn."""
         names, prints = alignment.source.names.client, alignment.source.prepared.client_fingerprints
         if not alignment.gaps and tuple(self._inherited[: len(names)]) == names:
-            return  # an earlier turn of the one that goes on
+            return  # an earlier turn of the continued one
         ids = [name.id for name in names]
         if alignment.pairs is None and not self._taken and len(set(ids)) == len(ids):
-            # The newest turn, which this one goes on from: nothing else was named yet.
+            # This is the newest turn, which this one continues: nothing has been named yet.
             self._own[: len(ids)], self._inherited[: len(ids)] = ids, names
             self._taken.update(ids)
             for place, name in enumerate(names):
@@ -127,7 +128,7 @@ class _Naming:
                 self._suspect(new, (name.id,))
             self._suspect(new, name.former)
             for twin in removed.get(prints[old], ()) if removed else ():
-                self._suspect(new, twin.all)  # which of two equal messages stayed isn't certain
+                self._suspect(new, twin.all)  # either of two equal messages may have remained
 
     def name_answers(
         self,
@@ -135,7 +136,7 @@ class _Naming:
         departed: Departed,
         said_at: Callable[[int], Sequence[int]],
     ) -> None:
-        """What the model wrote in an earlier turn may stand in the client's list now."""
+        """Name answers of earlier turns that the client's list may contain now."""
         roles = [message.get("role") for message in self._client]
         unclaimed = [a for a in alignments if a.source.output_ids and self._free(a.source)]
         following: dict[int, list[RetainedTurn]] = {}
@@ -154,12 +155,13 @@ class _Naming:
             if role != "assistant" or self._own[place] is not None:
                 continue
             self._suspect(place, departed.outputs)
-            for alignment in unclaimed:  # wherever the caller may have put it
+            for alignment in unclaimed:  # the caller may have put it anywhere
                 if self._free(alignment.source):
                     self._suspect(place, (output_span(alignment.source.turn),))
 
     def name_rewritten(self, alignments: Sequence[_Alignment]) -> None:
-        """Between the same neighbours, any message may have become any other."""
+        """Name rewritten messages: between the same neighbours, any message may have become any
+        other."""
         for alignment in alignments:
             names, before = alignment.source.names.client, alignment.source.prepared.client
             for olds, news in alignment.gaps:
@@ -176,7 +178,8 @@ class _Naming:
                     self._suspect(new, every)
 
     def suspect_returning(self, turns: Sequence[RetainedTurn], departed: Departed) -> None:
-        """A text that an earlier turn had elsewhere may be that message, or merely equal."""
+        """Suspect messages that earlier turns had elsewhere: a new message may be one of them, or
+        merely equal."""
         for place, value in enumerate(self._prints):
             if self._own[place] is None:
                 for source in turns:
@@ -187,7 +190,8 @@ class _Naming:
     def suspect_kin(
         self, places: Iterable[int], turns: Sequence[RetainedTurn], departed: Departed
     ) -> None:
-        """What may once have been made of these messages, though it is in this list no more."""
+        """Suspect messages that may once have been made from these, even if they have left the
+        list."""
         for place in places:
             own = self._own[place]
             wanted = {*self._former[place], *([own] if own is not None else [])}
@@ -200,7 +204,7 @@ class _Naming:
                     self._suspect(place, every)
 
     def names(self, turn: str) -> tuple[SpanName, ...]:
-        """The names; a message that has none gets a new one."""
+        """Return the names; a message without one gets a new one."""
         return tuple(
             [
                 known
@@ -214,7 +218,7 @@ class _Naming:
 
     def _name(self, turn: str, place: int) -> SpanName:
         own, former, known = self._own[place], self._former[place], self._inherited[place]
-        # What stands in this list under its own name is no other message of it.
+        # A message with its own name in this list isn't another message of it.
         former = tuple(name for name in former if name not in self._taken)
         if known is not None and known.former == former:
             return known
@@ -239,7 +243,8 @@ def _bounded(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _said_at(prepared: Prepared, prompt: Rendered | None) -> Callable[[int], Sequence[int]]:
-    """The prompt's tokens for a client message, what stands around it included; empty for none."""
+    """Return a function from a client index to its prompt tokens with their surroundings; empty for
+    none."""
 
     def said(place: int) -> Sequence[int]:
         sent = [entry.client_index for entry in prepared.sent]
@@ -252,7 +257,7 @@ def _said_at(prepared: Prepared, prompt: Rendered | None) -> Callable[[int], Seq
 
 
 def _author(sources: Sequence[RetainedTurn], said: Sequence[int]) -> RetainedTurn | None:
-    """Whose answer ``said`` is, in tokens and with what stands around it; None where not certain.
+    """Return the turn whose answer ``said`` holds, in tokens with surroundings; None if uncertain.
 
     An engine's template may strip or rewrite a part of an answer, such as its thinking.
     """
@@ -272,7 +277,7 @@ def _author(sources: Sequence[RetainedTurn], said: Sequence[int]) -> RetainedTur
 def _rewritten(
     before: Sequence[Message], olds: Sequence[int], now: Sequence[Message], news: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
-    """Pairs of an old and a new message of which the one is certainly the other, rewritten.
+    """Yield pairs of an old message and a new one that is certainly its rewritten form.
 
     They make or answer the same tool calls, or half of the shorter text is in both.
     """
@@ -296,9 +301,10 @@ def _sent_names(
     client: Sequence[SpanName],
     turns: Sequence[RetainedTurn],
 ) -> tuple[tuple[str, ...], ...]:
-    """Whose text each sent message holds.
+    """Return the names of the messages whose text each sent message holds.
 
-    What a policy wrote may tell of what it dropped, so it answers for that as well.
+    A policy's text may contain parts of the messages that it dropped, so it has their names as
+    well.
     """
     if not prepared.dropped and [each.client_index for each in prepared.sent] == [
         *range(len(client))
@@ -311,7 +317,7 @@ def _sent_names(
         if entry.client_index is not None:
             own = client[entry.client_index].id
         else:
-            # Each of several equal ones needs a name of its own.
+            # Each of several equal ones needs its own name.
             known = earlier.pop(prepared.sent_fingerprints[place], None)
             own = known if known is not None else f"{turn}.{len(client) + place}"
         told: list[str] = []
@@ -324,7 +330,7 @@ def _sent_names(
 
 
 def _inserted_names(turns: Sequence[RetainedTurn]) -> dict[int, str]:
-    """Names of what policies put into retained turns, by fingerprint."""
+    """Return the names of messages that policies inserted in retained turns, by fingerprint."""
     return {
         value: names[0]
         for source in turns

@@ -1,4 +1,4 @@
-"""The body that goes upstream: the client's bytes, changed only where something must change."""
+"""The body that goes upstream: the client's bytes, changed only where necessary."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .planning import PlanInput, Planned, sink_of
 from .synthesis import TurnPlan
 
 PROXY_MEMBERS = (*RESERVED, OPTIONS_FIELD, CONTEXT_FIELD)
-"""Members of a body that are the proxy's, and don't go upstream as a client sent them."""
+"""Members of a body that belong to the proxy and don't go upstream as a client sent them."""
 
 
 def without_reserved(raw: bytes) -> bytes:
-    """The body without members that only the proxy may set, and without its own options."""
+    """Return the body without members that only the proxy may set, and without its own options."""
     return remove_members(raw, PROXY_MEMBERS)
 
 
@@ -41,10 +41,10 @@ def edit_payload(
     scope: str | None = None,
     secret: str | None = None,
 ) -> EditPayload:
-    """What this turn asks of the engine; with no directives it only registers the turn.
+    """Return this turn's payload for the engine; without directives it only registers the turn.
 
     Args:
-        scope: to share with, that messages name.
+        scope: scope to share with, as named by messages.
         secret: shared with the engine; digests of prompt text are sealed with it.
     """
     return EditPayload(
@@ -68,10 +68,10 @@ def edit_payload(
 def turn_envelope(
     given: PlanInput, planned: Planned, session_id: str, message_id: str, *, secret: str | None
 ) -> Envelope | None:
-    """What is said to the engine about a turn; None for one that takes no envelopes.
+    """Return a turn's envelope for the engine; None for an engine that takes no envelopes.
 
     Args:
-        secret: shared with the engine, which acts on no envelope that isn't signed with it.
+        secret: shared with the engine, which ignores envelopes that aren't signed with it.
     """
     capability = given.status.capability
     if capability is None:
@@ -93,10 +93,10 @@ def turn_envelope(
 def outgoing_body(
     raw: bytes, prepared: Prepared, envelope: Envelope | None, salt: str | None = None
 ) -> bytes:
-    """The request for the engine.
+    """Return the request for the engine.
 
-    Where no message was changed, it is ``raw`` byte for byte, less reserved members and plus the
-    envelope; else every unchanged message still keeps its bytes.
+    If no message was changed, it is ``raw`` byte for byte, less reserved members and plus the
+    envelope; otherwise every unchanged message still keeps its bytes.
 
     Args:
         salt: of the tenant's cache scope.
@@ -111,5 +111,5 @@ def outgoing_body(
 
 
 def salted(body: bytes, salt: str | None) -> bytes:
-    """The body of a request, in a cache scope."""
+    """Return the body of a request, in a cache scope."""
     return body if salt is None else add_members(body, {MEMBER: msgspec.json.encode(salt)})

@@ -1,5 +1,5 @@
-"""Plans turns: off the event loop where that is worth a thread, with the engine's help where it
-renders what can't be rendered here."""
+"""Planning of turns: off the event loop if a thread is worth it, and with tokens from the engine if
+a prompt can't be rendered here."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ from .reaching import with_reach
 log = structlog.get_logger("leyline.turn")
 
 INLINE_BYTES = 32 * 1024
-"""Bodies up to this size are planned on the event loop where no policy runs; a thread costs more.
+"""Largest body that is planned on the event loop if no policy runs; a thread would cost more.
 
-A policy takes as long as it likes, on a body of any size.
+A policy can take any time, on a body of any size.
 """
 
 T = TypeVar("T")
 
 
 class Planner:
-    """Steps 2 to 5 of turns, and what is learned from their ends.
+    """Steps 2 to 5 of turns, and the costs learned from their ends.
 
     Args:
-        timing: how edits wait; None where none does.
-        sensitive: what is forgotten whichever policy takes it out.
-        on_fault: what a fault does of a policy that forgets.
+        timing: rules for waiting edits; None if none waits.
+        sensitive: content that is forgotten whichever policy removes it.
+        on_fault: action after a fault of a policy that forgets.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Planner:
         self._time_limit = TimeLimit(policy_timeout_s)
 
     async def plan(self, given: PlanInput, session_id: str, replica: Replica) -> Planned:
-        """What is sent, and what is asked of the engine.
+        """Return a turn's messages and the request to the engine.
 
         Args:
             replica: the engine, which may be asked for tokens that can't be made here.
@@ -99,7 +99,7 @@ class Planner:
         return replace(planned, asked_s=asked_s)
 
     def _planned(self, given: PlanInput, session_id: str) -> tuple[Draft, Planned | None]:
-        """The draft, and in the same go the plan where the engine need not be asked first."""
+        """Return the draft, and also the plan unless the engine must be asked first."""
         draft = self._draft(given, session_id)
         asks = prompt_question(given, draft) is not None
         return draft, None if asks else self._plan(given, draft)
@@ -115,14 +115,14 @@ class Planner:
     async def count(
         self, given: PlanInput, session_id: str | None, replica: Replica
     ) -> dict[str, Any]:
-        """Prompt tokens of a turn that isn't sent, before and after its edits; also before them,
-        what must not reach the engine is left out.
+        """Return the prompt tokens of an unsent turn, before and after its edits. Text that must
+        not reach the engine is left out of both.
 
         Args:
-            session_id: None for a session that isn't known.
+            session_id: None for an unknown session.
 
         Raises:
-            UnsupportedError: nobody can tell: the engine's chat template isn't known.
+            UnsupportedError: the engine's chat template isn't known, so tokens can't be counted.
             PolicyFailedClosedError, BadRequestError: the request must not be sent.
         """
         draft = await _worked(False, partial(self._draft, given, session_id))
@@ -137,7 +137,7 @@ class Planner:
         return counted
 
     async def searched(self, given: PlanInput) -> list[Message]:
-        """The messages of a request that is no turn, less what policies forget.
+        """Return the messages of a request that isn't a turn, less the text that policies forget.
 
         Raises:
             PolicyFailedClosedError, BadRequestError: the request must not be sent.
@@ -147,14 +147,14 @@ class Planner:
         return prepared.messages
 
     def applied(self, given: PlanInput, prepared: Prepared) -> list[dict[str, Any]]:
-        """What the edits did that the request asked for in ``context_management``."""
+        """Return the effects of the edits that the request asked for in ``context_management``."""
         requested = {policy.name: policy for policy in given.request.requested}
         count = token_counter(renderer_of(given.status, given.request.model))
         return applied_edits(prepared, requested, count) if requested else []
 
     def avoided_s(self, model: str, receipt: Receipt) -> float:
-        """Seconds that prefilling what was spliced would have taken, less those of the splice; an
-        estimate, and 0 while no turn has told.
+        """Estimate the seconds saved: prefilling the spliced tokens, less the splice. 0 until a
+        turn gives a cost.
 
         Args:
             model: as a label.
@@ -166,10 +166,10 @@ class Planner:
         return max(0.0, spliced * prefill_us - receipt.splice_us) / 1e6
 
     def learn(self, model: str, receipt: Receipt, ttft_s: float | None) -> None:
-        """Take in what a turn cost.
+        """Record the cost of a turn.
 
         Args:
-            model: as a label, of which there are few.
+            model: as a label; there are few.
             ttft_s: seconds from sending it to the first token of a streamed answer.
         """
         self._costs[model].learn(receipt, ttft_s)
@@ -187,7 +187,7 @@ class Planner:
         *,
         only_forgets: bool = False,
     ) -> T:
-        """Do a step with what policies may know."""
+        """Do a step with the facts for policies."""
         request, status = given.request, given.status
         if not given.policies and not request.annotations:
             return work(given, self._metrics)
@@ -206,7 +206,7 @@ class Planner:
                 now=time.time(),
             )
             facts = replace(facts, only_forgets=only_forgets)
-            # What a request asks for itself doesn't wait.
+            # Edits that a request asks for don't wait.
             timing = None if request.requested or only_forgets else self._timing
             given = replace(given, policy_session=facts, timing=timing)
             return work(given, self._metrics)
@@ -223,7 +223,7 @@ class Planner:
         return len(tokens)
 
     async def _tokens(self, question: Mapping[str, Any], replica: Replica) -> list[int] | None:
-        """The engine's own tokens of a prompt; None where it gives none."""
+        """Return the engine's own tokens of a prompt, or None."""
         with self._metrics.stage("ask"):
             try:
                 return await replica.client.tokenize(question)

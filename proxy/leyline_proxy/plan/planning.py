@@ -1,4 +1,4 @@
-"""From messages to a plan: policies, rendering, synthesis. Pure CPU work, no I/O."""
+"""Plans from messages: policies, rendering, synthesis. Pure CPU work, no I/O."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from .uncached import uncached_edits
 log = structlog.get_logger("leyline.turn")
 
 LONGEST_TOKEN = 16
-"""Body bytes per token of the context window beyond which a prompt can't possibly fit."""
+"""Body bytes per token of the context window; with more, a prompt can't possibly fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """All that a plan depends on."""
+    """All inputs of a plan."""
 
     turn: str
     """The turn's name."""
@@ -55,15 +55,15 @@ class PlanInput:
     index: int
     """Number of the turn in its session."""
     policy_session: PolicySession = field(default_factory=PolicySession)
-    """What the policies may know."""
+    """Facts for the policies."""
     timing: Timing | None = None
-    """How edits wait; None where none does."""
+    """Rules for waiting edits; None if none waits."""
     replica: str = ""
-    """Name of the upstream that it is for."""
+    """Name of the intended upstream."""
     named: bool = True
-    """Whether the caller gave the session its id."""
+    """True if the caller gave the session its id."""
     traced: bool = True
-    """Whether earlier turns of a session that isn't known here can be found by its id."""
+    """True if earlier turns of a session unknown here can be found by its id."""
 
     @property
     def last(self) -> RetainedTurn | None:
@@ -76,15 +76,15 @@ class PlanInput:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What is sent and what is asked of the engine."""
+    """A turn's messages and the request to the engine."""
 
     prepared: Prepared
     rendered: Rendered | None
     names: SpanNames | None
-    """None where planning failed; nothing can then be told of the turn later."""
+    """None if planning failed; the turn's messages then have no names later."""
     plan: TurnPlan
     decision: Decision | None = None
-    """What became of edits that could wait; None where none does."""
+    """The outcome for edits that could wait; None if there are none."""
     asked_s: float = 0.0
     """Seconds that the plan waited for the engine."""
 
@@ -95,12 +95,13 @@ class Draft:
 
     prepared: Prepared
     rendered: Rendered | None
-    """None where the prompt can't be rendered here as the engine would."""
+    """None if the prompt can't be rendered here as the engine would."""
     decision: Decision | None = None
 
 
 def prepare_turn(given: PlanInput, metrics: Metrics) -> tuple[Prepared, Decision | None]:
-    """Step 2 of a turn: the messages to send, and what became of edits that could wait.
+    """Do step 2 of a turn: return the messages to send, and the decision about edits that could
+    wait.
 
     Raises:
         PolicyFailedClosedError, BadRequestError: the request must not be sent.
@@ -127,7 +128,7 @@ def prepare_turn(given: PlanInput, metrics: Metrics) -> tuple[Prepared, Decision
 
 
 def draft_turn(given: PlanInput, metrics: Metrics) -> Draft:
-    """Steps 2 to 4 of a turn, as far as they go without the engine.
+    """Do steps 2 to 4 of a turn, as far as possible without the engine.
 
     Raises:
         PolicyFailedClosedError, BadRequestError: the request must not be sent.
@@ -140,7 +141,7 @@ def draft_turn(given: PlanInput, metrics: Metrics) -> Draft:
 def _refusal(
     given: PlanInput, prepared: Prepared, refused: PolicyFault, metrics: Metrics
 ) -> ProxyError:
-    """Why a request isn't sent. It is counted here: there won't be a turn."""
+    """Return the error of a refused request, and count it here: there won't be a turn."""
     for fault in prepared.faults:
         counter = metrics.policy_refusals if fault is refused else metrics.policy_faults
         counter.labels(fault.policy, fault.fault).inc()
@@ -156,12 +157,12 @@ def _refusal(
 
 
 def _timed(given: PlanInput, prepared: Prepared) -> tuple[Prepared, Decision | None]:
-    """The turn with the edits that pay by now."""
+    """Return the turn with the edits that pay now."""
     last, session = given.last, given.policy_session
     if given.timing is None or not given.policies or last is None:
         return prepared, None
     if last.model_fingerprint != given.status.retains_as:
-        return prepared, None  # nothing is cached that an edit could cost
+        return prepared, None  # nothing is cached, so an edit costs nothing
     return schedule(
         last.prepared,
         prepared,
@@ -174,8 +175,8 @@ def _timed(given: PlanInput, prepared: Prepared) -> tuple[Prepared, Decision | N
 
 
 def prompt_question(given: PlanInput, draft: Draft) -> dict[str, Any] | None:
-    """What to ask the engine for the tokens of a prompt that wasn't rendered here; None where its
-    tokens would be of no use."""
+    """Return the question to the engine for the tokens of a prompt that wasn't rendered here; None
+    if its tokens are of no use."""
     if draft.rendered is not None or not given.status.splices or not _is_renderable(given):
         return None
     body = given.request.body
@@ -186,7 +187,7 @@ def prompt_question(given: PlanInput, draft: Draft) -> dict[str, Any] | None:
 def plan_turn(
     given: PlanInput, draft: Draft, metrics: Metrics, tokens: Sequence[int] | None = None
 ) -> Planned:
-    """Step 5 of a turn. Never fails for want of a plan: the turn then goes unspliced.
+    """Do step 5 of a turn. A failed plan never fails the turn, which is then sent unspliced.
 
     Args:
         tokens: the engine's answer to :func:`prompt_question`.
@@ -211,11 +212,11 @@ def plan_turn(
 
 
 def decide(plan: TurnPlan, status: UpstreamStatus) -> TurnPlan:
-    """Take back what this engine can't do, and say so."""
+    """Withdraw the parts that this engine can't do, and record it."""
     if status.splices or plan.planned is not Outcome.SPLICED:
         return plan
     reason = Reason.UNSUPPORTED_RUNTIME if status.splicing_allowed else Reason.REPREFILLED
-    # Forgetting is no splice: what is demanded stays demanded.
+    # Forgetting isn't a splice: demands remain.
     forgets = tuple(d for d in plan.directives if d.mode is Mode.FORGET)
     return replace(
         plan,
@@ -229,7 +230,7 @@ def decide(plan: TurnPlan, status: UpstreamStatus) -> TurnPlan:
 
 
 def _with_uncached(plan: TurnPlan, prepared: Prepared, session: Session | None) -> TurnPlan:
-    """The plan with the account of edits that no cached turn shows."""
+    """Return the plan with records of edits that no cached turn shows."""
     found = uncached_edits(prepared, session, plan.edits)
     if not found.listed and not found.standing:
         return plan
@@ -248,9 +249,9 @@ def _with_uncached(plan: TurnPlan, prepared: Prepared, session: Session | None) 
 
 
 def edited_by_messages(last: RetainedTurn | None, prepared: Prepared) -> tuple[EditRecord, ...]:
-    """What changed since ``last`` in the part that both have, as far as messages tell.
+    """Return the changes since ``last`` in the common part, as far as messages show them.
 
-    The account for a back end whose tokens are unknown: no spans, no counts.
+    This is the account for a back end with unknown tokens: no spans, no counts.
     """
     if last is None:
         return ()
@@ -294,8 +295,8 @@ def _render(given: PlanInput, prepared: Prepared) -> Rendered | None:
             prepared.messages, given.request.body, lasting=True
         )
     except RenderError:
-        return None  # the engine's to render, or to refuse
-    except Exception as error:  # a chat template raises what it likes; the engine will say so
+        return None  # left to the engine, which renders or refuses
+    except Exception as error:  # a chat template may raise anything; the engine will report it
         log.warning("render_failed", error=type(error).__name__)
         return None
 
@@ -306,13 +307,13 @@ def _located(given: PlanInput, prepared: Prepared, tokens: Sequence[int]) -> Ren
         return None
     try:
         return renderer.locate(array("q", tokens), prepared.messages, given.request.body)
-    except Exception as error:  # without a plan the request is served all the same
+    except Exception as error:  # the request is served without a plan
         log.warning("locate_failed", error=type(error).__name__)
         return None
 
 
 def _is_renderable(given: PlanInput) -> bool:
-    """Whether the request's prompt can be that of the model whose renderer is known."""
+    """Return True if the known renderer can render the request's prompt."""
     capability = given.status.capability
     if capability is None or given.request.model != capability.model:
         return False
@@ -322,7 +323,7 @@ def _is_renderable(given: PlanInput) -> bool:
 def _named(
     given: PlanInput, prepared: Prepared, rendered: Rendered | None
 ) -> tuple[SpanNames, tuple[str, ...]]:
-    """Which messages are those of earlier turns, and the names of what is to be forgotten."""
+    """Return the names of this turn's messages and those to forget."""
     departed = given.session.departed if given.session is not None else Departed()
     names = name_spans(given.turn, prepared, given.retained, departed, rendered)
     forget = spans_to_forget(given.turn, prepared, names, given.session, named=given.named)
@@ -353,8 +354,8 @@ def _synthesize(
 
 
 def _with_lost_sources(given: PlanInput, prepared: Prepared, plan: TurnPlan) -> TurnPlan:
-    """The plan with the account of edits that no source shows: an earlier run of the engine, or
-    another back end, had the turns before."""
+    """Return the plan with records of edits that no source shows, because the earlier turns were on
+    another back end or an earlier run of this one."""
     last = given.last
     if last is None or last.model_fingerprint == given.status.retains_as or plan.edits:
         return plan
@@ -367,7 +368,7 @@ def _with_lost_sources(given: PlanInput, prepared: Prepared, plan: TurnPlan) -> 
 
 
 def _failed(given: PlanInput, prepared: Prepared) -> TurnPlan:
-    """What is demanded stays demanded; of whom isn't known, so everything is forgotten."""
+    """Return a plan that keeps the demands; the names are unknown, so everything is forgotten."""
     return TurnPlan(
         forget=(ANYTHING,) if prepared.forget_marks else (),
         edits=edited_by_messages(given.last, prepared),
@@ -388,5 +389,6 @@ def _unrendered(given: PlanInput, prepared: Prepared, forget: tuple[str, ...]) -
 
 
 def sink_of(status: UpstreamStatus) -> int:
-    """Leading positions that are always computed anew: the engine's number, if it names one."""
+    """Return the number of leading positions always computed again: the engine's, if it names
+    one."""
     return (status.capability.sink if status.capability else 0) or ATTENTION_SINK

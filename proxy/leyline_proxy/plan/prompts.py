@@ -1,7 +1,7 @@
-"""Bare prompts, which aren't messages, less what policies take out of messages to be forgotten.
+"""Removal of forgotten text from bare prompts, which aren't messages.
 
-Each text is searched as the one message of a user. Nothing of it is remembered, so other edits have
-nothing to save here and aren't made.
+Each text is searched as a user's only message. Nothing of it is remembered, so other edits would
+save nothing and aren't made.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEARCHED = ("prompt", "suffix")
 
 
 class PromptSearch:
-    """Takes out of bare prompts what policies forget."""
+    """Removes from bare prompts the text that policies forget."""
 
     def __init__(self, planner: Planner, catalog: PolicyCatalog) -> None:
         self._planner = planner
@@ -41,11 +41,11 @@ class PromptSearch:
     async def searched(
         self, tenant: Tenant, raw: bytes, body: Mapping[str, Any], status: UpstreamStatus
     ) -> bytes:
-        """The body of a completion as the engine may have it; ``raw`` where nothing is taken out.
+        """Return the body of a completion for the engine; ``raw`` if nothing is removed.
 
         Args:
             body: ``raw``, decoded.
-            status: of the engine that it is for.
+            status: of the intended engine.
 
         Raises:
             BadRequestError, ForbiddenError: the request's ``leyline`` options, or a prompt of token
@@ -89,7 +89,7 @@ class PromptSearch:
 
 
 def _request(tenant: Tenant, body: Mapping[str, Any]) -> ChatRequest:
-    """A chat request with the completion's options."""
+    """Return a chat request with the completion's options."""
     members = {"model": body.get("model"), "messages": [{"role": "user", "content": ""}]}
     if OPTIONS_FIELD in body:
         members[OPTIONS_FIELD] = body[OPTIONS_FIELD]
@@ -97,7 +97,7 @@ def _request(tenant: Tenant, body: Mapping[str, Any]) -> ChatRequest:
 
 
 def _saying(request: ChatRequest, text: str) -> ChatRequest:
-    """The request with the text of a prompt as its message."""
+    """Return the request with the text of a prompt as its message."""
     return replace(request, messages=({"role": "user", "content": text},))
 
 

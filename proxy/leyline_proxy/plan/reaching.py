@@ -1,4 +1,4 @@
-"""What of a prompt the session has had before, wherever that lies now. Pure."""
+"""The parts of a prompt that the session has had before, on any engine. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .planning import PlanInput, Planned, edited_by_messages
 
 
 def with_reach(given: PlanInput, planned: Planned) -> Planned:
-    """The plan with what its prompt has in reach.
+    """Return the plan with its prompt's reach.
 
-    The plan itself knows of turns that the engine in use can hold. Here come those that lie on
-    another engine, were lost with a run of this one, or whose tokens aren't known.
+    The plan itself considers only turns that the engine in use can hold. This adds turns that are
+    on another engine, were lost with a run of this one, or have unknown tokens.
     """
     names, status = planned.names, given.status
     blind = planned.rendered is None and status.capability is None
@@ -31,7 +31,7 @@ def with_reach(given: PlanInput, planned: Planned) -> Planned:
     if last.rendered.tokens:
         return planned if blind else _with(planned, _compared(given, planned, names, last, moved))
     context = context or steering_digest(given.request.body)
-    told = blind and last is given.last  # by the plan, which knows no more than messages either
+    told = blind and last is given.last  # from the plan, which also has only messages
     edits = planned.plan.edits if told else edited_by_messages(last, planned.prepared)
     first = edits[0].cause if edits else ""
     return _with(planned, reach_by_messages(last, planned.prepared, first, context, moved))

@@ -1,8 +1,8 @@
-"""From a turn's changes to directives and segments in the token coordinates of retained turns.
+"""Directives and segments for a turn's changes, in token coordinates of retained turns.
 
-One source is the turn's own past: its directives are the account of what changed. Where other
-branches of the session hold more of the prompt, pieces of theirs are added, each with the
-directives that lie before it in its own source.
+One source is the turn's own past: its directives are the account of the changes. If other branches
+of the session hold more of the prompt, pieces of theirs are added, each with the directives that
+come before it in its own source.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from .cover import MIN_SWITCH, Piece, cover
 from .uncached import StandingEdits
 
 MIN_SPLICED = 32
-"""Fewer tokens behind the edits are prefilled: not worth a private lineage for what follows."""
+"""Smallest number of spliced tokens after the edits; fewer aren't worth a private lineage for the
+rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnPlan:
-    """What to ask of the engine for one turn, and the account of why."""
+    """The requests to the engine for one turn, and their reasons."""
 
     sources: tuple[SourceRef, ...] = ()
     directives: tuple[Directive, ...] = ()
@@ -49,24 +50,25 @@ class TurnPlan:
     lineage: tuple[LineageRun, ...] = ()
     spans: tuple[SpanLabel, ...] = ()
     forget: tuple[str, ...] = ()
-    """Names of the engine's ledger."""
+    """Names in the engine's ledger."""
     unreachable: bool = False
-    """Whether what is to be forgotten may lie where no forget finds it."""
+    """True if text to forget may be in a place that no forget finds."""
     edits: tuple[EditRecord, ...] = ()
-    """Those that concern cached KV first."""
+    """Edits of cached KV come first."""
     omitted: int = 0
-    """Edits that are too many to be listed."""
+    """Number of edits that are too many to list."""
     standing: tuple[StandingEdits, ...] = ()
-    """Edits that the cache holds already."""
+    """Edits that the cache already reflects."""
     planned: Outcome = Outcome.UNEDITED
     reason: Reason | None = None
     reusable_tokens: int = 0
     reach: Reach = field(default_factory=Reach, compare=False)
-    """What of the prompt the session's retained turns have; for the account, not for the engine."""
+    """The parts of the prompt in the session's retained turns; for the account, not for the
+    engine."""
 
     @property
     def forgets(self) -> bool:
-        """Whether the engine is told to forget something of this session."""
+        """True if the engine is asked to forget something of this session."""
         return bool(self.forget) or any(d.mode is Mode.FORGET for d in self.directives)
 
 
@@ -85,20 +87,20 @@ def synthesize(
     """Plan one turn against the session's retained turns.
 
     Args:
-        turns: newest last; those of another model are no sources.
+        turns: newest last; those of another model aren't sources.
         rendered: this turn's prompt.
-        rules: what undeclared edits may be.
+        rules: for undeclared edits.
         names: of this turn's messages.
-        forget: names of which no reader may survive.
-        sink: leading positions that the engine computes anew whatever it is offered.
-        boundary: tokens behind each edit to compute anew.
+        forget: names whose readers must all be removed.
+        sink: leading positions that the engine always computes again.
+        boundary: number of tokens after each edit to compute again.
 
     Returns:
-        A plan whose segments reproduce the prompt; without directives where nothing was edited,
-        or where no edit leaves anything to copy.
+        A plan whose segments reproduce the prompt; without directives if nothing was edited, or if
+        no edit leaves anything to copy.
     """
     usable = [turn for turn in turns if turn.model_fingerprint == model_fingerprint]
-    # A forget binds wherever the span may be held, not only in the turn that is drawn on.
+    # A forget binds wherever the span may be held, not only in the turn that serves as source.
     thorough = bool(prepared.forget_marks)
     candidates: list[Candidate] = []
     for index in range(len(usable) - 1, -1, -1):
@@ -106,7 +108,7 @@ def synthesize(
         candidates.append(candidate)
         longest_left = max((len(turn.tokens) for turn in usable[:index]), default=0)
         if not thorough and candidate.reusable >= longest_left and not _has_holes(candidate):
-            break  # the turn goes on where this one ended; no older one can offer more
+            break  # the turn continues this one; no older one can offer more
     if any(candidate.forgets for candidate in candidates):
         plan = _forgetting_plan(candidates, forget, rendered.tokens, sink)
     elif forget:
@@ -120,12 +122,12 @@ def synthesize(
 
 
 def demands_of(prepared: Prepared) -> tuple[EditRecord, ...]:
-    """The account of all that a turn demands to be forgotten, where no source shows it."""
+    """Return the records of all forgets that a turn demands, if no source shows them."""
     return tuple(record_of(demand_cause(prepared, place), None) for place in prepared.forget_marks)
 
 
 def _has_holes(candidate: Candidate) -> bool:
-    """Whether enough is missing before the tail that another source could be worth it."""
+    """Return True if gaps before the tail are large enough for another source."""
     cursor = 0
     for run in candidate.copies:
         if run.dest - cursor >= MIN_SWITCH:
@@ -135,12 +137,13 @@ def _has_holes(candidate: Candidate) -> bool:
 
 
 def _most_reusable(candidates: Sequence[Candidate]) -> int:
-    """Candidates are newest first; the newest of equals."""
+    """Return the index of the most reusable candidate; the newest of equals, as they are newest
+    first."""
     return max(range(len(candidates)), key=lambda index: (candidates[index].reusable, -index))
 
 
 def _splicing_plan(candidates: Sequence[Candidate], prompt: array[int], sink: int) -> TurnPlan:
-    """The plan of a turn that forgets nothing."""
+    """Return the plan of a turn that forgets nothing."""
     best = _most_reusable(candidates)
     pieces = cover([candidate.copies for candidate in candidates], best)
     chosen = candidates[best]
@@ -184,7 +187,7 @@ def _splicing_plan(candidates: Sequence[Candidate], prompt: array[int], sink: in
 
 
 def _lacks_a_name(edits: Sequence[Edit]) -> bool:
-    """Whether the first edit that can't be spliced over could be, had the session a name."""
+    """Return True if a certain session name would let the first exact edit be spliced over."""
     first = next((edit for edit in edits if edit.mode == "exact"), None)
     exact = [cause for cause in first.causes if cause.mode == "exact"] if first is not None else ()
     return bool(exact) and all(cause.withheld for cause in exact)
@@ -193,14 +196,15 @@ def _lacks_a_name(edits: Sequence[Edit]) -> bool:
 def _forgetting_plan(
     candidates: Sequence[Candidate], forget: tuple[str, ...], prompt: array[int], sink: int
 ) -> TurnPlan:
-    """The plan of a turn that forgets what retained turns hold: one source, what it never read.
+    """Return the plan of a turn that forgets text in retained turns: one source, only KV that never
+    read it.
 
-    The other sources that hold it are named, so that it is forgotten wherever it stands.
+    The plan names the other sources that hold the text, so it is forgotten everywhere.
     """
     chosen = candidates[_most_reusable(candidates)]
     held = [chosen, *(other for other in candidates if other is not chosen and other.forgets)]
     edits = records_of(chosen.edits, [edit for other in held[1:] for edit in other.edits])
-    # Whatever the engine may hold without a name may have read anything.
+    # KV without a name in the engine may have read anything.
     copies = () if ANYTHING in forget else chosen.copies
     pieces = [Piece(0, run) for run in copies]
     if not _reproduces(pieces, held, prompt):
@@ -223,9 +227,9 @@ def _forgetting_plan(
 
 
 def _unheld_plan(candidates: Sequence[Candidate], prepared: Prepared) -> TurnPlan:
-    """The plan of a turn that forgets what no retained turn holds: nothing is copied.
+    """Return the plan of a turn that forgets text that no retained turn holds: nothing is copied.
 
-    Any splice may be a reader of it, so that only the exact prefix is safe.
+    Any splice may have read the text, so only the exact prefix is safe.
     """
     edits = candidates[_most_reusable(candidates)].edits if candidates else ()
     return TurnPlan(
@@ -240,7 +244,8 @@ def _mismatch(edits: tuple[EditRecord, ...]) -> TurnPlan:
 
 
 def _account(used: Sequence[Candidate], reach: Sequence[int]) -> tuple[EditRecord, ...]:
-    """The first source's edits, and of others what only they show before what is copied of them."""
+    """Return the first source's edits, plus those that only others show before their copied
+    parts."""
     records = list(records_of(used[0].edits, ()))
     told = {(record.message, record.role, record.cause) for record in records}
     for candidate, end in zip(used[1:], reach[1:], strict=True):
@@ -265,7 +270,8 @@ def _reference(candidate: Candidate) -> SourceRef:
 def _amortized(
     candidate: Candidate, source: int, prompt: array[int], end: int
 ) -> Iterator[Directive]:
-    """Amortized edits before the first exact one and before position ``end`` of the prompt."""
+    """Yield amortized edits before the first exact one and before position ``end`` of the
+    prompt."""
     for edit in candidate.edits:
         if edit.mode != "amortize" or edit.hunk.new_start >= end:
             return
@@ -275,13 +281,14 @@ def _amortized(
 def _forgotten(
     candidate: Candidate, source: int, prompt: array[int], *, amortizes: bool
 ) -> Iterator[Directive]:
-    """Every edit that demands forgetting, and perhaps amortized ones before the first exact one."""
+    """Yield every edit that forgets, and if ``amortizes`` those amortized before the first exact
+    one."""
     covered = -1
     for edit in candidate.edits:
         hunk = edit.hunk
         amortizes = amortizes and edit.mode == "amortize"
         if hunk.start < covered or (hunk.start == covered and hunk.end == covered):
-            continue  # within a span that is forgotten already
+            continue  # within a span that is already forgotten
         if edit.mode == "forget" or amortizes:
             covered = max(hunk.end, hunk.start)
             yield _directive(edit, source, prompt)
@@ -289,7 +296,7 @@ def _forgotten(
 
 def _directive(edit: Edit, source: int, prompt: array[int]) -> Directive:
     hunk = edit.hunk
-    # Of a tail only the old tokens are meant; what follows is the new turn.
+    # In a tail only the old tokens count; the rest is the new turn.
     end = hunk.new_end if edit.behind else hunk.new_start
     replacement = tuple(prompt[hunk.new_start : end])
     return Directive(hunk.start, hunk.end, replacement, Mode(edit.mode), source)
@@ -312,7 +319,7 @@ def _segments(pieces: Sequence[Piece], length: int) -> tuple[Segment, ...]:
 def _reproduces(
     pieces: Sequence[Piece], candidates: Sequence[Candidate], prompt: array[int]
 ) -> bool:
-    """Whether every copy is what stands at its destination."""
+    """Return True if every copy equals the prompt at its destination."""
     return all(
         candidates[piece.source].turn.tokens[piece.run.start : piece.run.end]
         == prompt[piece.run.dest : piece.run.dest_end]

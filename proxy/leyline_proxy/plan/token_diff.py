@@ -1,12 +1,12 @@
-"""The final word on what changed: rendered tokens of a source against those of this turn.
+"""The final comparison: rendered tokens of a source against those of this turn.
 
-The message alignment guides the comparison, so each difference knows which messages it touches::
+The message alignment guides it, so each difference knows its messages::
 
     source   ─ glue ─┤ content j ├─ glue ─┤ content j+1 ├─ … ─┤ tail │ output
     prompt   ─ glue ─┤ content i ├──────── glue ─────────┤ … ─┤ tail
 
-Regions between aligned contents are compared one by one. What is equal is kept; inside a region
-that isn't, a longest common subsequence finds the rest.
+Regions between aligned contents are compared one by one. Equal regions are kept; inside a region
+that differs, a longest common subsequence finds the rest.
 """
 
 from __future__ import annotations
@@ -24,21 +24,24 @@ from ..model.diff import MessageDiff
 from ..model.rendered import MessageSpan, Rendered
 
 MIN_RUN = 4
-"""Shorter kept runs between two hunks are coincidences; they are prefilled with the hunks."""
+"""Smallest kept run between two hunks; shorter ones are coincidences and prefilled with the
+hunks."""
 
 MIN_ANSWER_RUN = 16
-"""Kept runs within an answer: it is compared with a message that may be no answer at all."""
+"""Smallest kept run within an answer, which is compared with a message that may not be an
+answer."""
 
 MAX_ANSWER_GLUE = 8
-"""An answer that lost something and gained no more than this was cut by the template."""
+"""Largest gain, in tokens, of an answer that counts as cut by the template."""
 
 MAX_REFINED_CELLS = 1 << 26
-"""Larger regions (source tokens x prompt tokens) are compared at both ends only: 8 MB of bits."""
+"""Largest region (source tokens x prompt tokens) that is fully compared, with 8 MB of bits; larger
+ones are compared only at both ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceView:
-    """A retained turn as the comparison sees it."""
+    """A retained turn in the form for comparison."""
 
     tokens: array[int]
     """Prompt and generated tokens."""
@@ -48,7 +51,7 @@ class SourceView:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Source tokens ``[start, end)`` stand at ``dest`` of the prompt."""
+    """Source tokens ``[start, end)`` that occur at ``dest`` of the prompt."""
 
     start: int
     end: int
@@ -65,7 +68,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Hunk:
-    """Source tokens ``[start, end)`` became prompt tokens ``[new_start, new_end)``."""
+    """Source tokens ``[start, end)`` that became prompt tokens ``[new_start, new_end)``."""
 
     start: int
     end: int
@@ -73,17 +76,17 @@ class Hunk:
     new_end: int
     old_messages: tuple[int, ...] = ()
     new_messages: tuple[int, ...] = ()
-    """Indices in the sent lists of source and turn; both empty where the template did it."""
+    """Indices in the sent lists of source and turn; both empty if the template caused it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDiff:
-    """Kept runs and hunks tile the source up to where it ends, and the prompt up to ``tail``."""
+    """Kept runs and hunks that tile the source to its end, and the prompt up to ``tail``."""
 
     kept: tuple[Kept, ...]
     hunks: tuple[Hunk, ...]
     tail: int
-    """From here on the prompt is simply new."""
+    """Start of the part of the prompt that is new."""
 
     @property
     def kept_tokens(self) -> int:
@@ -114,8 +117,8 @@ def diff_tokens(
 
 
 def continued(source: SourceView, prompt: Rendered) -> TokenDiff | None:
-    """As :func:`diff_tokens`, where no messages need be looked at: the prompt continues the source,
-    or is a beginning of it. Else None."""
+    """Do the work of :func:`diff_tokens` without messages, if the prompt continues the source or is
+    a beginning of it. Otherwise return None."""
     return _continued(source, prompt, common_prefix(source.tokens, prompt.tokens))
 
 
@@ -145,15 +148,15 @@ def _compared(
 
 
 class _Walk:
-    """Goes through both sequences from one aligned content to the next, and compares.
+    """Walks through both sequences from one aligned content to the next, and compares.
 
     ::
 
         source   ── compared ──┤ stretch: glue, content, glue, content… ├─ a
         prompt   ── compared ──┤                                        ├─ b
 
-    Contents that were kept and lie as far apart in both sequences make a stretch, which is
-    compared in one go; only where it differs are its regions looked at.
+    Kept contents at equal distances in both sequences make a stretch, which is compared at once;
+    only if it differs are its regions examined.
 
     Args:
         shared: length of the sequences' common prefix.
@@ -165,13 +168,13 @@ class _Walk:
         self._old, self._new, self._shared = old, new, shared
         self._a = self._b = 0
         self._begin = (0, 0)
-        """Where the stretch begins."""
+        """Start of the stretch."""
         self._stretch: list[tuple[MessageSpan, MessageSpan]] = []
         self._gone: list[int] = []
         self._came: list[int] = []
 
     def aligned(self, old: MessageSpan, new: MessageSpan, *, replaced: bool) -> None:
-        """A message that is in both."""
+        """Compare a message that is in both."""
         if replaced:  # tool calls are rendered around the content, so the glue may differ as well
             self.unaligned(old.message, new.message)
         if old.start >= self._a and new.start >= self._b:
@@ -188,22 +191,22 @@ class _Walk:
                 self._gone.clear()
                 self._came.clear()
                 self._a, self._b = self._begin = old.end, new.end
-        # Else the template moved it; its tokens fall into the neighbouring glue.
+        # Otherwise the template moved it, and its tokens are part of the neighbouring glue.
         if replaced:
             self.unaligned(old.message, new.message)
 
     def unaligned(self, old: int | None, new: int | None) -> None:
-        """A message without a counterpart."""
+        """Note a message without a counterpart."""
         if old is not None:
             self._gone.append(old)
         if new is not None:
             self._came.append(new)
 
     def finish(self, prompt_length: int, spans: Sequence[MessageSpan]) -> None:
-        """Compare what is left behind the last aligned content.
+        """Compare the rest after the last aligned content.
 
         Args:
-            prompt_length: of the source; what follows is the model's answer.
+            prompt_length: of the source; the model's answer follows it.
             spans: of the prompt.
         """
         self._close_stretch()
@@ -211,7 +214,7 @@ class _Walk:
         glue = (tuple(self._gone), tuple(self._came))
         tail = _Region(self._a, ends[0], self._b, ends[1], *glue)
         if self._came and not self._gone and ends[0] - prompt_length >= MIN_ANSWER_RUN:
-            # What follows all that was there before begins with the answer, as the caller has it.
+            # The part after the source's last message begins with the answer in the caller's form.
             answer = self._came[0]
             behind = (span.start for span in spans if span.message > answer)
             end = min(behind, default=ends[1])
@@ -219,13 +222,13 @@ class _Walk:
         _compare_tail(self._old, self._new, tail, self.runs, self.hunks)
 
     def _compare_answer(self, tail: _Region, end: int) -> _Region:
-        """Find what the prompt kept of the source's answer, such as all but the thinking.
+        """Find the part of the source's answer that the prompt kept, such as all but the thinking.
 
         Args:
-            end: where in the prompt the message ends at the latest that may be the answer.
+            end: latest end in the prompt of the message that may be the answer.
 
         Returns:
-            What of the tail is left.
+            The rest of the tail.
         """
         a0, a1, b0, _, _, came = tail
         kept = [
@@ -234,7 +237,7 @@ class _Walk:
             if equal and (t - s >= MIN_ANSWER_RUN or s == u == 0)
         ]
         if not kept or kept[-1].start == a0:
-            return tail  # nothing behind what both begin with
+            return tail  # nothing after the common beginning
         last = kept[-1]
         gained = last.dest_end - b0 - sum(run.length for run in kept)
         touched = came[:1] if gained > MAX_ANSWER_GLUE else ()
@@ -294,7 +297,7 @@ def _compare(
 def _refine(
     before: array[int], after: array[int]
 ) -> Iterator[tuple[bool, tuple[int, int, int, int]]]:
-    """Equal and differing stretches of a region, in order."""
+    """Yield equal and differing stretches of a region, in order."""
     head = common_prefix(before, after)
     rest = min(len(before), len(after)) - head
     tail = common_prefix(before[len(before) - rest :][::-1], after[len(after) - rest :][::-1])
@@ -327,7 +330,7 @@ def _compare_tail(
     runs: list[Kept],
     hunks: list[Hunk],
 ) -> None:
-    """Behind the last aligned content only a common beginning counts: the rest is a new turn."""
+    """Compare the tail, where only a common beginning counts: the rest is a new turn."""
     a0, a1, b0, b1, old_messages, new_messages = region
     shared = common_prefix(old[a0:a1], new[b0:b1])
     if shared:
@@ -337,7 +340,7 @@ def _compare_tail(
 
 
 def _assemble(runs: Sequence[Kept], hunks: Sequence[Hunk], min_run: int) -> TokenDiff:
-    """Join what touches, dissolve runs too short to be more than a coincidence."""
+    """Join neighbours and dissolve runs too short to be more than a coincidence."""
     solid = [run for run in _join_runs(runs) if run.length >= min_run or run.start == run.dest == 0]
     end = max([(h.end, h.new_end) for h in hunks] + [(r.end, r.dest_end) for r in runs])
     joined: list[Hunk] = []
@@ -352,7 +355,7 @@ def _assemble(runs: Sequence[Kept], hunks: Sequence[Hunk], min_run: int) -> Toke
 def _hunk_between(
     begin: tuple[int, int], end: tuple[int, int], hunks: Sequence[Hunk]
 ) -> Iterator[Hunk]:
-    """One hunk for all that differs between two kept runs, touching what its parts touch."""
+    """Yield one hunk for all differences between two kept runs, with the messages of its parts."""
     if begin == end:
         return
     inside = [

@@ -1,8 +1,8 @@
-"""Edits that cost no cached token: of messages that no earlier turn sent, and of those that an
-earlier turn sent edited already.
+"""Edits that cost no cached token: of messages that no earlier turn sent, or that an earlier turn
+already sent edited.
 
-A plan compares this prompt with cached ones, so it shows neither. The caller still has to learn
-that the prompt isn't the list it sent.
+A plan compares this prompt with cached ones, so it shows neither. But the caller must learn that
+the prompt isn't the list it sent.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ..model.prepared import Change, Prepared
 from ..model.session import EditMode, EditRecord, RetainedTurn, Session
 
 MAX_LISTED = 512
-"""Edits of one turn that are listed; the account says how many more there are."""
+"""Largest number of listed edits per turn; the account counts the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandingEdits:
-    """Messages that are sent as an earlier turn's edit left them, by who edits them and how."""
+    """Messages that are sent as an earlier turn's edit left them, by cause and mode."""
 
     cause: str
     mode: EditMode
@@ -32,24 +32,24 @@ class UncachedEdits:
     """Edits of a turn that its cached turns don't show."""
 
     listed: tuple[EditRecord, ...] = ()
-    """New ones, without spans."""
+    """New edits, without spans."""
     omitted: int = 0
-    """New ones beyond :data:`MAX_LISTED`."""
+    """Number of new edits beyond :data:`MAX_LISTED`."""
     standing: tuple[StandingEdits, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _OwnEdit:
-    """A message of the client's that isn't sent as it came, or one that a policy put in."""
+    """A client message that isn't sent unchanged, or one that a policy inserted."""
 
     place: int | None
-    """In the client's list."""
+    """Index in the client's list."""
     role: str
     change: Change
     value: int
-    """Fingerprint of the client's message; of the sent one where a policy put it in."""
+    """Fingerprint of the client's message; of the sent one if a policy inserted it."""
     form: int | None
-    """Fingerprint of what is sent for it; None for nothing."""
+    """Fingerprint of the message sent in its place; None if there is none."""
 
 
 def uncached_edits(
@@ -58,7 +58,7 @@ def uncached_edits(
     """Find the edits that a plan doesn't show.
 
     Args:
-        session: as it was when the turn began.
+        session: its state when the turn began.
         shown: the plan's own account.
     """
     if prepared.sent_as_given:
@@ -82,7 +82,7 @@ def uncached_edits(
 
 
 def was_sent(value: int, session: Session | None) -> bool:
-    """Whether an earlier turn of a session had a message of this fingerprint in its list."""
+    """Return True if an earlier turn of a session had a message of this fingerprint in its list."""
     if session is None:
         return False
     return value in session.departed.messages or any(
@@ -115,7 +115,7 @@ class _History:
         self._departed = departed
 
     def had(self, edit: _OwnEdit) -> bool:
-        """Whether the newest turn that had the message sent it just so."""
+        """Return True if the newest turn that had the message sent it in this form."""
         for turn in self._turns:
             forms = self._forms.get(turn.turn)
             if forms is None:
@@ -124,12 +124,12 @@ class _History:
                 return edit.form in forms.put_in
             if edit.value in forms.known:
                 return (edit.value, edit.form) in forms.edited
-        # Of turns past only names are known; an edit lasts, unless its policy changed meanwhile.
+        # Past turns have only names; an edit remains in force unless its policy has changed.
         return edit.place is not None and edit.value in self._departed
 
 
 class _Forms:
-    """How one turn sent its messages."""
+    """The forms in which one turn sent its messages."""
 
     def __init__(self, prepared: Prepared) -> None:
         own = list(_own_edits(prepared))

@@ -1,1 +1,1 @@
-"""Trying policies on recorded sessions: what they reclaim, and what that costs the cache."""
+"""Trials of policies on recorded sessions: the reclaimed tokens, and their cost to the cache."""

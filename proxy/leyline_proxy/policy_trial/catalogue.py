@@ -1,4 +1,4 @@
-"""Policies for people: a table of all, and all there is to say of one."""
+"""Policies for readers: a table of all, and a full description of one."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _WIDE = 100
 
 
 def catalogue_table(registry: Registry, *, width: int) -> Table:
-    """Every name with mode, origin, parameters and summary; what is broken with its error.
+    """Return every name with mode, origin, parameters and summary; broken ones with their error.
 
     Args:
-        width: of the terminal; where it is small, the parameters are left out.
+        width: of the terminal; if it is small, the parameters are left out.
     """
     table = _table()
     table.add_column("policy", no_wrap=True)
@@ -50,7 +50,7 @@ def catalogue_table(registry: Registry, *, width: int) -> Table:
 
 
 def print_policy(console: Console, definition: PolicyDefinition, registry: Registry) -> None:
-    """All there is to say of one policy."""
+    """Print the full description of one policy."""
     console.print(f"[bold]{escape(definition.name)}[/bold]  mode {mode_of(definition)}")
     console.print(definition.origin, style="dim", markup=False, highlight=False)
     console.print()
@@ -65,7 +65,7 @@ def print_policy(console: Console, definition: PolicyDefinition, registry: Regis
 
 
 def mode_of(definition: PolicyDefinition) -> str:
-    """The mode of a policy's edits, as far as it is the same for all settings."""
+    """Return the mode of a policy's edits if it is the same for all settings."""
     policy = definition.build
     bound = getattr(policy, "__self__", None)
     mode = getattr(bound if isinstance(bound, FunctionPolicy) else policy, "mode", None)
@@ -78,14 +78,14 @@ def mode_of(definition: PolicyDefinition) -> str:
 
 
 def doc_of(definition: PolicyDefinition) -> str:
-    """What the policy's author says of it."""
+    """Return the author's description of the policy."""
     bound = getattr(definition.build, "__self__", None)
     documented = bound.function if isinstance(bound, FunctionPolicy) else definition.build
     return inspect.getdoc(documented) or "Its author says nothing of it."
 
 
 def _reflowed(text: str) -> str:
-    """The paragraphs of a docstring without its line ends, but for lists and what is indented."""
+    """Return the paragraphs of a docstring without line ends, except in lists and indented text."""
     lines: list[str] = []
     for line in text.replace("``", "").splitlines():
         starts = not line or line.startswith((" ", "- ", "* ")) or not lines or not lines[-1]
@@ -94,7 +94,8 @@ def _reflowed(text: str) -> str:
 
 
 def examples(definition: PolicyDefinition, registry: Registry) -> list[str]:
-    """Specs to copy; each can be loaded, unless the policy needs what can't be guessed."""
+    """Return specs to copy; each can be loaded, unless the policy needs settings that can't be
+    guessed."""
     found: list[str] = []
     needed = _needed(definition, registry)
     if needed is None:
@@ -117,7 +118,7 @@ def examples(definition: PolicyDefinition, registry: Registry) -> list[str]:
 
 
 def _needed(definition: PolicyDefinition, registry: Registry) -> dict[str, object] | None:
-    """The fewest settings that the policy can be built with; None where that isn't found."""
+    """Return the fewest settings that the policy can be built with; None if not found."""
     required = {each.name: _TEXT for each in definition.parameters if each.required}
     for settings in _candidates(definition.parameters, required):
         if _builds(definition.name, settings, registry):
@@ -168,7 +169,7 @@ def _short(parameter: Parameter) -> str:
 
 
 def _written(default: object) -> str:
-    """A default as a spec would have it."""
+    """Return a default in the form of a spec."""
     return _spec("x", {"x": default}).removeprefix("x:x=")
 
 

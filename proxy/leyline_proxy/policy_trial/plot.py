@@ -1,4 +1,4 @@
-"""A picture of a trial: prompt tokens by turn, and the prefill that adds up."""
+"""A picture of a trial: prompt tokens by turn, and the accumulated prefill."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..replay.errors import MissingExtraError
 from ..replay.plot import INK
 from .trial import TrialReport, TurnTrial
 
-# Okabe and Ito's palette, and a dash of its own for each: told apart without any colour.
+# Okabe and Ito's palette, with a dash for each: distinguishable without colour.
 _LINES: dict[str, tuple[str, str, Callable[[TurnTrial], int]]] = {
     "as the client sent it": ("#0072B2", "-", lambda turn: turn.original_tokens),
     "after the policies": ("#009E73", "--", lambda turn: turn.sent_tokens),
@@ -23,7 +23,7 @@ _PREFILL: dict[str, tuple[str, str, Callable[[TurnTrial], int]]] = {
 
 
 def mean_by_turn(report: TrialReport, figure: Callable[[TurnTrial], int]) -> list[float]:
-    """A figure by turn, each the mean over the sessions that have the turn."""
+    """Return a figure by turn, each the mean over the sessions that have the turn."""
     longest = max((len(session.turns) for session in report.sessions), default=0)
     means = []
     for turn in range(longest):
@@ -33,7 +33,7 @@ def mean_by_turn(report: TrialReport, figure: Callable[[TurnTrial], int]) -> lis
 
 
 def sum_by_turn(report: TrialReport, figure: Callable[[TurnTrial], int]) -> list[int]:
-    """A figure of all sessions together, added up to each turn."""
+    """Return a figure of all sessions together, accumulated by turn."""
     longest = max((len(session.turns) for session in report.sessions), default=0)
     sums: list[int] = []
     for turn in range(longest):
@@ -43,7 +43,7 @@ def sum_by_turn(report: TrialReport, figure: Callable[[TurnTrial], int]) -> list
 
 
 def draw_trial(report: TrialReport, out: Path, title: str) -> None:
-    """Writes a PNG, SVG or PDF, by the suffix of ``out``.
+    """Write a PNG, SVG or PDF, by the suffix of ``out``.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

@@ -1,11 +1,11 @@
-"""How many tokens a turn has to prefill, worked out from token counts alone.
+"""The number of tokens that a turn must prefill, from token counts alone.
 
-The cache holds what was sent on the turn before; answers count as new where they come back.
+The cache holds the messages of the turn before; answers count as new when they come back.
 
 - A *prefix cache* keeps the messages up to the first one that differs.
-- A *splicing* one keeps every message that is sent again, in order. What policies changed in
-  amortize mode is computed anew, and nothing else; behind a forget, and behind a change that the
-  client made itself, all is.
+- A *splicing* one keeps every message that is sent again, in order. It computes again only the
+  messages that policies changed in amortize mode; after a forget, and after a change by the client
+  itself, it computes everything again.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from ..model.prepared import Prepared
 
 @dataclass(frozen=True, slots=True)
 class CachedMessage:
-    """One message as it was sent: its fingerprint, its tokens, the client's fingerprint of it."""
+    """One sent message: its fingerprint, its tokens, and the fingerprint of the client's
+    message."""
 
     sent: int
     tokens: int
     client: int | None
-    """None for one that a policy put in."""
+    """None for a message that a policy inserted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promises:
-    """What a turn says of the client's messages, by their fingerprints."""
+    """A turn's facts about the client's messages, by their fingerprints."""
 
     client: frozenset[int]
-    """Those that the client sent."""
+    """Messages that the client sent."""
     forgotten: frozenset[int]
-    """Those of which an edit in mode forget took something away."""
+    """Messages from which an edit in mode forget removed something."""
 
 
 def promises(prepared: Prepared) -> Promises:
-    """What a turn says of the client's messages."""
+    """Return a turn's facts about the client's messages."""
     prints = prepared.client_fingerprints
     forgotten = {
         prints[entry.client_index]
@@ -55,7 +56,7 @@ def promises(prepared: Prepared) -> Promises:
 
 
 def prefix_prefill(before: Sequence[CachedMessage], now: Sequence[CachedMessage]) -> int:
-    """Tokens to prefill with a prefix cache."""
+    """Return the tokens to prefill with a prefix cache."""
     kept = 0
     for old, new in zip(before, now, strict=False):
         if old.sent != new.sent:
@@ -70,12 +71,12 @@ def splice_prefill(
     now: Sequence[CachedMessage],
     said: Promises,
 ) -> int:
-    """Tokens to prefill with a cache that is spliced.
+    """Return the tokens to prefill with a splicing cache.
 
     Args:
-        before: what was sent on the turn before.
-        client_before: fingerprints of what the client sent then.
-        said: of this turn.
+        before: messages sent on the turn before.
+        client_before: fingerprints of the client's messages then.
+        said: facts of this turn.
     """
     kept = common_subsequence([each.sent for each in before], [each.sent for each in now])
     prefilled = old_at = new_at = 0
@@ -92,12 +93,12 @@ def splice_prefill(
 
 
 def _is_exact(gone: CachedMessage, said: Promises) -> bool:
-    """Whether nothing behind a message that isn't sent any more may be kept."""
+    """Return True if nothing after a message that is no longer sent may be kept."""
     return gone.client is not None and (
         gone.client not in said.client or gone.client in said.forgotten
     )
 
 
 def _is_clients(came: CachedMessage, client_before: frozenset[int]) -> bool:
-    """Whether the client itself put a message in."""
+    """Return True if the client itself inserted a message."""
     return came.client is not None and came.client not in client_before

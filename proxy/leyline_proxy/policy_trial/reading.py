@@ -1,4 +1,4 @@
-"""Reads sessions to try policies on: recordings, and plain message lists or chat requests.
+"""Reading of sessions for trials: recordings, and plain message lists or chat requests.
 
 Besides the recordings that `..replay.traces` reads:
 
@@ -26,7 +26,7 @@ from ..replay.traces import RecordedSession, Trace, TraceError, TraceRequest, re
 
 
 def read_conversations(path: Path) -> Trace:
-    """The sessions in a file, ``.gz`` or not.
+    """Return the sessions in a file, ``.gz`` or not.
 
     Raises:
         TraceError: no such file, or none of these shapes; names the line.
@@ -66,7 +66,7 @@ def _is_recording(value: Any) -> bool:
 
 
 def _as_lines(found: Sequence[tuple[str, Any]], text: str) -> str:
-    """The text as the reader of recordings wants it: a session per line."""
+    """Return the text in the form for the reader of recordings: a session per line."""
     return json.dumps(found[0][1]) if len(found) == 1 else text
 
 

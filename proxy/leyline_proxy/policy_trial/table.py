@@ -16,14 +16,14 @@ _MODEL = (
     "(no policy, prefix cache), prefix (edited, prefix cache), splice (edited, spliced)."
 )
 _ROWS = 12
-"""Sessions shown; the sum is of all."""
+"""Largest number of sessions shown; the sum covers all."""
 
 
 def print_trial(console: Console, report: TrialReport, title: str, *, turns: bool) -> None:
-    """Sessions and their sum, policies, then what went wrong.
+    """Print the sessions and their sum, the policies, then faults and notes.
 
     Args:
-        turns: show each turn of each session as well.
+        turns: True to show each turn of each session as well.
     """
     totals = report.totals()
     console.print(_sessions(report, totals, title))
@@ -40,7 +40,7 @@ def print_trial(console: Console, report: TrialReport, title: str, *, turns: boo
 
 
 def verdict(totals: Totals) -> str:
-    """What the figures mean, in a sentence or two."""
+    """Return the meaning of the figures in a sentence or two."""
     if not totals.original_tokens:
         return "There is no prompt to edit."
     share = totals.reclaimed_tokens / totals.original_tokens
@@ -122,7 +122,7 @@ def _turns(session: SessionTrial) -> Table:
 
 
 def tokens(count: int) -> str:
-    """A number for a narrow cell: three digits and a unit."""
+    """Return a number for a narrow cell: three digits and a unit."""
     rounded = float(f"{count:.3g}")
     for bound, unit in ((1e9, "G"), (1e6, "M"), (1e3, "K")):
         if abs(rounded) >= bound:

@@ -1,4 +1,4 @@
-"""Playing recorded sessions to a pipeline as the proxy does, without an engine."""
+"""Replay of recorded sessions to a pipeline as in the proxy, without an engine."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from .prefill import CachedMessage, prefix_prefill, promises, splice_prefill
 _TOKENS = "trial tokens"
 
 Edits = frozenset[tuple[str, int, int]]
-"""Policy, fingerprint of the client's message, fingerprint of what is sent (0 for nothing)."""
+"""Policy, fingerprint of the client's message, fingerprint of the sent one (0 for none)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialOptions:
-    """What policies are told of the sessions, which recordings don't say."""
+    """Facts for policies that recordings don't contain."""
 
     window: int | None = None
-    """Of the model, in tokens."""
+    """The model's context window, in tokens."""
     idle_s: float = 0.0
-    """Between two turns."""
+    """Seconds between two turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyFigures:
-    """What one policy did."""
+    """The effects of one policy."""
 
     edits: int = 0
-    """Messages that are sent edited, or not at all, or that the policy put in."""
+    """Messages that are sent edited, dropped, or inserted by the policy."""
     new_edits: int = 0
-    """Those that weren't so on the turn before."""
+    """Edits that weren't there on the turn before."""
     reclaimed_tokens: int = 0
 
     def __add__(self, other: PolicyFigures) -> PolicyFigures:
@@ -50,14 +50,14 @@ class PolicyFigures:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Tokens to prefill, by what is sent and what the cache can do."""
+    """Tokens to prefill, by the sent messages and the cache's abilities."""
 
     unedited: int = 0
     """Without policies, on a prefix cache."""
     prefix: int = 0
-    """With them, on a prefix cache."""
+    """With policies, on a prefix cache."""
     splice: int = 0
-    """With them, spliced."""
+    """With policies, spliced."""
 
     def __add__(self, other: Prefill) -> Prefill:
         return Prefill(
@@ -77,7 +77,7 @@ class TurnTrial:
     policies: Mapping[str, PolicyFigures]
     faults: tuple[PolicyFault, ...]
     notes: Mapping[str, int]
-    """How often each ``POLICY:KIND`` was noted."""
+    """Number of times that each ``POLICY:KIND`` was noted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Totals:
     prefill: Prefill
     policies: Mapping[str, PolicyFigures]
     faults: Mapping[str, int]
-    """By ``POLICY:FAULT``."""
+    """Number of faults by ``POLICY:FAULT``."""
     notes: Mapping[str, int]
 
     @property
@@ -107,7 +107,7 @@ class Totals:
         return self.original_tokens - self.sent_tokens
 
     def to_json(self) -> dict[str, Any]:
-        """As `leyline policies try --json` writes it."""
+        """Return the form that `leyline policies try --json` writes."""
         return {
             "turns": self.turns,
             **_tokens_json(self.original_tokens, self.sent_tokens, self.prefill),
@@ -124,11 +124,12 @@ class TrialReport:
     sessions: tuple[SessionTrial, ...]
 
     def totals(self) -> Totals:
-        """Over all sessions."""
+        """Return the sums over all sessions."""
         return total([turn for session in self.sessions for turn in session.turns])
 
     def to_json(self) -> dict[str, Any]:
-        """Sums, sessions and turns, as `leyline policies try --json` writes them."""
+        """Return sums, sessions and turns, in the form that `leyline policies try --json`
+        writes."""
         return {
             "total": self.totals().to_json(),
             "sessions": [
@@ -143,7 +144,7 @@ class TrialReport:
 
 
 def total(turns: Sequence[TurnTrial]) -> Totals:
-    """Sums over turns."""
+    """Return the sums over turns."""
     policies: dict[str, PolicyFigures] = {}
     faults: Counter[str] = Counter()
     notes: Counter[str] = Counter()
@@ -172,7 +173,7 @@ def try_session(
     limit: Limit | None = None,
     done: Callable[[], None] = lambda: None,
 ) -> SessionTrial:
-    """Play the requests of one session to ``policies``, each turn's states handed to the next.
+    """Play the requests of one session to ``policies``, with each turn's states for the next.
 
     Args:
         name: the session's.
@@ -196,10 +197,10 @@ def try_session(
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What a turn leaves for the comparison with the next one."""
+    """The part of a turn that is compared with the next one."""
 
     client: tuple[CachedMessage, ...] = ()
-    """What the client sent, as if that had been sent on."""
+    """The client's messages, as if they had been sent unedited."""
     sent: tuple[CachedMessage, ...] = ()
     edits: Edits = frozenset()
 
@@ -252,7 +253,7 @@ def _turn(prepared: Prepared, last: _Sent, now: _Sent, policies: Sequence[Policy
 def _by_policy(
     prepared: Prepared, last: _Sent, now: _Sent, policies: Sequence[Policy]
 ) -> dict[str, PolicyFigures]:
-    """Figures by policy; tokens count for the one that edited a message last."""
+    """Return figures by policy; tokens count for the one that edited a message last."""
     figures = {policy.name: PolicyFigures() for policy in policies}
 
     def count(change: Change, client: int | None, sent: int, reclaimed: int) -> None:
@@ -273,7 +274,7 @@ def _by_policy(
 
 
 def _policy_of(cause: str) -> str:
-    """The NAME of ``policy:NAME`` or ``policy:NAME:CAUSE``; any other cause as it is."""
+    """Return the NAME of ``policy:NAME`` or ``policy:NAME:CAUSE``; any other cause unchanged."""
     parts = cause.split(":")
     return parts[1] if parts[0] == "policy" else cause
 

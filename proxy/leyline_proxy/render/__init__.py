@@ -1,4 +1,4 @@
-"""Rendering chats to tokens in the proxy, exactly as the engine does."""
+"""Rendering of chats to tokens in the proxy, exactly as in the engine."""
 
 from .dialects import RenderError, dialect_of
 from .renderer import STEERING, ChatRenderer, steering_digest

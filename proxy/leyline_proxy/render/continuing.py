@@ -1,7 +1,7 @@
-"""Finding what was made of the beginning of a list, by the very objects that are in it.
+"""Results for the beginning of a list, found by the identity of its objects.
 
-A session's turn repeats the objects of the turn before and adds some. What was made of those is
-found without looking at them one by one: by the last of them and its place.
+A session's turn repeats the objects of the turn before and adds some. The result for the repeated
+ones is found without examining each: by the last of them and its index.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ _Item = TypeVar("_Item")
 _Value = TypeVar("_Value")
 
 REACH = 8
-"""Items at a list's end among which the end of an earlier one is looked for."""
+"""Number of items at a list's end among which the end of an earlier list is searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning(Generic[_Item, _Value]):
-    """A list, and what was made of it."""
+    """A list, and the result for it."""
 
     items: Sequence[_Item]
-    """Held, so that no other object gets their identities; never changed."""
+    """Kept alive, so no other object gets their identities; never changed."""
     value: _Value
     weight: int
-    """Bytes in memory, roughly."""
+    """Approximate bytes in memory."""
 
     @property
     def key(self) -> tuple[int, int]:
-        """By which it is found."""
+        """Key for the lookup."""
         return id(self.items[-1]), len(self.items)
 
 
@@ -40,7 +40,7 @@ class Beginnings(Generic[_Item, _Value]):
     """A bounded memory of lists, least recently used out first. Safe to use from several threads.
 
     Args:
-        max_bytes: bound of what is remembered, roughly.
+        max_bytes: approximate bound of the memory.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -51,11 +51,12 @@ class Beginnings(Generic[_Item, _Value]):
 
     @property
     def remembered_bytes(self) -> int:
-        """Memory taken now, roughly."""
+        """Approximate bytes in memory now."""
         return self._bytes
 
     def find(self, items: Sequence[_Item]) -> Beginning[_Item, _Value] | None:
-        """The longest list that ``items`` begin with, if it ends among the last of them."""
+        """Return the longest stored list that ``items`` begin with, if it ends among the last of
+        them."""
         for length in range(len(items), max(0, len(items) - REACH), -1):
             with self._lock:
                 found = self._held.get((id(items[length - 1]), length))
@@ -71,10 +72,10 @@ class Beginnings(Generic[_Item, _Value]):
         weight: int,
         instead_of: Beginning[_Item, _Value] | None = None,
     ) -> None:
-        """Remember what was made of ``items``, of which there is one or more.
+        """Store the result for ``items``; there must be at least one.
 
         Args:
-            instead_of: what isn't needed any more.
+            instead_of: an entry that is no longer needed.
         """
         fresh = Beginning(items, value, weight)
         with self._lock:

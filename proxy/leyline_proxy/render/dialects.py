@@ -1,8 +1,8 @@
-"""What an engine makes of a chat request before its template sees it.
+"""An engine's treatment of a chat request before its template sees it.
 
-Engines agree on the API and differ in what they hand to a chat template: how parts are joined,
-which members survive, what a tool looks like. A dialect repeats one engine's way exactly, and
-refuses what it can't repeat; the engine's own tokens are taken then.
+Engines agree on the API but differ in the data for a chat template: the joining of parts, the
+members that survive, the form of a tool. A dialect repeats one engine's way exactly, and refuses
+requests that it can't repeat; the engine's own tokens are used then.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ Tool = Mapping[str, Any]
 
 
 class RenderError(ValueError):
-    """The conversation can't be rendered here as the engine would."""
+    """A conversation that can't be rendered here as the engine would."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request's body asks of the template, beside the messages."""
+    """The template's inputs from a request's body, apart from the messages."""
 
     tools: Sequence[Tool] | None
     kwargs: Mapping[str, Any]
 
 
 class Dialect(Protocol):
-    """One engine's way. All methods raise :class:`RenderError` for what they can't repeat."""
+    """One engine's way. All methods raise :class:`RenderError` for input that they can't repeat."""
 
     def asked(self, body: Mapping[str, Any]) -> Asked:
-        """Tools and options of a chat request."""
+        """Return the tools and options of a chat request."""
 
     def conversation(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-        """The messages, as many, with what depends on where a message stands."""
+        """Return as many messages, with the changes that depend on their places."""
 
     def message(self, message: ChatMessage) -> ChatMessage:
-        """A message as the template sees it, whatever stands around it."""
+        """Return a message in the template's form, independent of its neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContractDialect:
-    """:mod:`leyline_engine.contract.chat`.
+    """The dialect of :mod:`leyline_engine.contract.chat`.
 
     Args:
-        parts: whether the template takes lists of content parts.
+        parts: True if the template takes lists of content parts.
     """
 
     parts: bool
@@ -108,7 +108,7 @@ _APPLIED = frozenset(
         "reasoning_effort",
     }
 )
-"""Options that steer transformers or SGLang itself, and aren't mere variables of a template."""
+"""Options that control transformers or SGLang itself and aren't just variables of a template."""
 
 _SCHEMA_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 
@@ -117,15 +117,15 @@ _SCHEMA_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "o
 class SglangDialect:
     """SGLang 0.5.23 with a Jinja template (``serving_chat.py``, ``protocol.py``).
 
-    * Messages and tools go through typed records: unknown members are lost, the known ones stand
-      in the record's order, and those of tools and calls that are missing are null.
-    * Texts of parts are joined by a space; templates that take parts get them, less all but type
-      and text, except in tool results.
+    * Messages and tools pass through typed records: unknown members are lost, the known ones are in
+      the record's order, and missing ones of tools and calls are null.
+    * Texts of parts are joined by a space; templates that take parts get them with only type and
+      text, except in tool results.
     * Arguments of an assistant's calls are objects; anything else is refused.
     * A conversation that ends with the assistant ends with the user instead.
 
     Args:
-        parts: whether the template takes lists of content parts, as SGLang found.
+        parts: True if the template takes lists of content parts, as SGLang detected.
         defaults: template options that the server was started with.
     """
 
@@ -195,11 +195,11 @@ def dialect_of(
     takes_parts: bool | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> Dialect:
-    """The dialect that an engine's renderer document names.
+    """Return the dialect that an engine's renderer document names.
 
     Args:
-        takes_parts: what the engine says; None leaves it to the template's source.
-        defaults: template options of the engine's own.
+        takes_parts: the engine's value; None leaves it to the template's source.
+        defaults: the engine's own template options.
 
     Raises:
         ValueError: no such dialect.
@@ -218,9 +218,9 @@ def _refuse(body: Mapping[str, Any], members: Collection[str]) -> None:
 
 
 def _optional(holder: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
-    """A member, or None where it is missing or null."""
+    """Return a member, or None if it is missing or null."""
     value = holder.get(name)
-    # Exactly: a record would take other types and turn them into this one.
+    # Require the exact type: a record would convert others.
     if value is not None and type(value) is not kind:
         raise RenderError(f"{name} is no {kind.__name__}")
     return value
@@ -244,7 +244,7 @@ def _sglang_texts(parts: Sequence[Any], role: str) -> Iterator[str]:
             case {"type": "text", "text": str(text)}:
                 yield text
             case {"type": "thinking" | "reasoning"} if role == "assistant":
-                continue  # left out, whatever the template takes
+                continue  # left out for all templates
             case _:
                 raise RenderError("a content has parts that are no text")
 
@@ -319,7 +319,7 @@ def _chosen(tools: Sequence[Any], choice: object) -> Sequence[Any]:
 
 
 def _is_standard(schema: object) -> bool:
-    """Whether every type in a schema is one of JSON Schema's; SGLang rewrites others."""
+    """Return True if every type in a schema is one of JSON Schema's; SGLang rewrites others."""
     if isinstance(schema, list):
         return all(map(_is_standard, schema))
     if not isinstance(schema, dict):

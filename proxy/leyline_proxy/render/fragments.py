@@ -1,8 +1,8 @@
-"""A bounded memory of what single messages became in prompts.
+"""A bounded memory of the prompt texts of single messages.
 
-It is shared by all conversations and tenants of a renderer, as the tokenizer's memory is: who can
+All conversations and tenants of a renderer share it, like the tokenizer's memory: a caller who can
 time a turn to the millisecond may learn that a message was rendered before. It holds prompt text,
-in the process's memory only.
+only in the process's memory.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from threading import Lock
 from typing import Any
 
 MAX_REMEMBERED_BYTES = 128 << 20
-"""The least recently used messages go first."""
+"""Bound of the memory; the least recently used messages go first."""
 
 _OVERHEAD = 1024
-"""Bytes that a message or a fragment takes besides its texts, roughly."""
+"""Approximate bytes of a message or a fragment besides its texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """What one iteration of a loop wrote, and what it left behind."""
+    """The text of one iteration of a loop, and its side effects."""
 
     text: str
     span: tuple[int, int] | None
     """Characters of the text that are the item's content."""
     marked: bool
-    """Whether any of the item's content was written; without a span, it can't be located."""
+    """True if any of the item's content was written; without a span, it can't be located."""
     located: bool
-    """False where marks changed the text, so that no content can be found by them."""
+    """False if marks changed the text, so they can't locate any content."""
     after: tuple[Any, ...]
-    """What the written attributes of namespaces were afterwards."""
+    """Values of the written namespace attributes afterwards."""
 
     @property
     def weight(self) -> int:
-        """Bytes in memory, roughly."""
+        """Approximate bytes in memory."""
         return _OVERHEAD + 2 * len(self.text)
 
 
 class Entry:
-    """A message as the client wrote it, and all that is remembered of it."""
+    """A message as the client wrote it, with everything remembered about it."""
 
     __slots__ = ("fragments", "key", "marked", "normal", "weight")
 
@@ -52,11 +52,11 @@ class Entry:
         """The message as templates see it."""
         self.fragments: dict[Hashable, Fragment] = {}
         self.marked: tuple[tuple[int, str], Mapping[str, Any]] | None = None
-        """The message with marks, and its place and the marks."""
+        """The message with marks, together with its index and the marks."""
         self.weight = _OVERHEAD + 3 * len(key)
 
     def twin(self) -> Entry:
-        """The same for a message that stands in the list once more, as an object of its own."""
+        """Return the same entry with another object, for a message that is in the list again."""
         twin = Entry(self.key, {**self.normal})
         twin.fragments = self.fragments
         return twin
@@ -64,17 +64,17 @@ class Entry:
 
 @dataclass(slots=True)
 class Conversation:
-    """What is remembered of the messages of a list, each with an object of its own."""
+    """The remembered entries of a list's messages, each with its own object."""
 
     entries: list[Entry] = field(default_factory=list)
     places: dict[int, tuple[Entry, int]] = field(default_factory=dict)
     """Each entry and its index, by the identity of the message as templates see it."""
     seen: set[bytes] = field(default_factory=set)
     weight: int = 0
-    """Bytes in memory, roughly."""
+    """Approximate bytes in memory."""
 
     def copy(self) -> Conversation:
-        """The same, to be added to."""
+        """Return a copy that can be extended."""
         return Conversation([*self.entries], {**self.places}, {*self.seen}, self.weight)
 
     def add(self, key: bytes, entry: Entry) -> None:
@@ -97,11 +97,11 @@ class FragmentMemory:
 
     @property
     def remembered_bytes(self) -> int:
-        """Memory taken now, roughly."""
+        """Approximate bytes in memory now."""
         return self._bytes
 
     def find(self, keys: Sequence[bytes]) -> list[Entry | None]:
-        """What is remembered of each message; ``keys`` are of :func:`key_of`."""
+        """Return the entry of each message, or None; ``keys`` are from :func:`key_of`."""
         entries = self._entries
         with self._lock:
             found = [entries.get(key) for key in keys]
@@ -111,7 +111,7 @@ class FragmentMemory:
         return found
 
     def add(self, entry: Entry) -> Entry:
-        """Remember a message; returns the entry that is remembered of it."""
+        """Store a message, and return the stored entry."""
         with self._lock:
             known = self._entries.setdefault(entry.key, entry)
             if known is entry:
@@ -137,12 +137,12 @@ class FragmentMemory:
 
 
 def key_of(value: Any) -> bytes | None:
-    """The value byte for byte; None where it is more than JSON's types, tuples and bytes.
+    """Return the value as bytes; None if it has more than JSON's types, tuples and bytes.
 
-    Types, the order of members and the sign of zero are in it, so equal keys are equal in all that
-    a template can see.
+    The bytes include types, the order of members and the sign of zero, so values with equal keys
+    look equal to a template.
     """
     try:
-        return marshal.dumps(value, 2)  # version 2: the same bytes however objects are shared
+        return marshal.dumps(value, 2)  # version 2: the same bytes for shared objects
     except ValueError:
         return None

@@ -1,9 +1,9 @@
-"""Rendering a conversation at the cost of what is new in it.
+"""Rendering of a conversation at the cost of its new part.
 
-The template runs as ever, but an iteration of a loop that was run before with equal reads gives
-back its text (:mod:`.loops`, :mod:`.reads`). Where contents stand is known from the iterations,
-which are run once more with marks when they are new, and from a run with marks of what stands
-around the loops. Whatever goes wrong here, the caller renders the plain way.
+The template runs as usual, but an iteration of a loop that ran before with equal reads returns its
+text (:mod:`.loops`, :mod:`.reads`). The places of contents come from the iterations, each run once
+more with marks when new, and from a run with marks of the text around the loops. If anything fails
+here, the caller renders the plain way.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Prompt:
     """A rendered conversation."""
 
     texts: Sequence[str]
-    """To be joined; those of unchanged messages are the same objects as before."""
+    """Parts of the text; those of unchanged messages are the same objects as before."""
     spans: Sequence[CharSpan]
-    """Where contents stand, in characters of the whole; sorted and disjoint."""
+    """Places of contents, in characters of the whole text; sorted and disjoint."""
 
     @property
     def text(self) -> str:
-        """The whole."""
+        """The whole text."""
         return "".join(self.texts)
 
 
@@ -41,7 +41,7 @@ class IncrementalTemplate:
     Args:
         environment: as for the plain template; filters are added to it.
         source: Jinja source.
-        memory: where fragments are remembered; of this template only.
+        memory: for fragments of this template only.
     """
 
     def __init__(self, environment: Environment, source: str, memory: FragmentMemory) -> None:
@@ -53,7 +53,7 @@ class IncrementalTemplate:
 
     @property
     def remembers(self) -> bool:
-        """Whether any loop of the template can be remembered."""
+        """True if any loop of the template can be remembered."""
         return bool(self._form.loops)
 
     def render(
@@ -62,15 +62,15 @@ class IncrementalTemplate:
         variables: Mapping[str, Any],
         places: Mapping[int, tuple[Entry, int]] | None = None,
     ) -> tuple[list[str], list[CharSpan] | None]:
-        """The prompt's texts and spans; no spans where marks don't show them.
+        """Return the prompt's texts and spans; None for spans that marks don't show.
 
         Args:
-            entries: the messages, each an object of its own.
-            variables: what else the template sees.
-            places: each entry and its index, by the identity of its message, where known.
+            entries: the messages, each with its own object.
+            variables: the template's other variables.
+            places: each entry and its index, by the identity of its message, if known.
 
         Raises:
-            Exception: whatever the template raises, and more. Render the plain way then.
+            Exception: any error of the template, and others. Render the plain way then.
         """
         if places is None:
             places = {id(entry.normal): (entry, at) for at, entry in enumerate(entries)}
@@ -88,7 +88,8 @@ class IncrementalTemplate:
     def _outside(
         self, runtime: Runtime, entries: Sequence[Entry], variables: Mapping[str, Any]
     ) -> Found | None:
-        """Contents in the texts around the loops, in characters of those texts joined."""
+        """Return the contents in the texts around the loops, in characters of those texts
+        joined."""
         if not self._form.contents_outside:
             return Found([], frozenset())
         plain = _around(runtime.parts)
@@ -99,7 +100,7 @@ class IncrementalTemplate:
         messages = [_marked(entry, index, marks) for index, entry in enumerate(entries)]
         try:
             marked = _around(self._run(again, messages, variables))
-        except Exception:  # with marks a template may do anything; the plain way will tell
+        except Exception:  # with marks a template may do anything; the plain way reports it
             return None
         same = len(marked) == len(plain) and all(
             read_marks(text, marks, bare) is not None
@@ -109,7 +110,7 @@ class IncrementalTemplate:
 
 
 def _marked(entry: Entry, index: int, marks: str) -> Mapping[str, Any]:
-    """The message with marks; remembered, as a message seldom changes its place."""
+    """Return the message with marks; remembered, as a message seldom changes its index."""
     known = entry.marked
     if known is None or known[0] != (index, marks):
         known = entry.marked = ((index, marks), with_marks(entry.normal, index, marks))
@@ -117,7 +118,7 @@ def _marked(entry: Entry, index: int, marks: str) -> Mapping[str, Any]:
 
 
 def _around(parts: Iterable[Part]) -> list[str]:
-    """The texts around the loops: in front of the first, between two, behind the last."""
+    """Return the texts around the loops: before the first, between two, after the last."""
     texts: list[list[str]] = [[]]
     for part in parts:
         if isinstance(part, str):
@@ -128,7 +129,7 @@ def _around(parts: Iterable[Part]) -> list[str]:
 
 
 def _texts(parts: Iterable[Part]) -> Iterator[str]:
-    """Each fragment's text by itself, what stands between fragments in one."""
+    """Yield each fragment's text, and the texts between fragments joined."""
     around: list[str] = []
     for part in parts:
         if isinstance(part, str):
@@ -142,11 +143,11 @@ def _texts(parts: Iterable[Part]) -> Iterator[str]:
 
 
 def _spans(parts: Iterable[Part], outside: Found) -> list[CharSpan] | None:
-    """Contents that stand in one place only; None where that can't be told."""
+    """Return contents that occur in one place only; None if uncertain."""
     spans: list[CharSpan] = []
     seen: set[int] = set()
     twice = set(outside.marked)
-    blocks: list[tuple[int, int, int]] = []  # of what is outside: its place there and here, length
+    blocks: list[tuple[int, int, int]] = []  # of outside texts: offset there and here, length
     at = around = 0
     for part in parts:
         if isinstance(part, Placed):  # most are
@@ -166,12 +167,12 @@ def _spans(parts: Iterable[Part], outside: Found) -> list[CharSpan] | None:
     for span in outside.spans:
         start, end = _moved(span.start, blocks), _moved(span.end - 1, blocks) + 1
         if end - start != span.end - span.start:
-            return None  # begun in front of a loop, and ended behind it
+            return None  # begins before a loop, and ends after it
         if span.message not in seen:
             spans.append(CharSpan(span.message, start, end))
     return sorted(spans, key=lambda span: span.start) if outside.spans else spans
 
 
 def _moved(char: int, blocks: Sequence[tuple[int, int, int]]) -> int:
-    """Where in the prompt a character of the texts around the loops stands."""
+    """Return the prompt position of a character of the texts around the loops."""
     return next(at + char - begin for begin, at, length in blocks if begin <= char < begin + length)

@@ -1,4 +1,4 @@
-"""Loops of a chat template, changed so that the text of an iteration can be remembered.
+"""Changes to a chat template's loops that make the text of an iteration reusable.
 
 ::
 
@@ -11,7 +11,7 @@
                                                    {% endfor %}
                                                    {{ run | leave }}
 
-The body stays as it is, as a block that can be run again with the message in another form.
+The body remains as it is, as a block that can run again with the message in another form.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .outside import look_outside
 from .reads import BodyReader, NotMemoisableError, Reads, Surroundings, find
 
 RUNTIME = "__leyline_runtime"
-"""Context variable: what the filters below work on."""
+"""Context variable with the object that the filters below use."""
 ENTER, ITEMS, RECALL, LEAVE = "leyline enter", "leyline items", "leyline recall", "leyline leave"
-"""Filters, by names that no template can write."""
+"""Filters, with names that no template can write."""
 
 _OURS = "__leyline_"
 _UNFOLLOWED = (nodes.Extends, nodes.Block, nodes.Include, nodes.Import, nodes.FromImport)
@@ -40,18 +40,18 @@ class Instrumented:
 
     tree: nodes.Template
     loops: tuple[Reads, ...]
-    """What the bodies read, by the number that a loop was given."""
+    """Reads of the bodies, by the loop's number."""
     of_messages: tuple[bool, ...]
-    """Whether a loop may run over messages, by its number."""
+    """True for loops that may run over messages, by the loop's number."""
     contents_outside: bool
-    """Whether a message's content may get into the prompt other than by its own iteration."""
+    """True if a message's content may enter the prompt outside its own iteration."""
 
 
 def instrument(environment: Environment, source: str) -> Instrumented:
     """Change every loop that allows it.
 
     Raises:
-        jinja2.TemplateSyntaxError: no template.
+        jinja2.TemplateSyntaxError: not a template.
     """
     tree = environment.parse(source)
     chosen = dict(_memoisable(tree)) if _OURS not in source else {}
@@ -69,7 +69,7 @@ def instrument(environment: Environment, source: str) -> Instrumented:
 
 
 def _memoisable(tree: nodes.Template) -> Iterator[tuple[nodes.For, Reads]]:
-    """Loops that print, at the top level or in its conditions, with what they read."""
+    """Yield loops that print, at the top level or in its conditions, with their reads."""
     namespaces = _namespaces(tree)
     if namespaces is None or any(find(tree, kind) for kind in _UNFOLLOWED):
         return
@@ -113,7 +113,7 @@ def _reads(loop: nodes.For, known: Surroundings) -> Reads:
 
 
 def _namespaces(tree: nodes.Template) -> frozenset[str] | None:
-    """Variables that hold namespaces; None where one may have a second name."""
+    """Return the variables that hold namespaces; None if one may have a second name."""
     created = [
         node
         for node in find(tree, nodes.Assign)

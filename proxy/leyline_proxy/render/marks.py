@@ -1,8 +1,8 @@
-"""Finding each message's content in a rendered prompt.
+"""Location of each message's content in a rendered prompt.
 
-The conversation is rendered a second time with private-use characters around each content. If
-taking them out gives exactly the plain text, they show where the contents went, whatever the
-template did around them. Otherwise the contents are searched for in order.
+The conversation is rendered a second time with private-use characters around each content. If their
+removal gives exactly the plain text, they show the places of the contents, whatever the template
+wrote around them. Otherwise the contents are searched in order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Render = Callable[[Sequence[Mapping[str, Any]]], str]
 
 
 class CharSpan(NamedTuple):
-    """Characters ``[start, end)`` of the prompt are the content of message ``message``."""
+    """Characters ``[start, end)`` of the prompt, which are the content of message ``message``."""
 
     message: int
     start: int
@@ -28,18 +28,18 @@ class CharSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What marks tell of a text."""
+    """The result of reading a text's marks."""
 
     spans: list[CharSpan]
     """Sorted and disjoint."""
     marked: frozenset[int]
-    """Messages of which any mark is in the text, located or not."""
+    """Messages with any mark in the text, located or not."""
 
 
 def content_spans(
     messages: Sequence[Mapping[str, Any]], plain: str, render: Render
 ) -> list[CharSpan]:
-    """Where each content stands in ``plain``; messages that can't be located are left out."""
+    """Return the place of each content in ``plain``, without messages that can't be located."""
     marks = unused_characters(plain)
     if marks is not None:
         marked = render([with_marks(message, at, marks) for at, message in enumerate(messages)])
@@ -50,14 +50,14 @@ def content_spans(
 
 
 def unused_characters(text: str) -> str | None:
-    """Three characters for marks; None where the text has nearly all that could be used."""
+    """Return three characters for marks; None if the text has nearly all usable ones."""
     every = (chr(code) for code in range(_FIRST_PRIVATE, _LAST_PRIVATE + 1))
     free = list(islice((char for char in every if char not in text), 3))
     return "".join(free) if len(free) == 3 else None
 
 
 def with_marks(message: Mapping[str, Any], index: int, marks: str) -> Mapping[str, Any]:
-    """The message with its text between marks; white space at the ends stays outside."""
+    """Return the message with its text between marks; white space at the ends stays outside."""
     before, after = f"{marks[0]}{index}{marks[1]}", f"{marks[2]}{index}{marks[1]}"
     content = message.get("content")
     if isinstance(content, str) and content.strip():
@@ -74,7 +74,7 @@ def _wrap(text: str, before: str, after: str) -> str:
 
 
 def _marked_parts(parts: Sequence[Any], before: str, after: str) -> list[Any]:
-    """Marks go around all text parts together: before the first and after the last."""
+    """Put marks around all text parts together: before the first and after the last."""
     texts = [
         index
         for index, part in enumerate(parts)
@@ -92,7 +92,7 @@ def _marked_parts(parts: Sequence[Any], before: str, after: str) -> list[Any]:
 
 
 def read_marks(marked: str, marks: str, plain: str) -> Found | None:
-    """What the marks in a text say; None where it isn't ``plain`` without them."""
+    """Return the places that the marks show; None if the text without them isn't ``plain``."""
     pattern = re.compile(f"[{marks[0]}{marks[2]}](\\d+){marks[1]}")
     if pattern.sub("", marked) != plain:
         return None
@@ -117,7 +117,8 @@ def read_marks(marked: str, marks: str, plain: str) -> Found | None:
 
 
 def unique_spans(messages: Sequence[Mapping[str, Any]], plain: str) -> list[CharSpan]:
-    """Contents that occur exactly once, and not within another: better none than a wrong place."""
+    """Return contents that occur exactly once, and not within another: no place is better than a
+    wrong one."""
     found: list[CharSpan] = []
     for index, message in enumerate(messages):
         content = message.get("content")
@@ -130,7 +131,7 @@ def unique_spans(messages: Sequence[Mapping[str, Any]], plain: str) -> list[Char
 
 
 def disjoint(spans: Iterable[CharSpan]) -> list[CharSpan]:
-    """The spans, in order, that don't begin within the one before."""
+    """Return the spans, in order, that don't begin within the one before."""
     result: list[CharSpan] = []
     for span in spans:
         if not result or span.start >= result[-1].end:

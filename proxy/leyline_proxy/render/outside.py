@@ -1,6 +1,7 @@
-"""Whether contents of messages get into a prompt outside the iterations that are remembered.
+"""Detection of message contents that enter a prompt outside the remembered iterations.
 
-Told from the syntax tree, by following the variables that come from ``messages``. In doubt, yes.
+It uses the syntax tree, and follows the variables that come from ``messages``. In doubt the answer
+is yes.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ MESSAGES = "messages"
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Where contents may go."""
+    """Places that contents may reach."""
 
     contents: bool
-    """Whether one may be printed, or may decide what is, outside the remembered loops."""
+    """True if one may be printed, or decide the output, outside the remembered loops."""
     of_messages: frozenset[nodes.For]
     """Remembered loops that may run over messages."""
 
 
 def look_outside(tree: nodes.Template, remembered: Mapping[nodes.For, Reads]) -> Outside:
-    """Follow the messages through all but the bodies of ``remembered`` loops."""
+    """Follow the messages through everything but the bodies of ``remembered`` loops."""
     statements = list(_outside(tree.body, remembered))
     derived = _derived(statements)
     over_messages = frozenset(loop for loop in remembered if _mentions(loop.iter, derived))
     loops_read = {
         name for reads in remembered.values() for name in (*reads.names, *reads.namespaces)
     }
-    # A namespace's member may hold anything, whatever it is called.
+    # A namespace's member may hold anything, whatever its name.
     plain = derived - {ref.name for ref in find(tree, nodes.NSRef)}
     leaks = any(_leaks(node, derived, plain) for node in statements)
     return Outside(bool(loops_read & derived) or leaks, over_messages)
@@ -42,7 +43,7 @@ def look_outside(tree: nodes.Template, remembered: Mapping[nodes.For, Reads]) ->
 def _outside(
     nodes_: Iterable[nodes.Node], remembered: Collection[nodes.For]
 ) -> Iterable[nodes.Node]:
-    """Statements in which expressions stand, without the bodies of remembered loops."""
+    """Yield statements that contain expressions, without the bodies of remembered loops."""
     for node in nodes_:
         if node in remembered:
             continue
@@ -56,7 +57,7 @@ def _inner_statements(node: nodes.Stmt) -> list[nodes.Node]:
 
 
 def _derived(statements: Iterable[nodes.Node]) -> set[str]:
-    """Variables whose value may come from the messages."""
+    """Return variables whose value may come from the messages."""
     derived = {MESSAGES}
     flows = [flow for node in statements for flow in _flows(node)]
     for _ in range(len(flows) + 1):
@@ -84,9 +85,9 @@ def _stored(target: nodes.Node) -> set[str]:
 
 
 def _leaks(node: nodes.Node, derived: set[str], plain: set[str]) -> bool:
-    """Whether a statement's own expressions use a content."""
+    """Return True if a statement's own expressions use a content."""
     if isinstance(node, nodes.Assign):
-        return False  # what matters is the use of its target
+        return False  # only the use of its target matters
     if isinstance(node, nodes.For):
         return node.test is not None and _uses(node.test, derived, plain, test=True)
     return any(

@@ -1,8 +1,8 @@
-"""What the body of a template's loop reads and writes besides its item.
+"""The reads and writes of a template's loop body besides its item.
 
-A body that is run again with equal reads writes the same text: the sandbox lets templates change
-nothing but the attributes of namespaces. So the reads are the key under which a body's text may
-be remembered. They are found in the syntax tree. What isn't understood is refused, never guessed.
+A body that runs again with equal reads writes the same text: the sandbox lets templates change only
+the attributes of namespaces. So the reads are the key of a body's remembered text. They are found
+in the syntax tree. Unknown constructs are refused, never guessed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeVar
 from jinja2 import nodes
 
 MEMBER = "leyline member"
-"""Filter: a member of a value, which doesn't raise where the value is undefined."""
+"""Filter: a member of a value, without an error if the value is undefined."""
 LOOP_MEMBER = "leyline loop member"
 """Filter: a member of ``loop``, without the sandbox's checks."""
 
@@ -26,38 +26,38 @@ _ORDERING = frozenset({"eq", "ne", "lt", "lteq", "gt", "gteq"})
 _IMPURE_FILTERS = frozenset({"random"})
 _CALL_NAMES = frozenset({"caller", "varargs", "kwargs"})
 WITHOUT_CONTENT = frozenset({"role", "name", "tool_calls", "tool_call_id"})
-"""Members of a message that its content isn't part of."""
+"""Members of a message that don't include its content."""
 _OPERATORS = (nodes.And, nodes.Or, nodes.Add, nodes.Sub, nodes.Not, nodes.Neg, nodes.Pos)
 _NodeT = TypeVar("_NodeT", bound=nodes.Node)
 
 
 class NotMemoisableError(Exception):
-    """The body does something that a remembered text can't stand for."""
+    """A body whose effects can't be replaced by a remembered text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What a loop's body depends on besides the item, and what it changes."""
+    """The dependencies of a loop's body besides the item, and its changes."""
 
     names: tuple[str, ...]
-    """Outer variables. Nothing assigns them while the loop runs."""
+    """Outer variables that nothing assigns while the loop runs."""
     values: tuple[nodes.Expr, ...]
     """Expressions to evaluate at the beginning of each iteration."""
     namespaces: tuple[str, ...]
-    """Variables that hold the namespaces in question."""
+    """Variables that hold the relevant namespaces."""
     touched: tuple[tuple[str, str], ...]
-    """Namespace and attribute of all that is read or written there."""
+    """Namespace and attribute of all reads and writes there."""
     written: tuple[tuple[str, str], ...]
     contents: bool
-    """Whether the text of another message may come in by way of ``values``."""
+    """True if the text of another message may come in through ``values``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What is known of the whole template."""
+    """Facts about the whole template."""
 
     macros: Mapping[str, nodes.Macro]
-    """Macros that are defined once, at the top level, in front of the loop."""
+    """Macros that are defined once, at the top level, before the loop."""
     namespaces: frozenset[str]
     """Variables that hold namespaces; no other variable does."""
     written_by_macros: frozenset[str]
@@ -69,7 +69,7 @@ class BodyReader:
     Args:
         item: the loop's target.
         body: the loop's.
-        known: of the template that the loop stands in.
+        known: about the loop's template.
 
     Raises:
         NotMemoisableError: from :meth:`read`.
@@ -90,7 +90,7 @@ class BodyReader:
         self._contents = False
 
     def read(self) -> Reads:
-        """All that the body depends on."""
+        """Return all dependencies of the body."""
         self._block(self._body, {self._item})
         return Reads(
             tuple(self._names),
@@ -102,7 +102,7 @@ class BodyReader:
         )
 
     def _block(self, body: Iterable[nodes.Node], local: set[str]) -> set[str]:
-        """Read statements in order; returns the names that are assigned whichever way they run."""
+        """Read statements in order; return the names that every path assigns."""
         for statement in body:
             local = self._statement(statement, local)
         return local
@@ -155,7 +155,7 @@ class BodyReader:
         self._block(loop.else_, local)
 
     def _expression(self, node: nodes.Node, local: set[str], *, test: bool = False) -> None:
-        """``test`` says that only the expression's truth matters."""
+        """Read an expression; with ``test``, only its truth matters."""
         if self._outside_macro and self._per_iteration(node, local, test=test):
             return
         match node:
@@ -210,7 +210,7 @@ class BodyReader:
         self._all(node.iter_child_nodes(exclude=("node",)), local)
 
     def _per_iteration(self, node: nodes.Node, local: set[str], *, test: bool) -> bool:
-        """Note an expression that is best known by its value; whether this was one."""
+        """Record an expression that is best represented by its value; return False for others."""
         if not isinstance(node, nodes.Expr):
             return False
         if self._is_total(node, local) and self._is_varying(node):
@@ -236,7 +236,7 @@ class BodyReader:
         return True
 
     def _is_item(self, node: nodes.Node, local: set[str]) -> bool:
-        """Whether this is another element of a list, or undefined where there is none."""
+        """Return True for another element of a list, or undefined if there is none."""
         match node:
             case nodes.Getattr(node=nodes.Name(name="loop"), attr=attr):
                 return "loop" not in local and attr in _NEIGHBOURS
@@ -246,7 +246,8 @@ class BodyReader:
         return False
 
     def _is_total(self, node: nodes.Node | None, local: set[str]) -> bool:
-        """Whether the value can be had at once: no content in it, nothing consumed by it."""
+        """Return True if evaluation at once is safe: the value has no content and consumes
+        nothing."""
         match node:
             case nodes.Getattr(node=nodes.Name(name="loop"), attr=attr):
                 return "loop" not in local and attr in _TOTAL_LOOP
@@ -264,7 +265,7 @@ class BodyReader:
         return isinstance(node, nodes.Const)
 
     def _is_comparable(self, node: nodes.Node, local: set[str]) -> bool:
-        """A variable may be compared; by itself it would be more than a total expression."""
+        """Return True if a node may be compared; a variable alone isn't a total expression."""
         if isinstance(node, nodes.Name):
             return self._is_outer(node.name, local)
         return self._is_total(node, local)
@@ -273,7 +274,7 @@ class BodyReader:
         return name not in local and name != "loop" and name not in self._known.namespaces
 
     def _is_varying(self, node: nodes.Expr) -> bool:
-        """Whether a total expression is more than outer variables, which are read once."""
+        """Return True if a total expression is more than outer variables, which are read once."""
         return any(True for _ in find(node, nodes.Getattr)) or any(
             True for _ in find(node, nodes.Filter)
         )
@@ -293,7 +294,7 @@ class BodyReader:
 
 
 def _without_checks(node: nodes.Expr) -> nodes.Expr:
-    """A copy in which members of ``loop`` are read directly."""
+    """Return a copy that reads members of ``loop`` directly."""
     match node:
         case nodes.Getattr(node=nodes.Name(name="loop") as loop, attr=attr):
             return nodes.Filter(loop, LOOP_MEMBER, [nodes.Const(attr)], [], None, None)
@@ -311,7 +312,7 @@ def _copied(value: object) -> object:
 
 
 def member_of(node: nodes.Node) -> str | None:
-    """The name in ``x.name`` and ``x['name']``."""
+    """Return the name in ``x.name`` and ``x['name']``."""
     match node:
         case nodes.Getattr(attr=attr):
             return attr
@@ -321,6 +322,6 @@ def member_of(node: nodes.Node) -> str | None:
 
 
 def find(node: nodes.Node, kind: type[_NodeT]) -> Sequence[_NodeT]:
-    """Nodes of a kind below a node, and the node itself."""
+    """Return nodes of a kind below a node, including the node itself."""
     found = list(node.find_all(kind))
     return [node, *found] if isinstance(node, kind) else found

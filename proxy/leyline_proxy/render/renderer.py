@@ -1,4 +1,4 @@
-"""Conversation to token ids and content spans."""
+"""Rendering of a conversation to token ids and content spans."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .template import ChatTemplate, chat_environment
 from .tokens import BYTES_PER_CHAR, PieceTokenizer
 
 TEXT_MEMORY_BYTES = 896 << 20
-"""For rendered messages and tokens."""
+"""Bytes for rendered messages and tokens."""
 
 _FAILURES = (
     jinja2.TemplateError,
@@ -33,7 +33,7 @@ _FAILURES = (
     AttributeError,
     RecursionError,
 )
-"""What a template raises when it trips over a conversation."""
+"""Errors of a template that fails on a conversation."""
 
 
 STEERING = (
@@ -46,24 +46,24 @@ STEERING = (
     "task",
     "continue_final_message",
 )
-"""Members of a chat request that may change its prompt, beside messages and model."""
+"""Members of a chat request that may change its prompt, besides messages and model."""
 
 _NEVER_VARIABLES = ("messages", "self")
-"""Names that jinja refuses beside the messages."""
+"""Names that jinja refuses besides the messages."""
 
 
 class ChatRenderer:
     """An engine's chat template and tokenizer, run in the proxy. Safe to use from several threads.
 
-    What a message became is remembered, so a turn costs what is new in it, and little more for
-    each message that isn't. The result is that of rendering and tokenising all of it.
+    The results for messages are remembered, so a turn costs its new part, and little more for each
+    old message. The output equals that of rendering and tokenising everything.
 
     Args:
         chat_template: Jinja source.
         special_tokens: ``bos_token``, ``eos_token``… as the template sees them.
         tokenizer_json: the ``tokenizer.json`` document.
-        dialect: what the engine does before its template runs; by default the contract's.
-        max_remembered_bytes: bound of all that is remembered of texts, roughly.
+        dialect: the engine's steps before its template; by default the contract's.
+        max_remembered_bytes: approximate bound of all remembered texts.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ChatRenderer:
         dialect: Dialect | None = None,
         max_remembered_bytes: int = TEXT_MEMORY_BYTES,
     ) -> None:
-        # Tokens take the most; they are what is dear to make.
+        # Tokens take the most memory; they are expensive to compute.
         of_messages, of_tokens = max_remembered_bytes // 6, max_remembered_bytes // 3
         self._template = ChatTemplate(chat_template, special_tokens)
         self._dialect = dialect or dialect_of(ChatDialect.LEYLINE, chat_template)
@@ -90,7 +90,7 @@ class ChatRenderer:
 
     @property
     def remembered_bytes(self) -> int:
-        """Memory taken by remembered messages, roughly."""
+        """Approximate bytes of remembered messages."""
         return self._memory.remembered_bytes + self._conversations.remembered_bytes
 
     def text(
@@ -101,7 +101,7 @@ class ChatRenderer:
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text; the template sees the messages normalised, as in the engine.
+        """Return the prompt's text; the template sees the messages normalised, as in the engine.
 
         Raises:
             RenderError: the template refuses the conversation.
@@ -110,7 +110,7 @@ class ChatRenderer:
         return self._text(normal, self._variables(tools, add_generation_prompt, template_kwargs))
 
     def encode(self, text: str) -> array[int]:
-        """Token ids of a text, special tokens recognised, none added."""
+        """Return the token ids of a text; special tokens are recognised, none is added."""
         return self._tokenizer.encode(text).ids
 
     def render(
@@ -122,12 +122,12 @@ class ChatRenderer:
         template_kwargs: Mapping[str, Any] | None = None,
         lasting: bool = False,
     ) -> Rendered:
-        """Token ids and the span of each message's content.
+        """Return token ids and the span of each message's content.
 
         A token belongs to the content in which it starts.
 
         Args:
-            lasting: the messages are never changed, so the same objects are the same messages.
+            lasting: True if the messages never change, so equal identity means equal content.
 
         Raises:
             RenderError: the template refuses the conversation.
@@ -144,7 +144,7 @@ class ChatRenderer:
     def render_request(
         self, messages: Sequence[ChatMessage], body: Mapping[str, Any], *, lasting: bool = False
     ) -> Rendered:
-        """The prompt of the chat request ``body`` with ``messages`` in place of its own.
+        """Return the prompt of the chat request ``body`` with ``messages`` in place of its own.
 
         Args:
             lasting: see :meth:`render`.
@@ -158,12 +158,12 @@ class ChatRenderer:
     def locate(
         self, tokens: array[int], messages: Sequence[ChatMessage], body: Mapping[str, Any]
     ) -> Rendered:
-        """The engine's own ``tokens`` of a chat request, and where in them the contents stand.
+        """Locate the contents in the engine's own ``tokens`` of a chat request.
 
-        A content has a span where its text is found once in the text of the tokens.
+        A content has a span if its text occurs once in the text of the tokens.
 
         Args:
-            body: the request; ``messages`` stand in place of its own.
+            body: the request; ``messages`` replace its own.
         """
         context = steering_digest(body)
         text = self._tokenizer.decode(tokens)
@@ -183,7 +183,7 @@ class ChatRenderer:
         template_kwargs: Mapping[str, Any] | None = None,
         lasting: bool = False,
     ) -> Prompt:
-        """The first half of :meth:`render`: the text, and where in it the contents stand.
+        """Do the first half of :meth:`render`: return the text and the places of its contents.
 
         Raises:
             RenderError: the template refuses the conversation.
@@ -193,7 +193,7 @@ class ChatRenderer:
         return known or self._anew(messages, variables)
 
     def tokenise(self, prompt: Prompt, context: str = "") -> Rendered:
-        """The second half of :meth:`render`.
+        """Do the second half of :meth:`render`.
 
         Args:
             context: see :attr:`Rendered.context`.
@@ -217,7 +217,7 @@ class ChatRenderer:
     def _from_memory(
         self, messages: Sequence[ChatMessage], variables: Mapping[str, Any], *, lasting: bool
     ) -> Prompt | None:
-        """The same from what is remembered; None where it has to be done anew."""
+        """Return the prompt from memory; None if it must be rendered again."""
         if not self._incremental.remembers or not variables.keys().isdisjoint(_NEVER_VARIABLES):
             return None
         entries = self._entries(self._dialect.conversation(messages), lasting=lasting)
@@ -225,7 +225,7 @@ class ChatRenderer:
             return None
         try:
             texts, spans = self._incremental.render(entries.entries, variables, entries.places)
-        except Exception:  # done anew, whatever it was: that gives the result, or the error
+        except Exception:  # rendered again in any case: that gives the result, or the error
             return None
         if spans is None:
             normal = [entry.normal for entry in entries.entries]
@@ -233,7 +233,7 @@ class ChatRenderer:
         return Prompt(texts, spans)
 
     def _entries(self, messages: Sequence[ChatMessage], *, lasting: bool) -> Conversation | None:
-        """What is remembered of the messages, each with an object of its own; None where one
+        """Return the remembered entries of the messages, each with its own object; None if one
         isn't plain data."""
         before = self._conversations.find(messages) if lasting else None
         if before is not None and len(before.items) == len(messages):
@@ -250,7 +250,7 @@ class ChatRenderer:
         return found
 
     def _entry(self, key: bytes) -> Entry:
-        message = marshal.loads(key)  # noqa: S302 - our own bytes; a copy that nobody can change
+        message = marshal.loads(key)  # noqa: S302 - our own bytes; an unchangeable copy
         return Entry(key, self._dialect.message(message))
 
     def _normal(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
@@ -280,7 +280,7 @@ class ChatRenderer:
 
 
 def steering_digest(body: Mapping[str, Any]) -> str:
-    """What a request says of its prompt beside the messages, as a digest."""
+    """Return a digest of a request's members, apart from messages, that affect its prompt."""
     return _digest([body.get(name) for name in STEERING])
 
 

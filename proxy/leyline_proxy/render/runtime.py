@@ -1,7 +1,7 @@
-"""What an instrumented template calls while it runs.
+"""Functions that an instrumented template calls while it runs.
 
-One :class:`Runtime` per run of the template, one :class:`Run` per run of a loop in it. The module's
-filters are those that :mod:`.loops` writes into templates.
+There is one :class:`Runtime` per run of the template, and one :class:`Run` per run of a loop in it.
+The module's filters are those that :mod:`.loops` writes into templates.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from .marks import Found, read_marks, unused_characters, with_marks
 from .reads import LOOP_MEMBER, MEMBER
 
 _LONGEST_LEFT = 4096
-"""Longer values of namespaces aren't remembered as what an iteration left behind."""
+"""Longest namespace value that is remembered as a side effect of an iteration."""
 _LONGEST_PLAIN = 64
-"""Longer texts are told apart by their digests."""
+"""Longest text that is a token itself; longer ones are compared by digest."""
 _PURE_GLOBALS = ("raise_exception", "namespace", "range", "dict")
 
 _ITEM = b"item "
-"""In front of the keys of items that aren't messages, which have no other form."""
+"""Prefix of the keys of items that aren't messages, which have no other form."""
 _MISSING = object()
 _NO_MEMBER, _UNDEFINED = ("no member",), ("undefined",)
 
 Token = tuple[Any, ...]
-"""Stands for a value in a key: equal tokens, equal values."""
+"""A stand-in for a value in a key: equal tokens mean equal values."""
 
 
 class DivergedError(Exception):
-    """With marks around the contents, the template comes to a loop in another state."""
+    """The template with marked contents reaches a loop in another state."""
 
 
 class Placed(NamedTuple):
-    """A fragment in a prompt, and the index of the message it was made of (none: -1)."""
+    """A fragment in a prompt, and the index of its message (none: -1)."""
 
     fragment: Fragment
     message: int
 
 
 class Break:
-    """Stands where a loop's fragments begin, among the texts around the loops."""
+    """The start of a loop's fragments, among the texts around the loops."""
 
 
 Part = str | Placed | Break
@@ -56,14 +56,15 @@ _BREAK = Break()
 
 
 class Values:
-    """Tells values apart. Keyed, so that nobody can make two of them look alike to others."""
+    """Digests of values. Keyed, so no caller can construct a collision."""
 
     def __init__(self, environment: Environment) -> None:
         self._pure = {id(environment.globals[name]): name.encode() for name in _PURE_GLOBALS}
         self._secret = token_bytes(32)
 
     def digest(self, value: Any) -> bytes | None:
-        """Of plain data and of functions without effects; None for anything else."""
+        """Return the digest of plain data or of a function without effects; None for other
+        values."""
         key = key_of(value)
         if key is None:
             return self._pure.get(id(value))
@@ -77,9 +78,8 @@ class Runtime:
         form: the template as instrumented.
         values: of the template.
         memory: of the template.
-        entries: of the messages that the template is given, with their indices, by the messages'
-            identities.
-        shadowed: the run whose loops this one passes over, to see what stands around them.
+        entries: of the template's messages, with their indices, by the messages' identities.
+        shadowed: the run whose loops this one skips, to see the text around them.
     """
 
     def __init__(
@@ -96,15 +96,15 @@ class Runtime:
         self.entries = entries
         self.parts: list[Part] = []
         self.placed: Placed | None = None
-        """The fragment whose text is the next that the template gives out."""
+        """The fragment whose text the template yields next."""
         self.located = True
-        """Whether marks show where contents stand in the fragments so far."""
+        """True if marks show the places of contents in the fragments so far."""
         self.runs: list[Run] = []
         self._values = values
         self._digests: dict[int, tuple[Any, bytes | None]] = {}
 
     def collect(self, chunks: Iterable[str]) -> list[Part]:
-        """The prompt in parts, from what the template gives out."""
+        """Return the prompt in parts, from the template's output."""
         parts = self.parts
         for chunk in chunks:
             parts.append(chunk if self.placed is None else self.placed)
@@ -112,7 +112,7 @@ class Runtime:
         return parts
 
     def token(self, value: Any) -> Token | None:
-        """What stands for a value in a key; None where nothing can."""
+        """Return the token of a value in a key; None if there can't be one."""
         kind = value.__class__
         if kind is bool or kind is int or value is None:
             return (kind, value)
@@ -123,12 +123,12 @@ class Runtime:
         if isinstance(value, Undefined):
             return _UNDEFINED
         known = self._digests.get(id(value))
-        if known is None:  # with the value, so that its id stays its own
+        if known is None:  # with the value, so its id stays unique
             known = self._digests[id(value)] = (value, self._values.digest(value))
         return None if known[1] is None else (kind, known[1])
 
     def entry_of(self, item: Any) -> tuple[Entry | None, int]:
-        """What is remembered of a loop's item, and which message it is (none: -1)."""
+        """Return the entry of a loop's item, and its message index (none: -1)."""
         known = self.entries.get(id(item))
         if known is not None:
             return known
@@ -146,19 +146,19 @@ class Run:
     runtime: Runtime
     number: int
     key: bytes | None
-    """What stands for the loop and the outer variables; None where one of those has no token."""
+    """Key of the loop and the outer variables; None if one of those has no token."""
     state: tuple[Token | None, ...]
-    """Of the namespaces' attributes in question, at the beginning."""
+    """Tokens of the relevant namespace attributes, at the beginning."""
     written: list[tuple[Namespace, str]]
     left: tuple[Any, ...] = ()
-    """What the loop left in those."""
+    """Values that the loop left in those."""
     pending: tuple[Any, Entry | None, int, Hashable] = field(default=(None, None, -1, None))
-    """The item that has to be rendered anew, and where that is remembered."""
+    """The item that must be rendered again, and the place to remember it."""
     _last: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None
-    """What was read in the iteration before, and the key of that."""
+    """The values read in the iteration before, and their key."""
 
     def recall(self, item: Any, values: tuple[Any, ...]) -> str | None:
-        """What the iteration writes, if that is known."""
+        """Return the iteration's text, if known."""
         runtime = self.runtime
         entry, message = runtime.entry_of(item)
         key = self._key_of(values)
@@ -174,10 +174,10 @@ class Run:
         return self._place(fragment, message)
 
     def _key_of(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Under which an iteration's text is remembered, but for its item."""
+        """Return the key of an iteration's text, without its item."""
         last, token = self._last, self.runtime.token
         if last is not None and all(map(is_, values, last[0])):
-            key = last[1]  # the very same values, as in most iterations
+            key = last[1]  # the same values as before, as in most iterations
         else:
             key = (self.key, *[token(value) for value in values])
             self._last = values, key
@@ -186,14 +186,14 @@ class Run:
         return key
 
     def __call__(self, *, caller: Callable[[Any], str]) -> str:
-        """Run the body anew, and remember what it writes."""
+        """Run the body again, and remember its text."""
         item, entry, message, key = self.pending
         before = self.now()
         text = str(caller(item))
         after = self.now()
         form = self.runtime.form
         if message < 0:
-            # What is made of messages, but none of them, holds contents that can't be told.
+            # An item made from messages that isn't one has contents that can't be located.
             located = not form.of_messages[self.number]
             fragment = Fragment(text, None, False, located, after)
         elif form.loops[self.number].contents:
@@ -210,7 +210,7 @@ class Run:
         return self._place(fragment, message)
 
     def now(self) -> tuple[Any, ...]:
-        """The written attributes as they are."""
+        """Return the current values of the written attributes."""
         return tuple([getattr(space, name, _MISSING) for space, name in self.written])
 
     def restore(self, values: Iterable[Any]) -> None:
@@ -232,22 +232,23 @@ class Run:
         after: tuple[Any, ...],
         caller: Callable[[Any], str],
     ) -> Found | None:
-        """Where the item's content stands in its text; None where marks change more than that."""
+        """Return the place of the item's content in its text; None if marks change more than
+        that."""
         marks = unused_characters(text)
         if marks is None:
             return None
         try:
             marked = str(caller(with_marks(item, 0, marks)))
-        except Exception:  # a template may refuse contents by their looks
+        except Exception:  # a template may refuse contents by their form
             return None
         token = self.runtime.token
         if [*map(token, self.now())] != [*map(token, after)]:
-            return None  # the content goes on to later iterations
+            return None  # the content reaches later iterations
         return read_marks(marked, marks, text)
 
 
 def _is_small(value: Any) -> bool:
-    """Whether a value may be kept: short, and nobody can change it."""
+    """Return True if a value may be kept: short and immutable."""
     kind = value.__class__
     scalar = kind in (bool, int, float) or value is None or value is _MISSING
     return scalar or (kind is str and len(value) <= _LONGEST_LEFT)
@@ -278,7 +279,7 @@ def _key(number: int, tokens: tuple[Token | None, ...]) -> bytes:
 
 
 def _shadow(run: Run, before: Run) -> None:
-    """Take over what a loop left behind; it isn't run again."""
+    """Adopt the values that a loop left; it doesn't run again."""
     same = (run.number, run.key, run.state) == (before.number, before.key, before.state)
     if not same or run.key is None or None in run.state:
         raise DivergedError
@@ -318,4 +319,4 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     MEMBER: _member,
     LOOP_MEMBER: getattr,
 }
-"""By the names under which instrumented templates call them."""
+"""Filters by their names in instrumented templates."""

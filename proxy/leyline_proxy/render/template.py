@@ -1,4 +1,4 @@
-"""A chat template, rendered as transformers renders it."""
+"""A chat template, rendered as in transformers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """``{% generation %}`` marks what the assistant wrote; for rendering it is transparent."""
+    """``{% generation %}``, which marks the assistant's text; rendering ignores it."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja's own class attribute
 
@@ -44,7 +44,7 @@ def _now(pattern: str) -> str:
 
 
 def chat_environment() -> ImmutableSandboxedEnvironment:
-    """Jinja as transformers sets it up for chat templates."""
+    """Return Jinja's environment with transformers' settings for chat templates."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -69,10 +69,10 @@ class ChatTemplate:
         add_generation_prompt: bool,
         template_kwargs: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
-        """What the template sees besides the messages.
+        """Return the template's variables besides the messages.
 
         Raises:
-            TypeError: ``template_kwargs`` has a name that isn't the caller's to set.
+            TypeError: ``template_kwargs`` has a name that the caller may not set.
         """
         return dict(
             tools=tools,
@@ -82,10 +82,10 @@ class ChatTemplate:
         )
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        """The prompt's text.
+        """Return the prompt's text.
 
         Raises:
             jinja2.TemplateError: the template refuses the conversation.
-            TypeError: ``variables`` has a name that isn't the caller's to set.
+            TypeError: ``variables`` has a name that the caller may not set.
         """
         return self._template.render(messages=messages, **variables)

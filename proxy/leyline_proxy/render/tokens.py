@@ -1,8 +1,8 @@
-"""Tokenising a prompt at the cost of what is new in it.
+"""Tokenisation of a prompt at the cost of its new part.
 
-A tokenizer cuts its input at special tokens first and treats each piece on its own, so pieces can
+A tokenizer first cuts its input at special tokens and treats each piece separately, so pieces can
 be tokenised once and remembered. In a chat a piece is about a message: an append of k tokens costs
-O(k), and what remains per turn is splitting and joining.
+O(k), plus splitting and joining per turn.
 
 ::
 
@@ -27,13 +27,13 @@ from tokenizers import Tokenizer
 from .continuing import Beginnings
 
 MAX_REMEMBERED_CHARS = 64 << 20
-"""Text whose tokens are remembered, in characters; the least recently used goes first."""
+"""Characters of text whose tokens are remembered; the least recently used goes first."""
 
 MAX_JOINED_BYTES = 96 << 20
-"""Of prompts that others may go on from; the least recently used goes first."""
+"""Bytes of prompts that others may continue; the least recently used goes first."""
 
 BYTES_PER_CHAR = 6
-"""What a character of remembered text takes with its tokens and where they begin, roughly."""
+"""Approximate bytes per character of remembered text, with its tokens and their starts."""
 
 _TOKEN_BYTES, _PIECE_BYTES = 8, 192
 
@@ -50,10 +50,10 @@ class Piece:
 
 
 class Encoded:
-    """A tokenised text: ids, and the way from characters to tokens.
+    """A tokenised text: ids, and a map from characters to tokens.
 
     Args:
-        before: another, whose first ``pieces`` pieces this one begins with.
+        before: another, whose first ``pieces`` pieces are the start of this one.
     """
 
     def __init__(self, before: Encoded | None = None, pieces: int = 0) -> None:
@@ -69,13 +69,13 @@ class Encoded:
             self._pieces = before._pieces[:pieces]
             self._offsets = before._offsets[:pieces]
             self._token_offsets = before._token_offsets[:pieces]
-            # Up to where the last piece begins, no other can come in between.
+            # Before the start of the last piece, no other can come in between.
             count = bisect_left(before._asked, self._offsets[-1])
             self._asked, self._found = before._asked[:count], before._found[:count]
 
     @property
     def size(self) -> int:
-        """How many pieces there are."""
+        """Number of pieces."""
         return len(self._pieces)
 
     def add(self, piece: Piece, offset: int) -> None:
@@ -86,9 +86,9 @@ class Encoded:
         self.ids += piece.ids
 
     def tokens_at(self, chars: Sequence[int]) -> list[int]:
-        """For each of some characters, in order, the first token that begins there or behind.
+        """Return, for each of the sorted ``chars``, the first token that begins there or later.
 
-        The list is not to be changed.
+        The caller must not change the list.
         """
         offsets, pieces, firsts = self._offsets, self._pieces, self._token_offsets
         if not pieces:
@@ -108,7 +108,7 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a text, prepared for being joined to others.
+    """A part of a text, prepared for joining.
 
     ::
 
@@ -118,12 +118,12 @@ class Segment:
 
     text: str
     head: str
-    """Up to the first special token: one piece with what comes before."""
+    """Text up to the first special token: one piece with the text before."""
     core: Piece | None
-    """From the first special token to the last; None where there is none, and all is head."""
+    """Tokens from the first special token to the last; None if there is none, and all is head."""
     tail: str
     closed: bool
-    """Whether no special token can begin in here and end in what follows."""
+    """True if no special token can begin in here and end in the following text."""
 
 
 class _Remembered(Generic[_Value]):
@@ -139,7 +139,7 @@ class _Remembered(Generic[_Value]):
         return self.get_all((text,))[0]
 
     def get_all(self, texts: Sequence[str]) -> list[_Value | None]:
-        """What is remembered of each text."""
+        """Return the value of each text, or None."""
         values = self._values
         with self._lock:
             found = [values.get(text) for text in texts]
@@ -149,7 +149,7 @@ class _Remembered(Generic[_Value]):
         return found
 
     def put(self, text: str, value: _Value) -> _Value:
-        """Remember and return ``value``."""
+        """Store and return ``value``."""
         with self._lock:
             if text not in self._values:
                 self._values[text] = value
@@ -161,10 +161,10 @@ class _Remembered(Generic[_Value]):
 
 
 class PieceTokenizer:
-    """A tokenizer that remembers pieces, where its own rules allow that.
+    """A tokenizer that remembers pieces, if its own rules allow that.
 
     Args:
-        tokenizer_json: the ``tokenizer.json`` document. Special tokens that swallow neighbouring
+        tokenizer_json: the ``tokenizer.json`` document. Special tokens that absorb neighbouring
             white space, and pre-tokenizers that treat the beginning of the text differently, make
             pieces depend on each other; then every text is tokenised as a whole.
     """
@@ -182,7 +182,7 @@ class PieceTokenizer:
         document = json.loads(tokenizer_json)
         specials = _separable_specials(document)
         self.remembers = bool(specials)
-        # Leftmost, then longest: how the tokenizer itself looks for added tokens.
+        # Leftmost, then longest: the tokenizer's own search order for added tokens.
         names = sorted(specials, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, names))) if names else None
         self._beginnings = {name[:end] for name in names for end in range(1, len(name))}
@@ -197,26 +197,26 @@ class PieceTokenizer:
         return self._pieces.chars + self._segments.chars
 
     def encode(self, text: str) -> Encoded:
-        """Token ids of ``text``; special tokens are recognised, none is added."""
+        """Return the token ids of ``text``; special tokens are recognised, none is added."""
         encoded = Encoded()
         for start, part in self._split(text):
             encoded.add(self.piece(part) if self.remembers else self._tokenise(part), start)
         return encoded
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of token ids, special tokens included."""
+        """Return the text of token ids, including special tokens."""
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
 
     def join(self, texts: Iterable[str]) -> Encoded:
-        """Token ids of the texts joined; those that were joined before cost a copy each."""
+        """Return the token ids of the joined texts; each text joined before costs only a copy."""
         if not self.remembers:
             return self.encode("".join(texts))
         parts = list(texts)
         before = self._joined.find(parts)
         join = _Join(self, before.value if before is not None else None)
         done = len(before.items) if before is not None else 0
-        # The last text is what is written behind the messages, and so isn't there the next time.
+        # The last text comes after the messages, and won't be there the next time.
         place, point = len(parts) - 1, None
         rest = parts[done:]
         for number, (text, known) in enumerate(
@@ -231,11 +231,11 @@ class PieceTokenizer:
         return join.finish()
 
     def piece(self, part: str) -> Piece:
-        """Tokens of a text that stands between special tokens, or is one."""
+        """Return the tokens of a text between special tokens, or of a special token."""
         return self._pieces.get(part) or self._pieces.put(part, self._tokenise(part))
 
     def segment(self, text: str) -> Segment:
-        """The text, prepared for being joined. Only where :attr:`remembers`."""
+        """Return the text prepared for joining. Only if :attr:`remembers`."""
         starts, ends = [], []
         for found in self._special.finditer(text) if self._special else ():
             starts.append(found.start())
@@ -271,12 +271,12 @@ class PieceTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """How far a join had come, for another to go on from."""
+    """The state of a join, for another to continue."""
 
     encoded: Encoded
-    """Of more, it may be."""
+    """May contain more pieces."""
     pieces: int
-    """That were put together by then."""
+    """Number of pieces joined by then."""
     length: int
     between: tuple[str, ...]
     between_at: int
@@ -284,13 +284,13 @@ class _Point:
 
 
 class _Join:
-    """Puts segments together; equal to tokenising the joined text.
+    """Joins segments; equal to tokenising the joined text.
 
-    What stands between the cores of two segments is one piece. A segment in which a special token
-    may have begun is taken together with the next.
+    The text between the cores of two segments is one piece. A segment in which a special token may
+    have begun is joined with the next.
 
     Args:
-        point: where to go on.
+        point: the state to continue from.
     """
 
     def __init__(self, tokenizer: PieceTokenizer, point: _Point | None = None) -> None:
@@ -302,7 +302,7 @@ class _Join:
         self._open: Segment | None = point.open if point is not None else None
 
     def point(self) -> _Point:
-        """Where the join has come to."""
+        """Return the state of the join."""
         encoded = self._encoded
         between = tuple(self._between)
         return _Point(encoded, encoded.size, self._length, between, self._between_at, self._open)
@@ -347,7 +347,7 @@ class _Join:
 
 
 def _separable_specials(document: dict[str, Any]) -> list[str]:
-    """Added tokens at which the text falls into independent pieces; none where it doesn't."""
+    """Return added tokens that split the text into independent pieces; empty if they don't."""
     added = document.get("added_tokens") or []
     if any(token.get("lstrip") or token.get("rstrip") for token in added):
         return []
@@ -361,7 +361,7 @@ def _separable_specials(document: dict[str, Any]) -> list[str]:
 
 
 def _position_free(step: dict[str, Any] | None) -> bool:
-    """Whether a normalizer or pre-tokenizer treats a text's beginning like its middle."""
+    """Return True if a normalizer or pre-tokenizer treats a text's beginning like its middle."""
     if step is None:
         return True
     kind = step.get("type")

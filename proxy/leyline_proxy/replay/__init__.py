@@ -1,1 +1,1 @@
-"""Replays recorded agent sessions through the stack and counts where each token came from."""
+"""Replay of recorded agent sessions through the stack, with the source of each token counted."""

@@ -1,4 +1,4 @@
-"""Replays a trace through the arms and compares them."""
+"""Replay of a trace through the arms, and their comparison."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .traces import RecordedSession, Trace
 from .unchanged import unchanged_tokens
 
 Progress = Callable[[Arm, int], None]
-"""Told the arm and how many requests are done (or given up) with each step."""
+"""Called at each step with the arm and the number of requests done or given up."""
 
 
 def parse_arms(text: str) -> tuple[Arm, ...]:
-    """Arms from a comma-separated list, each once, in the order given.
+    """Return the arms of a comma-separated list, each once, in the given order.
 
     Raises:
         ReplayError: an unknown arm, one that is named twice, or none.
@@ -37,12 +37,12 @@ def parse_arms(text: str) -> tuple[Arm, ...]:
 def replay(
     trace: Trace, arms: Sequence[Arm], options: StackOptions, progress: Progress
 ) -> ReplayReport:
-    """Runs each arm on a fresh stack.
+    """Run each arm on a fresh stack.
 
-    ``off`` is computed from the prompts of another arm; alone, it takes those of ``radix``.
+    ``off`` is computed from the prompts of another arm; alone, it uses those of ``radix``.
 
     Raises:
-        ReplayError: a stack that does not start or fails, or figures that contradict.
+        ReplayError: a stack that does not start or fails, or contradictory figures.
     """
     to_run = [arm for arm in arms if arm is not Arm.OFF] or [Arm.RADIX]
     counter = UnchangedCounter()
@@ -68,9 +68,9 @@ def run_sessions(
     progress: Progress,
     observe: Callable[[RequestResult], None] | None = None,
 ) -> ArmRun:
-    """Sends all requests in order; a refused one ends its session and leaves a note.
+    """Send all requests in order; a refused one ends its session and leaves a note.
 
-    Sessions get ids of their own in each run, so that a stack can be replayed to again.
+    Sessions get new ids in each run, so the same stack can be used again.
     """
     run = uuid4().hex[:8]
     results: list[RequestResult] = []
@@ -96,7 +96,7 @@ def run_sessions(
 
 
 def check_same_prompts(first: ArmRun, other: ArmRun) -> None:
-    """Two arms are only comparable when they served the same prompts.
+    """Check that two arms served the same prompts, without which they can't be compared.
 
     Raises:
         AccountError: a request is missing in one of them or has another length.
@@ -126,7 +126,7 @@ class UnchangedCounter:
         self._previous: _Previous | None = None
 
     def observer(self, stack: Stack) -> Callable[[RequestResult], None]:
-        """A function to call after each request, while the stack still knows its prompt."""
+        """Return a function to call after each request, while the stack still knows its prompt."""
 
         def observe(result: RequestResult) -> None:
             tokens = stack.last_prompt()
@@ -140,7 +140,7 @@ class UnchangedCounter:
         return observe
 
     def add(self, session: int, turn: int, tokens: array[int]) -> None:
-        """Takes the next prompt; prompts come in order, session by session."""
+        """Take the next prompt; prompts come in order, session by session."""
         before = self._previous
         if before is not None and before.session == session:
             self.counts[session, turn] = unchanged_tokens(before.tokens, tokens)
@@ -148,5 +148,5 @@ class UnchangedCounter:
 
 
 def _header(label: str) -> str:
-    """A session id that a header may carry."""
+    """Return a session id that fits into a header."""
     return "".join(char if char.isascii() and char.isprintable() else "_" for char in label)[:200]

@@ -1,4 +1,4 @@
-"""Sends one recorded request with the OpenAI SDK and reads the account of it."""
+"""Sends one recorded request with the OpenAI SDK and reads its account."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMEOUT_S = 900.0
 
 
 class Driver(Protocol):
-    """What a replay needs of a client."""
+    """The client interface that a replay needs."""
 
     def send(self, request: TraceRequest, *, session: str, place: tuple[int, int]) -> RequestResult:
         """See :meth:`ChatDriver.send`."""
@@ -37,9 +37,9 @@ class ChatDriver:
         model: str | None = None,
         policy: str | None = None,
     ) -> None:
-        """Connects to ``base_url`` (with its ``/v1``); without ``model``, the first one served.
+        """Connect to ``base_url`` (with its ``/v1``); without ``model``, use the first one served.
 
-        ``policy`` is asked for with each request; None leaves it to the stack.
+        Each request asks for ``policy``; None leaves it to the stack.
 
         Raises:
             MissingExtraError: the OpenAI SDK is not installed.
@@ -50,9 +50,9 @@ class ChatDriver:
         self.model = model or self._first_model(base_url)
 
     def send(self, request: TraceRequest, *, session: str, place: tuple[int, int]) -> RequestResult:
-        """Sends one request of a session; ``place`` is its (session, turn) in the trace.
+        """Send one request of a session; ``place`` is its (session, turn) in the trace.
 
-        One token is generated, and thrown away.
+        One token is generated and discarded.
 
         Raises:
             RequestRefusedError: refused with a 4xx status.
@@ -76,7 +76,7 @@ class ChatDriver:
     def answer(
         self, request: TraceRequest, *, session: str, max_tokens: int
     ) -> ChatCompletionMessage:
-        """What the model says to a request, greedily decoded.
+        """Return the model's answer to a request, greedily decoded.
 
         Raises:
             StackError: refused, or a failure on the stack's side.
@@ -94,7 +94,7 @@ class ChatDriver:
         return cast("ChatCompletionMessage", completion.choices[0].message)
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         self._client.close()
 
     def _open(self, request: TraceRequest, session: str) -> Stream[ChatCompletionChunk]:
@@ -137,7 +137,7 @@ def _sdk(base_url: str, api_key: str) -> OpenAI:
 
 
 def _read(stream: Stream[ChatCompletionChunk]) -> tuple[float, Mapping[str, Any]]:
-    """The moment of the first token, and the ``leyline`` member of the finish chunk."""
+    """Return the time of the first token, and the ``leyline`` member of the finish chunk."""
     first: float | None = None
     account: Mapping[str, Any] | None = None
     for chunk in stream:
@@ -153,7 +153,7 @@ def _read(stream: Stream[ChatCompletionChunk]) -> tuple[float, Mapping[str, Any]
 
 
 def _bears_token(chunk: ChatCompletionChunk) -> bool:
-    """Whether the chunk is more than the opening one, which only names the role."""
+    """Return True if the chunk has more than the opening one, which only names the role."""
     for choice in chunk.choices:
         delta = choice.delta
         extra = any((delta.model_extra or {}).values())  # reasoning, under several names

@@ -1,19 +1,19 @@
-"""What can go wrong in a replay, by whose fault it is.
+"""Errors of a replay, by whose fault they are.
 
 ::
 
-    ReplayError            the replay cannot go on; the message says what to do
+    ReplayError            the replay cannot continue; the message gives the fix
     ├── StackError         the stack does not start, or answers with a server error
     ├── AccountError       receipt, usage and prompt do not add up: a defect of the stack
     └── MissingExtraError  a library of the extra ``bench`` is not installed
-    RequestRefusedError    the stack refused one request; its session ends, the replay goes on
+    RequestRefusedError    the stack refused one request; its session ends, the replay continues
 """
 
 from __future__ import annotations
 
 
 class ReplayError(Exception):
-    """The replay cannot go on."""
+    """An error that ends the replay."""
 
 
 class StackError(ReplayError):
@@ -21,15 +21,15 @@ class StackError(ReplayError):
 
 
 class AccountError(ReplayError):
-    """The stack's figures for a request contradict one another."""
+    """Contradictory figures of the stack for a request."""
 
 
 class MissingExtraError(ReplayError):
-    """A library that only measuring needs is not installed."""
+    """A missing library that only measuring needs."""
 
     def __init__(self, library: str) -> None:
         super().__init__(f"{library} is not installed; install it with: pip install {library}")
 
 
 class RequestRefusedError(Exception):
-    """The stack refused a request as the client's fault, such as a prompt beyond the context."""
+    """A request that the stack refused as the client's fault, such as an overlong prompt."""

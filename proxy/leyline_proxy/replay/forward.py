@@ -1,4 +1,4 @@
-"""An engine elsewhere as an ASGI application of this process, so that its prompts can be read."""
+"""An engine elsewhere as an ASGI application of this process, to make its prompts readable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TIMEOUT = httpx.Timeout(900.0, connect=30.0)
 
 
 class Forwarder:
-    """Hands every request on to the server at ``url``, and streams its answer back.
+    """Forwards every request to the server at ``url``, and streams its answer back.
 
     The connections live as long as the application's lifespan.
     """
@@ -20,7 +20,7 @@ class Forwarder:
         self._client: httpx.AsyncClient | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Serve one ASGI scope."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] == "http":

@@ -1,4 +1,4 @@
-"""Pictures of a replay: prompt tokens by turn and by where they came from, a panel per arm."""
+"""Pictures of a replay: prompt tokens by turn and by source, a panel per arm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 from .errors import MissingExtraError
 from .results import Arm, ArmRun, summarise
 
-# Okabe and Ito's palette: told apart with every common form of colour blindness.
+# Okabe and Ito's palette: distinguishable with every common form of colour blindness.
 COLOURS = {"cached": "#0072B2", "spliced": "#009E73", "prefilled": "#E69F00"}
 LABELS = {
     "cached": "cached (exact prefix)",
@@ -40,7 +40,7 @@ class TurnTokens:
 
 
 def by_turn(run: ArmRun) -> list[TurnTokens]:
-    """The run's turns in order, from 1."""
+    """Return the run's turns in order, from 1."""
     grouped: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for result in run.results:
         grouped[result.turn].append((result.cached, result.spliced, result.prefilled))
@@ -52,7 +52,7 @@ def by_turn(run: ArmRun) -> list[TurnTokens]:
 
 
 def draw(runs: Mapping[Arm, ArmRun], out: Path, title: str) -> None:
-    """Writes a PNG, SVG or PDF, by the suffix of ``out``.
+    """Write a PNG, SVG or PDF, by the suffix of ``out``.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -102,7 +102,7 @@ def _draw_panel(panel: Any, arm: Arm, run: ArmRun) -> None:
 
 
 def print_bars(console: Console, runs: Mapping[Arm, ArmRun], *, width: int = 56) -> None:
-    """The same picture for a terminal: a bar per turn, arms one below the other."""
+    """Print the same picture in a terminal: a bar per turn, arms one below the other."""
     drawn = {arm: by_turn(run) for arm, run in runs.items()}
     longest = max((_length(turn) for turns in drawn.values() for turn in turns), default=0.0)
     if not longest:
@@ -120,13 +120,13 @@ def print_bars(console: Console, runs: Mapping[Arm, ArmRun], *, width: int = 56)
 def _bar(turn: TurnTokens, scale: float) -> Text:
     line = Text(f"{turn.turn:>4} ")
     for cells, (kind, colour) in zip(_cells(turn, scale), COLOURS.items(), strict=True):
-        # Shades as well as colours: the bar still reads without any colour.
+        # Shades as well as colours: the bar is readable without colour.
         line.append({"cached": "█", "spliced": "▓", "prefilled": "░"}[kind] * cells, style=colour)
     return line.append(f" {_length(turn):,.0f}", style="dim")
 
 
 def _cells(turn: TurnTokens, scale: float) -> Sequence[int]:
-    """Whole cells whose ends are the rounded running sums, so that the bar's length is right."""
+    """Return whole cells whose ends are the rounded running sums, for a bar of the right length."""
     first = round(turn.cached * scale)
     second = round((turn.cached + turn.spliced) * scale)
     return first, second - first, round(_length(turn) * scale) - second

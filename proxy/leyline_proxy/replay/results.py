@@ -1,4 +1,4 @@
-"""What a replay measures: one record per request, added up per arm."""
+"""The measurements of a replay: one record per request, added up per arm."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Arm(StrEnum):
     OFF = "off"
     """No reuse at all: every prompt token is prefilled. Computed, not run."""
     RADIX = "radix"
-    """Exact prefixes only, as an engine without Leyline does."""
+    """Exact prefixes only, as in an engine without Leyline."""
     SPLICE = "splice"
     """Edits become directives, and the engine splices its cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
-    """Where one prompt's tokens came from; ``cached + spliced + prefilled == prompt``."""
+    """The sources of one prompt's tokens; ``cached + spliced + prefilled == prompt``."""
 
     session: int
     """Index of the session in the trace."""
@@ -41,21 +41,21 @@ class RequestResult:
 
     @property
     def reused_past_sink(self) -> int:
-        """Tokens reused at positions that the sink rule leaves open."""
+        """Tokens reused after the positions of the sink rule."""
         return max(0, self.cached - SINK) + self.spliced
 
 
 @dataclass(frozen=True, slots=True)
 class ArmRun:
-    """All requests of one arm, in the order in which they were sent."""
+    """All requests of one arm, in the order sent."""
 
     arm: Arm
     results: tuple[RequestResult, ...]
     notes: tuple[str, ...] = ()
-    """Sessions that ended early, and why."""
+    """Sessions that ended early, with the reasons."""
 
     def switched_off(self) -> ArmRun:
-        """The same requests without any reuse."""
+        """Return the same requests without any reuse."""
         results = tuple(
             RequestResult(
                 session=result.session,
@@ -86,11 +86,11 @@ class ArmSummary:
 
     @property
     def hit_ratio(self) -> float:
-        """Share of the prompt tokens that were not prefilled; 0 without a token."""
+        """Share of the prompt tokens that were not prefilled; 0 without any tokens."""
         return _share(self.cached_tokens + self.spliced_tokens, self.prompt_tokens) or 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """The member of the report under the arm's name."""
+        """Return the member of the report under the arm's name."""
         return {
             "requests": self.requests,
             "prompt_tokens": self.prompt_tokens,
@@ -104,30 +104,30 @@ class ArmSummary:
 
 
 UnchangedCounts = Mapping[tuple[int, int], int]
-"""Unchanged tokens by (session, turn), for every request that has one before it."""
+"""Unchanged tokens by (session, turn), for every request with a predecessor."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """The arms side by side, and how much of what could be reused each one reused."""
+    """The arms side by side, with each one's share of the reusable tokens."""
 
     runs: Mapping[Arm, ArmRun]
     unchanged: UnchangedCounts
 
     def summary(self, arm: Arm) -> ArmSummary:
-        """The totals of one arm."""
+        """Return the totals of one arm."""
         return summarise(self.runs[arm])
 
     @property
     def unchanged_tokens(self) -> int:
-        """Unchanged tokens of all requests together."""
+        """Unchanged tokens of all requests."""
         return sum(self.unchanged.values())
 
     def reuse_of_unchanged(self, arm: Arm) -> float | None:
-        """Share of the unchanged tokens that the arm reused; None when there are none.
+        """Return the share of the unchanged tokens that the arm reused; None if there are none.
 
-        More than a request's own unchanged tokens never counts, so that a prefix shared with an
-        older branch cannot make up for a miss elsewhere.
+        At most a request's own unchanged tokens count, so a prefix shared with an older branch
+        cannot make up for a miss elsewhere.
         """
         reused = sum(
             min(result.reused_past_sink, self.unchanged.get((result.session, result.turn), 0))
@@ -136,7 +136,7 @@ class ReplayReport:
         return _share(reused, self.unchanged_tokens)
 
     def to_json(self) -> dict[str, Any]:
-        """The document that ``leyline replay --json`` writes."""
+        """Return the document that ``leyline replay --json`` writes."""
         return {
             "arms": {arm.value: self.summary(arm).to_json() for arm in self.runs},
             "unchanged_tokens": self.unchanged_tokens,
@@ -145,7 +145,7 @@ class ReplayReport:
 
 
 def summarise(run: ArmRun) -> ArmSummary:
-    """Adds up one arm."""
+    """Add up one arm."""
     times = sorted(result.ttft_ms for result in run.results if result.ttft_ms is not None)
     reasons = Counter(result.reason for result in run.results if result.reason is not None)
     return ArmSummary(
@@ -161,7 +161,7 @@ def summarise(run: ArmRun) -> ArmSummary:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """Linear interpolation between the closest ranks of an ascending list; None for none."""
+    """Interpolate linearly between the closest ranks of an ascending list; None if it is empty."""
     if not ordered:
         return None
     rank = share * (len(ordered) - 1)

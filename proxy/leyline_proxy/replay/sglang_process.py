@@ -1,4 +1,4 @@
-"""A real SGLang server on a loopback port, as a process of an environment of its own."""
+"""A real SGLang server on a loopback port, as a process in its own environment."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _LOG_LINES = 25
 
 
 class SglangProcessError(RuntimeError):
-    """The server can't be started, or died; the message says what to do, or ends its log."""
+    """A server that can't be started, or died; the message gives the fix or the end of its log."""
 
 
 def sglang_python() -> str:
-    """Interpreter that has SGLang: this one, the one that the environment names, the checkout's.
+    """Return an interpreter with SGLang: this one, the environment's variable, or the checkout's.
 
     Raises:
         SglangProcessError: there is none.
@@ -52,7 +52,7 @@ def sglang_python() -> str:
 
 
 def shipped_model() -> Path:
-    """Folder of the trained model that ships with the package."""
+    """Return the folder of the trained model that ships with the package."""
     return Path(str(files("leyline_engine"))) / "replay" / "models" / "trained" / "plain"
 
 
@@ -63,11 +63,11 @@ def sglang_server(
     flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[SglangProcess]:
-    """A server on this machine's CPU, healthy, and stopped at the end.
+    """Run a healthy server on this machine's CPU, and stop it at the end.
 
     Args:
         model: folder or hub id; by default the shipped one.
-        log: file that takes everything it prints.
+        log: file for all its output.
         flags: SGLang's, over the defaults of Leyline's CPU launcher.
         environment: variables added to this process's.
 
@@ -99,7 +99,7 @@ def sglang_server(
 
 
 class SglangProcess:
-    """A server that was started; see :func:`sglang_server`."""
+    """A started server; see :func:`sglang_server`."""
 
     def __init__(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
         self._process = process
@@ -115,7 +115,7 @@ class SglangProcess:
         """Wait until the server answers.
 
         Raises:
-            SglangProcessError: it died, or doesn't in ten minutes.
+            SglangProcessError: it died, or doesn't answer within ten minutes.
         """
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline:
@@ -132,7 +132,7 @@ class SglangProcess:
         self._process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
-        # What outlives the launcher is still in its session.
+        # Processes that outlive the launcher are still in its session.
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(_STOP_S)
@@ -143,7 +143,7 @@ class SglangProcess:
 
 
 def _free_port() -> int:
-    """Below the range that systems give unasked: the server takes it only some 20 s later."""
+    """Return a free port below the ephemeral range: the server binds it only some 20 s later."""
     while True:
         port = SystemRandom().randrange(20_000, 30_000)
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:

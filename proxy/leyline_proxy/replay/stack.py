@@ -1,4 +1,4 @@
-"""A proxy in this process, on a free loopback port, before the embedded engine or a server."""
+"""A proxy in this process, on a free loopback port, in front of the embedded engine or a server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STOP_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """What the arms of one replay have in common."""
+    """The common settings of the arms of one replay."""
 
     policy: str | None = None
     undeclared: Mapping[str, str] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class StackOptions:
     """An SGLang server whose cache is flushed for each stack; None embeds an engine."""
 
     def settings(self, *, splice: bool) -> Settings:
-        """Settings of the proxy; those of the environment do not reach a measurement."""
+        """Return the proxy's settings, without any from the environment."""
         defaults = {
             name: member.get_default(call_default_factory=True, validated_data={})
             for name, member in Settings.model_fields.items()
@@ -64,7 +64,7 @@ class StackOptions:
         return Settings(**(defaults | chosen))
 
     def engine_options(self) -> dict[str, Any]:
-        """Keyword arguments of the engine's factory."""
+        """Return the keyword arguments of the engine's factory."""
         options: dict[str, Any] = {"model": self.model}
         if self.pool_tokens is not None:
             options["pool_tokens"] = self.pool_tokens
@@ -72,10 +72,10 @@ class StackOptions:
 
 
 class PromptTap:
-    """Stands before the engine and keeps the last chat request that reached it.
+    """Records the last chat request on its way to the engine.
 
-    What counts as unchanged is a matter of the prompts that are served, after policies, so they
-    are read where the engine reads them.
+    Unchanged tokens are counted in the served prompts, after policies, so they are read at the
+    engine.
     """
 
     def __init__(self, engine: ASGIApp) -> None:
@@ -83,7 +83,7 @@ class PromptTap:
         self.last: bytes | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Serve one ASGI scope."""
         if scope["type"] != "http" or scope["path"] != CHAT_PATH:
             await self._engine(scope, receive, send)
             return
@@ -100,7 +100,7 @@ class PromptTap:
         await self._engine(scope, listen, send)
 
     async def tokens(self) -> array[int]:
-        """Token ids of the last prompt, by the engine's own ``/tokenize``.
+        """Return the token ids of the last prompt, by the engine's own ``/tokenize``.
 
         Raises:
             AccountError: no request came through, or the engine does not tokenise it.
@@ -133,17 +133,17 @@ class Stack:
         return f"{self.origin}/v1"
 
     def attach(self, tap: PromptTap, loop: asyncio.AbstractEventLoop) -> None:
-        """Names the tap and the loop that the engine lives in."""
+        """Set the tap and the engine's event loop."""
         self.tap, self._loop = tap, loop
 
     def last_prompt(self) -> array[int]:
-        """Token ids of the prompt that was served last. Raises as :meth:`PromptTap.tokens`."""
+        """Return the token ids of the last served prompt. Raises as :meth:`PromptTap.tokens`."""
         if self.tap is None or self._loop is None:
             raise StackError("the stack is not running")
         return asyncio.run_coroutine_threadsafe(self.tap.tokens(), self._loop).result(60)
 
     def stop(self) -> None:
-        """Ends the server and waits for its thread."""
+        """Stop the server and wait for its thread."""
         self._server.should_exit = True
         self._thread.join(STOP_S)
         if self._thread.is_alive():
@@ -153,10 +153,10 @@ class Stack:
 
 @contextmanager
 def running_stack(options: StackOptions, *, splice: bool) -> Iterator[Stack]:
-    """A fresh stack, ready for requests, and stopped at the end.
+    """Run a fresh stack, ready for requests, and stop it at the end.
 
     Raises:
-        StackError: the engine cannot be made, or the stack is not ready in time.
+        StackError: the engine cannot be created, or the stack is not ready in time.
     """
     settings = options.settings(splice=splice)
     _check_policies(settings)  # before the engine, which may take long to load
@@ -189,12 +189,12 @@ def _engine(options: StackOptions) -> ASGIApp:
         return create_embedded_engine("replay", options.engine_options())
     except EngineUnavailable as error:
         raise StackError(str(error)) from error
-    except Exception as error:  # what a model's loading raises is the engine's own
+    except Exception as error:  # loading a model may raise any error of the engine
         raise StackError(f"the engine cannot be made: {error}") from error
 
 
 def _flush(url: str) -> None:
-    """Empties a server's cache, so that each arm begins with none."""
+    """Empty a server's cache, so each arm begins without one."""
     try:
         httpx.post(f"{url}/flush_cache", params={"timeout": 30}, timeout=60).raise_for_status()
     except httpx.HTTPError as error:
@@ -221,7 +221,7 @@ def _start(
 
 
 def _wait_ready(stack: Stack, server: uvicorn.Server, thread: threading.Thread) -> None:
-    """Waits until ``/readyz`` says yes."""
+    """Wait until ``/readyz`` reports success."""
     deadline = time.monotonic() + START_S
     said = "it did not start"
     with httpx.Client(base_url=stack.origin, timeout=10) as client:

@@ -59,14 +59,14 @@ class ArmProgress(AbstractContextManager["ArmProgress"]):
         self._bars.stop()
 
     def __call__(self, arm: Arm, done: int) -> None:
-        """Moves the bar of ``arm``; 0 shows it."""
+        """Advance the bar of ``arm``; 0 only shows it."""
         if arm not in self._tasks:
             self._tasks[arm] = self._bars.add_task(arm.value, total=self._requests)
         self._bars.advance(self._tasks[arm], done)
 
 
 def arms_table(runs: Mapping[Arm, ArmRun], title: str) -> Table:
-    """One row per arm: tokens by where they came from, hit ratio, time to the first token."""
+    """Return one row per arm: tokens by source, hit ratio, time to the first token."""
     meanings = "; ".join(f"{arm.value}: {MEANING[arm]}" for arm in runs)
     table = Table(
         title=escape(title),
@@ -103,7 +103,7 @@ def arms_table(runs: Mapping[Arm, ArmRun], title: str) -> Table:
 
 
 def print_report(console: Console, report: ReplayReport, title: str) -> None:
-    """The table, then reuse of the unchanged tokens, outcomes and notes."""
+    """Print the table, then reuse of the unchanged tokens, outcomes and notes."""
     console.print(arms_table(report.runs, title))
     for arm, run in report.runs.items():
         ratio = report.reuse_of_unchanged(arm)
@@ -119,14 +119,14 @@ def print_report(console: Console, report: ReplayReport, title: str) -> None:
 
 
 def print_notes(console: Console, runs: Mapping[Arm, ArmRun]) -> None:
-    """Sessions that ended early."""
+    """Print the sessions that ended early."""
     for run in runs.values():
         for note in run.notes:
             console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
 
 
 def comparison(runs: Mapping[Arm, ArmRun]) -> str:
-    """One sentence on what splicing changed; empty without both real arms."""
+    """Return one sentence on the effect of splicing; empty without both real arms."""
     if Arm.RADIX not in runs or Arm.SPLICE not in runs:
         return ""
     before, after = summarise(runs[Arm.RADIX]), summarise(runs[Arm.SPLICE])
@@ -143,12 +143,12 @@ def comparison(runs: Mapping[Arm, ArmRun]) -> str:
 
 
 def tokens(count: int) -> str:
-    """A number for a table cell; millions are shortened, so that a row fits 80 columns."""
+    """Return a number for a table cell; millions are shortened to fit a row into 80 columns."""
     return f"{count:,}" if count < 1_000_000 else f"{count / 1_000_000:,.2f} M"
 
 
 def milliseconds(value: float | None) -> str:
-    """A duration for a table cell."""
+    """Return a duration for a table cell."""
     if value is None:
         return "–"
     return f"{value:,.0f} ms" if value < 1000 else f"{value / 1000:,.2f} s"

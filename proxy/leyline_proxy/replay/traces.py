@@ -1,10 +1,10 @@
 """Reads recorded agent sessions (``.jsonl`` or ``.jsonl.gz``, one session per line).
 
-Three shapes are understood, told apart by their members:
+Three shapes are supported, distinguished by their members:
 
 - append-only: ``messages`` and ``calls``; request *i* is the first ``calls[i].n`` messages;
 - edited: ``pool`` and ``requests``; request *k* is ``[pool[i] for i in requests[k]]``;
-- captured: as edited, with ``tool_sets[tool_set_of_request[k]]`` in place of ``tools`` and an
+- captured: like edited, with ``tool_sets[tool_set_of_request[k]]`` in place of ``tools`` and an
   ``api``. Only chat completions can be replayed; a session of another API is skipped by name.
 """
 
@@ -26,7 +26,7 @@ CHAT_API = "/v1/chat/completions"
 
 
 class TraceError(ValueError):
-    """The file is not a recording of sessions; the message names the line and what is wrong."""
+    """A file that isn't a recording of sessions; the message names the line and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class Trace:
 
     @property
     def requests(self) -> int:
-        """Requests in all sessions together."""
+        """Number of requests in all sessions."""
         return sum(len(session.requests) for session in self.sessions)
 
     def first(self, limit: int | None) -> Trace:
-        """The first ``limit`` requests of the file, whole sessions in order; None for all."""
+        """Return the first ``limit`` requests of the file, sessions in order; None for all."""
         if limit is None:
             return self
         kept: list[RecordedSession] = []
@@ -76,7 +76,7 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Reads a recording.
+    """Read a recording.
 
     Raises:
         TraceError: no such file, not gzip or UTF-8, a line of another shape, no session at all.
@@ -89,7 +89,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def read_sessions(lines: IO[str], *, name: str) -> Trace:
-    """Reads a recording from an open text stream; ``name`` is for the errors."""
+    """Read a recording from an open text stream; ``name`` is for the errors."""
     sessions: list[RecordedSession] = []
     skipped: list[str] = []
     for number, line in _numbered(lines):

@@ -1,7 +1,7 @@
-"""How much of a prompt was already in the prompt before it.
+"""Count of a prompt's tokens that were already in the prompt before it.
 
-This is the yardstick that a replay is measured with, so it shares no code with the product's
-own diff: it computes the length of the longest common subsequence and nothing else.
+Replays are measured with it, so it shares no code with the product's own diff: it only computes the
+length of the longest common subsequence.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 SINK = 32
-"""Prompt positions below this are always prefilled by the engine, so they do not count."""
+"""First prompt position that counts: the engine always prefills those below."""
 
 
 def lcs_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the longest common subsequence of two sequences of token ids.
+    """Return the length of the longest common subsequence of two sequences of token ids.
 
-    Bit-parallel (H. Hyyrö, 2004) on one Python integer of ``len(left)`` bits: after every item
-    of ``right``, the zero bits mark the rows of the table where the length goes up by one.
-    Time is ``len(right)`` operations on integers of that width.
+    Bit-parallel (H. Hyyrö, 2004) on one Python integer of ``len(left)`` bits: after every item of
+    ``right``, the zero bits mark the rows of the table where the length goes up by one. Time is
+    ``len(right)`` operations on integers of that width.
     """
     if not left or not right:
         return 0
@@ -37,11 +37,11 @@ def lcs_length(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def unchanged_tokens(previous: Sequence[int], current: Sequence[int], *, boundary: int = 0) -> int:
-    """Tokens of ``current`` that an engine could take from the cache of ``previous``.
+    """Return the number of tokens of ``current`` available from the cache of ``previous``.
 
-    Left out are the destinations that are prefilled by contract: the first ``SINK`` positions,
-    the last token (its logits are what the request asks for) and ``boundary`` tokens, a number
-    that the caller declared for the whole request. Never negative.
+    Destinations that the contract prefills don't count: the first ``SINK`` positions, the last
+    token (the request needs its logits) and ``boundary`` tokens, a number that the caller declared
+    for the whole request. Never negative.
     """
     reachable = current[SINK : max(SINK, len(current) - 1)]
     return max(0, lcs_length(previous, reachable) - boundary)

@@ -1,4 +1,4 @@
-"""What a request says of single messages, in their member ``leyline``; see
+"""A request's annotations of single messages, in their member ``leyline``; see
 `leyline_policies.verbs`."""
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _Tag = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class Decay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """After how long a message goes."""
+    """The time after which a message is removed."""
 
     turns: Annotated[int, msgspec.Meta(ge=1)] | None = None
     seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a pinned message's KV stays resident."""
+    """The terms that keep a pinned message's KV resident."""
 
     kind: ClaimKind = ClaimKind.SOFT
     priority: Annotated[int, msgspec.Meta(ge=0, le=MAX_PRIORITY)] = 50
     ttl_s: Annotated[int, msgspec.Meta(ge=1, le=MAX_TTL_S)] = 3600
-    """Renewed while the message is pinned."""
+    """Seconds; renewed while the message is pinned."""
 
 
 class Annotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,17 +49,17 @@ class Annotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def pinned(self) -> Pin | None:
-        """On which terms the message is pinned; None where it isn't."""
+        """The terms of the message's pin; None if it isn't pinned."""
         if isinstance(self.pin, Pin):
             return self.pin
         return Pin() if self.pin else None
 
 
 def annotations_of(messages: Sequence[Message]) -> dict[int, Annotation]:
-    """The annotations of a message list, by index.
+    """Return the annotations of a message list, by index.
 
     Raises:
-        OptionError: names the field and what it may be.
+        OptionError: names the field and its allowed values.
     """
     return {
         index: _annotation(f"messages[{index}].{ANNOTATION}", message[ANNOTATION])
@@ -69,9 +69,9 @@ def annotations_of(messages: Sequence[Message]) -> dict[int, Annotation]:
 
 
 def said_by_both(first: object, second: object) -> object:
-    """What two members ``leyline`` say of one message: the second, and a forget of either.
+    """Combine two ``leyline`` members of one message: the second, plus a forget of either.
 
-    A demand is never left out. What can't be read stays, and is refused where it is checked.
+    A demand is never left out. An unreadable member passes and is refused by its own check.
     """
     if not isinstance(first, dict):
         return first
@@ -81,7 +81,7 @@ def said_by_both(first: object, second: object) -> object:
 
 
 def check_forgets(messages: Sequence[Message], annotations: Mapping[int, Annotation]) -> None:
-    """Refuse a forget that can't be carried out: a caller relies on one that it was not refused.
+    """Refuse a forget that can't be carried out: a caller relies on every accepted one.
 
     Raises:
         OptionError: names the message.
@@ -103,7 +103,7 @@ def _unfit_forget(index: int, why: str) -> OptionError:
 
 
 def pin_terms(said: Mapping[str, Any]) -> Pin | None:
-    """The terms of a pin, as a policy says them; None where they can't be understood."""
+    """Return the terms of a pin as a policy gives them; None if they aren't valid."""
     try:
         return msgspec.convert(said, Pin)
     except msgspec.ValidationError:
@@ -111,7 +111,7 @@ def pin_terms(said: Mapping[str, Any]) -> Pin | None:
 
 
 def shared_scope(annotations: Mapping[int, Annotation]) -> str | None:
-    """The scope that the messages name; None where none does.
+    """Return the scope that the messages name; None if none does.
 
     Raises:
         OptionError: they name several.
@@ -135,7 +135,7 @@ def _annotation(where: str, raw: object) -> Annotation:
 
 
 def _fields_named(text: str) -> tuple[str, ...]:
-    """Members of the object that a converter's words are about."""
+    """Return the members of the object that a converter complains about."""
     inner: dict[str, type[msgspec.Struct]] = {".decay": Decay, ".pin": Pin}
     found = next((kind for path, kind in inner.items() if f"`${path}" in text), Annotation)
     return found.__struct_fields__

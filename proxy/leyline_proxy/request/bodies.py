@@ -1,8 +1,8 @@
-"""Reading a body that goes on where an earlier one ended: what both have isn't decoded again.
+"""Reading a body that continues an earlier one, without decoding the common part again.
 
 An agent's request repeats the last one's messages byte for byte and adds some. The longest run of
-whole messages that both bodies begin with is taken over as objects; the rest is decoded. The
-result is that of decoding the whole body.
+whole messages at the start of both bodies is taken over as objects; the rest is decoded. The result
+equals decoding the whole body.
 
 ::
 
@@ -27,58 +27,57 @@ from ..model.messages import Message, call_ids, fingerprint
 from .wire import split_body
 
 MAX_REMEMBERED_BYTES = 64 << 20
-"""Bodies that were read least recently go first."""
+"""Bound of the remembered bodies; the least recently read go first."""
 
 _SHORTEST = 1024
-"""Bodies are found by their first bytes, of which there are so many or more."""
+"""Length of the shortest beginning that bodies are found by."""
 _STEP = 1.5
 _WEIGHT = 3
-"""Bytes that a body takes in memory, decoded messages included, per byte."""
+"""Approximate bytes in memory, decoded messages included, per byte of a body."""
 _MESSAGE_WEIGHT = 512
 _SPACE = b" \t\n\r"
 
 
 @dataclass(slots=True, eq=False)
 class ReadBody:
-    """A body and what it holds."""
+    """A body and its decoded content."""
 
     raw: bytes
     members: dict[str, Any]
-    """As decoded, ``messages`` included; not to be changed, nor what is in them."""
+    """The decoded members, ``messages`` included; neither they nor their values may be changed."""
     messages: list[Message]
     fingerprints: tuple[int, ...] = ()
-    """Of as many messages as were in an earlier body; of all, once :meth:`complete` was called."""
+    """Fingerprints of the messages that were in an earlier body; of all after :meth:`complete`."""
     known: int = 0
-    """Leading messages that were in an earlier body, which had passed all checks."""
+    """Number of leading messages from an earlier body, which had passed all checks."""
     head: dict[str, Any] = field(default_factory=dict)
-    """Members that stand in front of the messages, among them such that are given again behind."""
+    """Members before the messages, including those repeated after them."""
     called: frozenset[str] = frozenset()
-    """Ids of the tool calls that messages make which were in an earlier body; that all make, once
-    :meth:`complete` was called."""
+    """Ids of the tool calls in the messages from an earlier body; in all after :meth:`complete`."""
     ends: array[int] = field(default_factory=lambda: array("q"))
-    """Where in the body each message ends."""
+    """The end of each message in the body."""
     chains: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
-    """Of the messages, by key; see :func:`~.identity.history_chain`."""
+    """Chains of the messages, by key; see :func:`~.identity.history_chain`."""
     marks: tuple[tuple[int, int], ...] = ()
-    """Lengths of beginnings of the body, and their hashes."""
+    """Lengths of the body's beginnings, and their hashes."""
 
     @property
     def weight(self) -> int:
-        """Bytes in memory, roughly."""
+        """Approximate bytes in memory."""
         return _WEIGHT * len(self.raw) + _MESSAGE_WEIGHT * len(self.messages)
 
     def complete(self) -> None:
-        """Note what holds for all messages, which have passed all checks."""
+        """Record the facts of all messages, which have passed all checks."""
         added = self.messages[self.known :]
         self.fingerprints = (*self.fingerprints, *map(fingerprint, added))
         self.called |= _called(added)
 
 
 class BodyMemory:
-    """Bodies that others may go on from, by owner. Not safe for two threads.
+    """Bodies that later ones may continue, by owner. Not safe for two threads.
 
     Args:
-        max_bytes: bound of what is remembered, roughly.
+        max_bytes: approximate bound of the remembered bodies.
     """
 
     def __init__(self, max_bytes: int = MAX_REMEMBERED_BYTES) -> None:
@@ -86,18 +85,18 @@ class BodyMemory:
         self._bytes = 0
         self._bodies: OrderedDict[int, tuple[str, ReadBody]] = OrderedDict()
         self._by_mark: dict[tuple[str, int, int], ReadBody] = {}
-        # A name that no client can know, for the part of a list that is decoded by itself.
+        # A name that no client can know, for the part of a list that is decoded separately.
         self._member = token_hex()
 
     @property
     def remembered_bytes(self) -> int:
-        """Memory taken now, roughly."""
+        """Approximate bytes in memory now."""
         return self._bytes
 
     def read(self, owner: str, raw: bytes) -> ReadBody | None:
-        """What ``raw`` holds, by way of an earlier body of the same owner.
+        """Return the content of ``raw``, with the help of an earlier body of the same owner.
 
-        None where there is none, or where it has to be decoded the plain way to be judged.
+        None if there is no earlier body, or if only plain decoding can judge this one.
         """
         marks = tuple(_marks(raw))
         for mark in reversed(marks):
@@ -113,7 +112,7 @@ class BodyMemory:
         return None
 
     def remember(self, owner: str, body: ReadBody) -> None:
-        """Let later bodies go on from this one, which has passed all checks and is complete."""
+        """Let later bodies continue this one, which has passed all checks and is complete."""
         if not body.ends and not _locate(body):
             return
         if not body.marks:
@@ -150,7 +149,7 @@ class BodyMemory:
             items = msgspec.json.decode(split_body(tail)[self._member], type=list[msgspec.Raw])
         except (ValueError, RecursionError):
             return None
-        # A list with nothing behind its comma is no JSON, and a second list replaces the first.
+        # A list with nothing after its comma isn't JSON, and a second list replaces the first.
         if more == (not added) or "messages" in members:
             return None
         whole = shared == len(former.messages)
@@ -171,13 +170,13 @@ class BodyMemory:
 
 
 def _called(messages: Sequence[Message]) -> frozenset[str]:
-    """Ids of the tool calls that messages make."""
+    """Return the ids of the tool calls that messages make."""
     calling = (message for message in messages if "tool_calls" in message)
     return frozenset(identifier for message in calling for identifier in call_ids(message))
 
 
 def _marks(raw: bytes) -> Iterator[tuple[int, int]]:
-    """Ever longer beginnings: their lengths and hashes."""
+    """Yield the lengths and hashes of ever longer beginnings."""
     state = xxhash.xxh3_64()
     done, length = 0, _SHORTEST
     while length <= len(raw):
@@ -187,7 +186,8 @@ def _marks(raw: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _shared(former: ReadBody, raw: bytes) -> int:
-    """How many leading messages both bodies have, byte for byte, with all that is before them."""
+    """Return the number of leading messages that both bodies share, byte for byte, with everything
+    before them."""
     before, ends = former.raw, former.ends
     if not ends:
         return 0
@@ -204,23 +204,23 @@ def _shared(former: ReadBody, raw: bytes) -> int:
 
 
 def _is_beginning(former: ReadBody, body: ReadBody) -> bool:
-    """Whether whoever could go on from ``former`` can go on from ``body`` as well."""
+    """Return True if every body that could continue ``former`` can also continue ``body``."""
     count = len(former.messages)
     return count <= body.known and former.ends[count - 1] == body.ends[count - 1]
 
 
 def _locate(body: ReadBody) -> bool:
-    """Find where each message ends; False where that isn't certain."""
+    """Find the end of each message; return False if uncertain."""
     raw = body.raw
     members = split_body(raw)
     value = bytes(members["messages"])
     start = raw.find(value)
     if raw.find(value, start + 1) >= 0:
-        return False  # the same bytes stand elsewhere
+        return False  # the same bytes occur elsewhere
     items = msgspec.json.decode(value, type=list[msgspec.Raw])
     _note_ends(raw, items, body.ends, start)
     try:
-        # What stands in front of the list, closed as an object.
+        # The part before the list, closed as an object.
         body.head = msgspec.json.decode(raw[:start] + b"null}")
     except ValueError:
         return False
@@ -229,7 +229,7 @@ def _locate(body: ReadBody) -> bool:
 
 def _note_ends(raw: bytes, items: list[msgspec.Raw], ends: array[int], cursor: int) -> None:
     for item in items:
-        # Between two items there is nothing that an object could begin with.
+        # Between two items there is nothing that could begin an object.
         written = bytes(item)
         cursor = raw.find(written, cursor) + len(written)
         ends.append(cursor)

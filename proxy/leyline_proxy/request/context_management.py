@@ -1,7 +1,7 @@
 """``context_management`` in a request: Anthropic's server-side edits, on any model.
 
-The edits are policies that come with Leyline, under the names that the API gives them; see the
-documentation of Anthropic's context editing for what each is meant to do.
+The edits are policies that come with Leyline, under their names in the API; see the documentation
+of Anthropic's context editing for the purpose of each.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ClearToolUsesEdit(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     clear_tool_inputs: bool = False
 
     def policy(self) -> Policy:
-        """The policy that does it."""
+        """Return the policy of this edit."""
         by_tokens = self.trigger.type == "input_tokens"
         return ClearToolUses(
             trigger_tokens=self.trigger.value if by_tokens else None,
@@ -76,7 +76,7 @@ class ClearThinkingEdit(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     keep: _KeptTurns | Literal["all"] = _KeptTurns("thinking_turns", 1)
 
     def policy(self) -> Policy:
-        """The policy that does it."""
+        """Return the policy of this edit."""
         return ClearThinking(keep="all" if isinstance(self.keep, str) else str(self.keep.value))
 
 
@@ -92,7 +92,7 @@ _COUNTED = {
 
 @dataclass(frozen=True, slots=True)
 class RequestedEdit:
-    """A policy under the name that the request asked for it by."""
+    """A policy under its name in the request."""
 
     name: str
     policy: Policy
@@ -101,19 +101,19 @@ class RequestedEdit:
 
     @property
     def mode(self) -> Mode:
-        """The policy's."""
+        """The policy's mode."""
         return self.policy.mode
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
-        """What the policy makes of the messages."""
+        """Return the messages as the policy transforms them."""
         return run(self.policy, messages, turn_idx, context)
 
 
 def parse_context_management(raw: object) -> tuple[Policy, ...]:
-    """The edits that a request asks for; none for an absent member.
+    """Return the edits that a request asks for; none for an absent member.
 
     Raises:
-        OptionError: names the field and what it may be.
+        OptionError: names the field and its allowed values.
     """
     if raw is None:
         return ()
@@ -143,11 +143,11 @@ def parse_context_management(raw: object) -> tuple[Policy, ...]:
 def applied_edits(
     prepared: Prepared, requested: Mapping[str, Policy], tokens: Callable[[Message], int]
 ) -> list[dict[str, Any]]:
-    """What the requested edits did, as the API reports it; those that did nothing are left out.
+    """Return the API's report of the requested edits, without those that changed nothing.
 
     Args:
-        requested: by name.
-        tokens: of a message.
+        requested: policies by name.
+        tokens: returns the tokens of a message.
     """
     accounts = []
     for name in requested:
@@ -169,7 +169,7 @@ def applied_edits(
 def _units(name: str, changed: list[SentMessage], prepared: Prepared) -> int:
     if name == "clear_tool_uses_20250919":
         return sum(entry.message.get("role") != "assistant" for entry in changed)
-    # A turn is what the assistant says between two messages of the user.
+    # A turn is everything from the assistant between two messages of the user.
     turns: list[int] = []
     count = 0
     for message in prepared.client:

@@ -1,7 +1,7 @@
-"""Edits that the caller declares itself, in the request: all are made, or the request is refused.
+"""Edits that the caller declares in the request: all are made, or the request is refused.
 
-Whoever declares an edit relies on it, most of all on a forget. So nothing of it is ever left out:
-what can't be carried out is an error that names the field.
+A caller that declares an edit relies on it, most of all on a forget. So no part of it is ever left
+out: an edit that can't be carried out is an error that names the field.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DeclaredEdit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """An edit that the caller declares itself.
 
     ``replacement`` without ``chars`` replaces the message's whole text; ``drop`` removes the
-    message; neither says that the caller's own change at that message is meant, with this mode.
+    message; neither declares the caller's own change of the message, with this mode.
     """
 
     message: int
@@ -38,12 +38,12 @@ class DeclaredEdit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def rewrites(self) -> bool:
-        """Whether the edit itself changes what is sent."""
+        """True if the edit itself changes the sent messages."""
         return self.drop or self.replacement is not None
 
 
 class DeclaredEditError(ValueError):
-    """A declared edit can't be carried out, so none is; ``param`` names its field."""
+    """A declared edit that can't be carried out, so none is; ``param`` names its field."""
 
     def __init__(self, param: str, words: str) -> None:
         super().__init__(f"{param} {words}")
@@ -64,7 +64,7 @@ class _Placed(NamedTuple):
 
     @property
     def main_field(self) -> str:
-        """The field by which the edit says what it does."""
+        """The field that gives the edit's action."""
         if self.edit.chars is not None:
             return "chars"
         if self.edit.drop:
@@ -73,10 +73,10 @@ class _Placed(NamedTuple):
 
 
 def check_declared(messages: Sequence[Message], declared: Sequence[DeclaredEdit]) -> None:
-    """Look whether all edits of a request can be carried out.
+    """Check that all edits of a request can be carried out.
 
     Raises:
-        DeclaredEditError: names the first field that stands in the way.
+        DeclaredEditError: names the first field that prevents it.
     """
     if declared:
         apply_declared(tuple(map(SentMessage, messages, range(len(messages)))), declared)
@@ -85,10 +85,10 @@ def check_declared(messages: Sequence[Message], declared: Sequence[DeclaredEdit]
 def apply_declared(
     client: Sequence[SentMessage], declared: Sequence[DeclaredEdit]
 ) -> tuple[tuple[SentMessage, ...], tuple[DroppedMessage, ...]]:
-    """The client's list with the edits that it declares, and the messages that they drop.
+    """Return the client's list with its declared edits, and the messages that they drop.
 
     Raises:
-        DeclaredEditError: names the first field that stands in the way.
+        DeclaredEditError: names the first field that prevents an edit.
     """
     by_message: dict[int, list[_Placed]] = {}
     for placed in map(_Placed, range(len(declared)), declared):
@@ -119,7 +119,7 @@ def apply_declared(
 
 
 def _check_together(message: Message, edits: Sequence[_Placed]) -> None:
-    """Whether the edits of one message can be made side by side."""
+    """Check that the edits of one message don't conflict."""
     first = edits[0]
     for other in edits[1:]:
         if other.edit.mode is not first.edit.mode:
@@ -149,7 +149,7 @@ def _check_together(message: Message, edits: Sequence[_Placed]) -> None:
 
 
 def _check_spans(length: int, edits: Sequence[_Placed]) -> None:
-    """Whether character spans lie within a text of ``length`` characters, and apart."""
+    """Check that character spans are within a text of ``length`` characters and don't overlap."""
     spans = [(*placed.edit.chars, placed) for placed in edits if placed.edit.chars is not None]
     for start, end, placed in spans:
         if not 0 <= start <= end <= length:
@@ -170,7 +170,7 @@ def _check_spans(length: int, edits: Sequence[_Placed]) -> None:
 def _check_list(
     before: list[Message], after: list[Message], by_message: Mapping[int, Sequence[_Placed]]
 ) -> None:
-    """Whether what is left can be sent."""
+    """Check that the remaining messages can be sent."""
     drops = {
         index: placed for index, edits in by_message.items() for placed in edits if placed.edit.drop
     }
@@ -200,9 +200,9 @@ def _check_list(
 
 
 def _parted(messages: Sequence[Message], drops: Collection[int]) -> Iterator[tuple[int, int]]:
-    """Messages that are dropped and that a call or a result which stays needs, with the latter.
+    """Yield dropped messages with the remaining call or result that needs each.
 
-    A result answers the last call of its id before it; some models name their calls anew in each
+    A result answers the last call of its id before it; some models reuse their call ids in each
     answer.
     """
     caller: dict[object, int] = {}
@@ -221,7 +221,7 @@ def _parted(messages: Sequence[Message], drops: Collection[int]) -> Iterator[tup
 
 
 def _rewritten(message: Message, edits: Sequence[_Placed]) -> Message:
-    """A message with what replaces its text, or parts of it."""
+    """Return a message with its text, or parts of it, replaced."""
     spans = [
         (*each.chars, each.replacement)
         for _, each in edits

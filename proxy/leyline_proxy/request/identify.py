@@ -1,4 +1,4 @@
-"""Which session a request belongs to."""
+"""The session that a request belongs to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..sessions import SessionStore
 from .parse import ChatRequest
 
 SHARED_KEYS = frozenset({"prompt_cache_key", "user"})
-"""Names that several conversations may share; the history tells those apart."""
+"""Names that several conversations may share; the history distinguishes them."""
 
 NAMED = "named"
 """Store key of sessions that are found by their id alone."""
@@ -34,13 +34,13 @@ NAMED = "named"
 _PLAIN_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._:@-]{1,128}")
 
 _BESIDE = 6
-"""Conversations beside the one that took a harness's name that are found by the name, too."""
+"""Number of further conversations that a harness's name also finds."""
 
 
 Found = Literal["header", "name", "likeness", "history"]
-"""How a session was found: by the header that is Leyline's own; by a name that a harness gives; by
-likeness to one of several conversations that a harness gives one name; by what the history has in
-common with a stored one, and else it is new."""
+"""The way that a session was found: by Leyline's own header; by a harness's name; by likeness to
+one of several conversations under a harness's name; by the history that it shares with a stored
+one, or else it is new."""
 
 _TRUST: dict[Found, Trust] = {
     "header": "name",
@@ -52,14 +52,14 @@ _TRUST: dict[Found, Trust] = {
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Hold:
-    """That a turn is under way in a session."""
+    """A turn under way in a session."""
 
     tenant: str
     session_id: str
     chain: tuple[int, ...]
-    """The history of its request."""
+    """History of the turn's request."""
     opens: bool
-    """Whether it is the first turn of a conversation that a harness gives a name."""
+    """True for the first turn of a conversation that a harness names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,32 +69,33 @@ class Identity:
     session_id: str
     key: str
     chain: tuple[int, ...]
-    """The history to find it by; empty where it is found by its id alone."""
+    """History to find the session by; empty if it is found by its id alone."""
     session: Session | None
     found: Found = "history"
     hold: Hold | None = None
-    """What keeps other conversations out of the session until the turn is over."""
+    """The hold that keeps other conversations out of the session until the turn is over."""
 
     @property
     def named(self) -> bool:
-        """Whether its id was made of a name that the caller gave it, and may have been in use
-        before; else it is one that the proxy made up."""
+        """True if the id was made from the caller's name, which may have been in use before; False
+        if the proxy invented it."""
         return self.found != "history"
 
     @property
     def trust(self) -> Trust:
-        """Why what the session retains may be of this request's conversation.
+        """The evidence that the session's retained turns belong to this request's conversation.
 
-        A name says so of what was retained under it: a session that was found otherwise before may
-        have got turns of another conversation.
+        A name is evidence only for turns retained under it: a session once found otherwise may
+        contain turns of another conversation.
         """
         named = self.session is None or self.session.key == NAMED
         return _TRUST[self.found] if named else "messages"
 
 
 class Openings:
-    """Turns under way in sessions that aren't found by a sure name: which conversation took an id
-    first, and which one goes on with a session. No more are held than turns are under way."""
+    """Turns under way in sessions without a certain name: they show which conversation took an id
+    first and which one continues a session. It holds at most as many entries as turns are under
+    way."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, str], list[Hold]] = {}
@@ -103,11 +104,11 @@ class Openings:
         return len(self._held)
 
     def take(self, hold: Hold) -> Hold | None:
-        """Hold a session until :meth:`leave`; None where another conversation holds it.
+        """Hold a session until :meth:`leave`; return None if another conversation holds it.
 
-        An opening may be held by all that goes on from the first one's list. To go on with a
-        session that the history told, a list must be the very one that others under way have: of
-        two that differ, one would be retained among the turns of the other.
+        All requests that continue the first one's list may hold an opening. To continue a session
+        found by its history, a list must equal those of the other turns under way: of two that
+        differ, one would be retained among the turns of the other.
         """
         others = self._held.setdefault((hold.tenant, hold.session_id), [])
         for other in others[:1] if hold.opens else others:
@@ -118,7 +119,7 @@ class Openings:
         return hold
 
     def leave(self, hold: Hold | None) -> None:
-        """The turn is over, or its session is stored; does nothing the second time."""
+        """Release the session after the turn or once it is stored; a second call does nothing."""
         others = self._held.get((hold.tenant, hold.session_id), []) if hold is not None else []
         if hold in others:
             others.remove(hold)
@@ -134,12 +135,12 @@ async def identify(
     secret: str | None = None,
     openings: Openings | None = None,
 ) -> Identity:
-    """The session that the request names, else the one whose conversation it continues.
+    """Return the session that the request names, or else the one whose conversation it continues.
 
     Args:
         key: see :func:`~leyline_proxy.model.history.history_chain`.
         secret: see :func:`public_id`.
-        openings: of all requests of this process; None for a request that isn't to be answered.
+        openings: of all requests of this process; None for a request that won't be answered.
     """
     name, where = session_key(request.headers, request.body)
     if name is not None and where == OWN_HEADER:
@@ -166,8 +167,8 @@ async def _by_name(
     chain: tuple[int, ...],
     openings: Openings | None,
 ) -> Identity | None:
-    """The conversation that a harness's name stands for, if that is this request's: the first that
-    came with it, as opposed to others that the harness has beside it."""
+    """Return the conversation of a harness's name, if it is this request's: the first one under the
+    name, not another that the harness runs alongside."""
     tenant = request.tenant.name
     session = await store.get(tenant, session_id)
     named = Identity(session_id, NAMED, (), session, "name")
@@ -186,16 +187,18 @@ async def _beside(
     new: Identity,
     openings: Openings | None,
 ) -> Identity | None:
-    """One of the conversations beside it, where the history alone tells nothing, as with a system
-    prompt that is another on every turn; else the first id that is free.
+    """Return one of the further conversations under the name; if none is alike, the first free id.
+
+    Serves requests whose history alone shows nothing, such as those with a system prompt that
+    changes on every turn.
 
     Args:
-        ids: that they may have.
-        new: what they are found by.
+        ids: their possible ids.
+        new: holds the history and store key to find them by.
     """
     tenant, new = request.tenant.name, replace(new, found="likeness")
     sessions = [await store.get(tenant, session_id) for session_id in ids]
-    # One that has a certain name since may remember what its messages don't show.
+    # A session with a certain name by now may remember more than its messages show.
     known = [each for each in sessions if each is not None and each.key == new.key]
     best = max(known, key=lambda session: _likeness(session, request), default=None)
     if best is not None and _likeness(best, request):
@@ -217,7 +220,7 @@ def _likeness(session: Session, request: ChatRequest) -> int:
 
 
 def _chain_of(request: ChatRequest, key: bytes) -> tuple[int, ...]:
-    """The request's history; what an earlier body began with isn't chained again."""
+    """Return the request's history without chaining the part from an earlier body again."""
     known = request.read.chains.get(key, ()) if request.read is not None else ()
     chain = tuple(history_chain(request.fingerprints, key, known))
     if request.read is not None:
@@ -228,10 +231,10 @@ def _chain_of(request: ChatRequest, key: bytes) -> tuple[int, ...]:
 async def _by_history(
     store: SessionStore, request: ChatRequest, new: Identity, openings: Openings | None
 ) -> Identity | None:
-    """A conversation without an answer in it is a new one, whatever it has in common.
+    """Return the session that shares the request's history; None for a list without an answer.
 
     Args:
-        new: with the history and the store key to find it by.
+        new: holds the history and the store key to find it by.
     """
     if not any(message.get("role") in CONTINUES for message in request.messages):
         return None
@@ -259,10 +262,10 @@ def _goes_on(
 
 
 def public_id(name: str, secret: str | None = None) -> str:
-    """A session id fit for a URL and a header: the caller's own name where it is plain.
+    """Return a session id fit for a URL and a header: the caller's own name if it is plain.
 
     Args:
-        secret: keys the hash of any other name. Without one the hash is bare, because an id must
+        secret: keys the hash of any other name. Without it the hash has no key, because an id must
             be the same after a restart.
     """
     if _PLAIN_ID.fullmatch(name):

@@ -1,4 +1,4 @@
-"""What a request or an operator may say about edits."""
+"""Options about edits in a request or from an operator."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     undeclared: dict[str, str] = {}
     edits: list[DeclaredEdit] = []
     boundary: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
-    """Tokens behind each edit to compute anew."""
+    """Number of tokens after each edit to compute again."""
     share: ShareName | None = None
-    """Scope within the tenant that may see what this turn splices; empty for nobody else."""
+    """Scope within the tenant that may see this turn's splices; empty for this session alone."""
 
 
 def parse_options(raw: object) -> RequestOptions:
-    """Options of a request; None means none were given.
+    """Return the options of a request; None means none were given.
 
     Raises:
-        OptionError: naming the field, as in ``leyline.edits[0].message``.
+        OptionError: names the field, as in ``leyline.edits[0].message``.
     """
     if raw is None:
         return RequestOptions()

@@ -1,4 +1,4 @@
-"""A chat request as the proxy understands it: checked where it matters, else left alone."""
+"""A chat request in the proxy's own form: checked only where it matters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ChatRequest:
 
     tenant: Tenant
     headers: Mapping[str, str]
-    """Lower-case names."""
+    """Headers with lower-case names."""
     raw: bytes
     body: Mapping[str, Any]
     messages: tuple[Message, ...]
@@ -37,14 +37,14 @@ class ChatRequest:
     requested: tuple[Policy, ...]
     """Edits that the member ``context_management`` asks for."""
     annotations: Mapping[int, Annotation]
-    """What messages say of themselves, by index."""
+    """Annotations by index of the message."""
     scope: str | None
-    """Scope to share with, that messages name."""
+    """Scope to share with, as named by messages."""
     model: str
     stream: bool
     arrived: float = field(default_factory=perf_counter)
     read: ReadBody | None = field(default=None, repr=False)
-    """The body as it is remembered for the next turn; None where it isn't."""
+    """The body as remembered for the next turn; None if it isn't."""
 
     @cached_property
     def fingerprints(self) -> tuple[int, ...]:
@@ -55,10 +55,10 @@ class ChatRequest:
 
 
 def decode_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object in ``raw``.
+    """Return the JSON object in ``raw``.
 
     Raises:
-        BadRequestError: no JSON, or no object; never quotes the body.
+        BadRequestError: not JSON, or not an object; the message never quotes the body.
     """
     try:
         body = msgspec.json.decode(raw)
@@ -80,13 +80,13 @@ def parse_chat(
     arrived: float,
     bodies: BodyMemory | None = None,
 ) -> ChatRequest:
-    """Check a chat request; fields that the proxy doesn't use are the engine's to judge.
+    """Check a chat request, but leave fields that the proxy doesn't use to the engine.
 
     Args:
-        bodies: what this one may go on from, and is remembered in.
+        bodies: memory of the bodies that this one may continue; remembers this one, too.
 
     Raises:
-        BadRequestError: naming the field and what it should be.
+        BadRequestError: names the field and the expected value.
     """
     read = bodies.read(tenant.name, raw) if bodies is not None else None
     body = decode_body(raw) if read is None else read.members
@@ -124,14 +124,14 @@ def parse_chat(
 
 
 def _checked(body: Mapping[str, Any], read: ReadBody | None) -> list[Message]:
-    """The messages; those that were in an earlier body have been checked."""
+    """Return the messages; those from an earlier body have been checked already."""
     if read is None:
         return check_messages(body.get("messages"))
     return check_messages(read.messages, read.known, read.called)
 
 
 def model_of(body: Mapping[str, Any]) -> str:
-    """The ``model`` field. Raises BadRequestError when it is missing or no string."""
+    """Return the ``model`` field. Raises BadRequestError if it is missing or not a string."""
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise BadRequestError(
@@ -142,7 +142,7 @@ def model_of(body: Mapping[str, Any]) -> str:
 
 
 def stream_of(body: Mapping[str, Any]) -> bool:
-    """The ``stream`` field. Raises BadRequestError when it is no boolean."""
+    """Return the ``stream`` field. Raises BadRequestError if it isn't a boolean."""
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise BadRequestError("stream must be true or false.", param="stream")

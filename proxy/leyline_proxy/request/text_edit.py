@@ -1,4 +1,4 @@
-"""Changing the text of a message, wherever its content parts keep it."""
+"""Edits of a message's text, across its content parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ class TextEditError(ValueError):
 
 
 def replace_spans(message: Message, spans: Sequence[tuple[int, int, str]]) -> Message:
-    """``message`` with characters ``[start, end)`` of its text replaced, spans sorted by start.
+    """Return ``message`` with characters ``[start, end)`` of its text replaced.
+
+    Args:
+        spans: sorted by start.
 
     Raises:
         TextEditError: spans overlap or reach beyond the text.
@@ -33,7 +36,7 @@ def replace_spans(message: Message, spans: Sequence[tuple[int, int, str]]) -> Me
 
 
 def replace_text(message: Message, text: str) -> Message:
-    """``message`` with ``text`` for its whole text; parts of other kinds stay."""
+    """Return ``message`` with ``text`` as its whole text; parts of other kinds remain."""
     content = message.get("content")
     if not isinstance(content, list) or not any(map(is_text_part, content)):
         rest = content if isinstance(content, list) else []
@@ -42,7 +45,7 @@ def replace_text(message: Message, text: str) -> Message:
 
 
 def _edit_parts(parts: Sequence[Any], spans: Sequence[tuple[int, int, str]]) -> list[Any]:
-    """A span over several parts puts its replacement into the first and empties the others."""
+    """Edit the parts; a span over several puts its text into the first and empties the others."""
     result: list[Any] = []
     offset = 0
     pending = list(spans)

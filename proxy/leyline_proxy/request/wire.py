@@ -1,7 +1,7 @@
-"""Changing a request body without touching the bytes that stay.
+"""Changes to a request body that leave the other bytes untouched.
 
-Everything here works on the raw JSON: members are cut out, appended or replaced as byte ranges,
-so that white space, key order, number formats and escapes of all else survive.
+All functions work on the raw JSON: they cut out, append or replace members as byte ranges, so white
+space, key order, number formats and escapes elsewhere survive.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RESERVED = (
     "routed_dp_rank",
     "data_parallel_rank",
 )
-"""Members that only the proxy may set; removed from what clients send."""
+"""Members that only the proxy may set; removed from clients' requests."""
 
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
@@ -33,14 +33,14 @@ _STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 
 
 class WireError(ValueError):
-    """Bytes that are no JSON object of the expected shape."""
+    """Bytes that aren't a JSON object of the expected shape."""
 
 
 def split_body(body: bytes) -> dict[str, msgspec.Raw]:
-    """The members of a JSON object, each value as its own bytes. The last of two equals wins.
+    """Return the members of a JSON object, each value as its own bytes. The last duplicate wins.
 
     Raises:
-        WireError: no JSON object.
+        WireError: not a JSON object.
     """
     try:
         return msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -49,19 +49,19 @@ def split_body(body: bytes) -> dict[str, msgspec.Raw]:
 
 
 def repeats_members(body: bytes) -> bool:
-    """Whether two members of a JSON object have the same name.
+    """Return True if two members of a JSON object have the same name.
 
     Raises:
-        WireError: no JSON object.
+        WireError: not a JSON object.
     """
     return sum(1 for _ in _members(body)) != len(split_body(body))
 
 
 def add_members(body: bytes, members: Mapping[str, bytes]) -> bytes:
-    """``body`` with encoded members appended before its closing brace, all else as it was.
+    """Return ``body`` with encoded members appended before its closing brace.
 
     Raises:
-        WireError: no JSON object.
+        WireError: not a JSON object.
     """
     if not members:
         return body
@@ -75,10 +75,10 @@ def add_members(body: bytes, members: Mapping[str, bytes]) -> bytes:
 
 
 def remove_members(body: bytes, names: Collection[str]) -> bytes:
-    """``body`` without the members called ``names`` at the top level, all else as it was.
+    """Return ``body`` without the top-level members called ``names``.
 
     Raises:
-        WireError: no JSON object.
+        WireError: not a JSON object.
     """
     if split_body(body).keys().isdisjoint(names):
         return body
@@ -91,7 +91,7 @@ def remove_members(body: bytes, names: Collection[str]) -> bytes:
     parts = [body[: spans[0][0]]]
     for index in kept:
         start, end = spans[index]
-        # What stands before a member (the comma and white space) goes with it.
+        # The comma and white space before a member go with it.
         before = spans[index - 1][1] if index and index != kept[0] else start
         parts.append(body[before:end])
     parts.append(body[spans[-1][1] :])
@@ -99,10 +99,10 @@ def remove_members(body: bytes, names: Collection[str]) -> bytes:
 
 
 def take_member(body: bytes, name: str) -> tuple[bytes, bytes | None]:
-    """``body`` without the member called ``name`` at the top level, and the member's value.
+    """Return ``body`` without the top-level member called ``name``, and the member's value.
 
-    A body that lacks the member, or is no JSON object, is given back as it is, with None. Quick
-    where the member is the last one, however long the body is.
+    A body that lacks the member, or isn't a JSON object, is returned unchanged, with None. Fast for
+    any length if the member is the last one.
     """
     if msgspec.json.encode(name) not in body:
         return body, None
@@ -116,10 +116,10 @@ def take_member(body: bytes, name: str) -> tuple[bytes, bytes | None]:
 
 
 def replace_members(body: bytes, members: Mapping[str, bytes]) -> bytes:
-    """``body`` with the values of members replaced in place; names that it lacks are appended.
+    """Return ``body`` with members' values replaced in place; missing members are appended.
 
     Raises:
-        WireError: no JSON object.
+        WireError: not a JSON object.
     """
     parts: list[bytes] = []
     cursor = 0
@@ -137,7 +137,7 @@ def replace_members(body: bytes, members: Mapping[str, bytes]) -> bytes:
 def replace_messages(
     body: bytes, sent: Sequence[tuple[int | None, Message]], client: Sequence[Message]
 ) -> bytes:
-    """``body`` with another message list in which unchanged messages keep their bytes.
+    """Return ``body`` with another message list in which unchanged messages keep their bytes.
 
     Args:
         body: the client's request.
@@ -145,7 +145,7 @@ def replace_messages(
         client: the client's messages as decoded from ``body``.
 
     Raises:
-        WireError: no JSON object with a list of messages.
+        WireError: not a JSON object with a list of messages.
     """
     if len(sent) == len(client) and all(
         index == place and (message is client[place] or message == client[place])
@@ -166,12 +166,12 @@ def replace_messages(
 
 
 def _take_late_member(body: bytes, name: str) -> tuple[bytes, bytes] | None:
-    """As :func:`take_member`; None where the member is the first, or isn't written closely."""
+    """Do the work of :func:`take_member`; None if the member is first or has spaces around it."""
     mark = b"," + msgspec.json.encode(name) + b":"
     place = body.rfind(mark)
     start = place + len(mark)
     try:
-        # What follows a comma of the top level is, in braces, an object: that of its last members.
+        # The bytes after a top-level comma, in braces, are an object: that of the last members.
         last = split_body(b"{" + body[place + 1 :]) if place > 0 else {}
     except WireError:
         return None
@@ -188,10 +188,10 @@ def _encode(message: Message) -> bytes:
 class _Member:
     name: str
     start: int
-    """Of the name's opening quote."""
+    """Position of the name's opening quote."""
     value_start: int
     end: int
-    """Of the value."""
+    """Position after the value."""
 
 
 def _members(body: bytes) -> Iterator[_Member]:

@@ -1,4 +1,4 @@
-"""Configuration of the proxy, by topic; :class:`Settings` is all of it."""
+"""Configuration of the proxy, by topic; :class:`Settings` has all of it."""
 
 from .proxy import (
     DEFAULT_TENANT,

@@ -1,7 +1,7 @@
-"""API keys as they are kept: digests with a tenant and, maybe, an expiry.
+"""Stored API keys: digests with a tenant and an optional expiry.
 
-A key that Leyline makes has 256 random bits. Nobody guesses those, so one SHA-256 is enough to
-keep it from whoever reads the file; the slow hashes that passwords need would only slow requests.
+A key made by Leyline has 256 random bits. It can't be guessed, so one SHA-256 is enough to hide it
+from readers of the file; the slow hashes that passwords need would only slow requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 HASHED = "sha256:"
 PREFIX = "lk-"
-"""What a key of Leyline's making begins with, so that a leaked one is recognised."""
+"""Prefix of the keys that Leyline makes, by which a leaked one is recognised."""
 
 _ID_LENGTH = 12
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
@@ -23,7 +23,7 @@ _TENANT = re.compile(r"[^\s:#]{1,64}")
 
 
 class KeyLineError(ValueError):
-    """A key that isn't written as it should be. Never quotes it."""
+    """A key in the wrong form. Never quotes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,28 +34,28 @@ class ApiKey:
     digest: bytes
     """SHA-256 of the key."""
     expires: float | None = None
-    """When it stops to be valid, in seconds since 1970; None for never."""
+    """Time at which it expires, in seconds since 1970; None for never."""
 
     @property
     def id(self) -> str:
-        """Tells keys apart in lists and logs; it opens nothing."""
+        """Identifies the key in lists and logs, without giving access."""
         return self.digest.hex()[:_ID_LENGTH]
 
     def valid(self, now: float) -> bool:
-        """Whether it opens anything at ``now``."""
+        """Return True if the key is valid at ``now``."""
         return self.expires is None or now < self.expires
 
 
 def key_digest(key: str) -> bytes:
-    """SHA-256 of an API key."""
+    """Return the SHA-256 of an API key."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def digest_of(written: str) -> bytes:
-    """The digest of a key that is written plainly, or as ``sha256:HEX``.
+    """Return the digest of a key written in plain text or as ``sha256:HEX``.
 
     Raises:
-        KeyLineError: ``sha256:`` before something else than 64 hexadecimal digits.
+        KeyLineError: ``sha256:`` without exactly 64 hexadecimal digits after it.
     """
     if not written.startswith(HASHED):
         return key_digest(written)
@@ -66,10 +66,10 @@ def digest_of(written: str) -> bytes:
 
 
 def check_tenant(name: str) -> str:
-    """``name``, if a tenant can be called so.
+    """Return ``name`` if it is a valid tenant name.
 
     Raises:
-        KeyLineError: it is empty, too long, or has a colon, a # or a blank in it.
+        KeyLineError: it is empty, too long, or contains a colon, a # or a blank.
     """
     if not _TENANT.fullmatch(name):
         raise KeyLineError(
@@ -79,10 +79,10 @@ def check_tenant(name: str) -> str:
 
 
 def parse_key(line: str) -> ApiKey:
-    """The key of ``tenant:KEY`` or ``tenant:sha256:HEX``, with ``expires=TIME`` behind it or not.
+    """Return the key of ``tenant:KEY`` or ``tenant:sha256:HEX``, optionally with ``expires=TIME``.
 
     Raises:
-        KeyLineError: for anything else; doesn't quote it.
+        KeyLineError: any other form; doesn't quote it.
     """
     pair, *options = line.split() or [""]
     tenant, _, written = pair.partition(":")
@@ -97,7 +97,7 @@ def parse_key(line: str) -> ApiKey:
 
 
 def parse_keys(text: str) -> tuple[ApiKey, ...]:
-    """The keys of a file: one a line, ``#`` before comments.
+    """Return the keys of a file: one per line, ``#`` before comments.
 
     Raises:
         KeyLineError: names the first wrong line, without quoting it.
@@ -115,10 +115,10 @@ def parse_keys(text: str) -> tuple[ApiKey, ...]:
 
 
 def parse_expiry(text: str) -> float:
-    """Seconds since 1970 of an ISO date or time; UTC where it names no zone.
+    """Return the seconds since 1970 of an ISO date or time, in UTC unless it names a zone.
 
     Raises:
-        KeyLineError: it is none.
+        KeyLineError: it isn't one.
     """
     try:
         moment = datetime.fromisoformat(text)
@@ -130,16 +130,16 @@ def parse_expiry(text: str) -> float:
 
 
 def expiry_text(expires: float) -> str:
-    """The ISO time that :func:`parse_expiry` reads, in UTC."""
+    """Return the ISO time that :func:`parse_expiry` reads, in UTC."""
     return datetime.fromtimestamp(expires, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def key_line(key: ApiKey) -> str:
-    """The line of a key file that stands for ``key``."""
+    """Return the line of a key file for ``key``."""
     ending = "" if key.expires is None else f" {_EXPIRES}{expiry_text(key.expires)}"
     return f"{key.tenant}:{HASHED}{key.digest.hex()}{ending}"
 
 
 def tenants_of(keys: Iterable[ApiKey]) -> frozenset[str]:
-    """Who has any of ``keys``."""
+    """Return the tenants of ``keys``."""
     return frozenset(key.tenant for key in keys)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, SecretStr, model_validator
 
 MIB = 1024 * 1024
 PLACE = "{instance}"
-"""In the name of the file: replaced by ``audit_instance``."""
+"""Placeholder in the file's name: replaced by ``audit_instance``."""
 
 
 class AuditSettings(BaseModel):

@@ -1,4 +1,4 @@
-"""Hosts as ``Host`` and ``Origin`` write them, and which of them mean this proxy. Pure."""
+"""Hosts in ``Host`` and ``Origin`` headers, and the choice of those that mean this proxy. Pure."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[^\s:/?#@\[\]\\%*,]{1,253})(?
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]{0,31})://(.{1,300})", re.IGNORECASE)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 ANYWHERE = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - recognised, not listened on
-"""What listens on all addresses of a machine."""
+"""Addresses that listen on all addresses of a machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """A host and its port, where one is given."""
+    """A host and its port, if given."""
 
     name: str
-    """In lower case, an IPv6 address without brackets, no dot at the end."""
+    """Name in lower case, an IPv6 address without brackets, no dot at the end."""
     port: int | None = None
 
     @property
     def address(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-        """The address that the name is; None where it has to be looked up."""
+        """The name as an address; None if it must be looked up."""
         try:
             found = ipaddress.ip_address(self.name)
         except ValueError:
@@ -33,13 +33,13 @@ class Authority:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it can mean this machine alone."""
+        """True if it can only mean this machine."""
         address = self.address
         return self.name == "localhost" if address is None else address.is_loopback
 
 
 def parse_authority(text: str) -> Authority | None:
-    """``NAME`` or ``NAME:PORT``; None for what is neither."""
+    """Return the authority in ``NAME`` or ``NAME:PORT``; None for other text."""
     found = _AUTHORITY.fullmatch(text)
     if found is None:
         return None
@@ -53,26 +53,27 @@ def parse_authority(text: str) -> Authority | None:
 class AllowedHosts:
     """The hosts by which a proxy without keys may be called, and whose pages may call it.
 
-    A page that has its own name point at this machine (DNS rebinding) calls it by that name, so
-    what a browser writes into ``Host`` tells such a page from others.
+    A page whose own name points at this machine (DNS rebinding) calls the proxy by that name, so
+    the browser's ``Host`` distinguishes it from other pages.
     """
 
     bound: Authority | None = None
-    """Where the proxy listens, if that is one address or name."""
+    """Address or name that the proxy listens on, if there is only one."""
     listed: frozenset[Authority] = frozenset()
-    """What the operator named."""
+    """Hosts that the operator named."""
 
     def allows(self, host: Authority) -> bool:
-        """Whether requests may be for this host: a name without a port stands for all ports."""
+        """Return True if requests may be for this host; a listed name without a port allows all
+        ports."""
         if host.is_loopback or not self.listed.isdisjoint((host, Authority(host.name))):
             return True
-        if self.bound is None:  # at all addresses: no page can have one of them point elsewhere
+        if self.bound is None:  # all addresses: no page can make one of them point elsewhere
             return host.address is not None
         return host.name == self.bound.name
 
     def trusts(self, origin: str, host: Authority | None) -> bool:
-        """Whether pages of an ``Origin`` may speak to the proxy that they call ``host``: its own,
-        and those that the operator named. A name without a port stands for the scheme's."""
+        """Return True if pages of an ``Origin`` may call the proxy under the name ``host``: its own
+        pages, and those that the operator named. A name without a port means the scheme's port."""
         found = _ORIGIN.fullmatch(origin)
         page = None if found is None else parse_authority(found[2])
         if found is None or page is None:
@@ -85,10 +86,10 @@ class AllowedHosts:
 
 
 def allowed_hosts(bound: str, configured: Iterable[str]) -> AllowedHosts:
-    """The hosts of a proxy that listens on ``bound``.
+    """Return the hosts of a proxy that listens on ``bound``.
 
     Args:
-        configured: further ones, as :func:`parse_authority` takes them.
+        configured: further ones, in the form for :func:`parse_authority`.
     """
     own = parse_authority(f"[{bound}]" if ":" in bound else bound)
     listed = frozenset(each for each in map(parse_authority, configured) if each is not None)

@@ -29,9 +29,9 @@ class Fault:
     """One error."""
 
     place: str
-    """Where its writer finds it: ``leyline.yaml:3:7``, ``LEYLINE_PORT``, ``--port``."""
+    """Location for its author: ``leyline.yaml:3:7``, ``LEYLINE_PORT``, ``--port``."""
     problem: str
-    """Begins with the setting's name, where it is about one. Holds no value."""
+    """Begins with the setting's name, if it concerns one. Holds no value."""
     fix: str
 
     def __str__(self) -> str:
@@ -41,15 +41,15 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where settings come from."""
+    """The sources of settings."""
 
     config: Path | None = None
     flags: Mapping[str, str] = field(default_factory=dict)
-    """The flags that were given, by the settings that they set."""
+    """The given flags, by the settings that they set."""
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def variable(self, name: str) -> str | None:
-        """The variable that sets a setting; None if none does, or an empty one."""
+        """Return the variable that sets a setting; None if none does, or it is empty."""
         wanted = (PREFIX + name).upper()
         return next(
             (key for key, text in self.environ.items() if text and key.upper() == wanted), None
@@ -57,7 +57,7 @@ class Sources:
 
 
 def faults_of(error: Exception, sources: Sources) -> list[Fault]:
-    """What :func:`~leyline_proxy.settings.load_settings` raised, one fault each."""
+    """Return the errors of :func:`~leyline_proxy.settings.load_settings`, one fault each."""
     if isinstance(error, ConfigError):
         place, _, problem = str(error).partition(": ")
         fix = "Fix that line." if error.line else "Give a YAML file of settings to --config."
@@ -74,7 +74,7 @@ def faults_of(error: Exception, sources: Sources) -> list[Fault]:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[Fault]:
-    """Variables that look like settings but aren't: they are ignored."""
+    """Return ignored variables: they look like settings but aren't."""
     found = []
     for variable in sorted(environ):
         if not variable.upper().startswith(PREFIX) or variable in _OTHERS:
@@ -99,7 +99,7 @@ _OTHERS = frozenset(
 
 
 class _Places:
-    """Finds where a setting was written."""
+    """Finds the place where a setting was written."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -111,7 +111,7 @@ class _Places:
                 return
 
     def of(self, loc: Sequence[int | str]) -> str:
-        """Flags win over variables, and those over the file."""
+        """Return the place; flags win over variables, and those over the file."""
         name = str(loc[0])
         if name in self._sources.flags:
             return self._sources.flags[name]
@@ -135,8 +135,8 @@ class _Places:
 
 
 def _holds(text: str, path: Sequence[int | str]) -> bool:
-    """Whether a variable's JSON has a member there; objects of variables and of the file are put
-    together, so that it may be either's."""
+    """Return True if a variable's JSON may have a member there; objects of variables and of the
+    file are merged, so it may come from either."""
     if not path:
         return True
     try:
@@ -181,7 +181,7 @@ def _named(message: str) -> Iterator[str]:
 
 
 def _known(loc: Sequence[int | str]) -> set[str]:
-    """All settings next to the one at ``loc``."""
+    """Return all settings next to the one at ``loc``."""
     if len(loc) == 1:
         return set(Settings.model_fields)
     model = _NESTED.get(str(loc[0]))

@@ -1,4 +1,4 @@
-"""The file of ``--config``: YAML whose every value knows its line."""
+"""The file of ``--config``: YAML with the line of every value."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["ConfigError", "Located", "read_config"]
 
 
 def read_config(path: Path) -> Located:
-    """The settings that a file holds; none where it is empty.
+    """Return the settings in a file; none if it is empty.
 
     Raises:
-        ConfigError: the file can't be read, or is no object in YAML; names the line.
+        ConfigError: the file can't be read, or isn't a YAML object; names the line.
         FileNotFoundError: there is no such file.
     """
     if not path.exists():
@@ -24,7 +24,7 @@ def read_config(path: Path) -> Located:
     except OSError as error:
         raise ConfigError(f"can't be read: {error.strerror}", str(path)) from error
     try:
-        # Some editors begin a file with a byte order mark, which would be part of the first name.
+        # Some editors write a byte order mark, which would become part of the first name.
         text = raw.decode("utf-8-sig", "strict" if len(raw) <= MAX_BYTES else "replace")
     except UnicodeDecodeError as error:
         at = (raw.count(b"\n", 0, error.start) + 1, 1)

@@ -1,8 +1,8 @@
-"""Which requests of APIs that the proxy doesn't know may go upstream. Pure.
+"""Rules for requests of APIs that the proxy doesn't know. Pure.
 
-An upstream takes the proxy's key for its one customer. Whatever it keeps under that key (files,
-stored completions, keys, the models themselves) belongs to all callers of the proxy at once, so
-what passes is listed here, and nothing else does.
+An upstream sees the proxy's key as one customer. Everything stored under that key (files, stored
+completions, keys, the models themselves) belongs to all callers of the proxy at once, so only the
+requests listed here pass.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Passage:
 
     method: str
     path: str
-    """Below ``/v1/``, decoded; ``NAME`` stands for a model's."""
+    """Path below ``/v1/``, decoded; ``NAME`` is a placeholder for a model's name."""
     reads: bool = True
-    """A model reads what the caller sent, so it may come to be in a KV cache."""
+    """True if a model reads the caller's content, which may then be in a KV cache."""
     form: bool = False
-    """The body is ``multipart/form-data``, with a file in it."""
+    """True if the body is ``multipart/form-data`` with a file."""
 
 
 STATELESS = (
@@ -46,8 +46,8 @@ STATELESS = (
     Passage("POST", "images/edits", form=True),
     Passage("GET", "models/NAME", reads=False),
 )
-"""What inference servers offer that leaves nothing behind which another request could find: the
-routes of SGLang 0.5.23, vLLM and OpenAI."""
+"""Requests to inference servers that leave no trace for other requests to find: the routes of
+SGLang 0.5.23, vLLM and OpenAI."""
 
 OWN_OBJECTS = frozenset(
     {
@@ -66,39 +66,38 @@ OWN_OBJECTS = frozenset(
         "videos",
     }
 )
-"""First parts of paths to objects that are their owner's, whom an upstream knows by the key. Open
-to callers who bring a key of their own."""
+"""First parts of paths to objects of an owner, whom an upstream knows by the key. Open to callers
+with their own key."""
 
 _TALKS = frozenset({"chat", "messages"})
-"""Below these lie completions that were stored, and batches: an owner's objects as well."""
+"""Stored completions and batches are below these: an owner's objects as well."""
 
 _FAMILIES = frozenset({"chat", "completions", "leyline", "messages", "models", "responses"})
 """First parts of the proxy's own paths."""
 
 _OWN = frozenset({"completions", "messages"})
-"""Paths of the proxy, which it takes with POST alone and in lower case."""
+"""Paths that the proxy accepts only with POST and in lower case."""
 
 _TURNS = _OWN | {"chat/completions", "messages/count_tokens", "responses", "responses/input_tokens"}
-"""What is sent here is edited, salted and accounted for; in another spelling it would be none of
-that."""
+"""Paths whose requests are edited, salted and accounted for, which another spelling would evade."""
 
 _READLESS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
-"""Methods that carry nothing for a model to read."""
+"""Methods without content for a model to read."""
 
 _BY_NAME = {(each.method, each.path): each for each in STATELESS}
 _MODEL = re.compile(r"models/[\w.:@+-]+(?:/[\w.:@+-]+)*", re.ASCII)
 _MODEL_PATH = "models/NAME"
 
 _UNCLEAR = frozenset({"", ".", ".."})
-"""Parts of a path that servers read differently: a doubled or a final slash may be one or none."""
+"""Parts of a path that servers read differently: a doubled or a final slash may count or not."""
 
 _ENCODED = frozenset("?#%\\")
-"""Characters that a second decoding would make something else of."""
+"""Characters that a second decoding would change."""
 
 
 def is_unknown(method: str, path: str) -> bool:
-    """True for a request that never passes, whatever the settings say: its path is the proxy's
-    own, or one that two servers may read in two ways."""
+    """Return True for a request that never passes, whatever the settings: its path is the proxy's
+    own, or one that two servers may read differently."""
     folded = path.casefold()
     parts = folded.split("/")
     unclear = not path.isprintable() or not _UNCLEAR.isdisjoint(parts)
@@ -108,11 +107,11 @@ def is_unknown(method: str, path: str) -> bool:
 
 
 def passage_of(mode: PassThrough, method: str, path: str, *, own_key: bool) -> Passage | None:
-    """How a request may pass; None where it may not.
+    """Return the kind of a request that may pass; None for others.
 
     Args:
         path: below ``/v1/``, decoded.
-        own_key: the caller's own credentials go upstream in place of the proxy's.
+        own_key: True if the caller's own credentials replace the proxy's upstream.
     """
     if mode == "off" or is_unknown(method, path):
         return None
@@ -125,11 +124,11 @@ def passage_of(mode: PassThrough, method: str, path: str, *, own_key: bool) -> P
 
 
 def takes_form(mode: PassThrough, method: str, path: str) -> bool:
-    """Whether a request to a path, with ``/v1/``, may bring a form in place of JSON."""
+    """Return True if a request to a path, with ``/v1/``, may have a form instead of JSON."""
     below = path.removeprefix(PREFIX)
     if below == path or below.partition("/")[0].casefold() in _FAMILIES:
         return False
-    # Whoever has a key of their own is known by it, and isn't asked for this.
+    # This isn't asked for callers with their own key, who are known by it.
     found = passage_of(mode, method, below, own_key=False)
     return found is not None and found.form
 

@@ -31,7 +31,7 @@ from .tracing import TraceSettings
 
 DEFAULT_TENANT = "default"
 ONLY_ENGINE = "engine"
-"""Name of the engine where there is only one."""
+"""Name of the engine if there is only one."""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
@@ -316,25 +316,25 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
         return self
 
     def _one_address(self) -> bool:
-        """Whether both ports are at one address."""
+        """Return True if both ports are at one address."""
         hosts = {self.host, self.admin_host}
         return len(hosts) == 1 or not hosts.isdisjoint({"0.0.0.0", "::", ""})  # noqa: S104
 
     def engines(self) -> dict[str, UpstreamSettings]:
-        """The engines by name; none if an engine runs in this process."""
+        """Return the engines by name; none if an engine runs in this process."""
         if self.upstream is not None:
             return {ONLY_ENGINE: UpstreamSettings(url=self.upstream)}
         return self.upstreams
 
 
 def load_settings(config: Path | None = None, **flags: Any) -> Settings:
-    """Settings from all sources; flags that are None count as not given.
+    """Return the settings from all sources; flags that are None count as not given.
 
     Raises:
-        pydantic.ValidationError: for a wrong or unknown setting; names it.
+        pydantic.ValidationError: a wrong or unknown setting; names it.
         pydantic_settings.SettingsError: a variable that must be JSON isn't.
         leyline_policies.config.ConfigError: the file can't be read; names the line.
-        FileNotFoundError: when ``config`` doesn't exist.
+        FileNotFoundError: ``config`` doesn't exist.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     if config is None:
@@ -351,7 +351,7 @@ def load_settings(config: Path | None = None, **flags: Any) -> Settings:
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            """Flags first, then the environment, then the file."""
+            """Return the sources: flags first, then the environment, then the file."""
             file = InitSettingsSource(settings_cls, document)
             return init_settings, env_settings, file_secret_settings, file
 
@@ -359,7 +359,7 @@ def load_settings(config: Path | None = None, **flags: Any) -> Settings:
 
 
 def secret_of(key: SecretStr | None) -> str | None:
-    """The secret itself."""
+    """Return the secret itself."""
     return key.get_secret_value() if key is not None else None
 
 
@@ -368,7 +368,7 @@ def _engine_url(value: str) -> str:
         raise ValueError("must start with http:// or https://")
     if not {"?", "#"}.isdisjoint(value):
         raise ValueError("must end with its path: requests have their own queries")
-    # Clients of OpenAI write the version into the base URL; the proxy adds it itself.
+    # OpenAI clients have the version in the base URL; the proxy adds it itself.
     return value.rstrip("/").removesuffix("/v1")
 
 
@@ -378,7 +378,7 @@ def _words(value: str) -> list[str]:
 
 @contextmanager
 def _naming(setting: str) -> Iterator[None]:
-    """Puts the setting's name in front of the error."""
+    """Put the setting's name before the error."""
     try:
         yield
     except ValueError as error:

@@ -14,7 +14,7 @@ MEMORY = "memory"
 REDIS_SCHEMES = ("redis://", "rediss://", "redis+cluster://", "rediss+cluster://")
 
 _SECRET_CHARS = 16
-"""A shorter secret can be guessed."""
+"""Smallest length; a shorter secret can be guessed."""
 
 Seconds = Annotated[float, Field(gt=0, le=30)]
 
@@ -87,7 +87,7 @@ class SessionSettings(BaseModel):
         return self
 
     def history_secret(self) -> str | None:
-        """The key of the hashes by which conversations are found."""
+        """Return the key of the hashes by which conversations are found."""
         if self.hints_secret is not None:
             return self.hints_secret.get_secret_value()
         return self.session_secret[0].get_secret_value() if self.session_secret else None

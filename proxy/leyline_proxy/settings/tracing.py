@@ -24,4 +24,4 @@ class TraceSettings(BaseModel):
     @field_validator("trace", mode="before")
     @classmethod
     def _yaml_off(cls, value: object) -> object:
-        return "off" if value is False else value  # as YAML reads a bare off
+        return "off" if value is False else value  # YAML reads a bare off as False

@@ -1,6 +1,6 @@
-"""Metrics whose labels can't grow without end, and whose series are found without a lock.
+"""Metrics whose labels are bounded, and whose series are found without a lock.
 
-A label's value that would be one too many, or is far too long, becomes ``other``, and is counted.
+A label's value that exceeds the bound, or is far too long, becomes ``other``, and is counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from prometheus_client.samples import Sample
 OTHER = "other"
 
 MOST_VALUES = 64
-"""Of a label that :data:`CAPS` doesn't name."""
+"""Bound for labels that :data:`CAPS` doesn't name."""
 
 LONGEST_VALUE = 256
 
@@ -26,10 +26,10 @@ CAPS: Mapping[str, int | None] = {
     "model": 256,
     "policy": 256,
     "kind": 128,
-    # Series of claims end with them, and no more than some hundred are shown at a time.
+    # Series of claims end with them; at most some hundred are shown at a time.
     "claim": None,
 }
-"""Values of a label in a process's life, at most; None where something else sees to it."""
+"""Largest number of a label's values in a process's life; None if bounded elsewhere."""
 
 B = TypeVar("B", bound="_Bounded")
 
@@ -38,7 +38,7 @@ class LabelBounds:
     """Counts the values of labels, over all metrics.
 
     Args:
-        overflown: is told the label's name for each value that is replaced.
+        overflown: called with the label's name for each replaced value.
     """
 
     def __init__(self, overflown: Callable[[str], None] = lambda _: None) -> None:
@@ -47,7 +47,7 @@ class LabelBounds:
         self._lock = Lock()
 
     def admitted(self, name: str, value: str) -> str:
-        """``value``, or ``other`` in its place."""
+        """Return ``value``, or ``other`` in its place."""
         if self.shown(name, value) == value:
             return value
         cap = CAPS.get(name, MOST_VALUES)
@@ -61,22 +61,22 @@ class LabelBounds:
         return OTHER
 
     def shown(self, name: str, value: str) -> str:
-        """Under which value the series of ``value`` stand."""
+        """Return the value under which the series of ``value`` are shown."""
         free = CAPS.get(name, MOST_VALUES) is None and len(value) <= LONGEST_VALUE
         known = value == OTHER or value in self._seen.get(name, ())
         return value if free or known else OTHER
 
 
 class _Bounded(MetricWrapperBase):
-    """What the kinds of metrics share. Children are of the same class and use none of it."""
+    """The common part of all kinds of metrics. Children have the same class but use none of it."""
 
     bounds = LabelBounds()
     removes = True
-    """Whether series can end; not where other processes read them."""
+    """True if series can end; False if other processes read them."""
     known: dict[tuple[object, ...], Any] = {}  # noqa: RUF012 - each parent gets its own
 
     def labels(self: B, *values: object, **named: object) -> B:
-        """The series of these label values."""
+        """Return the series of these label values."""
         found: B | None = self.known.get(values) if values else None
         if found is not None:
             return found
@@ -85,19 +85,19 @@ class _Bounded(MetricWrapperBase):
                 raise ValueError("Incorrect label names")
             values = tuple(named[name] for name in self._labelnames)
         given = tuple(map(str, values))
-        # Too few or too many are the library's to refuse.
+        # The library refuses too few or too many.
         admitted = (
             tuple(map(self.bounds.admitted, self._labelnames, given))
             if len(given) == len(self._labelnames)
             else given
         )
         child: B = MetricWrapperBase.labels(self, *admitted)
-        if admitted == values:  # what was replaced must not be remembered either
+        if admitted == values:  # replaced values must not be remembered either
             self.known[values] = child
         return child
 
     def remove(self, *values: Any) -> None:
-        """End a series; where it can't end it stands at 0."""
+        """End a series; one that can't end is set to 0."""
         shown = tuple(map(self.bounds.shown, self._labelnames, map(str, values)))
         if not self.removes:
             if isinstance(self, Gauge) and shown in self._metrics:
@@ -107,7 +107,7 @@ class _Bounded(MetricWrapperBase):
         super().remove(*shown)
 
     def _child_samples(self) -> Iterable[Sample]:
-        # When a series began would be a series of its own.
+        # The time of creation would be another series.
         return [sample for sample in super()._child_samples() if sample.name != "_created"]
 
 

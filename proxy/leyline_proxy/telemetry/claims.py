@@ -1,4 +1,4 @@
-"""Claims as metrics: a few series for each live one, sums for all, events by kind."""
+"""Metrics of claims: a few series for each live one, sums for all, events by kind."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from leyline_engine.contract import ClaimStatus
 from .metrics import Metrics
 
 MAX_SERIES = 256
-"""Claims that have series of their own, the oldest; the others are in the sums."""
+"""Number of claims with their own series, the oldest; the others are in the sums."""
 
 OTHER_TENANT = "other"
-"""Label of tenants that this proxy doesn't know: another one shares its engine."""
+"""Label of tenants unknown to this proxy: another one shares its engine."""
 
 _Labels = tuple[str, str]
 
@@ -30,15 +30,15 @@ class ClaimMetrics:
         self._metrics = metrics
         self._tenants = tenants
         self._live: dict[str, Sequence[ClaimStatus]] = {}
-        """By the engine that told of them."""
+        """Live claims by the engine that reported them."""
         self._shown: dict[_Labels, tuple[str, str]] = {}
         """Kind and state of the claims that have series."""
         self._summed: set[_Labels] = set()
-        # Series that never end would be as many as there ever were claims.
+        # Series that never end would become as many as all claims ever made.
         self._most = 0 if metrics.shared else MAX_SERIES
 
     def publish(self, engine: str, told: Sequence[ClaimStatus]) -> None:
-        """Show these live claims of an engine, and no others of it.
+        """Show exactly these live claims of an engine.
 
         Args:
             engine: its name.
@@ -68,7 +68,7 @@ class ClaimMetrics:
             number[labels] += 1
             required[labels] += status.required_tokens
             resident[labels] += status.resident_tokens
-        # What has been there stays, at 0: a series that ends is no zero to Prometheus.
+        # Former series remain, at 0: an ended series isn't a zero for Prometheus.
         self._summed |= number.keys()
         for labels in self._summed:
             metrics.claims.labels(*labels).set(number[labels])

@@ -1,7 +1,7 @@
 """Metrics as text: in Prometheus' format or as OpenMetrics, of one process or of several.
 
-Several processes share their metrics through files in the folder that the variable
-``PROMETHEUS_MULTIPROC_DIR`` names; each of them then exposes the sums of all.
+Several processes share their metrics through files in the folder named by the variable
+``PROMETHEUS_MULTIPROC_DIR``; each of them then exposes the sums of all.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _FILE_OF = re.compile(r"gauge_live\w+_(\d+)\.db")
 
 
 def is_shared() -> bool:
-    """Whether several processes share their metrics."""
+    """Return True if several processes share their metrics."""
     return bool(os.environ.get(FOLDER_VARIABLE))
 
 
 @dataclass(frozen=True, slots=True)
 class Exposition:
-    """The form that a request asks for.
+    """The form of metrics that a request asks for.
 
     Attributes:
         encode: writes a registry's metrics.
-        accept: to ask another server for the same form.
-        packs: whether the answer may be compressed.
+        accept: header value that asks another server for the same form.
+        packs: True if the answer may be compressed.
     """
 
     encode: Callable[[Collector], bytes]
@@ -47,17 +47,17 @@ class Exposition:
     packs: bool
 
     def text(self, registry: CollectorRegistry) -> bytes:
-        """Metrics of this process, or of all that share theirs with it."""
+        """Return the metrics of this process, or of all that share theirs with it."""
         return self.encode(_of_all(os.environ[FOLDER_VARIABLE]) if is_shared() else registry)
 
     def joined(self, texts: Iterable[bytes]) -> bytes:
-        """Texts of disjoint metrics as one."""
+        """Return texts of disjoint metrics as one."""
         open_ended = (text.removesuffix(_END) for text in texts)
         ended = _END if self.content_type.startswith(_OPEN_METRICS) else b""
         return b"".join(open_ended) + ended
 
     def answer(self, text: bytes) -> tuple[bytes, dict[str, str]]:
-        """The body of a response, and its headers."""
+        """Return the body of a response, and its headers."""
         headers = {"content-type": self.content_type, "vary": "accept, accept-encoding"}
         if self.packs and len(text) >= _SMALLEST_PACKED:
             return gzip.compress(text, compresslevel=4), {**headers, "content-encoding": "gzip"}
@@ -65,12 +65,14 @@ class Exposition:
 
 
 def exposition(headers: Mapping[str, str]) -> Exposition:
-    """What a request's headers ask for: ``accept`` chooses OpenMetrics, which has exemplars, else
-    it is the plain text format; ``accept-encoding`` chooses gzip."""
+    """Return the form that a request's headers ask for.
+
+    ``accept`` chooses OpenMetrics, which has exemplars, or else the plain text format;
+    ``accept-encoding`` chooses gzip."""
     accept = headers.get("accept", "")
     try:
         encode, content_type = choose_encoder(accept)
-    except (ValueError, TypeError):  # no version that there is
+    except (ValueError, TypeError):  # no existing version
         accept = ""
         encode, content_type = choose_encoder(accept)
     packs = gzip_accepted(headers.get("accept-encoding", ""))
@@ -78,7 +80,7 @@ def exposition(headers: Mapping[str, str]) -> Exposition:
 
 
 def leave() -> None:
-    """Take this process's gauges out of the sums; its counters stay in them."""
+    """Remove this process's gauges from the sums; its counters remain."""
     if is_shared():
         mark_process_dead(os.getpid())  # type: ignore[no-untyped-call]
 
@@ -91,7 +93,7 @@ def _of_all(folder: str) -> CollectorRegistry:
 
 
 def _bury_dead(folder: Path) -> None:
-    """Take the gauges of processes that were killed out of the sums."""
+    """Remove the gauges of killed processes from the sums."""
     found = (_FILE_OF.fullmatch(path.name) for path in folder.glob("gauge_live*.db"))
     for process in {int(match.group(1)) for match in found if match is not None}:
         try:
@@ -99,4 +101,4 @@ def _bury_dead(folder: Path) -> None:
         except ProcessLookupError:
             mark_process_dead(process, str(folder))  # type: ignore[no-untyped-call]
         except OSError:
-            continue  # it lives, and is another user's
+            continue  # it lives, and belongs to another user

@@ -12,9 +12,9 @@ from .tracing import current_trace
 
 
 def frames_of(error: BaseException) -> list[str]:
-    """Where ``error`` came from: file, line and function, innermost last.
+    """Return the origin of ``error``: file, line and function, innermost last.
 
-    The message of a foreign exception may quote prompt text, so logs hold its frames only.
+    The message of a foreign exception may quote prompt text, so logs hold only its frames.
     """
     frames = traceback.extract_tb(error.__traceback__)
     return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
@@ -23,14 +23,14 @@ def frames_of(error: BaseException) -> list[str]:
 def _add_trace_id(
     logger: structlog.typing.WrappedLogger, method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Name the trace of the request that a line is about, where requests are traced."""
+    """Add the trace of the line's request, if requests are traced."""
     if (trace_id := current_trace().trace_id) is not None:
         event["trace_id"] = trace_id
     return event
 
 
 class StderrHandler(logging.Handler):
-    """Writes to whatever ``sys.stderr`` is at that moment."""
+    """Writes to the current value of ``sys.stderr``."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
@@ -40,7 +40,7 @@ class StderrHandler(logging.Handler):
 def configure_logging(level: str, style: str) -> None:
     """Send structlog and the standard library's logs to stderr, as JSON lines or for a console.
 
-    Called by commands only: a library that hosts the application keeps its own logging.
+    Only commands call this: a library that hosts the application keeps its own logging.
     """
     threshold = logging.getLevelNamesMapping()[level.upper()]
     processors: list[structlog.typing.Processor] = [
@@ -76,6 +76,6 @@ def configure_logging(level: str, style: str) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(threshold)
-    # One line per upstream request would repeat the proxy's own turn line.
+    # A line per upstream request would repeat the proxy's own turn line.
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Prometheus metrics, one registry per application; :mod:`.catalogue` says which."""
+"""Prometheus metrics, one registry per application, as listed in :mod:`.catalogue`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ _TURN_BUCKETS = ((1, "1"), (4, "2-4"), (9, "5-9"), (19, "10-19"), (39, "20-39"))
 _LAST_TURN_BUCKET = "40+"
 
 _MOST_MET = 1024
-"""Tenants with their models whose series stand at 0 before they count; bounds what that costs."""
+"""Bound of tenants with their models whose series start at 0; limits their cost."""
 
 
 def turn_bucket(index: int) -> str:
-    """The label of turn ``index`` (0-based): few values, so that boards stay cheap."""
+    """Return the label of turn ``index`` (0-based): one of a few values, which keeps boards
+    cheap."""
     number = index + 1
     return next((label for last, label in _TURN_BUCKETS if number <= last), _LAST_TURN_BUCKET)
 
 
 def exemplar(message_id: str | None = None) -> dict[str, str] | None:
-    """What leads from a measured value to its request: the trace, where there is one, else the
-    message id of the turn. Neither is the caller's text."""
+    """Return a link from a measured value to its request: the trace, if there is one, else the
+    message id of the turn. Neither contains the caller's text."""
     trace_id = current_trace_id()
     if trace_id is not None:
         return {"trace_id": trace_id}
@@ -40,7 +41,7 @@ def exemplar(message_id: str | None = None) -> dict[str, str] | None:
 
 
 class Metrics:
-    """Every metric of the proxy. Labels hold configured or engine-given names only."""
+    """Every metric of the proxy. Labels hold only configured or engine-given names."""
 
     requests: Counter
     request_seconds: Histogram
@@ -112,7 +113,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
         self.shared = is_shared()
-        """Whether other processes count into the same series, which then never end."""
+        """True if other processes count into the same series, which then never end."""
         self._watched: list[tuple[Gauge, Callable[[], float]]] = []
         bounds = LabelBounds(lambda label: self.label_overflow.labels(label).inc())
         for entry in ENTRIES:
@@ -127,21 +128,21 @@ class Metrics:
     def watch_replica(
         self, name: str, *, running: Callable[[], int], circuit_open: Callable[[], bool]
     ) -> None:
-        """Read the gauges of an engine when they are asked for."""
+        """Register an engine's gauges, which are read on request."""
         self._start(upstream=name)
         self._watched.append((self.upstream_running.labels(name), running))
         self._watched.append((self.upstream_circuit.labels(name), circuit_open))
 
     def observe(self) -> None:
-        """Take in what is read only when it is asked for.
+        """Update the gauges that are read on request.
 
-        ``Gauge.set_function`` would do that by itself, but not where other processes expose it.
+        ``Gauge.set_function`` would do that by itself, but not if other processes expose them.
         """
         for gauge, value in self._watched:
             gauge.set(value())
 
     def meet(self, tenant: str, model: str) -> None:
-        """Let the series of a tenant and a model stand at 0 that may count something later."""
+        """Start the series of a tenant and a model at 0, before they count anything."""
         if (tenant, model) in self._met or len(self._met) >= _MOST_MET:
             return
         self._met.add((tenant, model))
@@ -155,7 +156,7 @@ class Metrics:
                 getattr(self, entry.attribute).labels(*met.values(), *values)
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """Measure one stage of a chat turn; where that is traced, it is a span, too."""
+        """Measure one stage of a chat turn; in a traced request it is also a span."""
         return _Stage(self.stage_seconds.labels(name), stage_span(name))
 
     def count_tokens(
@@ -174,14 +175,14 @@ class Metrics:
             self.freed_tokens.labels(tenant, model).inc(tokens.freed)
 
     def count_busts(self, tenant: str, model: str, busts: Mapping[str, int]) -> None:
-        """Add what the cache lost on one turn: tokens by cause."""
+        """Add the cache losses of one turn: tokens by cause."""
         for cause, count in busts.items():
             self.cache_busts.labels(tenant, model, cause).inc()
             self.cache_bust_tokens.labels(tenant, model, cause).inc(count)
 
 
 class _Stage(AbstractContextManager[None]):
-    """Measures what is done inside."""
+    """Measures the time of its block."""
 
     __slots__ = ("_seconds", "_span", "_started")
 

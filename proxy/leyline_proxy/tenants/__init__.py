@@ -1,4 +1,4 @@
-"""Who is calling: API keys to tenants, and what each tenant may and wants."""
+"""Callers: API keys of tenants, and each tenant's rights and rules."""
 
 from .directory import TenantDirectory, build_directory
 from .key_file import KeyFile, read_keys

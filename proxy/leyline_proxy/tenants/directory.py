@@ -1,4 +1,4 @@
-"""The tenants, and the keys that open them."""
+"""The tenants and their keys."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .tenant import Tenant, build_tenant
 
 
 class TenantDirectory:
-    """Finds the tenant of a request. Keys are kept as SHA-256 digests only.
+    """Finds the tenant of a request. Stores keys as SHA-256 digests only.
 
     Args:
-        fixed: keys from settings, which hold as long as the process lives.
+        fixed: keys from settings, valid as long as the process lives.
         filed: keys of the key file, which can be replaced.
-        build: makes the tenant of a name that a replaced file brings.
-        is_open: whether everybody is the default tenant, with any key or none.
-        now: the time in seconds since 1970.
+        build: creates a tenant whose name a replaced file adds.
+        is_open: True if everyone is the default tenant, with any key or none.
+        now: returns the time in seconds since 1970.
     """
 
     def __init__(
@@ -45,28 +45,28 @@ class TenantDirectory:
 
     @property
     def open(self) -> bool:
-        """True when no key is configured and everybody is the default tenant."""
+        """True if no key is configured and everyone is the default tenant."""
         return self._is_open
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all tenants."""
+        """Names of all tenants."""
         return frozenset(self._tenants)
 
     @property
     def keys(self) -> tuple[ApiKey, ...]:
-        """All keys, also those that have expired."""
+        """All keys, including expired ones."""
         return self._keys
 
     def __contains__(self, name: object) -> bool:
         return name in self._tenants
 
     def get(self, name: str) -> Tenant | None:
-        """The tenant of that name."""
+        """Return the tenant of that name, or None."""
         return self._tenants.get(name)
 
     def replace(self, filed: Iterable[ApiKey]) -> None:
-        """Put these in the place of the file's keys; requests under way are not touched.
+        """Replace the file's keys; requests under way aren't affected.
 
         Raises:
             leyline_policies.PolicySpecError, leyline_proxy.request.options.OptionError: a new
@@ -78,10 +78,11 @@ class TenantDirectory:
         self._keys, self._tenants = keys, tenants
 
     def authenticate(self, headers: Mapping[str, str]) -> Tenant:
-        """The tenant of a request, from ``authorization: Bearer``, ``api-key`` or ``x-api-key``.
+        """Return the tenant of a request, by ``authorization: Bearer``, ``api-key`` or
+        ``x-api-key``.
 
-        Every configured key is compared, in constant time each, so that timing tells neither
-        which key nor which tenant came close.
+        Every configured key is compared, each in constant time, so timing reveals neither a similar
+        key nor its tenant.
 
         Raises:
             UnauthorizedError: no key, an unknown one, or one that has expired.
@@ -101,20 +102,20 @@ class TenantDirectory:
         raise UnauthorizedError("This API key has expired.")
 
     def _match(self, offered: bytes) -> list[ApiKey]:
-        """All entries of the key; a file may list one twice, with another expiry."""
+        """Return all entries of the key; a file may list one twice, with another expiry."""
         same = hmac.compare_digest
         return [key for key in self._keys if same(offered, key.digest)]
 
 
 def offered_key(headers: Mapping[str, str]) -> str:
-    """The key that a request brings; empty for none."""
+    """Return the key of a request; empty for none."""
     scheme, _, credential = headers.get("authorization", "").partition(" ")
     key = credential.strip() if scheme.lower() == "bearer" else ""
     return key or headers.get("api-key", "") or headers.get("x-api-key", "")
 
 
 def build_directory(settings: Settings) -> TenantDirectory:
-    """The directory that ``settings`` describe; policies are loaded, so faults show at start-up.
+    """Return the directory for ``settings``; it loads policies, so faults show at start-up.
 
     Raises:
         leyline_policies.PolicySpecError: an unknown policy or a bad parameter.
@@ -123,7 +124,7 @@ def build_directory(settings: Settings) -> TenantDirectory:
     """
     fixed = configured_keys(settings)
     filed = read_keys(settings.api_keys_file) if settings.api_keys_file is not None else ()
-    # A key file closes the proxy, whatever becomes of the file.
+    # A key file closes the proxy, whatever happens to the file.
     is_open = not fixed and settings.api_keys_file is None
     names = {*settings.tenants, *((DEFAULT_TENANT,) if is_open else ())}
     return TenantDirectory(
@@ -136,10 +137,10 @@ def build_directory(settings: Settings) -> TenantDirectory:
 
 
 def configured_keys(settings: Settings) -> tuple[ApiKey, ...]:
-    """The keys that are settings of their own, without those of the key file.
+    """Return the keys given as settings, without those of the key file.
 
     Raises:
-        leyline_proxy.settings.api_keys.KeyLineError: one that isn't written as it should be.
+        leyline_proxy.settings.api_keys.KeyLineError: a key in the wrong form.
     """
     lines = [secret.get_secret_value() for secret in settings.api_keys]
     lines += [

@@ -21,11 +21,11 @@ _MAX_BYTES = 4 * 1024 * 1024
 
 
 class KeyFile:
-    """Which keys hold, by a file that may change.
+    """The valid keys, from a file that may change.
 
-    A key that is no longer in the file opens nothing from the next look on. A file that can't be
-    read, is wrong, or holds no key at all changes nothing, since it may be half written: the last
-    good one holds on.
+    A key removed from the file is invalid from the next look on. A file that can't be read, is
+    wrong, or holds no key changes nothing, since it may be half written: the last good one remains
+    in force.
 
     Args:
         replace: takes the keys of a new file; may raise ValueError or PolicyError to refuse them.
@@ -43,23 +43,23 @@ class KeyFile:
         self._replace = replace
         self._metrics = metrics
         self._interval_s = interval_s
-        # What was read at the start may have changed since: the first look reads again.
+        # The file may have changed since the start: the first look reads again.
         self._signature: Signature | None = None
         self._problem: str | None = None
 
     @property
     def problem(self) -> str | None:
-        """Why the file as it is now isn't in force; None if it is."""
+        """The reason that the current file isn't in force; None if it is."""
         return self._problem
 
     async def run(self) -> None:
-        """Look at the file now and then, for ever."""
+        """Check the file at intervals, forever."""
         while True:
             await self.refresh()
             await asyncio.sleep(self._interval_s)
 
     async def refresh(self) -> bool:
-        """Read the file if it has changed; whether its keys hold now."""
+        """Read the file if it has changed; return True if its keys are now in force."""
         signature = await asyncio.to_thread(_signature, self._path)
         if signature == self._signature:
             return False
@@ -81,10 +81,10 @@ class KeyFile:
 
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
-    """The keys of a file.
+    """Return the keys of a file.
 
     Raises:
-        ValueError: it can't be read, a line is wrong (not quoted), or there is no key in it.
+        ValueError: it can't be read, a line is wrong (not quoted), or it has no key.
     """
     try:
         with path.open("rb") as file:
@@ -94,7 +94,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     if len(raw) > _MAX_BYTES:
         raise ValueError(f"api_keys_file {path} has more than {_MAX_BYTES} bytes")
     try:
-        # Some editors begin a file with a byte order mark, which would be part of a tenant's name.
+        # Some editors write a byte order mark, which would become part of a tenant's name.
         keys = parse_keys(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(f"api_keys_file {path} is no UTF-8 text") from error
@@ -106,10 +106,10 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
 
 
 def _signature(path: Path) -> Signature:
-    """Tells versions of a file apart; editors that replace a file change its number."""
+    """Return a file version's identity; editors that replace a file change its inode."""
     try:
         found = path.stat()
     except OSError:
         return (0, 0, 0, 0)
-    # The time of its status, because a file may become readable.
+    # Includes the time of the status change, because a file may become readable.
     return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)

@@ -16,14 +16,14 @@ N = TypeVar("N", int, float)
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """How much a tenant may do. The defaults are those of a proxy without settings."""
+    """A tenant's limits. The defaults are those of a proxy without settings."""
 
     max_concurrent: int | None = None
-    """Requests under way; None for as many as the proxy has room for."""
+    """Requests under way; None for as many as the proxy can take."""
     max_queued: int = 128
     queue_timeout_s: float = 60.0
     weight: float = 1.0
-    """Share of free places among tenants whose requests wait."""
+    """Share of free places among tenants with waiting requests."""
     requests_per_minute: float | None = None
     max_body_bytes: int = 32 * 1024 * 1024
     max_messages: int = 20_000
@@ -38,21 +38,21 @@ class Tenant:
     undeclared: UndeclaredRules
     allow_request_policy: bool
     share: str = ""
-    """Scope that may see what the tenant's turns splice; empty for each session alone."""
+    """Scope that may see the splices of the tenant's turns; empty for each session alone."""
     upstreams: frozenset[str] | None = None
     """Names of the upstreams that may serve it; None for all."""
     cache_salt: str | None = None
-    """Keeps its KV apart from other tenants'; None shares equal prefixes with all."""
+    """Separates its KV from other tenants'; None shares equal prefixes with all."""
     limits: TenantLimits = TenantLimits()
     forward_credentials: bool = False
-    """Whether the caller's own credentials go upstream, in place of the proxy's."""
+    """True if the caller's own credentials go upstream, in place of the proxy's."""
 
 
 def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenant:
-    """The tenant called ``name``: its own settings, and for the rest the proxy's.
+    """Return the tenant called ``name``, with its own settings and defaults from the proxy's.
 
     Args:
-        alone: there can be no other.
+        alone: True if there can be no other.
 
     Raises:
         leyline_policies.PolicySpecError: an unknown policy or a bad parameter.

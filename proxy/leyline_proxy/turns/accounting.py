@@ -1,4 +1,4 @@
-"""What became of a turn: the receipt, the caller's account of it, and what the session keeps."""
+"""Results of a turn: the receipt, the caller's account, and the part that the session keeps."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ..sessions.summary import edit_account, receipt_account
 from .turn import Turn
 
 _TOKEN_BYTES = 16
-"""Ids and spans of a token."""
+"""Bytes for a token's id and spans."""
 
 _TEXT_BYTES = 3
-"""Decoded messages, as the client sent them and as they went out, per byte of the body."""
+"""Bytes of decoded messages, both as the client sent them and as sent on, per byte of the body."""
 
 NO_RECEIPT = "the engine gave no receipt for this request"
 UNNAMED = "the caller's own edits are spliced in sessions with a name only; send x-leyline-session"
 
 
 def tokens_of_usage(usage: Mapping[str, Any] | None) -> TokenCounts:
-    """Token counts as far as an OpenAI ``usage`` object tells; zeros where it doesn't."""
+    """Return the token counts of an OpenAI ``usage`` object; zeros for those it lacks."""
     if not isinstance(usage, Mapping):
         return TokenCounts()
     prompt = _count(usage.get("prompt_tokens"))
@@ -45,7 +45,7 @@ def tokens_of_usage(usage: Mapping[str, Any] | None) -> TokenCounts:
 
 
 def cached_of_usage(usage: Mapping[str, Any] | None) -> int | None:
-    """``cached_tokens`` of an OpenAI ``usage`` object; None where it doesn't tell."""
+    """Return ``cached_tokens`` of an OpenAI ``usage`` object; None if absent."""
     details = usage.get("prompt_tokens_details") if isinstance(usage, Mapping) else None
     cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
     return cached if isinstance(cached, int) and cached >= 0 else None
@@ -54,10 +54,10 @@ def cached_of_usage(usage: Mapping[str, Any] | None) -> int | None:
 def final_receipt(
     turn: Turn, record: TurnRecord | None, usage: Mapping[str, Any] | None
 ) -> Receipt:
-    """The receipt of a turn from all that is known of it.
+    """Return the receipt of a turn from all known facts.
 
-    The engine sees only directives; that a turn was edited and sent as an ordinary prefill is
-    known here alone, so the plan speaks where the engine has nothing to report.
+    The engine sees only directives; only the proxy knows that a turn was edited and sent as an
+    ordinary prefill. So the plan fills in where the engine has nothing to report.
     """
     plan = turn.planned.plan
     if record is not None:
@@ -81,7 +81,7 @@ def final_receipt(
     if turn.enveloped:
         receipt = msgspec.structs.replace(receipt, detail=NO_RECEIPT)
     if plan.planned is Outcome.SPLICED:
-        # Nobody vouches for the splice, so it is not claimed.
+        # The splice is unconfirmed, so it isn't claimed.
         return msgspec.structs.replace(
             receipt, outcome=Outcome.REPREFILLED, reason=Reason.TRANSFORM_FAILED
         )
@@ -96,11 +96,11 @@ def caller_account(
     refused_pins: Sequence[Mapping[str, Any]] = (),
     forgets_owed: int = 0,
 ) -> dict[str, Any]:
-    """The member ``leyline`` of the response: receipt, edits and policy faults, no text.
+    """Return the member ``leyline`` of the response: receipt, edits and policy faults, no text.
 
     Args:
-        refused_pins: messages that are pinned in vain on an engine that takes claims.
-        forgets_owed: runs of engines that still have to forget something of the session.
+        refused_pins: pins of messages that an engine with claims refused.
+        forgets_owed: number of engine runs that still have to forget something of the session.
     """
     account = receipt_account(receipt)
     result = forget_result(turn, receipt, forgets_owed)
@@ -132,10 +132,10 @@ def caller_account(
 
 
 def forget_result(turn: Turn, receipt: Receipt, forgets_owed: int) -> ForgetResult | None:
-    """What came of the turn's demands to forget; None where it demanded nothing.
+    """Return the result of the turn's demands to forget; None if it demanded nothing.
 
     Args:
-        forgets_owed: runs of engines that still have to forget something of the session.
+        forgets_owed: number of engine runs that still have to forget something of the session.
     """
     plan, counts = turn.planned.plan, receipt.forgot
     if plan.unreachable or (plan.forgets and not turn.enveloped):
@@ -148,7 +148,7 @@ def forget_result(turn: Turn, receipt: Receipt, forgets_owed: int) -> ForgetResu
 
 
 def _refused_verbs(turn: Turn) -> list[dict[str, Any]]:
-    """What was said of messages and this engine can't do."""
+    """Return the annotations that this engine can't follow."""
     if turn.status.takes_claims:
         return []
     return [
@@ -159,7 +159,7 @@ def _refused_verbs(turn: Turn) -> list[dict[str, Any]]:
 
 
 def account_headers(receipt: Receipt) -> dict[str, str]:
-    """Response headers of an answer that isn't streamed."""
+    """Return the response headers of an answer that isn't streamed."""
     tokens = receipt.tokens
     return {
         "x-leyline-outcome": receipt.outcome.value,
@@ -171,10 +171,10 @@ def account_headers(receipt: Receipt) -> dict[str, str]:
 def retained_turn(
     turn: Turn, record: TurnRecord | None, receipt: Receipt, run: str
 ) -> RetainedTurn | None:
-    """The turn as later ones need it, or None where the engine doesn't hold it.
+    """Return the turn for use by later ones, or None if the engine doesn't hold it.
 
-    It is a source only for an engine that was told of it. Before any other back end it is what
-    the next turn's edits are told from, and has no tokens.
+    It is a source only for an engine that received its envelope. With any other back end it has no
+    tokens, and serves to find the next turn's edits.
 
     Args:
         run: model and run of the engine that served it.

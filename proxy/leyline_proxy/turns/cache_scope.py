@@ -1,4 +1,4 @@
-"""Whether an engine keeps a tenant's KV as the tenant is promised."""
+"""Checks that an engine keeps a tenant's KV within the promised scope."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ _SGLANG = "sglang"
 
 
 def check_scope(tenant: Tenant, status: UpstreamStatus) -> None:
-    """Refuse a request whose KV others would share. A server without a capability document is taken
-    at the operator's word.
+    """Refuse a request whose KV others would share.
+
+    For a server without a capability document, the operator's settings are trusted.
 
     Raises:
         UnsupportedError: the engine knows no scopes.
@@ -28,11 +29,11 @@ def check_scope(tenant: Tenant, status: UpstreamStatus) -> None:
 
 
 def check_other_path(tenant: Tenant, status: UpstreamStatus, path: str) -> None:
-    """Refuse a request that the proxy passes on as it is, where its KV can't be kept apart.
+    """Refuse a request that the proxy passes on unchanged if its KV can't be kept apart.
 
-    SGLang 0.5.23 reads ``cache_salt`` in completions only: what embeddings, scores and
-    transcriptions leave in its cache is everybody's. A server that is neither SGLang nor has a
-    capability document is taken at the operator's word, as in :func:`check_scope`.
+    SGLang 0.5.23 reads ``cache_salt`` in completions only: KV of embeddings, scores and
+    transcriptions is shared by everyone. A server that is neither SGLang nor has a capability
+    document is trusted, as in :func:`check_scope`.
 
     Args:
         path: below ``/v1/``.
@@ -47,7 +48,7 @@ def check_other_path(tenant: Tenant, status: UpstreamStatus, path: str) -> None:
 
 
 def unsalted_path(who: str, path: str) -> UnsupportedError:
-    """The refusal of a request that nothing keeps apart."""
+    """Return the refusal of a request whose KV can't be kept apart."""
     return UnsupportedError(
         f"{who} takes no cache_salt on /v1/{path[:200]}, so the tenant's KV can't be kept apart "
         "there, as cache_scope: tenant asks for. Give the tenant engines of its own "

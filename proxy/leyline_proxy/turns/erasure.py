@@ -1,9 +1,9 @@
-"""Forgets that no engine has confirmed yet, and their way to it.
+"""Unconfirmed forgets, and their way to the engines.
 
-A forget travels with the turn that demands it, to the engine that serves the turn. It is owed by
-that engine until a receipt confirms it, and by each other run that was given turns of the session
-(:mod:`..core.places`) in any case. What is owed is carried by a request of its own: the smallest
-there is, under the session's name, again and again until it is confirmed.
+A forget travels with the turn that demands it, to the engine that serves the turn. That engine owes
+it until a receipt confirms it; each other run that received turns of the session
+(:mod:`..core.places`) owes it in any case. A separate request carries an owed forget: the smallest
+possible one, under the session's name, repeated until confirmed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = structlog.get_logger("leyline.forget")
 _AT_ONCE = 8
 
 _ANSWER_TIMEOUT_S = 30.0
-"""For a request of one token; also for one that the engine has to queue."""
+"""Timeout of a request for one token, including its time in the engine's queue."""
 
 _RECORD_WAITS_S = (0.0, 0.05, 0.25)
 
@@ -47,34 +47,34 @@ _Owner = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Debt:
-    """What a session's engines owe, as it was last known; outlives the session."""
+    """The last known debts of a session's engines; outlives the session."""
 
     runs: Mapping[str, str]
     """Replicas by run."""
     created: float
-    """When the session began, in seconds since the epoch."""
+    """Start of the session, in seconds since the epoch."""
     tries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What became of one forget."""
+    """The result of one forget."""
 
     run: str
     seen: Place
-    """As it was when this began."""
+    """The place when the forget began."""
     result: str
-    """``erased``, ``held`` (the engine confirmed it, and overwrites the rest when the requests end
-    that hold it), ``gone`` (the run has ended), ``pending``, or ``lost``: the session has expired
-    and nobody knows the engine any more, or the engine takes no forgets."""
+    """``erased``, ``held`` (the engine confirmed it, and overwrites the rest when the requests that
+    hold it end), ``gone`` (the run has ended), ``pending``, or ``lost``: the session has expired
+    and the engine is unknown, or the engine takes no forgets."""
 
 
 class Erasures:
     """Carries forgets, of a few sessions at a time.
 
     Args:
-        max_owed: sessions of one tenant whose forgets may wait; further demands are refused.
-        retry_s: pause before what was not confirmed is asked for again.
+        max_owed: number of a tenant's sessions whose forgets may wait; further demands are refused.
+        retry_s: pause before an unconfirmed forget is sent again.
     """
 
     def __init__(
@@ -98,19 +98,19 @@ class Erasures:
         self._owed: dict[_Owner, _Debt] = {}
         self._under_way: dict[_Owner, _Debt] = {}
         self._silent: dict[str, float] = {}
-        """Until when replicas aren't asked that didn't answer."""
+        """Times until which unresponsive replicas aren't asked."""
         self._wake = asyncio.Event()
 
     @property
     def waiting(self) -> int:
-        """Sessions whose forgets aren't carried yet, as far as is known here."""
+        """Number of sessions with forgets not carried yet, as far as is known here."""
         return len(self._owed.keys() | self._under_way.keys())
 
     def check(self, tenant: str) -> None:
-        """See that one more demand of a tenant could be remembered.
+        """Check that one more demand of a tenant can be remembered.
 
         Raises:
-            ForgetsOwedError: it could not, so that it must not be made.
+            ForgetsOwedError: it can't, so it must not be made.
         """
         if self.waiting < self._max_owed:
             return
@@ -119,7 +119,7 @@ class Erasures:
             raise ForgetsOwedError(self._max_owed, self._retry_s)
 
     def start(self, session: Session) -> None:
-        """Begin to carry what the session says is owed; nothing is awaited."""
+        """Begin to carry the session's owed forgets, without waiting."""
         if runs := owed(session.places):
             self._keep((session.tenant, session.id), _Debt(runs, session.created))
             self._wake.set()
@@ -131,7 +131,7 @@ class Erasures:
         self._owed[owner] = debt
 
     async def run(self) -> None:
-        """Carry until cancelled: at once what is new, again what an engine didn't confirm."""
+        """Carry until cancelled: new forgets at once, unconfirmed ones again."""
         try:
             await self._run()
         finally:
@@ -144,7 +144,7 @@ class Erasures:
             while True:
                 self._wake.clear()
                 for owner in [each for each in self._owed if each not in self._under_way]:
-                    # What is demanded from here on is looked at once more.
+                    # Demands from here on are checked once more.
                     self._under_way[owner] = self._owed.pop(owner)
                     group.create_task(self._carry_in_turn(free, owner))
                 try:
@@ -160,17 +160,17 @@ class Erasures:
         async with free:
             try:
                 rest = await self._carry(owner, debt)
-            except Exception as error:  # nobody waits for it; the next look tries again
+            except Exception as error:  # no caller waits for it; the next round tries again
                 log.error("erasure_failed", error=type(error).__name__, frames=frames_of(error))
         del self._under_way[owner]
         if rest:
             self._keep(owner, replace(debt, runs=rest, tries=debt.tries + 1))
 
     async def _carry(self, owner: _Owner, debt: _Debt) -> Mapping[str, str]:
-        """What is still owed afterwards, replicas by run."""
+        """Return the replicas, by run, that still owe afterwards."""
         session = await self._store.get(*owner)
         if self._store.problem is not None:
-            return debt.runs  # it knows of no debts, and notes no payment
+            return debt.runs  # the store knows of no debts, and records no payment
         places = session.places if session is not None else {}
         wanted: Mapping[str, str] = owed(places)
         if session is None or session.created != debt.created:
@@ -188,13 +188,13 @@ class Erasures:
         paid = {each.run for each in finished}
         rest = {run: name for run, name in wanted.items() if run not in paid}
         if session is not None and finished:
-            with suppress(SessionGoneError):  # expired meanwhile, and what it owes stays owed
+            with suppress(SessionGoneError):  # expired meanwhile; its debts remain
                 found = await self._store.update(*owner, lambda now: _without(now, finished))
                 rest.update(owed(found.places))
         return rest
 
     async def _erase(self, owner: _Owner, run: str, name: str, *, expired: bool) -> str:
-        # By its run first: it may have been given another name.
+        # Search by run first: the replica may have another name now.
         replica = self._pool.holding(run) or self._pool.get(name)
         if replica is None:
             log.warning("erasure_impossible", tenant=owner[0], upstream=name, given_up=expired)
@@ -204,11 +204,11 @@ class Erasures:
             return "pending"
         unknown = is_unknown_run(run)
         if status.capability is None:
-            ended = "lost" if unknown else "gone"  # no forget finds what a plain server holds
+            ended = "lost" if unknown else "gone"  # no forget finds KV in a plain server
             return ended if status.settled else "pending"
         if status.retains_as != run and not status.capability.splices and not unknown:
             return "gone"
-        # Another run is asked, too: it may have begun before the turn that is noted for this one.
+        # Ask another run as well: it may have begun before the turn that is recorded for this one.
         try:
             receipt = await self._ask(owner, replica)
         except ProxyError as error:
@@ -221,7 +221,7 @@ class Erasures:
     def _confirmed(self, owner: _Owner, run: str, receipt: Receipt, replica: Replica) -> str:
         if is_closed(receipt):
             return "erased"
-        # Nobody finds it, and the engine overwrites it whether or not it is asked again.
+        # The KV can't be found, and the engine overwrites it without being asked again.
         self._audit.held(owner, run, receipt, replica.client.record)
         return "held"
 

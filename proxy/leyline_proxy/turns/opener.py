@@ -1,4 +1,4 @@
-"""The beginning of a turn: whose it is, what is sent, and what is asked of the engine."""
+"""The start of a turn: its session, the messages to send, and the request to the engine."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from .under_way import TurnsUnderWay
 
 
 class TurnOpener:
-    """Begins turns, and searches and counts what is none.
+    """Begins turns; also searches and counts requests that aren't turns.
 
     Args:
-        hints_secret: shared with the engine, which acts on no envelope that isn't signed with it.
-        history_key: keys the histories that sessions without a name are found by.
+        hints_secret: shared with the engine, which ignores envelopes that aren't signed with it.
+        history_key: keys the histories by which sessions without a name are found.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class TurnOpener:
         again: Turn | None = None,
         parsed_s: float = 0.0,
     ) -> Turn:
-        """Steps 1 to 5: what to send, where to, and what to ask of the engine.
+        """Do steps 1 to 5: find the messages, the destination and the request to the engine.
 
         Args:
             avoid: replicas that have failed this request.
-            again: the same request as the last of them was given it.
-            parsed_s: seconds that the request has taken so far, but for waiting.
+            again: the same request's turn at the last of these replicas.
+            parsed_s: seconds that the request has taken so far, without waiting.
 
         Raises:
             NotFoundError: no engine serves the model.
@@ -118,7 +118,7 @@ class TurnOpener:
         if envelope is not None:
             await self._under_way.open(identity, given)
         elif planned.plan.forgets:
-            # Other engines owe what it demands, whatever becomes of it.
+            # Other engines owe its demands in any case.
             self._under_way.expect(given.turn)
         return Turn(
             request=request,
@@ -169,7 +169,7 @@ class TurnOpener:
         )
 
     async def _identify(self, request: ChatRequest, again: Turn | None) -> Identity:
-        """The session of a request, which stays the same when another engine is tried."""
+        """Return the session of a request; it stays the same if another engine is tried."""
         if again is None:
             return await identify(
                 self._store,
@@ -184,12 +184,12 @@ class TurnOpener:
         return replace(known, session=session, hold=hold)
 
     async def count_prompt(self, request: ChatRequest) -> dict[str, Any]:
-        """How many prompt tokens a request would have, without sending it.
+        """Count the prompt tokens of a request, without sending it.
 
         Raises:
             NotFoundError: no engine serves the model.
             BadRequestError, ForbiddenError: the request's ``leyline`` options.
-            UnsupportedError: nobody can tell: the engine's chat template isn't known.
+            UnsupportedError: the engine's chat template isn't known, so tokens can't be counted.
         """
         allowed = request.tenant.upstreams
         await self._pool.check_model(request.model, allowed)

@@ -1,4 +1,4 @@
-"""Which runs of engines a session's KV may lie on, as its turns come and go."""
+"""Engine runs that may hold a session's KV, updated with its turns."""
 
 from __future__ import annotations
 
@@ -18,34 +18,36 @@ class Placing:
         self._pool = pool
 
     def begun(self, session: Session, run: str, replica: str) -> Session:
-        """A session with a run that it is about to move to. It is noted before: a forget that
-        another request of the session demands meanwhile is owed there, too."""
+        """Return a session with a run that it is about to move to.
+
+        The run is recorded in advance: a forget that another request of the session demands
+        meanwhile is owed there, too."""
         if not run or run in session.places:
             return session
         return self._given(session, session.places, run, replica, demanded=False)
 
     def after(self, session: Session, turn: Turn, run: str, *, obeyed: bool) -> Session:
-        """The session with the run that was given a turn.
+        """Return the session with the run that received a turn.
 
         Args:
-            obeyed: whether the run has confirmed what the turn demanded.
+            obeyed: True if the run has confirmed the turn's demands.
         """
         demanded = bool(turn.planned.plan.forgets)
         places = self.known(session.places, turn) if demanded else session.places
-        # What was demanded while this turn ran came too early for what it left in the cache.
+        # Demands made while this turn ran came too early for the KV that it left in the cache.
         owes = (demanded and not obeyed) or session.demands > turn.demands
         after = self._given(session, places, run, turn.replica.name, demanded=demanded, owes=owes)
         return replace(after, demands=session.demands + demanded)
 
     def known(self, places: Mapping[str, Place], turn: Turn) -> Mapping[str, Place]:
-        """All places that a turn's demand concerns."""
+        """Return all places that a turn's demand concerns."""
         if not turn.unnamed and not turn.unvouched:
             return places
-        # Of what has no name here nobody knows which engine it was read by.
+        # Any engine may have read KV that has no name here.
         return {**self.anywhere(), **places}
 
     def anywhere(self) -> Mapping[str, Place]:
-        """All runs, and engines whose run isn't known because they are out of reach."""
+        """Return all runs, and engines with an unknown run because they are out of reach."""
         found: dict[str, Place] = {}
         for replica in self._pool:
             status = replica.status
@@ -54,7 +56,7 @@ class Placing:
         return found
 
     def all_take_forgets(self, model: str, allowed: Collection[str] | None) -> bool:
-        """Whether no engine that may have served requests for a model is a plain server.
+        """Return True if no engine that may have served requests for a model is a plain server.
 
         Args:
             allowed: names of the engines that the tenant may use; None for all.

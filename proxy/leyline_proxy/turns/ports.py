@@ -1,4 +1,4 @@
-"""What the pipeline reports to, as interfaces: it knows none of those that listen."""
+"""Interfaces that the pipeline reports to; it knows none of their implementations."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from .turn import Turn
 
 
 class TurnObserver(Protocol):
-    """Looks on at the ends of turns."""
+    """An observer of the ends of turns."""
 
     def settled(self, settled: SettledTurn, session: Session) -> None:
-        """A turn was answered in full.
+        """Receive a turn that was answered in full.
 
         Args:
-            session: after the turn.
+            session: its state after the turn.
         """
 
     def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
-        """The engine didn't run a turn, or not to its end, for the sake of claims.
+        """Receive a turn that the engine didn't run, or not to its end, because of claims.
 
         Args:
             model: as a metric label.
         """
 
     def abandoned(self, turn: Turn, model: str) -> None:
-        """A turn's client left, or its answer broke off. Refused turns are abandoned, too.
+        """Receive a turn whose client left, or whose answer broke off; refused turns, too.
 
         Args:
             model: as a metric label.
@@ -39,24 +39,24 @@ class TurnObserver(Protocol):
 
 
 class PinRefusals(Protocol):
-    """Pins of messages that no engine took."""
+    """Pins of messages that no engine accepted."""
 
     def refusals(self, turn: Turn) -> list[dict[str, Any]]:
-        """The refused pins of a turn, for its account."""
+        """Return the refused pins of a turn, for its account."""
 
     async def aclose(self) -> None:
-        """Give up what runs beside the requests."""
+        """Cancel the work that runs alongside the requests."""
 
 
 class EngineLog(Protocol):
-    """A lasting record of what engines did beside the turns."""
+    """A lasting record of the engines' actions apart from turns."""
 
     @property
     def on(self) -> bool:
-        """Whether anything is recorded."""
+        """True if anything is recorded."""
 
     def carried(self, tenant: str, session: str, engine: str, result: str) -> None:
-        """Record what became of a forget that was carried to another engine.
+        """Record the result of a forget that was carried to another engine.
 
         Args:
             engine: model and run, as ``UpstreamStatus.retains_as`` names it.
@@ -64,8 +64,7 @@ class EngineLog(Protocol):
         """
 
     def held(self, owner: tuple[str, str], engine: str, receipt: Receipt, ask: Ask) -> None:
-        """Record that an engine confirmed a forget of which running requests hold some, and when
-        they have ended.
+        """Record a confirmed forget of KV that running requests still hold, and later their end.
 
         Args:
             owner: tenant and session.
@@ -77,4 +76,4 @@ class EngineLog(Protocol):
         """Record events of one run of an engine."""
 
     def position(self, engine: str) -> int | None:
-        """The number of the newest recorded event of one run of an engine; None for none."""
+        """Return the number of the newest recorded event of one run of an engine; None for none."""

@@ -1,4 +1,4 @@
-"""What the engine wrote down of a turn, and which run of it wrote."""
+"""The engine's record of a turn, and the run that wrote it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from leyline_engine.contract import Reason, Receipt, TurnRecord
 from .turn import Turn
 
 _WAITS_S = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2)
-"""Pauses before each question for a record that the engine may still be writing."""
+"""Pauses before each request for a record that the engine may still be writing."""
 
 _REFUSAL_WAITS_S = (0.0, 0.02)
-"""The same for one whose engine has answered with an error."""
+"""The same after an error answer of the engine."""
 
 _OTHER_ENGINE = frozenset({Reason.MISSING_SOURCE, Reason.TOKEN_MISMATCH})
-"""What an engine says that isn't the one that was asked last."""
+"""Reasons given by another engine than the one last asked."""
 
 
 def record_in(turn: Turn, member: bytes) -> TurnRecord | None:
-    """The turn's record out of what came with its answer; None where it isn't the turn's, or isn't
-    complete."""
+    """Return the turn's record from a part of its answer; None if it belongs to another turn or is
+    incomplete."""
     try:
         record = msgspec.json.decode(member, type=TurnRecord)
     except msgspec.DecodeError:
@@ -33,11 +33,11 @@ def record_in(turn: Turn, member: bytes) -> TurnRecord | None:
 
 
 async def record_of(turn: Turn, came: TurnRecord | None, deadline: float) -> TurnRecord | None:
-    """The engine's record, complete if that comes in time; None if there is none.
+    """Return the engine's record, complete if that comes in time; None if there is none.
 
     Args:
-        came: with the answer.
-        deadline: of all that the turn asks; see :meth:`RecordRoute.deadline`.
+        came: the record that came with the answer.
+        deadline: for all requests of the turn; see :meth:`RecordRoute.deadline`.
     """
     if not turn.enveloped:
         return None
@@ -48,14 +48,14 @@ async def record_of(turn: Turn, came: TurnRecord | None, deadline: float) -> Tur
 
 
 async def record_of_refusal(turn: Turn) -> TurnRecord | None:
-    """The same for a turn whose engine has answered with an error, where it wrote one."""
+    """Return the record of a turn that the engine answered with an error, if it wrote one."""
     records = turn.replica.records
     deadline = records.deadline()
     return await records.ask(turn.message_id, _REFUSAL_WAITS_S, deadline, due=False)
 
 
 async def run_of(turn: Turn, record: TurnRecord | None, receipt: Receipt, deadline: float) -> str:
-    """Which run of the engine served a turn, as far as is known; see ``retains_as``.
+    """Return the engine run that served a turn, as far as is known; see ``retains_as``.
 
     Args:
         deadline: as for the record.
@@ -65,11 +65,11 @@ async def run_of(turn: Turn, record: TurnRecord | None, receipt: Receipt, deadli
         return believed
     handshake = turn.replica.handshake
     if record is None or receipt.reason is not Reason.MISSING_SOURCE:
-        # Records that fail all the time say nothing of the engine's run.
+        # Records that always fail show nothing about the engine's run.
         if record is not None or not turn.replica.records.given_up:
             handshake.report_failure()
         return believed
-    # Another run than was believed, most likely; what it holds is of use to the next turn.
+    # Most likely it was another run than believed; its status is useful for the next turn.
     if handshake.status.retains_as == believed:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):

@@ -1,4 +1,4 @@
-"""A session before a turn and after it. Pure."""
+"""A session's state before and after a turn. Pure."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .turn import Turn
 def session_after(
     session: Session | None, settled: SettledTurn, placing: Placing, *, keep: int, now: float
 ) -> Session:
-    """The session with a turn that is settled.
+    """Return the session with a settled turn.
 
-    The session may have moved on since the plan was made: another request of it ran at the same
+    The session may have changed since the plan was made: another request of it ran at the same
     time. Both are kept, under consecutive numbers.
 
     Args:
-        session: as it is now; None where it begins with this turn.
-        keep: turns that stay as sources.
+        session: its current state; None if it begins with this turn.
+        keep: number of turns that stay as sources.
         now: seconds since the epoch.
     """
     turn, receipt, source = settled.turn, settled.receipt, settled.source
     plan = turn.planned.plan
-    # The engine may have been given what others read behind the forget that it confirms.
+    # After the forget that it confirms, the engine may have received what others read.
     obeyed = settled.obeyed and not _is_overtaken(session, turn)
     current = session or _new_session(turn, placing, now)
     if turn.identity.key == NAMED:
@@ -47,7 +47,7 @@ def session_after(
     if turn.enveloped and source is None:
         current = current.lose_turn()
     if not turn.enveloped:
-        # Messages of a turn that isn't retained are named anew by the next one.
+        # The next turn gives new names to messages of a turn that isn't retained.
         current = _untraced(current, current.next_index + (1 if source is not None else 2))
     current = placing.after(current, turn, settled.run, obeyed=obeyed)
     index = current.next_index
@@ -68,10 +68,10 @@ def session_after(
 def session_without(
     session: Session | None, turn: Turn, placing: Placing, *, now: float
 ) -> Session:
-    """The session with a turn that went to the engine and won't be settled.
+    """Return the session with a turn that went to the engine and won't be settled.
 
     Args:
-        session: as it is now; None where it begins with this turn.
+        session: its current state; None if it begins with this turn.
         now: seconds since the epoch.
     """
     current = session or _new_session(turn, placing, now)
@@ -84,17 +84,17 @@ def session_without(
 
 
 def session_owing(session: Session | None, turn: Turn, placing: Placing, *, now: float) -> Session:
-    """The session with a demand that no engine was given, or that one turned away unread.
+    """Return the session with a demand that no engine received, or that one turned away unread.
 
     Args:
-        session: as it is now; None where it begins with this turn.
+        session: its current state; None if it begins with this turn.
         now: seconds since the epoch.
     """
     return _all_owing(session or _new_session(turn, placing, now), turn, placing)
 
 
 def _all_owing(session: Session, turn: Turn, placing: Placing) -> Session:
-    """The session with a demand that nobody can confirm who was given the turn."""
+    """Return the session with a demand that no recipient of the turn can confirm."""
     places = all_owed(placing.known(session.places, turn))
     return replace(session.forget_sources(), places=places, demands=session.demands + 1)
 
@@ -112,16 +112,16 @@ def _new_session(turn: Turn, placing: Placing, now: float) -> Session:
         unnamed=turn.unnamed,
         unvouched=turn.unvouched,
         untraced=turn.untraced,
-        # Where a conversation comes from that isn't known here, any engine may hold some of it.
+        # For a conversation from elsewhere, any engine may hold some of its KV.
         places=placing.anywhere() if turn.unvouched else {},
     )
 
 
 def _is_overtaken(session: Session | None, turn: Turn) -> bool:
-    """Whether other turns of the session have ended since the turn was planned.
+    """Return True if other turns of the session have ended since the turn was planned.
 
     Args:
-        session: as it is when the turn ends.
+        session: its state when the turn ends.
     """
     if session is None:
         return False
@@ -129,11 +129,11 @@ def _is_overtaken(session: Session | None, turn: Turn) -> bool:
 
 
 def _untraced(session: Session, before: int) -> Session:
-    """The session with messages of turns before that number given to an engine under no name."""
+    """Return the session with messages before that turn given to an engine without a name."""
     return replace(session, untraced=max(session.untraced, before))
 
 
 def _with_policies(session: Session, prepared: Prepared) -> Session:
-    """The session with what policies left for its next turn, less what they no more ask for."""
+    """Return the session with its policies' new state, less texts that they no longer ask for."""
     written = {key: text for key, text in session.completions.items() if key in prepared.used}
     return replace(session, policy_states=prepared.states, completions=written)

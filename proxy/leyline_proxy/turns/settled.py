@@ -16,58 +16,58 @@ from .turn import Turn
 
 @dataclass(frozen=True, slots=True)
 class SettledTurn:
-    """A turn and what became of it."""
+    """A turn and its result."""
 
     turn: Turn
     receipt: Receipt
-    """As the caller gets it."""
+    """The receipt as the caller gets it."""
     record: TurnRecord | None
-    """The engine's; None where it gave none."""
+    """The engine's record; None if it gave none."""
     usage: Mapping[str, Any] | None
     """The engine's OpenAI ``usage``."""
     ttft_s: float | None
-    """Seconds to the first token; None where there was none."""
+    """Seconds to the first token; None if there was none."""
     run: str
-    """Of the engine; see ``UpstreamStatus.retains_as``."""
+    """The engine's run; see ``UpstreamStatus.retains_as``."""
     source: RetainedTurn | None
-    """What later turns may draw on."""
+    """The turn as a source for later ones."""
     cache: CacheAccount
-    """Where the prompt's tokens came from."""
+    """The origin of the prompt's tokens."""
     model: str
-    """As a metric label."""
+    """The model as a metric label."""
     avoided_s: float
-    """Seconds of prefill that its splice spared; an estimate."""
+    """Estimated seconds of prefill that its splice saved."""
 
     @property
     def obeyed(self) -> bool:
-        """Whether the engine forgot what it was told to."""
+        """True if the engine forgot as requested."""
         return is_obeyed(self.record)
 
 
 def is_obeyed(record: TurnRecord | None) -> bool:
-    """Whether an engine's record confirms a forget."""
+    """Return True if an engine's record confirms a forget."""
     return record is not None and record.receipt.forgot is not None
 
 
 def source_of(
     turn: Turn, record: TurnRecord | None, receipt: Receipt, run: str
 ) -> RetainedTurn | None:
-    """The turn as a source of later ones; None where the engine doesn't hold it.
+    """Return the turn as a source of later ones; None if the engine doesn't hold it.
 
-    Retained, a turn says that its demands to forget were met.
+    Retaining a turn records that its demands to forget were met.
     """
     met = is_obeyed(record) or not turn.planned.plan.forgets
     return retained_turn(turn, record, receipt, run) if met else None
 
 
 def cache_account(turn: Turn, receipt: Receipt, usage: Mapping[str, Any] | None) -> CacheAccount:
-    """Where a turn's prompt tokens came from, and what of its reach was lost to which cause."""
+    """Return the origin of a turn's prompt tokens, and the lost part of its reach by cause."""
     plan = turn.planned.plan
     return settle(
         plan.reach,
         receipt.tokens,
         copies=[(s.dest, s.dest_end) for s in plan.segments if isinstance(s, CopySegment)],
         told=cached_of_usage(usage),
-        # What is forgotten takes along whatever has read it, cached or not.
+        # A forget also removes KV that has read the text, cached or not.
         reconciled=not plan.forgets,
     )

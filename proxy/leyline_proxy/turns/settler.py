@@ -1,4 +1,4 @@
-"""The ends of turns: settled, refused for the sake of claims, abandoned or taken back."""
+"""The ends of turns: settled, refused because of claims, abandoned or withdrawn."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from .writing import Writing
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a turn's caller is given."""
+    """The account of a turn for its caller."""
 
     receipt: Receipt
     members: dict[str, Any]
-    """For the response: ``leyline``, and ``context_management`` where that was asked for."""
+    """Members of the response: ``leyline``, and ``context_management`` if requested."""
 
 
 class TurnSettler:
     """Ends turns.
 
     Args:
-        observers: look on, in this order.
-        pinning: knows which pins were refused.
-        retained_turns: turns of a session that stay as sources.
+        observers: called in this order.
+        pinning: reports refused pins.
+        retained_turns: number of a session's turns that stay as sources.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class TurnSettler:
         self._retained_turns = retained_turns
 
     async def aclose(self) -> None:
-        """Give up what runs beside the requests."""
+        """Cancel the work that runs alongside the requests."""
         await self._writing.aclose()
         await self._pinning.aclose()
 
     def preview(self, turn: Turn, usage: Mapping[str, Any] | None) -> Account:
-        """The account of a turn that isn't settled yet."""
+        """Return the account of a turn that isn't settled yet."""
         return self._account(turn, final_receipt(turn, None, usage), turn.identity.session)
 
     async def settle(
@@ -91,7 +91,7 @@ class TurnSettler:
         ttft_s: float | None,
         came: TurnRecord | None = None,
     ) -> Account:
-        """Take a turn that the engine has answered in full into its session, and account for it.
+        """Add a turn that the engine has answered in full to its session, and account for it.
 
         Args:
             came: the record that came with the answer.
@@ -130,8 +130,8 @@ class TurnSettler:
         return account
 
     async def refusal(self, turn: Turn) -> RefusedByClaimError | None:
-        """Why the engine didn't run a turn, or not to its end, where that is for the sake of
-        claims. The turn isn't retained."""
+        """Return the error of a turn that the engine didn't run, or not to its end, because of
+        claims; None for other reasons. The turn isn't retained."""
         if not turn.enveloped or not turn.status.takes_claims:
             return None
         record = await record_of_refusal(turn)
@@ -145,8 +145,8 @@ class TurnSettler:
         return RefusedByClaimError(refused.own, refused.others, refused.retry_after_ms, headers)
 
     async def abandon(self, turn: Turn) -> None:
-        """Note a turn that went to the engine and won't be settled: its client has gone, or its
-        answer broke off. What the engine read in it has no names here."""
+        """Record a turn that went to the engine and won't be settled: its client has gone, or its
+        answer broke off. The KV that the engine read in it has no names here."""
         for observer in self._observers:
             observer.abandoned(turn, self._pool.label(turn.request.model))
         now = time.time()
@@ -157,9 +157,8 @@ class TurnSettler:
         await self._unsettled(turn, change)
 
     async def release(self, turn: Turn) -> None:
-        """Take back that an engine may hold something of a turn: it ended, and no engine does.
-
-        What it demanded to be forgotten is owed all the same."""
+        """Withdraw a turn that ended without KV in any engine. Its demands to forget are still
+        owed."""
         self._under_way.leave(turn)
         if turn.name not in self._under_way:
             return
@@ -180,13 +179,13 @@ class TurnSettler:
             return session_after(session, settled, self._placing, keep=keep, now=now)
 
         session = await self._under_way.end(turn, change, turn.identity.chain)
-        # Its client may send the next turn before this one's connection is done with.
+        # Its client may send the next turn before this one's connection is finished.
         self._under_way.leave(turn)
         return session
 
     async def _unsettled(self, turn: Turn, change: SessionChange) -> None:
-        """Leave a turn without an answer in its session, and carry what that owes."""
-        # A session that is known keeps the history that it was answered for.
+        """Leave a turn without an answer in its session, and carry the resulting debts."""
+        # A known session keeps the history that it was answered for.
         chain = turn.identity.chain if turn.identity.session is None else None
         session = await self._under_way.end(turn, change, chain)
         if turn.planned.plan.forgets:

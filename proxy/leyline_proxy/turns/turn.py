@@ -14,39 +14,39 @@ from ..upstream.replica import Replica
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Everything between the plan and the account."""
+    """The state of a turn between its plan and its account."""
 
     request: ChatRequest
     identity: Identity
     index: int
     """Number of the turn in its session, from 0."""
     name: str
-    """Under which the engine retains its tokens."""
+    """Name under which the engine retains its tokens."""
     message_id: str
     planned: Planned
     replica: Replica
-    """Where it is sent."""
+    """The replica that receives the turn."""
     status: UpstreamStatus
-    """Of the replica when the plan was made."""
+    """Status of the replica when the plan was made."""
     body: bytes
-    """What goes upstream."""
+    """The upstream body."""
     enveloped: bool
-    """Whether the body carries an envelope, so that there is a receipt to ask for."""
+    """True if the body carries an envelope, so there is a receipt to ask for."""
     unnamed: int
     """The session's losses of account when the plan was made; see ``Session.unnamed``."""
     unvouched: bool
-    """The same; see ``Session.unvouched``."""
+    """True if the session was unvouched then; see ``Session.unvouched``."""
     demands: int
-    """What had been demanded in the session by then; see ``Session.demands``."""
+    """Number of the session's demands by then; see ``Session.demands``."""
     untraced: int
     """See ``Session.untraced``."""
     searched: bool
-    """Whether policies that take out what the model must not see have looked at the messages: no
-    more of the request may be sent than they have seen."""
+    """True if policies that remove text from the model's view have searched the messages: no other
+    part of the request may be sent."""
     applied: list[dict[str, Any]]
-    """What the edits of ``context_management`` did."""
+    """Effects of the edits of ``context_management``."""
     own_s: float = 0.0
-    """Seconds that the proxy itself has spent on it so far, other attempts included."""
+    """Seconds that the proxy itself has spent on it so far, including other attempts."""
     ahead_s: float = 0.0
-    """Seconds from the request's arrival until this engine's turn came: its wait for a place,
+    """Seconds from the request's arrival until it was this engine's turn: waiting for a place,
     engines that failed it, and the proxy's own time."""

@@ -1,4 +1,4 @@
-"""Turns that have begun and aren't over, and the sessions that wait for them."""
+"""Turns that have begun but not ended, and the sessions that wait for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .turn import Turn
 
 
 class TurnsUnderWay:
-    """Keeps the session store informed of what engines may hold meanwhile."""
+    """Informs the session store of KV that engines may hold meanwhile."""
 
     def __init__(self, store: SessionStore, placing: Placing) -> None:
         self._store = store
@@ -22,8 +22,7 @@ class TurnsUnderWay:
         """First requests of conversations without a name."""
 
     async def open(self, identity: Identity, given: PlanInput) -> None:
-        """Note that an engine may hold something of a turn from here on, whatever becomes of this
-        proxy."""
+        """Record that an engine may hold KV of a turn from here on, even if this proxy fails."""
         place = given.request.tenant.name, identity.session_id
         run, session = given.status.retains_as, given.session
         await self._store.open_turn(
@@ -36,7 +35,7 @@ class TurnsUnderWay:
             )
 
     def expect(self, name: str) -> None:
-        """Count a turn whose engine isn't told of it, and which others owe a forget for."""
+        """Count a turn that its engine doesn't know but for which others owe a forget."""
         self._names.add(name)
 
     def __contains__(self, name: str) -> bool:
@@ -45,11 +44,11 @@ class TurnsUnderWay:
     async def end(
         self, turn: Turn, change: SessionChange, chain: tuple[int, ...] | None
     ) -> Session:
-        """Take a turn into its session, or out of it.
+        """Add a turn to its session, or remove it.
 
         Args:
-            change: what becomes of the session.
-            chain: the history that the session is found by from now on; None leaves it.
+            change: returns the session's new state.
+            chain: the history by which the session is found from now on; None leaves it.
         """
         place = turn.request.tenant.name, turn.identity.session_id
         session = await self._store.update(*place, change, chain, ends=turn.name)
@@ -57,11 +56,11 @@ class TurnsUnderWay:
         return session
 
     async def close(self, turn: Turn) -> None:
-        """Take back that an engine may hold something of a turn."""
+        """Withdraw the record that an engine may hold KV of a turn."""
         self._names.discard(turn.name)
         place = turn.request.tenant.name, turn.identity.session_id
         await self._store.close_turn(*place, turn.name)
 
     def leave(self, turn: Turn) -> None:
-        """Let requests go on that wait for the turn's conversation to have a name."""
+        """Release requests that wait for the turn's conversation to have a name."""
         self.openings.leave(turn.identity.hold)

@@ -1,8 +1,9 @@
-"""What policies ask a model to write: put to the engine beside the requests, found on later turns.
+"""Texts that policies want a model to write: requested from the engine alongside the requests, and
+used on later turns.
 
-A question holds the conversation, so the engine's KV of it belongs to the session: it is sent under
-the session's name and counted among what has no name here, which a forget then reaches. Where the
-engine can't be told whose the question is, what it holds of the conversation is out of reach.
+A question contains the conversation, so the engine's KV of it belongs to the session: it is sent
+under the session's name and counted as KV without a name here, which a forget then reaches. If the
+engine can't be informed of the owner, its KV of the conversation is out of reach.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ from .turn import Turn
 log = structlog.get_logger("leyline.policies")
 
 LONGEST_ANSWER = 32 * 1024
-"""Characters; longer ones are cut."""
+"""Largest number of characters; longer answers are cut."""
 
 _MAX_RUNNING = 4
 _MAX_KEPT = 8
-"""Answers of a session."""
+"""Largest number of a session's answers."""
 _MAX_FAILURES = 3
-"""After so many a question isn't put again."""
+"""Number of failures after which a question isn't asked again."""
 _MAX_REMEMBERED = 1_024
 
 _Question = tuple[str, str, str]
 
 
 class Writing:
-    """Puts questions, a few at a time, and one of a session at a time."""
+    """Asks questions, a few at a time, and one per session at a time."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Writing:
         self._failures: Counter[_Question] = Counter()
 
     def start(self, turn: Turn) -> None:
-        """Put the first of the turn's questions that isn't being answered."""
+        """Ask the first of the turn's questions that isn't being answered."""
         owner = (turn.request.tenant.name, turn.identity.session_id)
         if owner in self._running or len(self._running) >= _MAX_RUNNING:
             return
@@ -75,7 +76,7 @@ class Writing:
                 return
 
     async def aclose(self) -> None:
-        """Give up what isn't answered yet."""
+        """Cancel the unanswered questions."""
         for task in tuple(self._running.values()):
             task.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
@@ -84,7 +85,7 @@ class Writing:
         question = (*owner, wanted.key)
         try:
             written = await self._answer(owner, turn, wanted)
-        except Exception as error:  # nobody waits for it; the next turn puts it again
+        except Exception as error:  # no caller waits for it; the next turn asks again
             written = False
             log.warning("policy_question_failed", tenant=owner[0], error=type(error).__name__)
         finally:
@@ -98,7 +99,7 @@ class Writing:
         self._failures[question] += 1
 
     async def _answer(self, owner: tuple[str, str], turn: Turn, wanted: Completion) -> bool:
-        # Before the engine sees it: whatever happens, a forget must know of it.
+        # Record it before the engine sees it: a forget must know of it in any case.
         body, run = self._body(turn, wanted), turn.status.retains_as
         told = "custom_params" in body
         asking = await self._store.update(
@@ -145,28 +146,28 @@ class Writing:
 
 
 class SessionGoneError(Exception):
-    """The session that something is written for has expired meanwhile."""
+    """The session that a text is written for has expired meanwhile."""
 
 
 class SessionMovedError(Exception):
-    """The engine has been made to forget the session since the turn, or is about to be."""
+    """The engine has forgotten the session since the turn, or is about to."""
 
 
 def _asking(session: Session, run: str, *, told: bool) -> Session:
-    """The session before a run of an engine is given a question.
+    """Return the session before a run of an engine receives a question.
 
     Args:
-        told: whether the engine is told whose the question is.
+        told: True if the engine is informed of the question's owner.
 
     Raises:
-        SessionMovedError: a forget may have passed that the question would come behind.
+        SessionMovedError: a forget may already have passed, and the question would come after it.
     """
     place = session.places.get(run)
     if run and (place is None or place.owed):
         raise SessionMovedError
     if not told:
         retained = session.turns[-1].index + 1 if session.turns else 0
-        # Messages of a turn that isn't retained are named anew by the next one.
+        # The next turn gives new names to messages of a turn that isn't retained.
         before = session.next_index + (retained < session.next_index)
         session = replace(session, untraced=max(session.untraced, before))
     return session.lose_turn()
@@ -175,16 +176,16 @@ def _asking(session: Session, run: str, *, told: bool) -> Session:
 def _asked(
     session: Session, asking: Session, place: tuple[str, str], *, key: str, answer: str | None
 ) -> Session:
-    """The session after a question.
+    """Return the session after a question.
 
-    What was demanded meanwhile came too early for what the question left in the cache, and may be
-    what the answer tells of.
+    Demands made meanwhile came too early for KV that the question left in the cache, and may
+    concern the answer's content.
 
     Args:
-        asking: the session when the question was put.
+        asking: the session when the question was asked.
         place: the run that was asked, and its replica.
     """
-    # A forget that is under way must know that something ended meanwhile.
+    # A concurrent forget must learn that a request ended meanwhile.
     session, demands = session.lose_turn(), session.demands
     if demands == asking.demands:
         return session if answer is None else _with_answer(session, key, answer)

@@ -1,1 +1,1 @@
-"""The engine behind the proxy: transport, client and handshake."""
+"""The engine's side of the proxy: transport, client and handshake."""

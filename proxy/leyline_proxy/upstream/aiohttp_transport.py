@@ -1,8 +1,8 @@
-"""An httpx transport that speaks HTTP by aiohttp.
+"""An httpx transport on top of aiohttp.
 
-httpx's own transport parses in Python and waits through several layers: some hundred microseconds a
-request, and again for each chunk of a stream. This one has aiohttp's parser in C, and httpx's
-interface and errors.
+httpx's own transport parses in Python and waits through several layers, which costs some hundred
+microseconds a request, and again for each chunk of a stream. This one has aiohttp's parser in C,
+with httpx's interface and errors.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
     """Connections to one server, kept alive.
 
     Args:
-        max_connections: further requests wait, for as long as their pool timeout says.
+        max_connections: further requests wait for at most their pool timeout.
     """
 
     def __init__(self, *, max_connections: int) -> None:
         self._places = asyncio.Semaphore(max_connections)
         self._max_connections = max_connections
-        # Both are made when they are needed: reading certificates takes tens of milliseconds.
+        # Both are created on first use: reading certificates takes tens of milliseconds.
         self._session: aiohttp.ClientSession | None = None
         self._exact: httpx.AsyncHTTPTransport | None = None
 
@@ -41,7 +41,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
 
         Raises:
             httpx.PoolTimeout, httpx.ConnectTimeout, httpx.ConnectError: nothing was sent.
-            httpx.TransportError: others; something may have been.
+            httpx.TransportError: other failures; something may have been sent.
         """
         headers = _headers(request)
         if headers is None:
@@ -80,7 +80,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
             await self._session.close()
 
     def _exactly(self) -> httpx.AsyncHTTPTransport:
-        """For header values that aiohttp would write otherwise than they came."""
+        """Return a transport for header values that aiohttp would write differently."""
         if self._exact is None:
             limits = httpx.Limits(
                 max_connections=self._max_connections, max_keepalive_connections=1
@@ -89,8 +89,8 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         return self._exact
 
     def _opened(self, secure: bool) -> aiohttp.ClientSession:
-        """The session, made within the loop that it belongs to. All requests are to one server,
-        so the first says whether it takes certificates."""
+        """Return the session, created within its loop. All requests go to one server, so the first
+        decides whether certificates are needed."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
@@ -131,17 +131,17 @@ class _Body(httpx.AsyncByteStream):
                 yield chunk
 
     async def aclose(self) -> None:
-        """Give the connection back, or close it where the body wasn't read to its end."""
+        """Return the connection to the pool, or close it if the body wasn't read to its end."""
         if self._places is None:
             return
         self._places.release()
         self._places = None
-        # Closes it unless the body is at its end.
+        # Close it unless the body is at its end.
         self._response.close()
 
 
 def _headers(request: httpx.Request) -> CIMultiDict[str] | None:
-    """The request's headers; None where aiohttp would write other bytes."""
+    """Return the request's headers; None if aiohttp would write other bytes."""
     found: CIMultiDict[str] = CIMultiDict()
     for name, value in request.headers.raw:
         try:
@@ -153,7 +153,7 @@ def _headers(request: httpx.Request) -> CIMultiDict[str] | None:
 
 @contextmanager
 def _mapped(request: httpx.Request) -> Iterator[None]:
-    """aiohttp's errors as httpx's."""
+    """Raise aiohttp's errors as httpx's."""
     try:
         yield
     except aiohttp.ConnectionTimeoutError as error:

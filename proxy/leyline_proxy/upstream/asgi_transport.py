@@ -1,7 +1,7 @@
 """An httpx transport that runs an ASGI application in this process.
 
-httpx's own ``ASGITransport`` collects the whole body before it returns; this one streams, with
-back pressure, and tells the application when the client has closed its response.
+httpx's own ``ASGITransport`` collects the whole body before it returns; this one streams, with back
+pressure, and informs the application when the client closes its response.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _CLOSE_GRACE_S = 5.0
 
 
 class ASGIStreamTransport(httpx.AsyncBaseTransport):
-    """Runs ``app`` once per request. Its lifespan is the owner's business.
+    """Runs ``app`` once per request. The owner manages its lifespan.
 
-    The timeouts ``read`` and ``pool`` of httpx don't apply to a function call in the same
-    process, except ``read``: it bounds the wait for the response's start and for each chunk.
+    Of httpx's timeouts only ``read`` applies to this call within the process: it bounds the wait
+    for the response's start and for each chunk.
     """
 
     def __init__(self, app: ASGIApp, *, client: tuple[str, int] = ("127.0.0.1", 0)) -> None:
@@ -32,8 +32,8 @@ class ASGIStreamTransport(httpx.AsyncBaseTransport):
         """Start the application and return once it has sent its status line.
 
         Raises:
-            httpx.RemoteProtocolError: when the application ends or fails before that.
-            httpx.ReadTimeout: when it takes longer than the request's read timeout.
+            httpx.RemoteProtocolError: the application ends or fails before that.
+            httpx.ReadTimeout: it takes longer than the request's read timeout.
         """
         body = b"".join([chunk async for chunk in _stream(request)])
         timeout = request.extensions.get("timeout", {}).get("read")
@@ -53,7 +53,7 @@ class ASGIStreamTransport(httpx.AsyncBaseTransport):
     def _scope(self, request: httpx.Request) -> dict[str, Any]:
         return {
             "type": "http",
-            # From 2.4 on, frameworks stop watching for a disconnect while they produce a stream.
+            # With 2.4 or later, frameworks don't watch for a disconnect while they stream.
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
             "method": request.method,
@@ -70,7 +70,7 @@ class ASGIStreamTransport(httpx.AsyncBaseTransport):
 
 
 class _Exchange:
-    """One run of the application: its task, the messages it sent, and the disconnect signal."""
+    """One run of the application: its task, its messages, and the disconnect signal."""
 
     def __init__(
         self, app: ASGIApp, scope: dict[str, Any], body: bytes, timeout: float | None
@@ -88,7 +88,7 @@ class _Exchange:
         except Exception as error:
             self._failure = error
         finally:
-            # Unblocks the reader; on a cancelled run nobody reads any more.
+            # Unblock the reader; a cancelled run has none.
             if not self._disconnect.is_set():
                 await self._messages.put(None)
 
@@ -113,7 +113,7 @@ class _Exchange:
             gone.cancel()
 
     async def next_message(self) -> Message | None:
-        """The next message, or None when the application has ended.
+        """Return the next message, or None when the application has ended.
 
         Raises:
             httpx.ReadTimeout: nothing came within the read timeout.
@@ -130,7 +130,7 @@ class _Exchange:
         return message
 
     async def close(self) -> None:
-        """Tell the application that the client is gone and wait for it to end."""
+        """Report the disconnect to the application and wait for it to end."""
         self._disconnect.set()
         _, running = await asyncio.wait((self._task,), timeout=_CLOSE_GRACE_S)
         for task in running:

@@ -1,4 +1,4 @@
-"""How much of an engine's answer is kept."""
+"""Bounds of the kept part of an engine's answer."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 import httpx
 
 EXTENSION = "leyline.answer_bounds"
-"""Name among a request's extensions."""
+"""Name in a request's extensions."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerBounds:
-    """Bytes of an engine's answer that are kept at a time."""
+    """Largest numbers of bytes of an engine's answer kept at a time."""
 
     answer: int = 64 * 1024 * 1024
-    """Of one that is read whole."""
+    """Bytes of an answer that is read whole."""
     event: int = 8 * 1024 * 1024
-    """Of one event of a stream."""
+    """Bytes of one event of a stream."""
 
 
 def bounds_of(response: httpx.Response) -> AnswerBounds:
-    """What may be kept of a response."""
+    """Return the bounds of a response."""
     found = response.request.extensions.get(EXTENSION)
     return found if isinstance(found, AnswerBounds) else AnswerBounds()

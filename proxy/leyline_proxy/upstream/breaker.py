@@ -1,7 +1,7 @@
-"""A circuit breaker: whether a replica that has failed is tried again. Pure but for its clock.
+"""A circuit breaker that decides when to try a failed replica again. Pure but for its clock.
 
-The handshake says whether an engine answers at all. The breaker is for one that answers small
-questions and fails requests.
+The handshake shows whether an engine answers at all. The breaker is for one that answers small
+requests but fails callers' requests.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from enum import StrEnum
 
 
 class BreakerState(StrEnum):
-    """Whether requests are sent."""
+    """The breaker's treatment of requests."""
 
     CLOSED = "closed"
-    """All are."""
+    """All requests are sent."""
     OPEN = "open"
-    """None is, until the pause is over."""
+    """None is sent until the pause is over."""
     HALF_OPEN = "half_open"
-    """One is, as a trial."""
+    """One is sent, as a trial."""
 
 
 class _Event(StrEnum):
@@ -33,24 +33,24 @@ class _Event(StrEnum):
 _NEXT: dict[tuple[BreakerState, _Event], BreakerState] = {
     (BreakerState.CLOSED, _Event.FAILED_TOO_OFTEN): BreakerState.OPEN,
     (BreakerState.OPEN, _Event.PAUSE_OVER): BreakerState.HALF_OPEN,
-    # A request from before the circuit opened may still end well.
+    # A request from before the circuit opened may still succeed.
     (BreakerState.OPEN, _Event.SUCCEEDED): BreakerState.CLOSED,
     (BreakerState.HALF_OPEN, _Event.SUCCEEDED): BreakerState.CLOSED,
-    # An answer may take minutes. If it breaks, the failures before it still count.
+    # An answer may take minutes. If it breaks off, the failures before it still count.
     (BreakerState.HALF_OPEN, _Event.BEGAN): BreakerState.CLOSED,
     (BreakerState.HALF_OPEN, _Event.FAILED): BreakerState.OPEN,
     (BreakerState.HALF_OPEN, _Event.FAILED_TOO_OFTEN): BreakerState.OPEN,
 }
-"""What isn't named changes nothing."""
+"""Transitions; others change nothing."""
 
 
 class Breaker:
     """Counts failures in a row.
 
     Args:
-        threshold: that many open the circuit.
-        pause_s: until the first trial; doubles each time that the circuit opens again without a
-            success in between, up to ``longest_pause_s``.
+        threshold: number of failures that open the circuit.
+        pause_s: seconds until the first trial; doubles each time that the circuit opens again
+            without a success in between, up to ``longest_pause_s``.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Breaker:
         self._state = BreakerState.CLOSED
         self._failures = 0
         self._has_opened = False
-        """Since the last success."""
+        """True if it has opened since the last success."""
         self._pause_s = pause_s
         self._opened_at = 0.0
         self._on_trial = False
 
     @property
     def state(self) -> BreakerState:
-        """As it is now."""
+        """The current state."""
         over = self._clock() - self._opened_at >= self._pause_s
         if self._state is BreakerState.OPEN and over:
             self._go(_Event.PAUSE_OVER)
@@ -83,34 +83,34 @@ class Breaker:
 
     @property
     def admits(self) -> bool:
-        """Whether a request should be sent."""
+        """True if a request should be sent."""
         state = self.state
         return state is BreakerState.CLOSED or (
             state is BreakerState.HALF_OPEN and not self._on_trial
         )
 
     def begin(self) -> None:
-        """A request is sent; every one is followed by one of the three ends."""
+        """Note that a request is sent; one of the three ends must follow."""
         if self.state is BreakerState.HALF_OPEN:
             self._on_trial = True
 
     def began(self) -> None:
-        """The replica has begun to answer it; one of the three ends is still to come."""
+        """Note that the replica has begun its answer; one of the three ends must still follow."""
         self._on_trial = False
         self._go(_Event.BEGAN)
 
     def succeeded(self) -> None:
-        """The replica has answered it."""
+        """Note that the replica has answered."""
         self._failures, self._on_trial, self._has_opened = 0, False, False
         self._pause_s = self._first_pause_s
         self._go(_Event.SUCCEEDED)
 
     def failed(self) -> None:
-        """The replica has not."""
+        """Note that the replica has failed."""
         self._failures += 1
         self._on_trial = False
         often = self._failures >= self._threshold
-        before = self.state  # which may end the pause
+        before = self.state  # may end the pause
         self._go(_Event.FAILED_TOO_OFTEN if often else _Event.FAILED)
         if self._state is BreakerState.OPEN and before is not BreakerState.OPEN:
             if self._has_opened:
@@ -118,7 +118,7 @@ class Breaker:
             self._has_opened, self._opened_at = True, self._clock()
 
     def given_up(self) -> None:
-        """Nobody waits for it any more, so it says nothing of the replica."""
+        """Note that the caller has left, which says nothing about the replica."""
         self._on_trial = False
 
     def _go(self, event: _Event) -> None:

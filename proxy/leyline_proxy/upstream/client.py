@@ -1,4 +1,4 @@
-"""HTTP to the engine: what is sent, what is never sent, and whose fault a failure is."""
+"""HTTP to the engine: requests, withheld headers, and the blame for failures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from .link import Link
 T = TypeVar("T")
 
 GATEWAY_FAILURES = frozenset({502, 503, 504})
-"""Statuses by which a server, or what stands before it, says that it can't serve just now."""
+"""Statuses by which a server, or a gateway in front of it, reports that it can't serve now."""
 
 _NO_ANSWER = frozenset({401, 403, 408, 425, 429, 500, 502, 504})  # its KV may still be there
 
@@ -49,26 +49,26 @@ _BUSY = "All connections to the engine are in use (max_upstream_connections)."
 _SIDE_BUSY = "The engine leaves too many small questions unanswered."
 
 _IDLE = "leyline.idle_timeout_s"
-"""Name among a request's extensions."""
+"""Name in a request's extensions."""
 
 
 class RendererDocument(msgspec.Struct, frozen=True):
-    """What the engine tells about its own rendering."""
+    """The engine's description of its own rendering."""
 
     chat_template: str
-    """Jinja source; empty where the engine renders in another way."""
+    """Jinja source; empty if the engine renders in another way."""
     special_tokens: dict[str, str]
     tokenizer_json: str
     dialect: str = ChatDialect.LEYLINE
     takes_parts: bool | None = None
-    """Whether the template takes lists of parts; None leaves it to the template's source."""
+    """True if the template takes lists of parts; None leaves it to the template's source."""
     template_kwargs: dict[str, Any] = {}
-    """Template options of requests that set none."""
+    """Template options for requests without any."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelList:
-    """What an engine says that it serves."""
+    """The models that an engine reports to serve."""
 
     ids: tuple[str, ...]
     owners: frozenset[str]
@@ -80,18 +80,18 @@ class NoCapability:
 
     why: str
     settled: bool
-    """False where the same question may soon be answered otherwise."""
+    """False if the same request may soon get another answer."""
 
 
 class UpstreamClient:
-    """One engine. All methods raise the errors of :mod:`leyline_proxy.errors` only.
+    """One engine. All methods raise only the errors of :mod:`leyline_proxy.errors`.
 
     Args:
         link: its read timeout is the time to the first byte.
-        side: for small documents and commands, which callers' requests then can't keep from a
-            connection; None takes ``link`` for them, too.
-        reserved: names of headers, in lower case, that callers' requests don't bring up.
-        small_timeout_s: for small documents, apart from completions.
+        side: for small documents and commands, so callers' requests can't keep them from a
+            connection; None uses ``link`` for them, too.
+        reserved: names of headers, in lower case, that callers' requests can't send upstream.
+        small_timeout_s: for small documents, not completions.
         idle_timeout_s: between two chunks of an answer; None leaves that to ``link``.
         bounds: of its answers.
     """
@@ -118,17 +118,17 @@ class UpstreamClient:
 
     @property
     def key_headers(self) -> RawHeaders:
-        """The proxy's own key as servers of Anthropic's API ask for it; none without a key."""
+        """The proxy's own key in the form of Anthropic's API; empty without a key."""
         return [(b"x-api-key", self._api_key.encode())] if self._api_key is not None else []
 
     @property
     def small_timeout_s(self) -> float:
-        """For small documents."""
+        """Timeout for small documents."""
         return self._small_timeout_s
 
     @property
     def address(self) -> str:
-        """Where the engine is, without credentials."""
+        """The engine's address, without credentials."""
         return self._link.address
 
     @asynccontextmanager
@@ -143,13 +143,13 @@ class UpstreamClient:
         own: RawHeaders = (),
         credentials: bool = False,
     ) -> AsyncIterator[httpx.Response]:
-        """A response whose body has not been read; closed on exit.
+        """Open a response without reading its body; close it on exit.
 
         Args:
-            headers: the caller's, of which not all go upstream.
+            headers: the caller's, some of which are withheld.
             timeout_s: replaces all of the link's own timeouts; for small documents.
-            own: the proxy's, which all do, in place of the caller's of the same names.
-            credentials: whether the caller's own go up in place of the proxy's.
+            own: the proxy's headers, which replace the caller's of the same names.
+            credentials: True if the caller's own credentials replace the proxy's.
 
         Raises:
             UpstreamUnreachableError: no connection, or it broke.
@@ -176,16 +176,16 @@ class UpstreamClient:
             await response.aclose()
 
     async def get(self, path: str) -> httpx.Response:
-        """A small document, read whole. Raises as :meth:`open`."""
+        """Return a small document, read whole. Raises as :meth:`open`."""
         async with self.open("GET", path, headers=(), timeout_s=self._small_timeout_s) as response:
             await read(response)
             return response
 
     async def models(self) -> ModelList | None:
-        """The models that the engine serves, or None when it doesn't say.
+        """Return the models that the engine serves, or None if it doesn't report them.
 
         Raises:
-            UpstreamUnreachableError: also where a gateway says that no engine is behind it.
+            UpstreamUnreachableError: also if a gateway reports that it has no engine.
         """
         response = await self.get("/v1/models")
         if response.status_code in GATEWAY_FAILURES:
@@ -202,9 +202,9 @@ class UpstreamClient:
             return None
 
     async def capability(self) -> Capability | NoCapability:
-        """The engine's capability document, or why there is none.
+        """Return the engine's capability document, or the reason for its absence. Never raises.
 
-        Other servers answer an unknown path in many ways, or not at all. Nothing is raised.
+        Other servers answer an unknown path in many ways, or not at all.
         """
         try:
             response = await self.get(CAPABILITY_PATH)
@@ -224,11 +224,11 @@ class UpstreamClient:
         return document
 
     async def renderer(self) -> RendererDocument | None:
-        """The engine's chat template and tokenizer, or None when it doesn't give them."""
+        """Return the engine's chat template and tokenizer, or None if it doesn't give them."""
         return _document(await self.get(RENDERER_PATH), RendererDocument)
 
     async def tokenize(self, body: Mapping[str, Any]) -> list[int] | None:
-        """The engine's own token ids of ``body`` (messages and tools), or None on a refusal."""
+        """Return the engine's token ids of ``body`` (messages and tools); None on a refusal."""
         async with self.open(
             "POST",
             "/tokenize",
@@ -245,7 +245,7 @@ class UpstreamClient:
             return None
 
     async def complete(self, body: Mapping[str, Any], timeout_s: float | None = None) -> str | None:
-        """The text that the engine answers a chat request with; None on a refusal.
+        """Return the text of the engine's answer to a chat request; None on a refusal.
 
         Args:
             timeout_s: see :meth:`open`.
@@ -267,11 +267,11 @@ class UpstreamClient:
         return text if isinstance(text, str) and text.strip() else None
 
     async def record(self, message_id: str) -> TurnRecord | None:
-        """The record of a request, or None when the engine has none."""
+        """Return the record of a request, or None if the engine has none."""
         return _document(await self.get(RECEIPT_PATH.format(message_id=message_id)), TurnRecord)
 
     async def claims(self, command: ClaimCommand) -> ClaimReply:
-        """The engine's answer to a command about claims; ``problem`` says what it wouldn't do.
+        """Return the engine's answer to a command about claims, with any refusal in ``problem``.
 
         Raises:
             UnsupportedError: the engine takes no claims.
@@ -290,7 +290,7 @@ class UpstreamClient:
         return reply
 
     async def answer_to_claims(self, body: bytes, secret: str | None) -> httpx.Response:
-        """What the engine answers an encoded command about claims with. Raises as :meth:`open`.
+        """Return the engine's answer to an encoded command about claims. Raises as :meth:`open`.
 
         Args:
             secret: signs the command; None leaves it unsigned.
@@ -316,7 +316,7 @@ class UpstreamClient:
 
 
 async def read(response: httpx.Response) -> bytes:
-    """The whole body of an open response, which keeps it, too.
+    """Return the whole body of an open response, which also keeps it.
 
     Raises:
         AnswerTooLargeError: it is longer than its bounds, compressed or not.
@@ -338,15 +338,15 @@ async def read(response: httpx.Response) -> bytes:
 
 
 async def chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """The body's bytes as they arrive. Raises as :meth:`UpstreamClient.open`."""
+    """Yield the body's bytes as they arrive. Raises as :meth:`UpstreamClient.open`."""
     idle_s = response.request.extensions.get(_IDLE)
     with _faults():
         received = response.aiter_raw()
         try:
-            # The first wait is the link's: for the first token.
+            # The link bounds the first wait: for the first token.
             yield await anext(received)
             while True:
-                # Around the wait alone: how long the caller takes for a chunk isn't the engine's.
+                # Bound only the wait: the caller's time for a chunk isn't the engine's.
                 async with asyncio.timeout(idle_s):
                     chunk = await anext(received)
                 yield chunk
@@ -360,7 +360,7 @@ async def chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
 
 
 def no_claims() -> UnsupportedError:
-    """What callers are told where nothing can be claimed."""
+    """Return the error for an engine that takes no claims."""
     return UnsupportedError("This engine takes no claims.", code="claims_unsupported")
 
 
@@ -368,7 +368,7 @@ class _faults:  # noqa: N801 - a context manager used like a function
     """Turns httpx's errors into the proxy's.
 
     Args:
-        busy: what is said where no connection became free.
+        busy: message if no connection became free.
     """
 
     def __init__(self, busy: str = _BUSY) -> None:

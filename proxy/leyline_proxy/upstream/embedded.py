@@ -1,4 +1,4 @@
-"""Engines that run inside the proxy's process, found by entry point and never by import."""
+"""Engines within the proxy's process, found by entry point and never by import."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ENGINE_GROUP = "leyline.engines"
 EMBEDDED_BASE_URL = "http://engine.embedded"
 
 
-class EngineUnavailable(Exception):  # noqa: N818 - an operator's mistake, told at start-up
-    """The embedded engine can't be made; the message says what to do."""
+class EngineUnavailable(Exception):  # noqa: N818 - an operator's mistake, reported at start-up
+    """The embedded engine can't be created; the message gives the fix."""
 
 
 def create_embedded_engine(name: str, options: Mapping[str, Any]) -> Starlette:
-    """The engine application that entry point ``name`` makes of ``options``.
+    """Return the engine application that entry point ``name`` creates from ``options``.
 
     Raises:
         EngineUnavailable: an unknown name, missing packages or a wrong option.
@@ -49,7 +49,7 @@ def create_embedded_engine(name: str, options: Mapping[str, Any]) -> Starlette:
 
 
 async def embedded_metrics(pool: ReplicaPool, accept: str) -> bytes:
-    """What the embedded engine's ``/metrics`` answers; empty without one, or when it fails.
+    """Return the embedded engine's ``/metrics``; empty without such an engine, or if it fails.
 
     Args:
         accept: the header that asks for a format.

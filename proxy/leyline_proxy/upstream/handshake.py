@@ -1,6 +1,6 @@
-"""What the proxy knows of its engine, kept up to date in the background.
+"""The proxy's knowledge of its engine, kept up to date in the background.
 
-An engine whose plugin failed to load looks healthy, so whether it splices is asked, not assumed.
+An engine whose plugin failed to load looks healthy, so the proxy asks whether it splices.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PLAIN_ENGINE = "plain"
 """Engine label of a back end without a capability document: everything passes through."""
 
 CLAIMS = f"{CLAIM_ACTION}@{ACTION_VERSION}"
-"""Among a capability's actions where the engine takes claims."""
+"""The action of engines that take claims, in a capability."""
 
 UNKNOWN_MODEL = "unknown"
 """Metric label of models that the engine doesn't list: labels are never the caller's text."""
@@ -37,27 +37,27 @@ class UpstreamStatus:
 
     up: bool = False
     problem: str = "not asked yet"
-    """Why it is not up."""
+    """The reason that it isn't up."""
     models: tuple[str, ...] | None = None
-    """Ids it serves; None when it doesn't say."""
+    """Ids of its models; None if it doesn't report them."""
     owners: frozenset[str] = frozenset()
-    """Whose it says that its models are; a server puts its own name there."""
+    """Owners of its models; a server puts its own name there."""
     capability: Capability | None = None
     capability_problem: str = "not asked yet"
-    """Why there is none."""
+    """The reason that there is none."""
     settled: bool = True
-    """False where the engine may soon say something else."""
+    """False if the engine may soon report something else."""
     rendering: Rendering = field(default_factory=Rendering)
     splicing_allowed: bool = True
 
     @property
     def splices(self) -> bool:
-        """Whether edits are sent as directives."""
+        """True if edits are sent as directives."""
         return not self.obstacle
 
     @property
     def obstacle(self) -> str:
-        """Why edits are not spliced; empty when they are."""
+        """The reason that edits aren't spliced; empty if they are."""
         if not self.up:
             return f"the engine is down: {self.problem}"
         if self.capability is None:
@@ -75,35 +75,36 @@ class UpstreamStatus:
 
     @property
     def retains_as(self) -> str:
-        """Model and run of the engine; what was retained under another is no source. Empty where
-        nothing is retained."""
+        """Model and run of the engine; turns retained under another aren't sources. Empty if it
+        retains nothing."""
         if self.capability is None:
             return ""
         return f"{self.capability.model_fingerprint}@{self.capability.instance}"
 
     @property
     def takes_claims(self) -> bool:
-        """Whether KV can be claimed."""
+        """True if KV can be claimed."""
         return self.capability is not None and CLAIMS in self.capability.actions
 
     @property
     def instance(self) -> str:
-        """Names the engine's run; empty where it doesn't."""
+        """Name of the engine's run; empty if it gives none."""
         return self.capability.instance if self.capability is not None else ""
 
     def serves(self, model: str) -> bool:
-        """Whether ``model`` (or the base of ``base:adapter``) is on the engine's list."""
+        """Return True if ``model`` (or the base of ``base:adapter``) is on the engine's list."""
         base = model.partition(":")[0]
         return self.models is None or model in self.models or base in self.models
 
 
 class Handshake:
-    """Asks the engine what it is, again and again; ``status`` is the latest answer.
+    """Asks the engine repeatedly for its state; ``status`` is the latest answer.
 
     Args:
-        client: has connections of its own, or callers' requests would say whether the engine is up.
+        client: has its own connections; otherwise callers' requests could make the engine look
+            down.
         name: the engine's, as a metric label.
-        text_memory_bytes: for texts that were rendered and tokenised before.
+        text_memory_bytes: memory for texts that were rendered and tokenised before.
     """
 
     def __init__(
@@ -128,26 +129,26 @@ class Handshake:
         self._splice = splice
         self._asked_at = float("-inf")
         self._shown: dict[tuple[str, str], None] = {}
-        """Model and engine of the series that stand."""
+        """Model and engine of the existing series."""
         self._facts: tuple[str, ...] = ()
-        """Labels of the series that says what the engine is."""
+        """Labels of the series that describes the engine."""
         self.status = UpstreamStatus(splicing_allowed=splice)
 
     async def refresh(self) -> UpstreamStatus:
-        """Ask now. Never raises for what the engine does; the status says it."""
+        """Ask now. Never raises for the engine's faults, which are in the status."""
         async with self._asking:
             return await self._refresh()
 
     async def refresh_if_older(self, age_s: float) -> UpstreamStatus:
-        """The status, asked anew when the last question is longer ago than ``age_s``."""
+        """Return the status, asked again if the last answer is older than ``age_s``."""
         if monotonic() - self._asked_at > age_s:
             return await self.refresh()
         return self.status
 
     async def current(self) -> UpstreamStatus:
-        """The status; of an engine that was down, as it is now: another may be back.
+        """Return the status; ask first if the engine was down, as it may be back.
 
-        Who calls while a question is under way shares the next one.
+        Callers that arrive during a request share the next one.
         """
         if self.status.up:
             return self.status
@@ -158,7 +159,7 @@ class Handshake:
             return await self._refresh()
 
     async def run(self) -> None:
-        """Keep asking until cancelled: often while the engine is down, seldom while it is up."""
+        """Ask until cancelled: often while the engine is down, seldom while it is up."""
         while True:
             await self.refresh()
             calm = self.status.up and self.status.settled
@@ -169,7 +170,7 @@ class Handshake:
                     await self._wake.wait()
             except TimeoutError:
                 continue
-            # A burst of failing requests must not become a burst of questions.
+            # A burst of failing requests must not cause a burst of handshakes.
             await asyncio.sleep(min(self._retry_s, 0.2))
 
     async def aclose(self) -> None:
@@ -177,7 +178,7 @@ class Handshake:
         await self._client.aclose()
 
     def report_failure(self) -> None:
-        """A request couldn't reach the engine: ask again soon."""
+        """Report that a request couldn't reach the engine: ask again soon."""
         self._wake.set()
 
     async def _refresh(self) -> UpstreamStatus:
@@ -185,7 +186,7 @@ class Handshake:
         try:
             self.status = await self._ask(before)
         except ProxyError as error:
-            # What was proven stays at hand: the same engine may be back in a moment.
+            # Proven renderings are kept: the same engine may be back in a moment.
             self.status = replace(before, up=False, problem=error.message)
         self._publish(before)
         return self.status

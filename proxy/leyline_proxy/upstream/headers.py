@@ -1,4 +1,4 @@
-"""Headers that cross the proxy, either way, and those that never do."""
+"""Headers that the proxy passes on, either way, and those that it withholds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import httpx
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
-"""Names and values as they came; a name may occur more than once."""
+"""Names and values as received; a name may occur more than once."""
 
 HOP_BY_HOP = frozenset(
     {
@@ -33,7 +33,8 @@ _NOT_UPSTREAM = HOP_BY_HOP | {
     "forwarded",
 }
 _ENGINES_OWN = (b"x-data-parallel-rank", b"x-override-")
-"""What begins so sets members of SGLang's requests, among them such as only the proxy may set."""
+"""Prefixes of headers that set members of SGLang's requests, including those that only the proxy
+may set."""
 _CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key"})
 _NOT_DOWNSTREAM = HOP_BY_HOP | {
     "content-length",
@@ -47,12 +48,12 @@ _NOT_DOWNSTREAM = HOP_BY_HOP | {
 def upstream_headers(
     client: RawHeaders, api_key: str | None, *, credentials: bool = False
 ) -> list[tuple[bytes, bytes]]:
-    """The headers that go upstream: the client's, less hop-by-hop ones and its credentials.
+    """Return the upstream headers: the client's, less hop-by-hop ones and its credentials.
 
     Values are bytes of any encoding, and repeated headers stay repeated.
 
     Args:
-        credentials: the client's own go up in place of ``api_key``.
+        credentials: True if the client's own replace ``api_key``.
     """
     named = [(name.lower(), value) for name, value in client]
     connection = _connection(named)
@@ -64,7 +65,7 @@ def upstream_headers(
         and name not in connection
         and not name.startswith((b"x-leyline-", b"x-forwarded-", *_ENGINES_OWN))
     ]
-    # Compressed bytes could not be passed through and have a member appended.
+    # A member can't be appended to compressed bytes in passing.
     headers.append((b"accept-encoding", b"identity"))
     if api_key is not None and not credentials:
         headers.append((b"authorization", f"Bearer {api_key}".encode()))
@@ -72,7 +73,7 @@ def upstream_headers(
 
 
 def downstream_headers(upstream: httpx.Headers) -> dict[str, str]:
-    """The upstream's response headers that a client may see, as Latin-1: any byte survives."""
+    """Return the upstream's response headers for a client, as Latin-1: any byte survives."""
     named = [(name.lower(), value) for name, value in upstream.raw]
     connection = _connection(named)
     headers: dict[str, str] = {}
@@ -88,7 +89,7 @@ def downstream_headers(upstream: httpx.Headers) -> dict[str, str]:
 
 
 def _connection(headers: RawHeaders) -> frozenset[bytes]:
-    """Names that ``Connection`` headers declare to be for this hop only."""
+    """Return the names that ``Connection`` headers declare to be for this hop only."""
     return frozenset(
         item.strip().lower()
         for name, value in headers

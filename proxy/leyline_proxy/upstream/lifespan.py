@@ -1,4 +1,4 @@
-"""Runs another ASGI application's lifespan inside this one's."""
+"""Another ASGI application's lifespan within this one's."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _STOP_S = 30.0
 async def lifespan_of(app: ASGIApp) -> AsyncIterator[None]:
     """Start ``app``, and stop it on exit.
 
-    An application that knows no lifespan is left alone.
+    An application without a lifespan is left alone.
 
     Raises:
-        RuntimeError: when the application says that it can't start.
+        RuntimeError: the application reports that it can't start.
     """
     to_app: asyncio.Queue[Message] = asyncio.Queue()
     from_app: asyncio.Queue[Message] = asyncio.Queue()

@@ -1,7 +1,7 @@
-"""One way to a server: its address and the transport that goes there.
+"""A link to a server: its address and transport.
 
-``httpx.AsyncClient`` would also keep cookies, which no two callers may share, and put each request
-together anew from defaults: a third of a millisecond for what an engine never needs.
+``httpx.AsyncClient`` would also keep cookies, which callers must not share, and build each request
+from defaults again: a third of a millisecond for features that an engine never needs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Link:
     """Requests to one server, in httpx's terms.
 
     Args:
-        address: with a path before all requests' own, perhaps, and credentials, which then go
-            along as ``Authorization: Basic``.
-        timeout: of requests that have none of their own.
+        address: may have a path, which precedes those of all requests, and credentials, which are
+            sent as ``Authorization: Basic``.
+        timeout: for requests without their own.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Link:
         url = httpx.URL(address)
         plain = url.copy_with(userinfo=b"")
         self.address = str(plain).rstrip("/")
-        """Without credentials."""
+        """The URL without credentials."""
         self._transport = transport
         self._timeout = (timeout or httpx.Timeout(5.0)).as_dict()
         login = f"{url.username}:{url.password}".encode()
@@ -54,10 +54,10 @@ class Link:
         timeout_s: float | None = None,
         extensions: Mapping[str, Any] | None = None,
     ) -> httpx.Response:
-        """A response whose body has not been read; to be closed.
+        """Return a response whose body has not been read; the caller must close it.
 
         Args:
-            path: from the root, perhaps with a query.
+            path: from the root, optionally with a query.
             timeout_s: for every phase, in place of the link's own timeouts.
 
         Raises:

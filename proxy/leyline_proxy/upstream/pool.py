@@ -1,4 +1,4 @@
-"""The engines behind this proxy, and which of them serves a session."""
+"""The proxy's engines, and the choice of one for a session."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .rendezvous import ranked
 from .replica import Replica
 
 _LIST_AGE_S = 1.0
-"""Unknown models make the lists be read anew, but not more often than this."""
+"""Seconds between two refreshes of the model lists because of unknown models."""
 
 Names = Collection[str]
 
 
 class ReplicaPool:
-    """One replica or many. ``allowed`` names those that a tenant may use; None stands for all."""
+    """One replica or many. ``allowed`` has the names that a tenant may use; None means all."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
-        """Raises ValueError for none, or two of one name."""
+        """Raise ValueError for no replica, or two of one name."""
         self._replicas = {replica.name: replica for replica in replicas}
         if not replicas or len(self._replicas) != len(replicas):
             raise ValueError("upstreams must be one or more, each with a name of its own")
@@ -32,12 +32,12 @@ class ReplicaPool:
         return len(self._replicas)
 
     def get(self, name: str) -> Replica | None:
-        """The replica of this name."""
+        """Return the replica of this name, or None."""
         return self._replicas.get(name)
 
     @property
     def first(self) -> Replica:
-        """The one to show where one is shown: the first that splices, else that is up."""
+        """The replica to show if only one is shown: the first that splices, else that is up."""
         replicas = tuple(self)
         spliced = next((each for each in replicas if each.status.splices), None)
         return spliced or next((each for each in replicas if each.status.up), replicas[0])
@@ -51,12 +51,12 @@ class ReplicaPool:
         return tuple(found)
 
     def label(self, model: str | None) -> str:
-        """``model`` as a metric label."""
+        """Return ``model`` as a metric label."""
         known = model is not None and any(model in (each.status.models or ()) for each in self)
         return model if known and model is not None else UNKNOWN_MODEL
 
     def others(self, avoid: Names, model: str, allowed: Names | None = None) -> list[Replica]:
-        """Replicas that are up and serve ``model``, less those to avoid."""
+        """Return replicas that are up and serve ``model``, less those to avoid."""
         return [
             each
             for each in self
@@ -67,7 +67,7 @@ class ReplicaPool:
         ]
 
     async def check_model(self, model: str, allowed: Names | None = None) -> None:
-        """Refuse a model that is on no replica's list, after a second look at the lists.
+        """Refuse a model that is on no replica's list, even after a refresh of the lists.
 
         Raises:
             NotFoundError: names the closest models.
@@ -87,7 +87,7 @@ class ReplicaPool:
             )
 
     def open_to(self, allowed: Names | None) -> list[Replica]:
-        """The replicas that a tenant may use.
+        """Return the replicas that a tenant may use.
 
         Raises:
             NotFoundError: none.
@@ -105,13 +105,13 @@ class ReplicaPool:
         allowed: Names | None = None,
         avoid: Names = frozenset(),
     ) -> Replica:
-        """The replica that serves the session ``key``.
+        """Return the replica that serves the session ``key``.
 
-        The best ranked of those that are ready; where none is, of those that are found up when
-        asked once more. Where there is none at all, the best ranked: its failure is the answer.
+        The choice is the best ranked of the ready ones; if there is none, of those that are up when
+        asked again. If none is up, it is the best ranked: its failure is the answer.
 
         Args:
-            model: None where any replica will do.
+            model: None if any replica will do.
             avoid: replicas that have just failed this request.
 
         Raises:
@@ -124,7 +124,7 @@ class ReplicaPool:
         ready = next((each for each in serving if each.ready), None)
         if ready is not None:
             return ready
-        # All at once: one that hangs must not keep the others from being found.
+        # Ask all at once: one that hangs must not hide the others.
         await asyncio.gather(*(each.handshake.current() for each in serving))
         for replica in serving:
             if replica.ready and (model is None or replica.status.serves(model)):
@@ -133,7 +133,7 @@ class ReplicaPool:
         return up or serving[0]
 
     def holding(self, run: str) -> Replica | None:
-        """The replica on which a run of an engine is still going on."""
+        """Return the replica on which a run of an engine continues, or None."""
         return next((each for each in self if each.status.retains_as == run), None)
 
     async def refresh(self) -> None:

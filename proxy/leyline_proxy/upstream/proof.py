@@ -1,8 +1,8 @@
 """Proof that the proxy renders prompts exactly as the engine does.
 
-A renderer that is off by one token would make every splice a mismatch, so it is compared with
-the engine's own tokens before it is used. What can't be proven is not used: the engine is then
-asked for the tokens of each prompt.
+A renderer that is off by one token would make every splice a mismatch, so it is compared with the
+engine's own tokens before use. An unproven renderer isn't used: the proxy then asks the engine for
+the tokens of each prompt.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _PARTS: list[dict[str, Any]] = [
     },
     {"role": "user", "content": "And what is z?"},
 ]
-"""What engines normalise: no content, compact arguments, parts."""
+"""Cases that engines normalise: no content, compact arguments, parts."""
 _THINKING: list[dict[str, Any]] = [
     {"role": "system", "content": "Think first."},
     {"role": "user", "content": "Two and two?", "name": "ada"},
@@ -149,22 +149,24 @@ PROBES = (
     Probe(_THINKING[:5], {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}),
     Probe(_CALLS, {"tools": _TOOLS, "tool_choice": "none"}),
 )
-"""What engines treat unlike: parts, calls, missing contents, thinking, tools, the last message."""
+"""Cases that engines treat differently: parts, calls, missing contents, thinking, tools, the last
+message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """Where the tokens of prompts come from."""
+    """The source of prompts' tokens."""
 
     renderer: ChatRenderer | None = None
     proven: bool = False
-    """Whether the renderer is the engine's equal; else it only finds contents in its tokens."""
+    """True if the renderer equals the engine's; otherwise it only locates contents in the engine's
+    tokens."""
     problem: str = "not asked yet"
-    """Why it isn't proven; empty when it is."""
+    """The reason that it isn't proven; empty if it is."""
 
     @property
     def source(self) -> str:
-        """``local``, ``engine`` (one more question per turn) or ``none``."""
+        """``local``, ``engine`` (one more request per turn) or ``none``."""
         if self.renderer is None:
             return "none"
         return "local" if self.proven else "engine"
@@ -173,11 +175,11 @@ class Rendering:
 async def examine_rendering(
     client: UpstreamClient, model: str, *, memory_bytes: int = TEXT_MEMORY_BYTES
 ) -> Rendering:
-    """What can be had: a renderer equal to the engine's on every probe that it accepts, else the
-    engine's own tokens.
+    """Return a renderer equal to the engine's on every probe that it accepts, or else the engine's
+    own tokens as the source.
 
     Args:
-        memory_bytes: for texts that were rendered and tokenised before.
+        memory_bytes: memory for texts that were rendered and tokenised before.
 
     Raises:
         leyline_proxy.errors.ProxyError: the engine can't be reached.
@@ -197,7 +199,7 @@ async def examine_rendering(
         ours = await anyio.to_thread.run_sync(_render, renderer, probe)
         answered = answered or theirs is not None
         if ours is None:
-            continue  # refused here: the engine is asked for the tokens of such a request
+            continue  # refused here: the engine gives the tokens of such a request
         if theirs is None or list(ours.tokens) != theirs:
             problem = f"probe conversation {number} renders differently in the engine"
             break
@@ -228,5 +230,5 @@ def _load(document: RendererDocument, memory_bytes: int) -> ChatRenderer:
 def _render(renderer: ChatRenderer, probe: Probe) -> Rendered | None:
     try:
         return renderer.render_request(probe.messages, probe.members)
-    except Exception:  # a template raises what it likes
+    except Exception:  # a template may raise anything
         return None

@@ -1,7 +1,7 @@
-"""Questions for the records of turns: a short time for each turn, and a breaker of their own.
+"""Requests for the records of turns, with a short time for each turn and their own breaker.
 
-A record is worth little beside the answer that it belongs to: an engine whose records don't come
-serves on, and turns end without.
+A record matters much less than its answer: an engine without working records continues to serve,
+and turns end without them.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from .breaker import Breaker, BreakerState
 from .client import UpstreamClient
 
 BUDGET_S = 0.5
-"""For all questions of one turn, where nothing else is set."""
+"""Default seconds for all record requests of one turn."""
 
 
 class Came(StrEnum):
-    """How the record of a turn came, or why it didn't."""
+    """The way that a turn's record came, or the reason that it didn't."""
 
     ANSWER = "answer"
-    """With the answer."""
+    """The record came with the answer."""
     ASKED = "asked"
-    """The engine was asked for it."""
+    """The proxy asked the engine for it."""
     ABSENT = "absent"
-    """The engine has none, or none that is complete."""
+    """The engine has none, or no complete one."""
     LATE = "late"
     """The engine didn't answer in time, or not at all."""
     NOT_ASKED = "not_asked"
-    """After such failures nothing is asked for a while."""
+    """Earlier failures stopped the requests for a while."""
 
 
 def ignored(_: Came) -> None:
-    """Counts nothing."""
+    """Count nothing."""
 
 
 class RecordRoute:
     """An engine's records.
 
     Args:
-        client: has connections that nothing else needs.
-        breaker: of these questions alone; whether the engine serves is another's to judge.
-        budget_s: for all questions of one turn.
-        count: is told how each record came.
+        client: has its own connections.
+        breaker: only for these requests; another one judges whether the engine serves.
+        budget_s: for all requests of one turn.
+        count: called with the way that each record came.
     """
 
     def __init__(
@@ -64,25 +64,25 @@ class RecordRoute:
 
     @property
     def given_up(self) -> bool:
-        """Whether questions fail, so that few are asked or none."""
+        """True if requests fail, so few or none are sent."""
         return self._breaker.state is not BreakerState.CLOSED
 
     def came(self) -> None:
-        """A record has come with its answer."""
+        """Count a record that came with its answer."""
         self._count(Came.ANSWER)
 
     def deadline(self) -> float:
-        """When the questions of a turn end that begin now, by the loop's clock."""
+        """Return the end of a turn's requests that begin now, by the loop's clock."""
         return asyncio.get_running_loop().time() + self._budget_s
 
     async def ask(
         self, message_id: str, waits_s: Sequence[float], deadline: float, *, due: bool
     ) -> TurnRecord | None:
-        """The record, complete if that comes in time; None if there is none.
+        """Return the record, complete if that comes in time; None if there is none.
 
         Args:
-            waits_s: pauses before each question for a record that may still be written.
-            due: there must be one, so that its absence is a failure.
+            waits_s: pauses before each request for a record that may still be written.
+            due: True if there must be one, so its absence is a failure.
         """
         if not self._breaker.admits:
             self._count(Came.NOT_ASKED)
@@ -110,7 +110,7 @@ class RecordRoute:
 
 
 class _Question:
-    """One turn's question, put again until the record is complete."""
+    """One turn's request, repeated until the record is complete."""
 
     def __init__(self, client: UpstreamClient, message_id: str) -> None:
         self._client = client
@@ -119,7 +119,7 @@ class _Question:
         self.record: TurnRecord | None = None
 
     async def put(self, waits_s: Sequence[float], deadline: float) -> Came:
-        """What came of it; never raises for what the engine does."""
+        """Return the result; never raises for the engine's faults."""
         try:
             async with asyncio.timeout_at(deadline):
                 for pause in waits_s:

@@ -1,10 +1,9 @@
-"""Which replica a session belongs to: weighted rendezvous hashing. Pure.
+"""A session's replica by weighted rendezvous hashing. Pure.
 
-Every proxy that knows the same names finds the same order, without state. Taking one of n equal
-replicas away moves the sessions that it had, about one in n, and no others; so does adding one.
-
-Thaler & Ravishankar, "Using name-based mappings to increase hit rates" (1998); the weighted score
-is Schindelhauer & Schomaker's logarithmic method (2005).
+All proxies with the same names find the same order, without state. Removing one of n equal replicas
+moves only its own sessions, about one in n; so does adding one. Thaler & Ravishankar, "Using
+name-based mappings to increase hit rates" (1998); the weighted score is Schindelhauer & Schomaker's
+logarithmic method (2005).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _BITS = 64
 
 
 def ranked(key: str, weights: Mapping[str, float]) -> list[str]:
-    """Names by their score for ``key``, the best first; equal scores by name.
+    """Return names by their score for ``key``, the best first; equal scores by name.
 
     Args:
         weights: above 0; a name gets keys in proportion to its weight.
@@ -29,5 +28,5 @@ def _score(key: str, name: str, weight: float) -> float:
     state = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=_BITS // 8)
     state.update(b"\x00" + name.encode("utf-8", "surrogatepass"))
     drawn = (int.from_bytes(state.digest(), "little") + 0.5) / (1 << _BITS)
-    # 64 bits round up to 1 in a double at the very top, where the logarithm is 0.
+    # The highest 64-bit values round up to 1 in a double, whose logarithm is 0.
     return weight / -math.log(min(drawn, 1 - 2**-53))

@@ -1,4 +1,4 @@
-"""One engine of several: how to reach it, what it is, and whether it may be asked."""
+"""One of several engines: its connections, its status, and its readiness."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Replica:
 
     Args:
         weight: its share of sessions, relative to the others'.
-        apis: paths that it serves itself beside chat completions, such as ``/v1/messages``.
-        records: the way to its records; None asks ``client`` for them.
+        apis: paths besides chat completions that it serves itself, such as ``/v1/messages``.
+        records: source of its records; None uses ``client``.
     """
 
     def __init__(
@@ -45,18 +45,18 @@ class Replica:
         self.weight = weight
         self.apis = apis
         self.draining = False
-        """No session is given to it that another replica can take."""
+        """True if it gets no session that another replica can take."""
         self.running = 0
-        """Requests under way."""
+        """Number of requests under way."""
 
     @property
     def status(self) -> UpstreamStatus:
-        """What is known of it."""
+        """The engine's known status."""
         return self.handshake.status
 
     @property
     def ready(self) -> bool:
-        """Whether it takes sessions."""
+        """True if it takes sessions."""
         return self.status.up and not self.draining and self.breaker.admits
 
     async def aclose(self) -> None:
@@ -76,9 +76,10 @@ class Replica:
         own: RawHeaders = (),
         credentials: bool = False,
     ) -> AsyncIterator[httpx.Response]:
-        """A caller's request, as :meth:`UpstreamClient.open`; the breaker counts how it goes.
+        """Send a caller's request as :meth:`UpstreamClient.open` does; the breaker counts the
+        result.
 
-        It counts as a success when the whole answer was read, or as much as the caller wanted.
+        The request succeeds when the whole answer was read, or as much as the caller wanted.
         """
         self.running += 1
         self.breaker.begin()
@@ -120,7 +121,7 @@ class Replica:
         own: RawHeaders,
         credentials: bool,
     ) -> AsyncIterator[httpx.Response]:
-        """A response, and a span of the way to it and through it."""
+        """Open a response within a span that covers both its request and its body."""
         with current_trace().upstream(self.name, self._address) as hop:
             async with self.client.open(
                 method,

@@ -1,4 +1,4 @@
-"""What operators are told of an engine."""
+"""An engine's status for operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .replica import Replica
 
 
 def replica_document(replica: Replica) -> dict[str, Any]:
-    """One engine: where it is, whether it may be used, and whether it splices, or why not."""
+    """Return one engine's address, its availability, and whether it splices, or why not."""
     status = replica.status
     return {
         "name": replica.name,

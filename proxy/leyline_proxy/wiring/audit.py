@@ -1,4 +1,4 @@
-"""The log that the settings ask for."""
+"""The audit log of the settings."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..telemetry.metrics import Metrics
 
 
 def build_auditor(settings: AuditSettings, metrics: Metrics) -> Auditor:
-    """The log that the settings ask for; nothing is opened or started yet.
+    """Return the log of the settings; nothing is opened or started yet.
 
     Raises:
-        ValueError: the key file can't be read, or the URL is none of Redis.
+        ValueError: the key file can't be read, or the URL isn't Redis's.
     """
     if settings.audit_file is None:
         return Auditor()
@@ -35,7 +35,7 @@ def build_auditor(settings: AuditSettings, metrics: Metrics) -> Auditor:
     )
     stream = None
     if settings.audit_redis is not None:
-        from ..audit.stream import StreamSink  # Redis is needed here alone
+        from ..audit.stream import StreamSink  # only this needs Redis
 
         url = settings.audit_redis.get_secret_value()
         if not url.startswith(("redis://", "rediss://", "unix://")):

@@ -1,4 +1,4 @@
-"""Everything one application instance holds, made once from its settings."""
+"""All parts of one application instance, created once from its settings."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def build_services(
     """Wire the parts together; nothing is connected or started yet.
 
     Args:
-        tracing: in place of what the settings ask for.
+        tracing: replaces the tracing of the settings.
 
     Raises:
-        leyline_policies.PolicyError: the policy file, or what counts as sensitive, is wrong.
-        ValueError: neither ``settings.upstream`` nor an engine application is given; and whatever
-            :func:`~leyline_proxy.tenants.build_directory` and
-            :func:`~leyline_proxy.wiring.tracing.build_tracing` raise.
+        leyline_policies.PolicyError: the policy file, or the setting ``sensitive``, is wrong.
+        ValueError: neither ``settings.upstream`` nor an engine application is given; also the
+            errors of :func:`~leyline_proxy.tenants.build_directory` and
+            :func:`~leyline_proxy.wiring.tracing.build_tracing`.
     """
     metrics = Metrics()
     metrics.build_info.labels(version("leyline-kv")).set(1)
@@ -128,7 +128,7 @@ def build_services(
     feed = LiveFeed(metrics.live_viewers)
     under_way = TurnsUnderWay(store, Placing(pool))
     catalog = PolicyCatalog(policy_file)
-    # Without a secret to share, chains mean something in this process alone.
+    # Without a shared secret, chains are valid only in this process.
     history = history_key(settings.history_secret() or token_hex())
     turns = TurnOpener(
         under_way=under_way,

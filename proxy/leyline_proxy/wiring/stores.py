@@ -1,4 +1,4 @@
-"""The stores that the settings ask for."""
+"""The stores of the settings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..settings.sessions import MEMORY
 
 
 def build_stores(settings: Settings) -> tuple[SessionStore, ResponseStore]:
-    """For sessions and for responses; nothing is connected yet.
+    """Return the stores for sessions and for responses; nothing is connected yet.
 
-    Stored responses are all text, so that they are in Redis only where that is encrypted.
+    Stored responses are all text, so they are in Redis only if encrypted.
     """
     responses: ResponseStore = MemoryResponseStore(
         max_responses=settings.max_stored_responses,
@@ -51,7 +51,7 @@ def build_stores(settings: Settings) -> tuple[SessionStore, ResponseStore]:
 
 
 def redis_options(settings: Settings) -> RedisOptions:
-    """How Redis is reached."""
+    """Return the options of the connection to Redis."""
     return RedisOptions(
         url=settings.session_store.get_secret_value(),
         ca_file=str(settings.redis_ca_file) if settings.redis_ca_file is not None else None,

@@ -1,4 +1,4 @@
-"""Tracing as the settings ask for it."""
+"""Tracing according to the settings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ OTEL_INSTALL = "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-
 
 
 def build_tracing(settings: TraceSettings, *, grace_s: float) -> Tracing:
-    """What begins traces; OpenTelemetry isn't imported where there are none.
+    """Return the tracing of the settings; OpenTelemetry is imported only if needed.
 
     Args:
         grace_s: for everything that ends with the process.
 
     Raises:
-        ValueError: OpenTelemetry isn't installed, or its variables can't be met.
+        ValueError: OpenTelemetry isn't installed, or its variables are wrong.
     """
     if settings.trace == "off":
         return Tracing()

@@ -1,4 +1,4 @@
-"""The engines that settings name, as replicas; nothing is connected yet."""
+"""The engines of the settings, as replicas; nothing is connected yet."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ..upstream.records import RecordRoute
 from ..upstream.replica import Replica
 
 _SIDE_CONNECTIONS = 64
-"""For documents and commands that callers' requests need."""
+"""Connections for documents and commands that callers' requests need."""
 
 _RECORD_CONNECTIONS = 32
 _HANDSHAKE_CONNECTIONS = 4
-"""Apart from all others: what hangs there must not make the engine look dead."""
+"""Separate connections: hanging requests must not make the engine look dead."""
 
 
 def build_pool(settings: Settings, engine_app: ASGIApp | None, metrics: Metrics) -> ReplicaPool:
-    """All engines.
+    """Return all engines.
 
     Args:
         engine_app: one in this process, which then is the only one.
@@ -74,7 +74,7 @@ def _replica(
     )
 
     def apart(connections: int) -> UpstreamClient:
-        """For small questions, on connections that nothing else takes."""
+        """Return a client for small requests, on its own connections."""
         if engine_app is not None:
             return client
         return UpstreamClient(_side_link(own.url, connections), api_key=api_key)
@@ -83,7 +83,7 @@ def _replica(
         apart(_HANDSHAKE_CONNECTIONS),
         metrics,
         name=name,
-        # Each engine may have a template and a tokenizer of its own.
+        # Each engine may have its own template and tokenizer.
         text_memory_bytes=settings.text_memory_bytes * 7 // 8 // max(1, len(settings.engines())),
         splice=settings.splice,
         interval_s=settings.handshake_interval_s,

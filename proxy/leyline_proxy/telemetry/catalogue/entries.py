@@ -8,7 +8,7 @@ from typing import Literal
 from leyline_engine.contract.metrics import MetricSpec
 
 Merge = Literal["livesum", "livemax", "livemin", "livemostrecent"]
-"""How a gauge of several workers becomes one: see prometheus_client's multiprocess modes."""
+"""Way to combine a gauge of several workers: see prometheus_client's multiprocess modes."""
 
 LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 SHORT = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
@@ -19,13 +19,13 @@ class Entry:
     """One metric of the proxy."""
 
     attribute: str
-    """Of :class:`~leyline_proxy.telemetry.metrics.Metrics`."""
+    """Name of the attribute of :class:`~leyline_proxy.telemetry.metrics.Metrics`."""
     spec: MetricSpec
     merge: Merge = "livemostrecent"
-    """For gauges."""
+    """Combination of several workers' values, for gauges."""
     starts: tuple[tuple[str, ...], ...] = ()
-    """Values of the last labels whose series start at 0 before anything is counted, so that the
-    first event is an increase: at once, or when values of the labels before are first met."""
+    """Values of the last labels whose series start at 0 before anything is counted, which makes the
+    first event an increase: at once, or when values of the earlier labels are first met."""
 
     @property
     def met_by(self) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def counter(
     bad: str = "",
     starts: tuple[tuple[str, ...], ...] = (),
 ) -> Entry:
-    """A counter; ``_total`` is added to its name where it is exposed."""
+    """Return a counter; ``_total`` is added to its exposed name."""
     return Entry(attribute, MetricSpec(name, "counter", text, labels, bad=bad), starts=starts)
 
 
@@ -64,7 +64,7 @@ def gauge(
     merge: Merge,
     bad: str = "",
 ) -> Entry:
-    """A gauge."""
+    """Return a gauge."""
     return Entry(attribute, MetricSpec(name, "gauge", text, labels, bad=bad), merge)
 
 
@@ -77,5 +77,5 @@ def histogram(
     buckets: tuple[float, ...] = LATENCY,
     bad: str = "",
 ) -> Entry:
-    """A histogram of seconds."""
+    """Return a histogram of seconds."""
     return Entry(attribute, MetricSpec(name, "histogram", text, labels, buckets, bad))

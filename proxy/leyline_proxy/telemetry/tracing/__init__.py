@@ -1,5 +1,5 @@
-"""Traces: a request as a span, its stages as spans below it. OpenTelemetry itself is imported in
-``otel`` alone, which nothing here imports."""
+"""Traces: a request as a span, with its stages as spans below it. Only ``otel`` imports
+OpenTelemetry itself, and nothing here imports ``otel``."""
 
 from .current import RequestTrace, Tracing, current_trace, current_trace_id, stage_span
 

@@ -8,5 +8,5 @@ _PLAIN_CODE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
 def plain_code(code: str) -> str:
-    """An error's code; engines may write anything there."""
+    """Return an error's code if it is plain; engines may write anything there."""
     return code if _PLAIN_CODE.fullmatch(code) else "other"

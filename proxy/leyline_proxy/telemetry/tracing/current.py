@@ -1,4 +1,4 @@
-"""The trace of the request that is being served: what the code that serves it sees of tracing.
+"""The trace of the current request, as the serving code sees it.
 
 It belongs to the context, which tasks and worker threads inherit. Without tracing it is one that
 records nothing, and costs a look-up.
@@ -23,47 +23,47 @@ _NOTHING = nullcontext()
 
 
 class Hop:
-    """The way to an engine and back; this one isn't traced."""
+    """The way to an engine and back; this class traces nothing."""
 
     headers: RawHeaders = ()
-    """What goes upstream for it."""
+    """Headers that go upstream for it."""
 
     def theirs(self, headers: RawHeaders) -> RawHeaders:
-        """The caller's headers, less those that :attr:`headers` replaces."""
+        """Return the caller's headers, less those that :attr:`headers` replaces."""
         return headers
 
     def answered(self, status: int) -> None:
-        """The engine has begun to answer."""
+        """Note that the engine has begun to answer."""
 
 
 _UNTRACED = nullcontext(Hop())
 
 
 class RequestTrace:
-    """The trace of one request; this one records nothing."""
+    """The trace of one request; this class records nothing."""
 
     recording = False
-    """Whether it is worth making attributes for."""
+    """True if attributes are recorded."""
     trace_id: str | None = None
     """32 hexadecimal digits."""
     content_chars = 0
-    """How much prompt text it may hold."""
+    """Largest number of characters of prompt text that it may hold."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """A span of a part of the work."""
+        """Return a span of a part of the work."""
         return _NOTHING
 
     def describe(self, attributes: Attributes) -> None:
         """Add attributes to the request."""
 
     def describe_upstream(self, attributes: Attributes) -> None:
-        """The attributes of what goes upstream from here on."""
+        """Set the attributes of later upstream requests."""
 
     def event(self, name: str, attributes: Attributes) -> None:
-        """Note that something happened."""
+        """Record an event."""
 
     def upstream(self, name: str, address: str) -> AbstractContextManager[Hop]:
-        """A span of the way to an engine.
+        """Return a span of the way to an engine.
 
         Args:
             name: the engine's.
@@ -72,16 +72,17 @@ class RequestTrace:
         return _UNTRACED
 
     def answered(self, attributes: Attributes) -> None:
-        """The engine's answer is complete: the way to it ends here, whatever is still to close."""
+        """End the upstream span when the engine's answer is complete, before everything is
+        closed."""
 
     def failed(self, error: ProxyError) -> None:
-        """The request has ended in an error."""
+        """Record that the request has ended in an error."""
 
     def ended(self, status: str) -> None:
-        """The response has ended.
+        """Record that the response has ended.
 
         Args:
-            status: of HTTP, or a word for what came instead.
+            status: of HTTP, or a word for another end.
         """
 
 
@@ -89,30 +90,30 @@ _CURRENT: ContextVar[RequestTrace] = ContextVar("leyline_trace", default=Request
 
 
 class Tracing:
-    """Begins traces; this one doesn't."""
+    """Begins traces; this class begins none."""
 
     @contextmanager
     def request(self, method: str, route: str, headers: Headers) -> Iterator[RequestTrace]:
-        """The trace of a request, the current one inside."""
+        """Yield the trace of a request, which is current inside the block."""
         yield current_trace()
 
     async def aclose(self) -> None:
-        """Export what waits, as far as that goes soon."""
+        """Export the waiting spans, within a short time."""
 
 
 def current_trace() -> RequestTrace:
-    """The trace of the request that this code serves."""
+    """Return the trace of the current request."""
     return _CURRENT.get()
 
 
 def current_trace_id() -> str | None:
-    """The id of the current trace, if there is one that is recorded."""
+    """Return the id of the current trace, if it is recorded."""
     trace = _CURRENT.get()
     return trace.trace_id if trace.recording else None
 
 
 def stage_span(name: str) -> AbstractContextManager[None]:
-    """A span of a stage of the request that this code serves."""
+    """Return a span of a stage of the current request."""
     return _CURRENT.get().stage(name)
 
 

@@ -1,5 +1,5 @@
-"""Exports spans beside the requests, and says once when that fails. Imported only where tracing
-is on."""
+"""Export of spans outside the requests, with one report when it fails. Imported only if tracing is
+on."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _QUOTING_LOGGERS = (
     "opentelemetry.trace.span",
     "opentelemetry.util.re",
 )
-"""They quote what callers send, once a request, and the collector's credentials."""
+"""Loggers that quote callers' headers, once per request, and the collector's credentials."""
 
 _STATUS = re.compile(r"code: (\d{3})")
 
 
 def otlp_exporter() -> SpanExporter:
-    """Exports by OTLP over HTTP, to where the ``OTEL_EXPORTER_OTLP_*`` variables say.
+    """Return an exporter by OTLP over HTTP, configured by the ``OTEL_EXPORTER_OTLP_*`` variables.
 
     Raises:
         ValueError: they ask for another protocol, or make no sense.
@@ -58,7 +58,7 @@ def otlp_exporter() -> SpanExporter:
 
 
 def console_exporter() -> SpanExporter:
-    """Prints one JSON line a span on stdout."""
+    """Return an exporter that prints one JSON line per span on stdout."""
     _quiet()
     exporter = ConsoleSpanExporter(
         out=sys.stdout, formatter=lambda span: span.to_json(indent=None) + linesep
@@ -72,10 +72,11 @@ def _quiet() -> None:
 
 
 def collector_place() -> str:
-    """Host and port of the collector; its path and credentials are for nobody's log.
+    """Return host and port of the collector, without the path and credentials, which must not be
+    logged.
 
     Raises:
-        ValueError: what should be its URL is none.
+        ValueError: its variable isn't a URL.
     """
     for name in ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
         if url := environ.get(name):
@@ -89,7 +90,7 @@ def collector_place() -> str:
 
 
 class ReportingExporter(SpanExporter):
-    """Says when spans begin to be lost and when they no longer are, instead of once a batch.
+    """Reports when spans begin to be lost and when that ends, instead of once per batch.
 
     Args:
         place: of the collector, for logs.
@@ -108,7 +109,7 @@ class ReportingExporter(SpanExporter):
         self._why.status = "unreachable"
         try:
             result = self._exporter.export(spans)
-        except OSError:  # whoever read stdout has gone
+        except OSError:  # the reader of stdout has gone
             result = SpanExportResult.FAILURE
         if result is SpanExportResult.SUCCESS:
             if self._lost:
@@ -121,14 +122,14 @@ class ReportingExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Give up what is under way."""
+        """Cancel the running export."""
         self._exporter.shutdown()
         logging.getLogger(_EXPORTER_LOGGER).removeFilter(self._why)
         logging.getLogger(_QUEUE_LOGGER).removeFilter(self._overflow)
 
     def _overflow(self, record: logging.LogRecord) -> bool:
-        """Takes the queue's lines, which come every 20 s while it drops spans; one that drops them
-        for want of a collector has been told of."""
+        """Suppress the queue's lines, which come every 20 s while it drops spans; drops because of
+        a missing collector have been reported."""
         if not record.getMessage().startswith("Queue full"):
             return True
         if not self._lost:
@@ -137,17 +138,17 @@ class ReportingExporter(SpanExporter):
 
 
 class _Heard(logging.Filter):
-    """Takes the exporter's own log lines, which come once a batch and name whole URLs."""
+    """Suppresses the exporter's own log lines, which come once per batch and contain whole URLs."""
 
     status = "unreachable"
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Never."""
+        """Reject every record, and note its status."""
         said = record.getMessage()
         if (found := _STATUS.search(said)) is not None:
             self.status = f"status {found[1]}"
         elif said.startswith("Transient error") and isinstance(record.args, tuple):
-            # A phrase is that of a response, without its number.
+            # The phrase comes from a response, without its number.
             answered = isinstance(record.args[0], str)
             self.status = "status 429 or 5xx" if answered else "unreachable"
         return False

@@ -1,4 +1,4 @@
-"""Traces by OpenTelemetry's SDK. Imported only where tracing is on."""
+"""Traces by OpenTelemetry's SDK. Imported only if tracing is on."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from .current import Attribute, Attributes, Hop, RawHeaders, RequestTrace, Traci
 log = structlog.get_logger("leyline.tracing")
 
 MAX_EVENTS = 64
-"""Of one request."""
+"""Largest number of events of one request."""
 
 _TEXT_CHARS = 512
-"""Longest text of an attribute that isn't content."""
+"""Longest text of an attribute without content."""
 _CONTENT = frozenset({"gen_ai.input.messages"})
 _MAX_PARENT, _MAX_BAGGAGE = 512, 8192
 _BAGGAGE = "baggage"
@@ -44,12 +44,12 @@ _FAULT, _SERVER_FAULT = 400, 500
 
 
 class OtelTracing(Tracing):
-    """Traces that an OpenTelemetry processor is given.
+    """Traces for an OpenTelemetry processor.
 
     Args:
-        provider: makes the spans; whoever calls :meth:`aclose` closes it, too.
+        provider: creates the spans; :meth:`aclose` closes it, too.
         content_chars: characters of messages in one span.
-        flush_s: for the export of what waits at the end.
+        flush_s: for the export of waiting spans at the end.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class OtelTracing(Tracing):
 
     @contextmanager
     def request(self, method: str, route: str, headers: Headers) -> Iterator[RequestTrace]:
-        """The trace of a request, the current one inside."""
+        """Yield the trace of a request, which is current inside the block."""
         parent = self._propagator.extract(headers, Context(), _HeaderGetter())
         span = self._tracer.start_span(
             f"{method} {route}",
@@ -85,7 +85,8 @@ class OtelTracing(Tracing):
             trace.close()
 
     async def aclose(self) -> None:
-        """Export what waits. What isn't exported in time is lost; the process needn't wait."""
+        """Export the waiting spans. Spans not exported in time are lost; the process needn't
+        wait."""
         closing = Thread(target=self._provider.shutdown, name="leyline-traces", daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, self._flush_s)
@@ -98,28 +99,28 @@ class OtelTracing(Tracing):
         return self._content_chars
 
     def place(self, address: str) -> Attributes:
-        """Where an engine is, as attributes; there are few engines."""
+        """Return an engine's address as attributes; there are few engines."""
         found = self._places.get(address)
         if found is None:
             found = self._places[address] = _place(address)
         return found
 
     def start(self, name: str, context: Context, kind: SpanKind, attributes: Attributes) -> Span:
-        """A span below another."""
+        """Start a span below another."""
         return self._tracer.start_span(name, context, kind, attributes)
 
     def hop(self, context: Context, span: Span | None) -> _TracedHop:
-        """What goes upstream for a span, or for ``context`` where there is none."""
+        """Return the upstream headers for a span, or for ``context`` if there is none."""
         carrier: dict[str, str] = {}
         here = context if span is None else set_span_in_context(span, context)
         self._propagator.inject(carrier, here)
-        # The caller's goes on as it came: written anew, it would have lost its properties.
+        # The caller's header passes unchanged: written again, it would lose its properties.
         carrier.pop(_BAGGAGE, None)
         return _TracedHop(span, carrier, self._fields)
 
 
 class _Unrecorded(RequestTrace):
-    """A trace that isn't sampled: engines are told so, and logs have its id."""
+    """A trace that isn't sampled: engines are informed, and logs have its id."""
 
     def __init__(self, tracing: OtelTracing, span: Span, context: Context) -> None:
         self._tracing = tracing
@@ -130,11 +131,11 @@ class _Unrecorded(RequestTrace):
 
     @contextmanager
     def upstream(self, name: str, address: str) -> Iterator[Hop]:
-        """Passes the trace on."""
+        """Pass the trace on."""
         yield self._tracing.hop(self._context, None)
 
     def close(self) -> None:
-        """The request has ended."""
+        """Do nothing at the request's end."""
 
 
 class _Recorded(RequestTrace):
@@ -153,7 +154,7 @@ class _Recorded(RequestTrace):
         self.content_chars = tracing.content_chars
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """A span below the request's; what it calls may put spans of its own below it."""
+        """Return a span below the request's; called code may put its own spans below it."""
         if not self.recording:  # work that outlives its request
             return super().stage(name)
         span = self._tracing.start(name, self._context, SpanKind.INTERNAL, {})
@@ -165,18 +166,18 @@ class _Recorded(RequestTrace):
             self._span.set_attributes(_clean(attributes))
 
     def describe_upstream(self, attributes: Attributes) -> None:
-        """The attributes of what goes upstream from here on."""
+        """Set the attributes of later upstream requests."""
         self._upstream = _clean(attributes)
 
     def event(self, name: str, attributes: Attributes) -> None:
-        """Note that something happened."""
+        """Record an event."""
         if self.recording and self._events < MAX_EVENTS:
             self._events += 1
             self._span.add_event(name, _clean(attributes))
 
     @contextmanager
     def upstream(self, name: str, address: str) -> Iterator[Hop]:
-        """A span of the way to an engine, which goes upstream as the parent of its own."""
+        """Open a span of the way to an engine, which goes upstream as the parent of its own."""
         self._end_hop()
         told = {**self._upstream, "leyline.upstream": name, **self._tracing.place(address)}
         span = self._tracing.start("upstream", self._context, SpanKind.CLIENT, told)
@@ -189,11 +190,11 @@ class _Recorded(RequestTrace):
             raise
         finally:
             detach(token)
-            # What the engine counted is known a little later.
+            # The engine's counts come a little later.
             self._hop_ended = time_ns()
 
     def answered(self, attributes: Attributes) -> None:
-        """The engine's answer is complete."""
+        """Record that the engine's answer is complete."""
         cleaned = _clean(attributes)
         if self._hop is not None:
             self._hop.set_attributes(cleaned)
@@ -201,14 +202,14 @@ class _Recorded(RequestTrace):
         self.describe(cleaned)
 
     def failed(self, error: ProxyError) -> None:
-        """The request has ended in an error."""
+        """Record that the request has ended in an error."""
         code = plain_code(error.code)
         self.describe({"error.type": code})
         if error.status < _SERVER_FAULT or isinstance(error, LimitError):
             self.event("leyline.refusal", {"reason": code})
 
     def ended(self, status: str) -> None:
-        """The response has ended."""
+        """Record that the response has ended."""
         if not status.isdigit():
             self.describe({"error.type": status})
             return
@@ -217,7 +218,7 @@ class _Recorded(RequestTrace):
             self._span.set_status(Status(StatusCode.ERROR))
 
     def close(self) -> None:
-        """The request has ended."""
+        """End the request's span."""
         self._end_hop()
         self.recording = False
         self._span.end()
@@ -229,7 +230,7 @@ class _Recorded(RequestTrace):
 
 
 class _Inside(AbstractContextManager[None]):
-    """A span as the current one, for the libraries that look for it; ends with the block."""
+    """A span made current, for libraries that look for it; ends with the block."""
 
     __slots__ = ("_context", "_span", "_token")
 
@@ -264,11 +265,11 @@ class _TracedHop(Hop):
         ]
 
     def theirs(self, headers: RawHeaders) -> RawHeaders:
-        """The caller's headers, less those of its own span."""
+        """Return the caller's headers, less those of its own span."""
         return [item for item in headers if item[0].lower() not in self._replaced]
 
     def answered(self, status: int) -> None:
-        """The engine has begun to answer."""
+        """Record that the engine has begun to answer."""
         if self._span is not None:
             self._span.set_attribute("http.response.status_code", status)
             if status >= _FAULT:
@@ -277,26 +278,26 @@ class _TracedHop(Hop):
 
 
 class _HeaderGetter(Getter[Headers]):
-    """Reads a request's headers; ones too long, or parents that contradict each other, are none."""
+    """Reads a request's headers, but ignores overlong ones and contradictory parents."""
 
     def get(self, carrier: Headers, key: str) -> list[str] | None:
-        """The values of a header."""
+        """Return the values of a header, or None."""
         found = carrier.getlist(key)
         if not found:
             return None
         if key == "traceparent":
             return found if len(found) == 1 and len(found[0]) <= _MAX_PARENT else None
-        # Every span of the request is exported with the state.
+        # The state is exported with every span of the request.
         limit = _MAX_PARENT if key == "tracestate" else _MAX_BAGGAGE
         return found if sum(map(len, found)) <= limit else None
 
     def keys(self, carrier: Headers) -> list[str]:
-        """The names of all headers."""
+        """Return the names of all headers."""
         return list(carrier.keys())
 
 
 def _mark(span: Span, error: BaseException) -> None:
-    """Note what ended a span. Never the message: it may quote what a request says."""
+    """Record the error that ended a span. Never its message, which may quote the request."""
     if not span.is_recording():
         return
     code = getattr(error, "code", None)
@@ -321,7 +322,8 @@ def _place(address: str) -> dict[str, Attribute]:
 
 
 def _clean(attributes: Attributes) -> dict[str, Attribute]:
-    """Attributes that can be exported: one text that is no UTF-8 would lose a whole batch."""
+    """Return attributes that can be exported: one text that isn't UTF-8 would lose a whole
+    batch."""
     return {name: _cleaned(name, value) for name, value in attributes.items()}
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from .current import Attribute, current_trace
 
 MAX_INT = 2**63 - 1
-"""What an attribute holds; a larger one is lost, with a traceback in the log."""
+"""Largest attribute value; a larger one is lost, with a traceback in the log."""
 
 
 def of_usage(usage: Mapping[str, Any] | None) -> dict[str, Attribute]:
-    """What the engine counted."""
+    """Return the engine's token counts."""
     if usage is None:
         return {}
     found: dict[str, Attribute] = {}
@@ -28,7 +28,7 @@ def of_usage(usage: Mapping[str, Any] | None) -> dict[str, Attribute]:
 
 
 def receipt_span(usage: Mapping[str, Any] | None) -> AbstractContextManager[None]:
-    """The engine's answer is complete; a span of the wait for its receipt."""
+    """Note the engine's complete answer, and return a span of the wait for its receipt."""
     trace = current_trace()
     if trace.recording:
         trace.answered(of_usage(usage))
