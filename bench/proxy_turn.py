@@ -178,7 +178,7 @@ def measure_turn(
     gc.collect()
     seconds: dict[str, float] = {}
     with clocked(seconds, "parse"):
-        request = parse_chat(raw, {}, TENANT, arrived=0.0)
+        request = parse_chat(raw, {}, TENANT)
         history_chain(request.fingerprints)
     with clocked(seconds, ASIDE):
         prepare(request.messages, TRUNCATE, (), index)

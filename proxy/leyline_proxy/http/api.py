@@ -16,6 +16,7 @@ from ..apis.chat_answers import AnswerError
 from ..apis.events import Events
 from ..apis.native import NativeApi
 from ..errors import ProxyError, UpstreamRefusalError
+from ..model.clock import TurnClock
 from ..request.parse import ChatRequest
 from ..tenants import Tenant
 from ..turns import Account
@@ -32,7 +33,7 @@ class ApiCall(ABC):
     are.
 
     Args:
-        arrived: when the request came, by ``perf_counter``.
+        clock: times the request.
         runs: the request is one to answer; else its tokens are only counted.
     """
 
@@ -40,11 +41,11 @@ class ApiCall(ABC):
     """Reading a request asks a store, and its client may leave meanwhile."""
 
     def __init__(
-        self, services: Services, request: Request, *, arrived: float, runs: bool = True
+        self, services: Services, request: Request, clock: TurnClock, *, runs: bool = True
     ) -> None:
         self.services = services
         self.request = request
-        self.arrived = arrived
+        self.clock = clock
         self.runs = runs
         self.headers: dict[str, str] = {}
         """On every response, errors included."""
@@ -131,9 +132,11 @@ async def read_call(call: ApiCall, tenant: Tenant, raw: bytes, receive: Receive)
         ClientDisconnected: the client left meanwhile.
         ProxyError: see :meth:`ApiCall.read`.
     """
-    reading = call.read(tenant, raw)
+    if call.looks_up:
+        return await until_disconnect(receive, call.read(tenant, raw))
     # A race with the connection costs a task, which reading alone isn't worth.
-    return await (until_disconnect(receive, reading) if call.looks_up else reading)
+    with call.clock.working():
+        return await call.read(tenant, raw)
 
 
 def unfit_answer(error: AnswerError) -> ProxyError:

@@ -14,7 +14,7 @@ class ChatCall(ApiCall):
         """Return the request that the body is."""
         bodies = self.services.bodies if self.runs else None
         headers = self.request.headers
-        return parse_chat(raw, headers, tenant, arrived=self.arrived, bodies=bodies)
+        return parse_chat(raw, headers, tenant, clock=self.clock, bodies=bodies)
 
 
 CHAT = Api("/v1/chat/completions", "/v1/leyline/count_tokens", ChatCall)

@@ -25,7 +25,7 @@ class CountExchange(Exchange):
 
     def __init__(self, services: Services, request: Request, api: Api) -> None:
         super().__init__(services, request, api.count_path)
-        self._call = api.call(services, request, arrived=self.arrived, runs=False)
+        self._call = api.call(services, request, self.clock, runs=False)
         self.extra_headers.update(self._call.headers)
 
     async def serve(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping
-from time import perf_counter
 from typing import Any
 
 import httpx
@@ -14,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..errors import ClientDisconnected, ProxyError
+from ..model.clock import TurnClock
 from ..telemetry.metrics import exemplar
 from ..telemetry.tracing import current_trace, stage_span
 from ..tenants import Tenant
@@ -39,7 +39,7 @@ class Exchange(ABC):
         self.services = services
         self.request = request
         self.route = route
-        self.arrived = perf_counter()
+        self.clock = TurnClock()
         self.extra_headers: dict[str, str] = {}
         """On every response from here on, errors included."""
         self.status = "500"
@@ -136,7 +136,7 @@ class Exchange(ABC):
         metrics = self.services.metrics
         metrics.requests.labels(self._tenant, self.model, self.route, self.status).inc()
         metrics.request_seconds.labels(self._tenant, self.model, self.route).observe(
-            perf_counter() - self.arrived, exemplar(self.message_id)
+            self.clock.elapsed_s, exemplar(self.message_id)
         )
 
 

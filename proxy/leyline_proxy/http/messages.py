@@ -20,6 +20,7 @@ from ..apis.anthropic.request import ChatMapping, map_request
 from ..apis.anthropic.stream import MessageEvents
 from ..apis.events import encoded
 from ..errors import BadRequestError, ProxyError
+from ..model.clock import TurnClock
 from ..model.fields import OPTIONS_FIELD
 from ..request.parse import ChatRequest, decode_body, parse_chat
 from ..tenants import Tenant
@@ -35,9 +36,9 @@ class MessagesCall(ApiCall):
     """One request of Anthropic's Messages API."""
 
     def __init__(
-        self, services: Services, request: Request, *, arrived: float, runs: bool = True
+        self, services: Services, request: Request, clock: TurnClock, *, runs: bool = True
     ) -> None:
-        super().__init__(services, request, arrived=arrived, runs=runs)
+        super().__init__(services, request, clock, runs=runs)
         self._request_id = f"req_{uuid4().hex}"
         self._message_id = f"msg_{uuid4().hex}"
         self.headers["request-id"] = self._request_id
@@ -55,7 +56,7 @@ class MessagesCall(ApiCall):
         except RecursionError as error:
             raise BadRequestError("The request body is nested too deeply.") from error
         headers, bodies = self.request.headers, self.services.bodies
-        return parse_chat(mapped, headers, tenant, arrived=self.arrived, bodies=bodies)
+        return parse_chat(mapped, headers, tenant, clock=self.clock, bodies=bodies)
 
     def headers_upstream(self) -> RawHeaders:
         """Return the headers without those that are for Anthropic's servers."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from time import perf_counter
 from typing import Any
 
 import httpx
@@ -130,7 +129,6 @@ class TurnRelay(Relay):
         self._failed = False
         """The client has had its error, after which nothing comes."""
         self._usage: Mapping[str, Any] | None = None
-        self._ttft_s: float | None = None
         self._marked = False
         """The account has been appended."""
         self._record: TurnRecord | None = None
@@ -149,7 +147,7 @@ class TurnRelay(Relay):
     def passes(self, chunk: bytes) -> bool:
         """Return True if the chunk brings tokens after the first, and nothing else."""
         verbatim = self._events is None and self._native is None
-        return verbatim and self._ttft_s is not None and tells_nothing(chunk)
+        return verbatim and self._turn.request.clock.ttft_s is not None and tells_nothing(chunk)
 
     async def passed(self, event: bytes, facts: ChunkFacts) -> bytes:
         """Return the event, or the events of the client's API, with the account at the end."""
@@ -183,8 +181,8 @@ class TurnRelay(Relay):
 
     def _note(self, usage: Mapping[str, Any] | None, *, bears_token: bool) -> None:
         self._usage = usage
-        if bears_token and self._ttft_s is None:
-            self._ttft_s = perf_counter() - self._turn.request.arrived
+        if bears_token:
+            self._turn.request.clock.token()
 
     async def _passed_natively(self, event: bytes, native: NativeApi) -> bytes:
         told = native.told(event_data(event))
@@ -247,8 +245,6 @@ class TurnRelay(Relay):
         return (await self._settle()).members
 
     async def _settle(self) -> Account:
-        account = await self._ends.settle(
-            self._turn, self._usage, ttft_s=self._ttft_s, came=self._record
-        )
+        account = await self._ends.settle(self._turn, self._usage, came=self._record)
         self.settled = True
         return account

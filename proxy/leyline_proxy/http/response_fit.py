@@ -54,7 +54,7 @@ async def fitting(services: Services, chat: ChatRequest, body: Mapping[str, Any]
 
 def _without(chat: ChatRequest, body: Mapping[str, Any], units: list[Unit]) -> ChatRequest:
     raw = msgspec.json.encode(with_dropped(body, units))
-    return parse_chat(raw, chat.headers, chat.tenant, arrived=chat.arrived)
+    return parse_chat(raw, chat.headers, chat.tenant, clock=chat.clock)
 
 
 async def _tokens(services: Services, chat: ChatRequest) -> int:

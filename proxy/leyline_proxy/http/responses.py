@@ -23,6 +23,7 @@ from ..apis.responses.request import ChatMapping, input_items, map_request, prev
 from ..apis.responses.stored import joined
 from ..apis.responses.stream import ResponseEvents
 from ..errors import BadRequestError, NotFoundError, ProxyError
+from ..model.clock import TurnClock
 from ..model.fields import OPTIONS_FIELD
 from ..model.history import OWN_HEADER, session_key
 from ..model.stored_response import StoredResponse
@@ -61,9 +62,9 @@ class ResponsesCall(ApiCall):
     looks_up = True
 
     def __init__(
-        self, services: Services, request: Request, *, arrived: float, runs: bool = True
+        self, services: Services, request: Request, clock: TurnClock, *, runs: bool = True
     ) -> None:
-        super().__init__(services, request, arrived=arrived, runs=runs)
+        super().__init__(services, request, clock, runs=runs)
         self._key = uuid4().hex
         self._asked: _Asked | None = None
         self._mapping: ChatMapping | None = None
@@ -102,9 +103,7 @@ class ResponsesCall(ApiCall):
         )
         headers = self._named(mapping.body, chain[-1].session if chain else None)
         mapped = msgspec.json.encode(mapping.body)
-        chat = parse_chat(
-            mapped, headers, tenant, arrived=self.arrived, bodies=self.services.bodies
-        )
+        chat = parse_chat(mapped, headers, tenant, clock=self.clock, bodies=self.services.bodies)
         if mapping.truncates:
             chat = await fitting(self.services, chat, mapping.body)
         own = [with_id(item, self._key, index) for index, item in enumerate(items)]

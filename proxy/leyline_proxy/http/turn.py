@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
-from time import perf_counter
 
 import httpx
 import orjson
@@ -57,7 +56,7 @@ class TurnExchange(Exchange):
     def __init__(self, services: Services, request: Request, api: Api) -> None:
         super().__init__(services, request, api.path)
         self._api = api
-        self._call = api.call(services, request, arrived=self.arrived)
+        self._call = api.call(services, request, self.clock)
         self.extra_headers.update(self._call.headers)
         self._raw = b""
         self._native: NativeApi | None = None
@@ -71,14 +70,12 @@ class TurnExchange(Exchange):
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Plan, forward, account."""
-        started = perf_counter()
         chat, self._raw = await read_call(self._call, tenant, raw, receive), raw
-        parsed_s = perf_counter() - started
         self.model = self.services.pool.label(chat.model)
         failed: set[str] = set()
         turn: Turn | None = None
         while True:
-            turn = await self.services.turns.begin(chat, failed, again=turn, parsed_s=parsed_s)
+            turn = await self.services.turns.begin(chat, failed, again=turn)
             self.message_id = turn.message_id
             note_planned(turn)
             self.extra_headers["x-leyline-session"] = turn.identity.session_id
@@ -172,10 +169,10 @@ class TurnExchange(Exchange):
             raise unfit_answer(error) from error
         usage = answer.get("usage") if api is None else api.usage(answer)
         usage = usage if isinstance(usage, Mapping) else None
+        self.clock.token()
         account = await self.services.ends.settle(
             turn,
             usage,
-            ttft_s=perf_counter() - self.arrived,
             came=record_in(turn, member) if member is not None else None,
         )
         self._pending = False

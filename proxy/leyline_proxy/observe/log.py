@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-
 import structlog
 
 from leyline_engine.contract import Receipt
@@ -33,7 +31,7 @@ class TurnLog:
             spliced_tokens=receipt.tokens.spliced,
             edits=len(turn.planned.plan.edits),
             faults=len(turn.planned.prepared.faults),
-            ms=round((perf_counter() - turn.request.arrived) * 1000, 1),
+            ms=round(turn.request.clock.elapsed_s * 1000, 1),
         )
 
     def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:

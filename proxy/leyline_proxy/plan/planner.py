@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
 from typing import Any, TypeVar
 
 import anyio.to_thread
@@ -92,11 +91,9 @@ class Planner:
         if planned is not None:
             return planned
         question = prompt_question(given, draft)
-        asked = perf_counter()
-        tokens = await self._tokens(question, replica) if question is not None else None
-        asked_s = perf_counter() - asked
-        planned = await _worked(inline, partial(self._plan, given, draft, tokens))
-        return replace(planned, asked_s=asked_s)
+        with given.request.clock.waiting():
+            tokens = await self._tokens(question, replica) if question is not None else None
+        return await _worked(inline, partial(self._plan, given, draft, tokens))
 
     def _planned(self, given: PlanInput, session_id: str) -> tuple[Draft, Planned | None]:
         """Return the draft, and also the plan unless the engine must be asked first."""

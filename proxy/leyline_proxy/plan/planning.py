@@ -85,8 +85,6 @@ class Planned:
     plan: TurnPlan
     decision: Decision | None = None
     """The outcome for edits that could wait; None if there are none."""
-    asked_s: float = 0.0
-    """Seconds that the plan waited for the engine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -93,7 +92,7 @@ def _request(tenant: Tenant, body: Mapping[str, Any]) -> ChatRequest:
     members = {"model": body.get("model"), "messages": [{"role": "user", "content": ""}]}
     if OPTIONS_FIELD in body:
         members[OPTIONS_FIELD] = body[OPTIONS_FIELD]
-    return parse_chat(msgspec.json.encode(members), {}, tenant, arrived=perf_counter())
+    return parse_chat(msgspec.json.encode(members), {}, tenant)
 
 
 def _saying(request: ChatRequest, text: str) -> ChatRequest:

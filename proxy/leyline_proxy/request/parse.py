@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ import msgspec
 from leyline_policies import Policy
 
 from ..errors import BadRequestError
+from ..model.clock import TurnClock
 from ..model.fields import OPTIONS_FIELD, OptionError
 from ..model.messages import Message, MessageError, check_messages, fingerprint
 from ..tenants import Tenant
@@ -42,7 +42,7 @@ class ChatRequest:
     """Scope to share with, as named by messages."""
     model: str
     stream: bool
-    arrived: float = field(default_factory=perf_counter)
+    clock: TurnClock = field(default_factory=TurnClock)
     read: ReadBody | None = field(default=None, repr=False)
     """The body as remembered for the next turn; None if it isn't."""
 
@@ -77,7 +77,7 @@ def parse_chat(
     headers: Mapping[str, str],
     tenant: Tenant,
     *,
-    arrived: float,
+    clock: TurnClock | None = None,
     bodies: BodyMemory | None = None,
 ) -> ChatRequest:
     """Check a chat request, but leave fields that the proxy doesn't use to the engine.
@@ -118,7 +118,7 @@ def parse_chat(
         scope=scope,
         model=model_of(body),
         stream=stream_of(body),
-        arrived=arrived,
+        clock=clock or TurnClock(),
         read=read,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 from uuid import uuid4
 
@@ -69,43 +68,41 @@ class TurnOpener:
         avoid: Names = frozenset(),
         *,
         again: Turn | None = None,
-        parsed_s: float = 0.0,
     ) -> Turn:
         """Do steps 1 to 5: find the messages, the destination and the request to the engine.
 
         Args:
             avoid: replicas that have failed this request.
             again: the same request's turn at the last of these replicas.
-            parsed_s: seconds that the request has taken so far, without waiting.
 
         Raises:
             NotFoundError: no engine serves the model.
             BadRequestError, ForbiddenError: the request's ``leyline`` options.
         """
         await self._pool.check_model(request.model, request.tenant.upstreams)
-        started = perf_counter()
-        policies, rules = effective_rules(request, self._catalog)
-        with self._metrics.stage("identify"):
-            identity = await self._identify(request, again)
-        own_s = perf_counter() - started + (parsed_s if again is None else again.own_s)
+        with request.clock.working():
+            effective = effective_rules(request, self._catalog)
+            with self._metrics.stage("identify"):
+                identity = await self._identify(request, again)
         try:
-            return await self._begin(request, identity, (policies, rules), avoid, own_s)
+            replica = await self._pool.choose(
+                identity.session_id, request.model, allowed=request.tenant.upstreams, avoid=avoid
+            )
+            with request.clock.working():
+                turn = await self._planned(request, identity, effective, replica)
+            request.clock.sent()
+            return turn
         except BaseException:
             self._under_way.openings.leave(identity.hold)
             raise
 
-    async def _begin(
+    async def _planned(
         self,
         request: ChatRequest,
         identity: Identity,
         effective: tuple[Sequence[Policy], UndeclaredRules],
-        avoid: Names,
-        own_s: float,
+        replica: Replica,
     ) -> Turn:
-        replica = await self._pool.choose(
-            identity.session_id, request.model, allowed=request.tenant.upstreams, avoid=avoid
-        )
-        chosen = perf_counter()
         check_scope(request.tenant, replica.status)
         given = self._input(request, identity, effective, replica)
         session, message_id = given.session, f"m-{uuid4().hex}"
@@ -137,8 +134,6 @@ class TurnOpener:
             untraced=untraced_before(planned.prepared, session, traced=given.traced),
             searched=any(map(may_forget, given.policies)),
             applied=self._planner.applied(given, planned.prepared),
-            own_s=own_s + perf_counter() - chosen - planned.asked_s,
-            ahead_s=perf_counter() - request.arrived,
         )
 
     def _input(

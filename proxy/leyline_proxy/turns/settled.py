@@ -25,8 +25,6 @@ class SettledTurn:
     """The engine's record; None if it gave none."""
     usage: Mapping[str, Any] | None
     """The engine's OpenAI ``usage``."""
-    ttft_s: float | None
-    """Seconds to the first token; None if there was none."""
     run: str
     """The engine's run; see ``UpstreamStatus.retains_as``."""
     source: RetainedTurn | None
@@ -37,6 +35,11 @@ class SettledTurn:
     """The model as a metric label."""
     avoided_s: float
     """Estimated seconds of prefill that its splice saved."""
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds to the first token; None if there was none."""
+        return self.turn.request.clock.ttft_s
 
     @property
     def obeyed(self) -> bool:

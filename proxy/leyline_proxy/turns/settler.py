@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 from leyline_engine.contract import Receipt, TurnRecord
@@ -88,7 +87,6 @@ class TurnSettler:
         turn: Turn,
         usage: Mapping[str, Any] | None,
         *,
-        ttft_s: float | None,
         came: TurnRecord | None = None,
     ) -> Account:
         """Add a turn that the engine has answered in full to its session, and account for it.
@@ -101,32 +99,30 @@ class TurnSettler:
             record = await record_of(turn, came, deadline)
         receipt = final_receipt(turn, record, usage)
         run = await run_of(turn, record, receipt, deadline)
-        began = perf_counter()
-        with self._metrics.stage("account"):
-            model = self._pool.label(turn.request.model)
-            settled = SettledTurn(
-                turn=turn,
-                receipt=receipt,
-                record=record,
-                usage=usage,
-                ttft_s=ttft_s,
-                run=run,
-                source=source_of(turn, record, receipt, run),
-                cache=cache_account(turn, receipt, usage),
-                model=model,
-                avoided_s=self._planner.avoided_s(model, receipt),
-            )
-            session = await self._retain(settled)
-            streamed = turn.request.stream and ttft_s is not None
-            self._planner.learn(model, receipt, (ttft_s or 0) - turn.ahead_s if streamed else None)
-        if turn.planned.prepared.wanted:
-            self._writing.start(turn)
-        account = self._account(turn, receipt, session)
-        self._erasures.start(session)
-        for observer in self._observers:
-            observer.settled(settled, session)
-        own_s = turn.own_s + perf_counter() - began
-        self._metrics.overhead_seconds.observe(own_s, exemplar(turn.message_id))
+        clock, model = turn.request.clock, self._pool.label(turn.request.model)
+        with clock.working():
+            with self._metrics.stage("account"):
+                settled = SettledTurn(
+                    turn=turn,
+                    receipt=receipt,
+                    record=record,
+                    usage=usage,
+                    run=run,
+                    source=source_of(turn, record, receipt, run),
+                    cache=cache_account(turn, receipt, usage),
+                    model=model,
+                    avoided_s=self._planner.avoided_s(model, receipt),
+                )
+                session = await self._retain(settled)
+                ttft_s = clock.engine_ttft_s if turn.request.stream else None
+                self._planner.learn(model, receipt, ttft_s)
+            if turn.planned.prepared.wanted:
+                self._writing.start(turn)
+            account = self._account(turn, receipt, session)
+            self._erasures.start(session)
+            for observer in self._observers:
+                observer.settled(settled, session)
+        self._metrics.overhead_seconds.observe(clock.own_s, exemplar(turn.message_id))
         return account
 
     async def refusal(self, turn: Turn) -> RefusedByClaimError | None:

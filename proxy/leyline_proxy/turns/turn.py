@@ -45,8 +45,3 @@ class Turn:
     part of the request may be sent."""
     applied: list[dict[str, Any]]
     """Effects of the edits of ``context_management``."""
-    own_s: float = 0.0
-    """Seconds that the proxy itself has spent on it so far, including other attempts."""
-    ahead_s: float = 0.0
-    """Seconds from the request's arrival until it was this engine's turn: waiting for a place,
-    engines that failed it, and the proxy's own time."""

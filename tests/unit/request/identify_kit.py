@@ -16,7 +16,7 @@ def asked(
 ) -> ChatRequest:
     """A request."""
     raw = json.dumps({"model": "m", "messages": messages, **members}).encode()
-    return parse_chat(raw, headers or {}, _tenant(), arrived=0.0)
+    return parse_chat(raw, headers or {}, _tenant())
 
 
 @cache

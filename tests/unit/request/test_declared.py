@@ -34,7 +34,7 @@ def request_of(messages: list[Message], edits: list[dict[str, Any]]) -> Any:
     """A chat request, checked."""
     tenant = build_directory(Settings()).authenticate({})
     body = {"model": "m", "messages": messages, "leyline": {"edits": edits}}
-    return parse_chat(json.dumps(body).encode(), {}, tenant, arrived=0.0)
+    return parse_chat(json.dumps(body).encode(), {}, tenant)
 
 
 @pytest.mark.parametrize(
