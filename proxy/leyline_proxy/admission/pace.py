@@ -20,8 +20,7 @@ class Pace:
         self._taken = False
 
     def enter(self, tenant: str) -> asyncio.Future[None] | None:
-        """Return None if the work may begin at once, or a future to wait for; a cancelled one is
-        skipped."""
+        """Return None to begin at once, or a future to wait for; cancelled ones are skipped."""
         loop = asyncio.get_running_loop()
         if not self._taken:
             self._taken = True

@@ -116,8 +116,7 @@ class _Walk:
         return line.seq == head.seq + 1 and line.prev == head.hash
 
     def _torn(self, at: int) -> int:
-        """Return the number of lines from here on that are pieces accounted for by the next
-        record."""
+        """Return the number of pieces of lines from here on that the next record accounts for."""
         end = at
         while end < len(self._lines) and end - at <= MAX_TORN and self._sealed(end) is None:
             end += 1

@@ -114,8 +114,7 @@ class _Texts:
         )
 
     def _sent_before(self, record: EditRecord) -> bool | None:
-        """Return whether an engine received an edit's text, or its insertion, before; None if
-        unknown."""
+        """Return whether an engine had the edit's text or insertion before; None if unknown."""
         if record.cached:
             return True
         return None if record.mode in self._doubts else False

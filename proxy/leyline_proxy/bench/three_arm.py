@@ -259,8 +259,7 @@ class ThreeArmBench:
         group.level.answers[arm] += answers
 
     async def _floor(self, group: Group, phase: Phase) -> list[FloorSample]:
-        """Measure new tokens after the radix arm's prompts; the first one differs from the
-        original."""
+        """Measure new tokens after the radix arm's prompts; the first differs from the old one."""
         prompts = []
         for case in group.cases:
             prompt, must = _prompt(case, phase), case.must[phase].total

@@ -117,8 +117,7 @@ class ClaimService:
         return claim_document(status)
 
     async def all_live(self, tenant: str, session: str | None) -> list[dict[str, Any]]:
-        """Return the tenant's live claims, or those of one session; oldest first for each
-        engine."""
+        """Return the live claims of the tenant or of one session, oldest first for each engine."""
         wanted = public_id(session, self._hints_secret) if session is not None else None
         found: list[ClaimStatus] = []
         for engine in await self._taking(tenant):
@@ -185,8 +184,7 @@ class ClaimService:
         return session
 
     async def _home(self, session: Session) -> ClaimEngine:
-        """Return the engine that holds the session's newest turn, or else the one that would serve
-        it."""
+        """Return the engine with the session's newest turn, or else the one that would serve it."""
         runs = (turn.model_fingerprint for turn in reversed(session.turns))
         held = next((found for run in runs if (found := self._pool.holding(run))), None)
         allowed = self._allowed(session.tenant)

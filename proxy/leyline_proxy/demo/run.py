@@ -117,8 +117,7 @@ def _flags(arm: Arm, policy: str, model: str | None) -> list[str]:
 
 
 def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the operator's settings, so the arms differ in one thing
-    only."""
+    """Return the environment without the operator's settings, so the arms differ in one thing."""
     return {name: value for name, value in inherited.items() if not name.startswith("LEYLINE_")}
 
 

@@ -173,8 +173,7 @@ def memory_verdict(settings: Settings, limit: int | None) -> Finding:
 
 
 def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the bytes that this process may use: the container's limit, or the machine's
-    memory."""
+    """Return the bytes for this process: the smaller of the container's limit and the memory."""
     found = []
     for file in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
         try:

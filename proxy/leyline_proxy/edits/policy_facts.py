@@ -141,8 +141,7 @@ def known_objects(
 
 
 def token_counter(renderer: ChatRenderer | None) -> Callable[[Message], int]:
-    """Return a function that counts a message's tokens, by the model's own tokenizer if
-    available."""
+    """Return a function that counts a message's tokens, if possible with the model's tokenizer."""
     if renderer is None:
         return approximate_tokens
 

@@ -162,8 +162,7 @@ def schedule(
     turns: int,
     window: int | None,
 ) -> tuple[Prepared, Decision]:
-    """Return ``now``, or the same turn with its edits of earlier messages put off, and the
-    decision.
+    """Return ``now``, or the same turn with edits of earlier messages put off; and the decision.
 
     Args:
         last: the turn before, as sent.

@@ -31,8 +31,7 @@ HARNESS_HEADERS = (
     "x-litellm-session-id",
     "helicone-session-id",
 )
-"""Headers by which agents name their conversation, with a harness's own header before general
-ones."""
+"""Headers by which agents name their conversation; a harness's own come before general ones."""
 
 
 def session_key(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[str | None, str]:

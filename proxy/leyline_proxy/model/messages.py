@@ -164,8 +164,7 @@ def check_message(index: int, message: object, called: Collection[str]) -> None:
 
 
 def _check_depth(index: int, message: Message) -> None:
-    """Check the depth level by level: the later code (fingerprints, copies, policies, templates)
-    recurses."""
+    """Check the depth level by level, because later code (templates, policies, copies) recurses."""
     level: list[Any] = [value for value in message.values() if isinstance(value, _CONTAINERS)]
     for _ in range(MAX_DEPTH - 1):
         if not level:

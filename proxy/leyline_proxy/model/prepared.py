@@ -93,8 +93,7 @@ class Prepared:
     dropped: tuple[DroppedMessage, ...] = ()
     faults: tuple[PolicyFault, ...] = ()
     forget_marks: Mapping[int, ForgetMark] = field(default_factory=dict)
-    """Marks by index in the client's list, independent of other policies' changes to the
-    message."""
+    """Marks by index in the client's list, whatever other policies did to the message."""
     notes: tuple[Note, ...] = ()
     """Reports of policies."""
     states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)

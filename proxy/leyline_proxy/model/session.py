@@ -99,8 +99,7 @@ class Departed:
         return sum(map(len, self.messages.values())) + len(self.outputs)
 
     def after(self, gone: Sequence[RetainedTurn], kept: Sequence[RetainedTurn]) -> Departed | None:
-        """Return this with the names that only ``gone`` held; None if they are too many to
-        remember."""
+        """Return this with the names that only ``gone`` held; None for too many to remember."""
         if not gone:
             return self
         held = {
@@ -235,8 +234,7 @@ class Session:
         )
 
     def forget_sources(self) -> Session:
-        """Return the session without its sources: token ids are prompt text and go with a
-        forget."""
+        """Return the session without its sources: a forget removes token ids, as prompt text."""
         return self._with_turns((), gone=self.turns)
 
     def without(self, turns: Collection[str]) -> Session:

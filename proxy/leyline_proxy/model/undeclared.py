@@ -57,8 +57,7 @@ class UndeclaredRules:
         return cls(frozenset(roles))
 
     def amortizes(self, role: str) -> bool:
-        """Return True if an undeclared edit of a message of ``role`` (or ``template``) is
-        amortised."""
+        """Return True if an undeclared edit of a ``role`` (or ``template``) is amortised."""
         return self.trust == "name" and self._has(role)
 
     def withholds(self, role: str) -> bool:

@@ -37,8 +37,7 @@ _REFUSED = 256
 """Number of the newest refused turns remembered until they are abandoned."""
 
 _TEXTS_PER_BODY = 2
-"""Bytes of text, before and after edits, that a waiting record holds per byte of the request's
-body."""
+"""Bytes of text (old and new) that a waiting record holds per byte of the request's body."""
 
 
 class Auditor:

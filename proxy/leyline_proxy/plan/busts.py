@@ -30,8 +30,7 @@ from .candidates import Candidate, Edit
 Moved = Literal["", "failover", "engine"]
 
 PAGE = 64
-"""Smallest loss that counts as the engine's: it rounds fewer tokens down to whole pages of its
-pool."""
+"""Smallest loss that counts as the engine's, which rounds down to whole pages of its pool."""
 
 _MESSAGE_WEIGHT = 16
 """Characters counted for a message's role and marks."""
@@ -40,8 +39,7 @@ Interval = tuple[int, int]
 
 
 class Stretch(NamedTuple):
-    """Prompt tokens ``[start, end)`` that the retained turn has, with the causes of edits before
-    them."""
+    """Prompt tokens ``[start, end)`` of the retained turn, with the causes of edits before them."""
 
     start: int
     end: int
@@ -71,8 +69,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class CacheAccount:
-    """The origin of a turn's prompt tokens; with the lost ones, the numbers add up to all
-    tokens."""
+    """The origin of a turn's prompt tokens; with the lost ones, the numbers add up to all."""
 
     cached: int = 0
     spliced: int = 0

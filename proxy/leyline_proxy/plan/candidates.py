@@ -222,8 +222,10 @@ def _usable(
     turn: RetainedTurn,
     boundary: int,
 ) -> tuple[Kept, ...]:
-    """Return kept runs before the first exact or forget edit, less boundaries and hidden
-    readers."""
+    """Return kept runs before the first exact or forget edit.
+
+    They exclude boundaries and hidden readers.
+    """
     cut = min((e.hunk.new_start for e in edits if e.mode != "amortize"), default=None)
     limit = len(turn.tokens)
     forgotten = [edit.hunk.start for edit in edits if edit.mode == "forget"]

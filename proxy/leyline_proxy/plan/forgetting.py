@@ -124,8 +124,7 @@ def untraced_before(prepared: Prepared, session: Session | None, *, traced: bool
 def is_unreachable(
     prepared: Prepared, names: SpanNames | None, session: Session | None, *, traced: bool
 ) -> bool:
-    """Return True if this turn demands to forget text that may be in a cache where no forget finds
-    it.
+    """Return True if this turn must forget text that may be cached beyond any forget's reach.
 
     Args:
         names: of this turn's messages; None if unknown.
@@ -158,8 +157,7 @@ def _is_new(
 
 
 def _unmet(source: RetainedTurn, prepared: Prepared, place: int, wanted: Iterable[str]) -> set[str]:
-    """Return the names of source messages that may be the one at ``place``, less those already
-    met."""
+    """Return unmet names of source messages that may be the one at ``place``."""
     mark, value = prepared.forget_marks[place], prepared.client_fingerprints[place]
     known, prints = source.prepared.forget_marks, source.prepared.client_fingerprints
     return {

@@ -96,8 +96,7 @@ class _Naming:
         self._inherited: list[SpanName | None] = [None] * len(self._client)
         """The names held by the newest turn that has each message."""
         self._answers: set[int] = set()
-        """Indices of messages that follow a whole list: answers to it, even if the author is
-        uncertain."""
+        """Indices of answers to a whole list, even if the author is uncertain."""
 
     def keep(self, alignment: _Alignment) -> None:
         """Adopt the names of the messages that a source shares with this turn."""
@@ -160,8 +159,7 @@ class _Naming:
                     self._suspect(place, (output_span(alignment.source.turn),))
 
     def name_rewritten(self, alignments: Sequence[_Alignment]) -> None:
-        """Name rewritten messages: between the same neighbours, any message may have become any
-        other."""
+        """Name rewritten messages: any message may have become any other between its neighbours."""
         for alignment in alignments:
             names, before = alignment.source.names.client, alignment.source.prepared.client
             for olds, news in alignment.gaps:
@@ -178,8 +176,7 @@ class _Naming:
                     self._suspect(new, every)
 
     def suspect_returning(self, turns: Sequence[RetainedTurn], departed: Departed) -> None:
-        """Suspect messages that earlier turns had elsewhere: a new message may be one of them, or
-        merely equal."""
+        """Suspect messages that earlier turns had elsewhere: an equal text may be the same."""
         for place, value in enumerate(self._prints):
             if self._own[place] is None:
                 for source in turns:
@@ -190,8 +187,7 @@ class _Naming:
     def suspect_kin(
         self, places: Iterable[int], turns: Sequence[RetainedTurn], departed: Departed
     ) -> None:
-        """Suspect messages that may once have been made from these, even if they have left the
-        list."""
+        """Suspect messages once made from these, even if they have left the list."""
         for place in places:
             own = self._own[place]
             wanted = {*self._former[place], *([own] if own is not None else [])}
@@ -243,8 +239,7 @@ def _bounded(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _said_at(prepared: Prepared, prompt: Rendered | None) -> Callable[[int], Sequence[int]]:
-    """Return a function from a client index to its prompt tokens with their surroundings; empty for
-    none."""
+    """Return a function from a client index to its tokens with surroundings; empty for none."""
 
     def said(place: int) -> Sequence[int]:
         sent = [entry.client_index for entry in prepared.sent]

@@ -98,8 +98,7 @@ class Draft:
 
 
 def prepare_turn(given: PlanInput, metrics: Metrics) -> tuple[Prepared, Decision | None]:
-    """Do step 2 of a turn: return the messages to send, and the decision about edits that could
-    wait.
+    """Do step 2 of a turn: return the messages to send, and the decision about waiting edits.
 
     Raises:
         PolicyFailedClosedError, BadRequestError: the request must not be sent.
@@ -387,6 +386,5 @@ def _unrendered(given: PlanInput, prepared: Prepared, forget: tuple[str, ...]) -
 
 
 def sink_of(status: UpstreamStatus) -> int:
-    """Return the number of leading positions always computed again: the engine's, if it names
-    one."""
+    """Return the number of leading positions always computed again; the engine may give its own."""
     return (status.capability.sink if status.capability else 0) or ATTENTION_SINK

@@ -36,8 +36,7 @@ from .cover import MIN_SWITCH, Piece, cover
 from .uncached import StandingEdits
 
 MIN_SPLICED = 32
-"""Smallest number of spliced tokens after the edits; fewer aren't worth a private lineage for the
-rest."""
+"""Smallest number of spliced tokens after the edits that is worth a private lineage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +62,7 @@ class TurnPlan:
     reason: Reason | None = None
     reusable_tokens: int = 0
     reach: Reach = field(default_factory=Reach, compare=False)
-    """The parts of the prompt in the session's retained turns; for the account, not for the
-    engine."""
+    """The parts of the prompt in the session's retained turns, for the account only."""
 
     @property
     def forgets(self) -> bool:
@@ -137,8 +135,7 @@ def _has_holes(candidate: Candidate) -> bool:
 
 
 def _most_reusable(candidates: Sequence[Candidate]) -> int:
-    """Return the index of the most reusable candidate; the newest of equals, as they are newest
-    first."""
+    """Return the index of the most reusable candidate; of equals the newest, which comes first."""
     return max(range(len(candidates)), key=lambda index: (candidates[index].reusable, -index))
 
 
@@ -196,8 +193,7 @@ def _lacks_a_name(edits: Sequence[Edit]) -> bool:
 def _forgetting_plan(
     candidates: Sequence[Candidate], forget: tuple[str, ...], prompt: array[int], sink: int
 ) -> TurnPlan:
-    """Return the plan of a turn that forgets text in retained turns: one source, only KV that never
-    read it.
+    """Return the plan of a turn that forgets text in retained turns: one source that never read it.
 
     The plan names the other sources that hold the text, so it is forgotten everywhere.
     """
@@ -244,8 +240,7 @@ def _mismatch(edits: tuple[EditRecord, ...]) -> TurnPlan:
 
 
 def _account(used: Sequence[Candidate], reach: Sequence[int]) -> tuple[EditRecord, ...]:
-    """Return the first source's edits, plus those that only others show before their copied
-    parts."""
+    """Return the first source's edits, plus those only others show before their copies."""
     records = list(records_of(used[0].edits, ()))
     told = {(record.message, record.role, record.cause) for record in records}
     for candidate, end in zip(used[1:], reach[1:], strict=True):
@@ -270,8 +265,7 @@ def _reference(candidate: Candidate) -> SourceRef:
 def _amortized(
     candidate: Candidate, source: int, prompt: array[int], end: int
 ) -> Iterator[Directive]:
-    """Yield amortized edits before the first exact one and before position ``end`` of the
-    prompt."""
+    """Yield amortized edits before the first exact one and before prompt position ``end``."""
     for edit in candidate.edits:
         if edit.mode != "amortize" or edit.hunk.new_start >= end:
             return
@@ -281,8 +275,7 @@ def _amortized(
 def _forgotten(
     candidate: Candidate, source: int, prompt: array[int], *, amortizes: bool
 ) -> Iterator[Directive]:
-    """Yield every edit that forgets, and if ``amortizes`` those amortized before the first exact
-    one."""
+    """Yield edits that forget and, if ``amortizes``, amortized ones before the first exact one."""
     covered = -1
     for edit in candidate.edits:
         hunk = edit.hunk

@@ -24,12 +24,10 @@ from ..model.diff import MessageDiff
 from ..model.rendered import MessageSpan, Rendered
 
 MIN_RUN = 4
-"""Smallest kept run between two hunks; shorter ones are coincidences and prefilled with the
-hunks."""
+"""Smallest kept run between two hunks; shorter coincidences are prefilled with the hunks."""
 
 MIN_ANSWER_RUN = 16
-"""Smallest kept run within an answer, which is compared with a message that may not be an
-answer."""
+"""Smallest kept run within an answer, as the compared message may not be an answer."""
 
 MAX_ANSWER_GLUE = 8
 """Largest gain, in tokens, of an answer that counts as cut by the template."""

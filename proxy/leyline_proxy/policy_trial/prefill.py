@@ -21,8 +21,7 @@ from ..model.prepared import Prepared
 
 @dataclass(frozen=True, slots=True)
 class CachedMessage:
-    """One sent message: its fingerprint, its tokens, and the fingerprint of the client's
-    message."""
+    """One sent message: its fingerprint, its tokens, and the client's fingerprint of it."""
 
     sent: int
     tokens: int

@@ -128,8 +128,7 @@ class TrialReport:
         return total([turn for session in self.sessions for turn in session.turns])
 
     def to_json(self) -> dict[str, Any]:
-        """Return sums, sessions and turns, in the form that `leyline policies try --json`
-        writes."""
+        """Return sums, sessions and turns in the form of `leyline policies try --json`."""
         return {
             "total": self.totals().to_json(),
             "sessions": [

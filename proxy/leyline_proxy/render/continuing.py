@@ -55,8 +55,7 @@ class Beginnings(Generic[_Item, _Value]):
         return self._bytes
 
     def find(self, items: Sequence[_Item]) -> Beginning[_Item, _Value] | None:
-        """Return the longest stored list that ``items`` begin with, if it ends among the last of
-        them."""
+        """Return the longest stored list at the start of ``items``, if it ends near their end."""
         for length in range(len(items), max(0, len(items) - REACH), -1):
             with self._lock:
                 found = self._held.get((id(items[length - 1]), length))

@@ -88,8 +88,7 @@ class IncrementalTemplate:
     def _outside(
         self, runtime: Runtime, entries: Sequence[Entry], variables: Mapping[str, Any]
     ) -> Found | None:
-        """Return the contents in the texts around the loops, in characters of those texts
-        joined."""
+        """Return the contents in the texts around the loops, in characters of the joined texts."""
         if not self._form.contents_outside:
             return Found([], frozenset())
         plain = _around(runtime.parts)

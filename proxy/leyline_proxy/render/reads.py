@@ -246,8 +246,7 @@ class BodyReader:
         return False
 
     def _is_total(self, node: nodes.Node | None, local: set[str]) -> bool:
-        """Return True if evaluation at once is safe: the value has no content and consumes
-        nothing."""
+        """Return True if a value without contents can be read at once, and nothing is consumed."""
         match node:
             case nodes.Getattr(node=nodes.Name(name="loop"), attr=attr):
                 return "loop" not in local and attr in _TOTAL_LOOP

@@ -63,8 +63,7 @@ class Values:
         self._secret = token_bytes(32)
 
     def digest(self, value: Any) -> bytes | None:
-        """Return the digest of plain data or of a function without effects; None for other
-        values."""
+        """Return the digest of plain data or of a pure function; None for other values."""
         key = key_of(value)
         if key is None:
             return self._pure.get(id(value))
@@ -232,8 +231,7 @@ class Run:
         after: tuple[Any, ...],
         caller: Callable[[Any], str],
     ) -> Found | None:
-        """Return the place of the item's content in its text; None if marks change more than
-        that."""
+        """Return the place of the item's content in its text; None if marks change more."""
         marks = unused_characters(text)
         if marks is None:
             return None

@@ -63,8 +63,7 @@ class AllowedHosts:
     """Hosts that the operator named."""
 
     def allows(self, host: Authority) -> bool:
-        """Return True if requests may be for this host; a listed name without a port allows all
-        ports."""
+        """Return True if requests may be for this host; a listed name without a port allows all."""
         if host.is_loopback or not self.listed.isdisjoint((host, Authority(host.name))):
             return True
         if self.bound is None:  # all addresses: no page can make one of them point elsewhere

@@ -25,8 +25,7 @@ _MOST_MET = 1024
 
 
 def turn_bucket(index: int) -> str:
-    """Return the label of turn ``index`` (0-based): one of a few values, which keeps boards
-    cheap."""
+    """Return the label of turn ``index`` (0-based), one of a few values to keep boards cheap."""
     number = index + 1
     return next((label for last, label in _TURN_BUCKETS if number <= last), _LAST_TURN_BUCKET)
 

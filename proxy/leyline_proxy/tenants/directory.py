@@ -78,8 +78,7 @@ class TenantDirectory:
         self._keys, self._tenants = keys, tenants
 
     def authenticate(self, headers: Mapping[str, str]) -> Tenant:
-        """Return the tenant of a request, by ``authorization: Bearer``, ``api-key`` or
-        ``x-api-key``.
+        """Return a request's tenant, by ``authorization: Bearer``, ``api-key`` or ``x-api-key``.
 
         Every configured key is compared, each in constant time, so timing reveals neither a similar
         key nor its tenant.

@@ -22,8 +22,7 @@ _OTHER_ENGINE = frozenset({Reason.MISSING_SOURCE, Reason.TOKEN_MISMATCH})
 
 
 def record_in(turn: Turn, member: bytes) -> TurnRecord | None:
-    """Return the turn's record from a part of its answer; None if it belongs to another turn or is
-    incomplete."""
+    """Return the turn's record in a member of its answer; None for another's or a partial one."""
     try:
         record = msgspec.json.decode(member, type=TurnRecord)
     except msgspec.DecodeError:

@@ -153,8 +153,7 @@ class TurnSettler:
         await self._unsettled(turn, change)
 
     async def release(self, turn: Turn) -> None:
-        """Withdraw a turn that ended without KV in any engine. Its demands to forget are still
-        owed."""
+        """Withdraw a turn that ended without KV in any engine; its forgets are still owed."""
         self._under_way.leave(turn)
         if turn.name not in self._under_way:
             return

@@ -76,8 +76,7 @@ class Replica:
         own: RawHeaders = (),
         credentials: bool = False,
     ) -> AsyncIterator[httpx.Response]:
-        """Send a caller's request as :meth:`UpstreamClient.open` does; the breaker counts the
-        result.
+        """Send a caller's request like :meth:`UpstreamClient.open`; the breaker counts the result.
 
         The request succeeds when the whole answer was read, or as much as the caller wanted.
         """

@@ -72,8 +72,7 @@ class RequestTrace:
         return _UNTRACED
 
     def answered(self, attributes: Attributes) -> None:
-        """End the upstream span when the engine's answer is complete, before everything is
-        closed."""
+        """End the upstream span when the engine's answer is complete, before everything closes."""
 
     def failed(self, error: ProxyError) -> None:
         """Record that the request has ended in an error."""

@@ -85,8 +85,7 @@ class OtelTracing(Tracing):
             trace.close()
 
     async def aclose(self) -> None:
-        """Export the waiting spans. Spans not exported in time are lost; the process needn't
-        wait."""
+        """Export the waiting spans; those not exported in time are lost."""
         closing = Thread(target=self._provider.shutdown, name="leyline-traces", daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, self._flush_s)
@@ -322,8 +321,7 @@ def _place(address: str) -> dict[str, Attribute]:
 
 
 def _clean(attributes: Attributes) -> dict[str, Attribute]:
-    """Return attributes that can be exported: one text that isn't UTF-8 would lose a whole
-    batch."""
+    """Return attributes fit for export: one text that isn't UTF-8 would lose a whole batch."""
     return {name: _cleaned(name, value) for name, value in attributes.items()}
 
 
