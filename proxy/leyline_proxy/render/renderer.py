@@ -16,9 +16,8 @@ from leyline_engine.contract import ChatDialect, ChatMessage
 from ..model.rendered import MessageSpan, Rendered
 from .continuing import Beginnings
 from .dialects import Dialect, RenderError, dialect_of
-from .fragments import Conversation, Entry, FragmentMemory, key_of
-from .incremental import IncrementalTemplate, Prompt
 from .marks import CharSpan, content_spans, unique_spans
+from .memoised import Conversation, Entry, FragmentMemory, IncrementalTemplate, Prompt, key_of
 from .template import ChatTemplate, chat_environment
 from .tokens import BYTES_PER_CHAR, PieceTokenizer
 

@@ -11,8 +11,8 @@ import pytest
 from incremental_kit import Message, Tools, TransformersReference, check
 from template_kit import recorded, renderer_of, tokenizer_of
 
-from leyline_proxy.render.fragments import Entry, FragmentMemory, key_of
-from leyline_proxy.render.incremental import IncrementalTemplate
+from leyline_proxy.render.memoised.fragments import Entry, FragmentMemory, key_of
+from leyline_proxy.render.memoised.template import IncrementalTemplate
 from leyline_proxy.render.template import ChatTemplate, chat_environment
 
 READ_ALL = {"deepseek-ai-DeepSeek-V3.2", "openai-gpt-oss-120b"}

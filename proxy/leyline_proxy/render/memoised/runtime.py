@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, Undefined, pass_environment
 from jinja2.utils import Namespace
 
+from ..marks import Found, read_marks, unused_characters, with_marks
 from .fragments import Entry, Fragment, FragmentMemory, key_of
 from .loops import ENTER, ITEMS, LEAVE, RECALL, Instrumented
-from .marks import Found, read_marks, unused_characters, with_marks
 from .reads import LOOP_MEMBER, MEMBER
 
 _LONGEST_LEFT = 4096

@@ -14,9 +14,9 @@ from typing import Any
 
 from jinja2 import Environment
 
+from ..marks import CharSpan, Found, read_marks, unused_characters, with_marks
 from .fragments import Entry, FragmentMemory
 from .loops import RUNTIME, instrument
-from .marks import CharSpan, Found, read_marks, unused_characters, with_marks
 from .runtime import FILTERS, Break, Part, Placed, Runtime, Values
 
 
