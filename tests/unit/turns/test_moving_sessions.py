@@ -18,7 +18,7 @@ from support.waiting import wait
 
 from leyline_engine.contract import Receipt, TokenCounts
 from leyline_proxy.http.app import create_app
-from leyline_proxy.model.session import Place
+from leyline_proxy.model.session import Place, Session
 from leyline_proxy.sessions.summary import SessionOverview
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.rendezvous import ranked
@@ -71,7 +71,7 @@ class Pair:
     def places(self) -> Mapping[str, Place]:
         """Where the KV of the one session lies."""
         (line,) = self.sessions()
-        session = asyncio.run(self.app.state.services.store.get("default", line.id))
+        session: Session = asyncio.run(self.app.state.services.store.get("default", line.id))
         return session.places
 
     @property

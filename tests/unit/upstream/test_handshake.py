@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httpx
@@ -58,7 +58,9 @@ def engine() -> Engine:
     return Engine()
 
 
-def handshake(engine: Callable[[httpx.Request], Awaitable[httpx.Response]]) -> Handshake:
+def handshake(
+    engine: Callable[[httpx.Request], Coroutine[None, None, httpx.Response]],
+) -> Handshake:
     """A handshake with ``engine``; the test closes nothing, as no socket is opened."""
     transport: Any = httpx.MockTransport(engine)
     upstream = UpstreamClient(Link("http://engine", transport), api_key=None)

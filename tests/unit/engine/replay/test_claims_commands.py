@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from claims_kit import TENANT, make_engine
 from claims_service_kit import Stage, end, stage, stages
-from support.waiting import wait
+from support.waiting import until, wait
 
 from leyline_engine.contract import (
     ClaimCommand,
@@ -40,7 +40,7 @@ async def test_commands_come_through_while_the_engine_is_busy(stages: list[Stage
     stage.close_gate()
     jobs = [stage.submit(60, seed, room=8) for seed in range(2, 20)]
     asked = asyncio.create_task(stage.claim("plan", 100))
-    assert await asyncio.to_thread(lambda: stage.running)
+    await until(lambda: stage.running)
     begun = stage.forwards
     while not asked.done():
         stage.gate.release(1)
@@ -102,7 +102,7 @@ async def test_looking_costs_no_check_of_the_whole_pool(
     await asyncio.sleep(0.05)
     assert checks == 0
     await stage.do(ReleaseClaim(TENANT, "c"))
-    assert await asyncio.to_thread(lambda: checks)
+    await until(lambda: checks)
 
 
 async def test_a_command_that_breaks_is_answered_and_the_engine_goes_on(
@@ -126,7 +126,7 @@ async def test_whoever_stops_waiting_for_an_answer_holds_nobody_up(stage: Stage)
     await stage.keep("plan", 100, 1)
     stage.close_gate()
     running = stage.submit(50, 2)
-    assert await asyncio.to_thread(lambda: stage.running)
+    await until(lambda: stage.running)
     asked = asyncio.create_task(stage.claim("plan", 100))
     await asyncio.sleep(0)
     asked.cancel()
@@ -141,7 +141,7 @@ def test_an_asker_whose_loop_is_gone_holds_nobody_up(stage: Stage) -> None:
 
     async def leave() -> None:
         stage.submit(50, 2)
-        await asyncio.to_thread(lambda: stage.running)
+        await until(lambda: stage.running)
         stage.service._desk.ask(ListClaims())  # type: ignore[union-attr]
 
     asyncio.run(leave())
@@ -154,7 +154,7 @@ async def test_a_stopped_engine_carries_nothing_out(stage: Stage) -> None:
     """Those who wait for an answer get one."""
     stage.close_gate()
     stage.submit(50, 2)
-    assert await asyncio.to_thread(lambda: stage.running)
+    await until(lambda: stage.running)
     asked = asyncio.create_task(stage.service.claims(ListClaims()))
     await asyncio.sleep(0)
     closing = asyncio.create_task(asyncio.to_thread(stage.service.close, 0))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.waiting import wait
+from support.waiting import until, wait
 
 from leyline_engine.contract import EditPayload, ForgetCounts, Receipt, TurnRecord
 from leyline_engine.metrics import NoMetrics
@@ -194,7 +194,7 @@ async def test_waiting_queue_is_bounded(engine: FakeEngine) -> None:
     engine.gate = threading.Semaphore(0)
     service = make_service(engine, max_running=1, max_waiting=2)
     jobs = [service.submit(spec("r0"))]
-    assert await asyncio.to_thread(lambda: engine.running)
+    await until(lambda: engine.running)
     jobs += [service.submit(spec("r1")), service.submit(spec("r2"))]
     with pytest.raises(EngineOverloadedError):
         service.submit(spec("r3"))
@@ -226,10 +226,10 @@ async def test_cancel_ends_a_running_request(engine: FakeEngine, service: Engine
 async def test_integrity_is_checked_when_idle(engine: FakeEngine, service: EngineService) -> None:
     """A failed check stops the service: what can't be trusted isn't served."""
     await last(service.submit(spec("r1")).channel)
-    assert await asyncio.to_thread(lambda: engine.checks)
+    await until(lambda: engine.checks)
     engine.integrity_error = RuntimeError("slot owned twice")
     await last(service.submit(spec("r2")).channel)
-    assert await asyncio.to_thread(lambda: service.failure)
+    await until(lambda: service.failure)
     with pytest.raises(EngineStoppedError):
         service.submit(spec("r3"))
 
@@ -239,7 +239,7 @@ async def test_close_refuses_what_waits(engine: FakeEngine) -> None:
     engine.gate = threading.Semaphore(0)
     service = make_service(engine, max_running=1)
     running = service.submit(spec("r0"))
-    assert await asyncio.to_thread(lambda: engine.running)
+    await until(lambda: engine.running)
     waiting = service.submit(spec("r1"))
     closing = asyncio.create_task(asyncio.to_thread(service.close, 20))
     refused = await last(waiting.channel)
