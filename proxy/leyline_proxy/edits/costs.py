@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from statistics import median
 
 from leyline_engine.contract import Receipt
@@ -47,3 +47,27 @@ class CostBook:
             prefill_us=median(self._prefill) if self._prefill else 0.0,
             splice_us=median(self._splice) if self._splice else 0.0,
         )
+
+
+class CostBooks:
+    """The cost books of all models, by their metric label, of which there are few."""
+
+    def __init__(self) -> None:
+        self._books: defaultdict[str, CostBook] = defaultdict(CostBook)
+
+    def cost(self, model: str, *, splices: bool) -> EditCost:
+        """Return a model's costs; those of an empty book until a turn gives some."""
+        return (self._books.get(model) or CostBook()).cost(splices=splices)
+
+    def learn(self, model: str, receipt: Receipt, ttft_s: float | None) -> None:
+        """Record the cost of a turn; see :meth:`CostBook.learn`."""
+        self._books[model].learn(receipt, ttft_s)
+
+    def avoided_s(self, model: str, receipt: Receipt) -> float:
+        """Estimate the seconds saved: prefilling the spliced tokens, less the splice. 0 until a
+        turn gives a cost."""
+        book, spliced = self._books.get(model), receipt.tokens.spliced
+        if book is None or not spliced:
+            return 0.0
+        prefill_us = book.cost(splices=True).prefill_us
+        return max(0.0, spliced * prefill_us - receipt.splice_us) / 1e6

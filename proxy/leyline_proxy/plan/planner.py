@@ -3,27 +3,16 @@ a prompt can't be rendered here."""
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import anyio.to_thread
 import structlog
 
-from leyline_engine.contract import Receipt
-from leyline_policies.builtin.redact import Redact
-from leyline_policies.faults import OnFault
-
-from ..edits.costs import CostBook
-from ..edits.policy_facts import PolicyMemos, policy_session, renderer_of, token_counter
-from ..edits.schedule import Timing
-from ..edits.sensitive import sensitive_rule
-from ..edits.time_limit import TimeLimit
+from ..edits.editor import Editor
+from ..edits.policy_facts import renderer_of, token_counter
 from ..errors import ProxyError, UnsupportedError
-from ..model.messages import Message
 from ..model.prepared import Prepared
 from ..request.context_management import CONTEXT_FIELD, applied_edits
 from ..telemetry.logging import frames_of
@@ -35,7 +24,6 @@ from .planning import (
     Planned,
     draft_turn,
     plan_turn,
-    prepare_turn,
     prompt_question,
 )
 from .reaching import with_reach
@@ -52,30 +40,11 @@ T = TypeVar("T")
 
 
 class Planner:
-    """Steps 2 to 5 of turns, and the costs learned from their ends.
+    """Steps 2 to 4 of turns."""
 
-    Args:
-        timing: rules for waiting edits; None if none waits.
-        sensitive: content that is forgotten whichever policy removes it.
-        on_fault: action after a fault of a policy that forgets.
-    """
-
-    def __init__(
-        self,
-        metrics: Metrics,
-        *,
-        policy_timeout_s: float,
-        timing: Timing | None,
-        sensitive: Redact | None,
-        on_fault: OnFault = "refuse",
-    ) -> None:
+    def __init__(self, metrics: Metrics, editor: Editor) -> None:
         self._metrics = metrics
-        self._on_fault = on_fault
-        self._timing = timing
-        self._sensitive = sensitive
-        self._memos = PolicyMemos()
-        self._costs: defaultdict[str, CostBook] = defaultdict(CostBook)
-        self._time_limit = TimeLimit(policy_timeout_s)
+        self._editor = editor
 
     async def plan(self, given: PlanInput, session_id: str, replica: Replica) -> Planned:
         """Return a turn's messages and the request to the engine.
@@ -129,19 +98,9 @@ class Planner:
             original = await _worked(False, work)
             counted[CONTEXT_FIELD] = {
                 "original_input_tokens": await self._prompt_tokens(given, original, replica),
-                "applied_edits": self.applied(given, draft.prepared),
+                "applied_edits": self.applied(given, draft.edited.prepared),
             }
         return counted
-
-    async def searched(self, given: PlanInput) -> list[Message]:
-        """Return the messages of a request that isn't a turn, less the text that policies forget.
-
-        Raises:
-            PolicyFailedClosedError, BadRequestError: the request must not be sent.
-        """
-        work = partial(self._with_policies, given, None, prepare_turn, only_forgets=True)
-        prepared, _ = await _worked(False, work)
-        return prepared.messages
 
     def applied(self, given: PlanInput, prepared: Prepared) -> list[dict[str, Any]]:
         """Return the effects of the edits that the request asked for in ``context_management``."""
@@ -149,64 +108,11 @@ class Planner:
         count = token_counter(renderer_of(given.status, given.request.model))
         return applied_edits(prepared, requested, count) if requested else []
 
-    def avoided_s(self, model: str, receipt: Receipt) -> float:
-        """Estimate the seconds saved: prefilling the spliced tokens, less the splice. 0 until a
-        turn gives a cost.
-
-        Args:
-            model: as a label.
-        """
-        book, spliced = self._costs.get(model), receipt.tokens.spliced
-        if book is None or not spliced:
-            return 0.0
-        prefill_us = book.cost(splices=True).prefill_us
-        return max(0.0, spliced * prefill_us - receipt.splice_us) / 1e6
-
-    def learn(self, model: str, receipt: Receipt, ttft_s: float | None) -> None:
-        """Record the cost of a turn.
-
-        Args:
-            model: as a label; there are few.
-            ttft_s: seconds from sending it to the first token of a streamed answer.
-        """
-        self._costs[model].learn(receipt, ttft_s)
-
     def _draft(
         self, given: PlanInput, session_id: str | None, *, only_forgets: bool = False
     ) -> Draft:
-        return self._with_policies(given, session_id, draft_turn, only_forgets=only_forgets)
-
-    def _with_policies(
-        self,
-        given: PlanInput,
-        session_id: str | None,
-        work: Callable[[PlanInput, Metrics], T],
-        *,
-        only_forgets: bool = False,
-    ) -> T:
-        """Do a step with the facts for policies."""
-        request, status = given.request, given.status
-        if not given.policies and not request.annotations:
-            return work(given, self._metrics)
-        book = self._costs.get(request.model) or CostBook()
-        renderer = renderer_of(status, request.model)
-        with self._memos.of(request.tenant.name, session_id, given.policies, renderer) as memo:
-            facts = policy_session(
-                given.session,
-                status,
-                request.model,
-                cost=book.cost(splices=status.splices),
-                memo=memo,
-                limit=partial(self._time_limit, request.tenant.name),
-                sensitive=sensitive_rule(self._sensitive, memo),
-                on_fault=self._on_fault,
-                now=time.time(),
-            )
-            facts = replace(facts, only_forgets=only_forgets)
-            # Edits that a request asks for don't wait.
-            timing = None if request.requested or only_forgets else self._timing
-            given = replace(given, policy_session=facts, timing=timing)
-            return work(given, self._metrics)
+        edited = self._editor.edit(given.edits, session_id, only_forgets=only_forgets)
+        return draft_turn(given, edited, self._metrics)
 
     async def _prompt_tokens(self, given: PlanInput, draft: Draft, replica: Replica) -> int:
         if draft.rendered is not None:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
 
 from leyline_engine.contract import ATTENTION_SINK, LiteralSegment, Mode, Outcome, Reason
 from leyline_policies import Policy
-from leyline_policies.context import TOKENS
-from leyline_policies.verbs import Verbs
 
-from ..edits.policy_facts import known_objects
-from ..edits.prepare import PolicySession, prepare, unedited
-from ..edits.schedule import Timing, schedule
-from ..errors import BadRequestError, PolicyFailedClosedError, ProxyError
+from ..edits.editing import Edited, EditInput
 from ..model.diff import diff_messages
-from ..model.prepared import PolicyFault, Prepared
+from ..model.prepared import Prepared
 from ..model.rendered import Rendered
 from ..model.session import Departed, EditRecord, RetainedTurn, Session
 from ..model.spans import ANYTHING, SpanNames
@@ -54,16 +49,17 @@ class PlanInput:
     status: UpstreamStatus
     index: int
     """Number of the turn in its session."""
-    policy_session: PolicySession = field(default_factory=PolicySession)
-    """Facts for the policies."""
-    timing: Timing | None = None
-    """Rules for waiting edits; None if none waits."""
     replica: str = ""
     """Name of the intended upstream."""
     named: bool = True
     """True if the caller gave the session its id."""
     traced: bool = True
     """True if earlier turns of a session unknown here can be found by its id."""
+
+    @property
+    def edits(self) -> EditInput:
+        """The part that the messages to send depend on."""
+        return EditInput(self.request, self.policies, self.session, self.status, self.index)
 
     @property
     def last(self) -> RetainedTurn | None:
@@ -91,84 +87,15 @@ class Planned:
 class Draft:
     """A turn up to its prompt."""
 
-    prepared: Prepared
+    edited: Edited
     rendered: Rendered | None
     """None if the prompt can't be rendered here as the engine would."""
-    decision: Decision | None = None
 
 
-def prepare_turn(given: PlanInput, metrics: Metrics) -> tuple[Prepared, Decision | None]:
-    """Do step 2 of a turn: return the messages to send, and the decision about waiting edits.
-
-    Raises:
-        PolicyFailedClosedError, BadRequestError: the request must not be sent.
-    """
-    request, decision = given.request, None
-    with metrics.stage("policy"):
-        last = given.last.prepared if given.last is not None else None
-        messages = known_objects(request.messages, request.fingerprints, last)
-        if given.policies or request.annotations or request.options.edits:
-            prepared = prepare(
-                messages,
-                given.policies,
-                request.options.edits,
-                given.index,
-                fingerprints=request.fingerprints,
-                session=given.policy_session,
-            )
-            if prepared.refused is not None:
-                raise _refusal(given, prepared, prepared.refused, metrics)
-            prepared, decision = _timed(given, prepared)
-        else:
-            prepared = unedited(messages, request.fingerprints)
-    return prepared, decision
-
-
-def draft_turn(given: PlanInput, metrics: Metrics) -> Draft:
-    """Do steps 2 to 4 of a turn, as far as possible without the engine.
-
-    Raises:
-        PolicyFailedClosedError, BadRequestError: the request must not be sent.
-    """
-    prepared, decision = prepare_turn(given, metrics)
+def draft_turn(given: PlanInput, edited: Edited, metrics: Metrics) -> Draft:
+    """Do steps 3 and 4 of a turn, as far as possible without the engine."""
     with metrics.stage("render"):
-        return Draft(prepared, _render(given, prepared), decision)
-
-
-def _refusal(
-    given: PlanInput, prepared: Prepared, refused: PolicyFault, metrics: Metrics
-) -> ProxyError:
-    """Return the error of a refused request, and count it here: there won't be a turn."""
-    for fault in prepared.faults:
-        counter = metrics.policy_refusals if fault is refused else metrics.policy_faults
-        counter.labels(fault.policy, fault.fault).inc()
-    tenant = given.request.tenant.name
-    log.error("policy_failed_closed", tenant=tenant, policy=refused.policy, fault=refused.fault)
-    if refused.policy != Verbs.name:
-        return PolicyFailedClosedError(refused.policy, refused.fault)
-    return BadRequestError(
-        f"What messages say of themselves (leyline.forget) can't be done ({refused.fault}): "
-        "without them there would be no conversation to send.",
-        param="messages",
-    )
-
-
-def _timed(given: PlanInput, prepared: Prepared) -> tuple[Prepared, Decision | None]:
-    """Return the turn with the edits that pay now."""
-    last, session = given.last, given.policy_session
-    if given.timing is None or not given.policies or last is None:
-        return prepared, None
-    if last.model_fingerprint != given.status.retains_as:
-        return prepared, None  # nothing is cached, so an edit costs nothing
-    return schedule(
-        last.prepared,
-        prepared,
-        session.cost,
-        given.timing,
-        tokens=lambda message: session.memo.get(message, TOKENS, session.count),
-        turns=given.index,
-        window=session.window,
-    )
+        return Draft(edited, _render(given, edited.prepared))
 
 
 def prompt_question(given: PlanInput, draft: Draft) -> dict[str, Any] | None:
@@ -178,7 +105,7 @@ def prompt_question(given: PlanInput, draft: Draft) -> dict[str, Any] | None:
         return None
     body = given.request.body
     steering = {name: body[name] for name in STEERING if body.get(name) is not None}
-    return {"model": given.request.model, **steering, "messages": draft.prepared.messages}
+    return {"model": given.request.model, **steering, "messages": draft.edited.prepared.messages}
 
 
 def plan_turn(
@@ -189,7 +116,7 @@ def plan_turn(
     Args:
         tokens: the engine's answer to :func:`prompt_question`.
     """
-    prepared, rendered = draft.prepared, draft.rendered
+    prepared, rendered = draft.edited.prepared, draft.rendered
     if tokens is not None:
         with metrics.stage("render"):
             rendered = _located(given, prepared, tokens)
@@ -205,7 +132,7 @@ def plan_turn(
     plan = _with_uncached(decide(plan, given.status), prepared, given.session)
     if is_unreachable(prepared, names, given.session, traced=given.traced):
         plan = replace(plan, unreachable=True)
-    return Planned(prepared, rendered, names, plan, draft.decision)
+    return Planned(prepared, rendered, names, plan, draft.edited.decision)
 
 
 def decide(plan: TurnPlan, status: UpstreamStatus) -> TurnPlan:

@@ -9,11 +9,11 @@ from typing import Any
 
 from leyline_engine.contract import Receipt, TurnRecord
 
+from ..edits.costs import CostBooks
 from ..errors import RefusedByClaimError
 from ..model.fields import OPTIONS_FIELD
 from ..model.places import owed
 from ..model.session import Session
-from ..plan.planner import Planner
 from ..request.context_management import CONTEXT_FIELD
 from ..sessions.store import SessionChange
 from ..telemetry.metrics import Metrics, exemplar
@@ -54,7 +54,7 @@ class TurnSettler:
         *,
         under_way: TurnsUnderWay,
         pool: ReplicaPool,
-        planner: Planner,
+        costs: CostBooks,
         erasures: Erasures,
         writing: Writing,
         pinning: PinRefusals,
@@ -65,7 +65,7 @@ class TurnSettler:
         self._under_way = under_way
         self._pool = pool
         self._placing = Placing(pool)
-        self._planner = planner
+        self._costs = costs
         self._erasures = erasures
         self._writing = writing
         self._pinning = pinning
@@ -111,11 +111,11 @@ class TurnSettler:
                     source=source_of(turn, record, receipt, run),
                     cache=cache_account(turn, receipt, usage),
                     model=model,
-                    avoided_s=self._planner.avoided_s(model, receipt),
+                    avoided_s=self._costs.avoided_s(model, receipt),
                 )
                 session = await self._retain(settled)
                 ttft_s = clock.engine_ttft_s if turn.request.stream else None
-                self._planner.learn(model, receipt, ttft_s)
+                self._costs.learn(model, receipt, ttft_s)
             if turn.planned.prepared.wanted:
                 self._writing.start(turn)
             account = self._account(turn, receipt, session)

@@ -12,7 +12,10 @@ from ..admission import Gate
 from ..claims.pinning import Pinning
 from ..claims.service import ClaimService
 from ..claims.watch import ClaimWatch
+from ..edits.costs import CostBooks
+from ..edits.editor import Editor
 from ..edits.policy_file import PolicyFile
+from ..edits.prompts import PromptSearch
 from ..edits.rules import PolicyCatalog
 from ..edits.schedule import Timing
 from ..edits.sensitive import sensitive_content
@@ -24,7 +27,6 @@ from ..observe.log import TurnLog
 from ..observe.turn_metrics import TurnMetrics
 from ..observe.turn_traces import TurnTraces
 from ..plan.planner import Planner
-from ..plan.prompts import PromptSearch
 from ..request.bodies import BodyMemory
 from ..sessions import SessionStore
 from ..sessions.stored_responses import ResponseStore
@@ -94,13 +96,16 @@ def build_services(
     file = settings.policies_file
     policy_file = PolicyFile(file, metrics) if file is not None else None
     keys = settings.api_keys_file
-    planner = Planner(
+    costs = CostBooks()
+    editor = Editor(
         metrics,
+        costs,
         policy_timeout_s=settings.policy_timeout_s,
         timing=_timing(settings),
         sensitive=sensitive_content(settings.sensitive),
         on_fault=settings.on_fault,
     )
+    planner = Planner(metrics, editor)
     audit = build_auditor(settings, metrics)
     shown = ClaimMetrics(metrics, tenants)
     watches = {
@@ -145,7 +150,7 @@ def build_services(
     ends = TurnSettler(
         under_way=under_way,
         pool=pool,
-        planner=planner,
+        costs=costs,
         erasures=erasures,
         writing=Writing(store, metrics, hints_secret=hints_secret, erasures=erasures),
         pinning=pinning,
@@ -162,7 +167,7 @@ def build_services(
         pool,
         turns,
         ends,
-        PromptSearch(planner, catalog),
+        PromptSearch(editor, catalog),
         erasures,
         claims,
         tuple(watches.values()),

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import anyio.to_thread
 import msgspec
 
 from leyline_policies import Policy
 from leyline_policies.faults import may_forget
 
-from ..edits.rules import PolicyCatalog, effective_rules
 from ..errors import BadRequestError, PolicyFailedClosedError
 from ..model.fields import OPTIONS_FIELD
 from ..request.declared import EDITS_FIELD
@@ -23,8 +24,9 @@ from ..request.parse import ChatRequest, parse_chat
 from ..request.wire import replace_members
 from ..tenants import Tenant
 from ..upstream.handshake import UpstreamStatus
-from .planner import Planner
-from .planning import PlanInput
+from .editing import EditInput
+from .editor import Editor
+from .rules import PolicyCatalog, effective_rules
 
 SEARCHED = ("prompt", "suffix")
 """Members of a bare completion that the model reads."""
@@ -33,8 +35,8 @@ SEARCHED = ("prompt", "suffix")
 class PromptSearch:
     """Removes from bare prompts the text that policies forget."""
 
-    def __init__(self, planner: Planner, catalog: PolicyCatalog) -> None:
-        self._planner = planner
+    def __init__(self, editor: Editor, catalog: PolicyCatalog) -> None:
+        self._editor = editor
         self._catalog = catalog
 
     async def searched(
@@ -79,8 +81,9 @@ class PromptSearch:
     async def _text(
         self, request: ChatRequest, policies: tuple[Policy, ...], status: UpstreamStatus
     ) -> str:
-        given = PlanInput("prompt", request, policies, request.tenant.undeclared, None, status, 0)
-        messages = await self._planner.searched(given)
+        given = EditInput(request, policies, None, status, 0)
+        work = partial(self._editor.edit, given, None, only_forgets=True)
+        messages = (await anyio.to_thread.run_sync(work)).prepared.messages
         text = messages[0].get("content") if len(messages) == 1 else None
         if not isinstance(text, str):
             raise PolicyFailedClosedError(policies[0].name, "bad_message")

@@ -1,0 +1,79 @@
+"""Runs step 2 of turns with what policies may know: memos, costs, content that is sensitive."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import partial
+
+from leyline_policies.builtin.redact import Redact
+from leyline_policies.faults import OnFault
+
+from ..telemetry.metrics import Metrics
+from .costs import CostBooks
+from .editing import Edited, EditInput, edit
+from .policy_facts import PolicyMemos, policy_session, renderer_of
+from .prepare import PolicySession
+from .schedule import Timing
+from .sensitive import sensitive_rule
+from .time_limit import TimeLimit
+
+
+class Editor:
+    """Edits the messages of turns. Safe to use from several threads.
+
+    Args:
+        timing: rules for waiting edits; None if none waits.
+        sensitive: content that is forgotten whichever policy removes it.
+        on_fault: action after a fault of a policy that forgets.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        costs: CostBooks,
+        *,
+        policy_timeout_s: float,
+        timing: Timing | None,
+        sensitive: Redact | None,
+        on_fault: OnFault = "refuse",
+    ) -> None:
+        self._metrics = metrics
+        self._costs = costs
+        self._timing = timing
+        self._sensitive = sensitive
+        self._on_fault = on_fault
+        self._memos = PolicyMemos()
+        self._time_limit = TimeLimit(policy_timeout_s)
+
+    def edit(
+        self, given: EditInput, session_id: str | None, *, only_forgets: bool = False
+    ) -> Edited:
+        """Return the messages to send.
+
+        Args:
+            session_id: None for an unknown session.
+            only_forgets: run only the policies that remove what must not reach the model.
+
+        Raises:
+            PolicyFailedClosedError, BadRequestError: the request must not be sent.
+        """
+        request, status = given.request, given.status
+        if not given.policies and not request.annotations:
+            return edit(given, PolicySession(), None, self._metrics)
+        renderer = renderer_of(status, request.model)
+        with self._memos.of(request.tenant.name, session_id, given.policies, renderer) as memo:
+            facts = policy_session(
+                given.session,
+                status,
+                request.model,
+                cost=self._costs.cost(request.model, splices=status.splices),
+                memo=memo,
+                limit=partial(self._time_limit, request.tenant.name),
+                sensitive=sensitive_rule(self._sensitive, memo),
+                on_fault=self._on_fault,
+                now=time.time(),
+            )
+            # Edits that a request asks for don't wait.
+            timing = None if request.requested or only_forgets else self._timing
+            return edit(given, replace(facts, only_forgets=only_forgets), timing, self._metrics)
