@@ -8,7 +8,7 @@ from contextlib import suppress
 from secrets import token_hex
 from typing import Any, TypeVar
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
 from ..model.session import Session
 from ..sessions.redis import RedisLink, RedisOptions, RedisSessionStore, Seal
@@ -39,7 +39,7 @@ async def try_store(options: RedisOptions, prefix: str) -> ResponseError | None:
     Nothing is left behind, unless Redis goes away meanwhile.
 
     Raises:
-        RedisError, OSError: Redis doesn't answer.
+        RedisError, RedisClusterException, OSError: Redis doesn't answer.
     """
     link, keys = _OpenLink(options), Keys(f"{prefix}:doctor:{token_hex(8)}")
     try:
@@ -48,7 +48,7 @@ async def try_store(options: RedisOptions, prefix: str) -> ResponseError | None:
         try:
             await _write_and_find(link, keys)
         finally:
-            with suppress(RedisError, OSError):
+            with suppress(RedisError, RedisClusterException, OSError):
                 await _delete(link, keys)
     except ResponseError as refusal:
         return refusal
