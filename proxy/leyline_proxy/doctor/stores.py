@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import re
-import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from redis.asyncio import Redis, RedisCluster
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio import RedisCluster
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     NoPermissionError,
-    ReadOnlyError,
     RedisClusterException,
     RedisError,
     ResponseError,
 )
 
-from ..sessions.redis.link import CLUSTER, RedisOptions
-from ..sessions.redis.scripts import Script
+from ..sessions.redis.link import RedisOptions, client_of, clustered
 from .findings import Finding, fail, ok, warn
 from .reaching import why_unreachable
+from .store_trial import try_store
 
 KEEPS_ALL = "noeviction"
 OLDEST = 5
@@ -38,40 +33,7 @@ _FULL = 0.9
 _SLOW = 0.25
 """Share of the time limit above which a server is slow."""
 _SKEW_S = 5.0
-_PROBE_MS = 10_000
 _PINGS = 5
-PROBES: Sequence[tuple[str | int, ...]] = (
-    ("SET", "", "PX", _PROBE_MS),
-    ("GET",),
-    ("DEL",),
-    ("ZADD", 1, "a", 2, "b", 3, "c"),
-    ("PEXPIRE", _PROBE_MS),
-    ("ZCARD",),
-    ("ZCOUNT", "-inf", "+inf"),
-    ("ZRANGE", 0, 0),
-    ("ZREVRANGE", 0, 0),
-    ("ZREVRANGEBYSCORE", "+inf", "-inf"),
-    ("ZREM", "a"),
-    ("ZREMRANGEBYRANK", 5, 5),
-    ("ZREMRANGEBYSCORE", 9, 9),
-    ("ZPOPMIN", 5),
-    ("DEL",),
-    ("HGET", "a"),
-    ("HMGET", "a"),
-    ("HGETALL",),
-    ("HDEL", "a"),
-)
-"""The commands of the proxy's stores, without the key: a user may lack permission for some."""
-SCRIPT = Script("""
-redis.call('TIME')
-redis.call('HSET', KEYS[1], 'a', ARGV[1])
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-redis.call('HSETNX', KEYS[1], 'b', 1)
-redis.call('HINCRBY', KEYS[1], 'b', 1)
-redis.call('HDEL', KEYS[1], 'b')
-redis.call('HGETALL', KEYS[1])
-return redis.call('HLEN', KEYS[1]) == 1 and redis.call('HGET', KEYS[1], 'a')
-""")
 FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError, ValueError, TypeError)
 """The last two come from the URL: a port that isn't a number, or an unknown option."""
 
@@ -107,10 +69,8 @@ class StoreFacts:
     latency_s: float
     skew_s: float
     """Seconds by which its clock is ahead."""
-    refusal: str = ""
-    """Error that refused a write; empty if the value was written and read."""
-    command: str = ""
-    """The refused command."""
+    refusal: ResponseError | None = None
+    """Refusal of one of the stores' operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,20 +217,31 @@ def _memory(name: str, facts: StoreFacts) -> Finding:
 
 
 def _writing(name: str, facts: StoreFacts, needs: StoreNeeds) -> Finding:
-    found, refusal = f"{name}.write", facts.refusal
-    if not refusal:
-        return ok(found, f"wrote, read and deleted a key below {needs.prefix}:")
-    detail = f"{facts.command}: {refusal}" if facts.command else refusal
-    if refusal == ReadOnlyError.__name__:
-        fix = "Give the URL of the primary: this is a replica."
-    elif refusal == NoPermissionError.__name__:
-        fix = (
-            f"Let the user write keys {needs.prefix}:* (strings, hashes and sorted sets), also "
-            "with scripts (ACL SETUSER)."
-        )
-    else:
-        fix = "Check Redis's log: Redis or its disk may be full."
-    return fail(found, f"can't write a key below {needs.prefix}: ({detail})", fix)
+    found, below = f"{name}.write", f"{needs.prefix}:"
+    if facts.refusal is None:
+        return ok(found, f"wrote, read and deleted sessions below {below}")
+    rights = (
+        f"Let the user write keys {below}* (strings, hashes and sorted sets), also with scripts"
+    )
+    words = " ".join(str(facts.refusal).split())
+    return fail(
+        found, f"can't keep sessions below {below} ({words})", fix_of(facts.refusal, rights)
+    )
+
+
+def fix_of(refusal: ResponseError, rights: str) -> str:
+    """Return the fix for a refused write.
+
+    Args:
+        rights: the request to grant what the user may lack.
+    """
+    # A script's refused command gives an error without a kind.
+    told = f"{type(refusal).__name__} {refusal}"
+    if re.search(r"READONLY|ReadOnly", told):
+        return "Give the URL of the primary: this is a replica."
+    if re.search(r"permission|NoPermission|can't run", told):
+        return f"{rights} (ACL SETUSER)."
+    return "Check Redis's log: Redis or its disk may be full."
 
 
 def _latency(name: str, facts: StoreFacts, timeout_s: float) -> Finding:
@@ -302,22 +273,22 @@ def clock_verdict(name: str, skew_s: float, whose: str) -> Finding:
 
 
 async def _facts(needs: StoreNeeds, limit_s: float) -> StoreFacts:
-    clustered = urlsplit(needs.options.url).scheme.endswith(CLUSTER)
-    async with connected(needs.options, limit_s) as client:
-        servers = await _servers(client, clustered)
+    options = patient(needs.options, limit_s)
+    async with client_of(options) as client:
+        servers = await _servers(client, clustered(options))
         taken = []
         for _ in range(_PINGS):
             begun = time.perf_counter()
             await client.ping()
             taken.append(time.perf_counter() - begun)
         seconds, micros = _any(await client.time())
-        return StoreFacts(
-            place_of(needs.options.url),
-            [ServerFacts.of(info) for info in servers],
-            sorted(taken)[_PINGS // 2],
-            int(seconds) + int(micros) / 1e6 - time.time(),
-            *await _write(client, needs.prefix),
-        )
+    return StoreFacts(
+        place_of(needs.options.url),
+        [ServerFacts.of(info) for info in servers],
+        sorted(taken)[_PINGS // 2],
+        int(seconds) + int(micros) / 1e6 - time.time(),
+        await try_store(options, needs.prefix),
+    )
 
 
 async def _servers(client: Any, clustered: bool) -> list[Mapping[str, Any]]:
@@ -332,47 +303,6 @@ def _any(answer: Any) -> Any:
     return next(iter(answer.values())) if isinstance(answer, dict) else answer
 
 
-def _kind(error: ResponseError) -> str:
-    # A script's forbidden command gives an error without a kind.
-    refused = type(error) is ResponseError and re.search(r"permission|can't run", str(error))
-    return (NoPermissionError if refused else type(error)).__name__
-
-
-async def _write(client: Any, prefix: str) -> tuple[str, str]:
-    """Return the error that refused a write, and the command. The key is deleted afterwards, or
-    expires within seconds."""
-    key, value = f"{prefix}:doctor:{secrets.token_hex(8)}", secrets.token_hex(8)
-    for command, *arguments in (
-        *((name, key, *rest) for name, *rest in PROBES),
-        ("EVAL", SCRIPT.text, 1, key, value, _PROBE_MS),
-        ("EVALSHA", SCRIPT.sha, 1, key, value, _PROBE_MS),
-        ("DEL", key),
-    ):
-        try:
-            answer = await client.execute_command(command, *arguments)
-        except ResponseError as error:
-            with suppress(ResponseError):
-                await client.delete(key)
-            return _kind(error), str(command)
-        if command in ("EVAL", "EVALSHA") and answer != value.encode():
-            return "another value was read", str(command)
-    return "", ""
-
-
-@asynccontextmanager
-async def connected(options: RedisOptions, limit_s: float) -> AsyncIterator[Any]:
-    """Yield a client that waits longer than the proxy would, to measure slow answers."""
-    clustered = urlsplit(options.url).scheme.endswith(CLUSTER)
-    common: dict[str, Any] = {
-        "socket_connect_timeout": limit_s / 2,
-        "socket_timeout": limit_s / 2,
-        "retry": Retry(NoBackoff(), 0),
-    }
-    if options.ca_file is not None:
-        common["ssl_ca_certs"] = options.ca_file
-    url = options.url.replace(f"{CLUSTER}://", "://", 1)
-    client: Any = (RedisCluster if clustered else Redis).from_url(url, **common)
-    try:
-        yield client
-    finally:
-        await client.aclose()
+def patient(options: RedisOptions, limit_s: float) -> RedisOptions:
+    """Return options that wait longer than the proxy would, to measure slow answers."""
+    return replace(options, connect_timeout_s=limit_s / 2, timeout_s=limit_s / 2)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from redis.exceptions import NoPermissionError, ReadOnlyError, ResponseError
+from typing import Any
+
+from redis.exceptions import ResponseError
 
 from ..audit.stream import FIELD
+from ..sessions.redis.link import client_of
 from .findings import Finding, fail, ok
-from .stores import FAILURES, StoreNeeds, connected, place_of, unreachable
+from .stores import FAILURES, StoreNeeds, fix_of, patient, place_of, unreachable
 
 _NO_ID = "0-0"
 """Invalid id of an entry: the command checks all permissions and limits, and adds nothing."""
@@ -16,7 +19,7 @@ _ADDS_NOTHING = "must be greater than 0-0"
 async def examine_stream(needs: StoreNeeds, limit_s: float) -> list[Finding]:
     """Check that the proxy's user may write there. The stream isn't changed."""
     try:
-        async with connected(needs.options, limit_s) as client:
+        async with client_of(patient(needs.options, limit_s)) as client:
             refusal = await _refusal(client, needs.prefix)
     except FAILURES as error:
         return [unreachable(needs, error)]
@@ -24,12 +27,13 @@ async def examine_stream(needs: StoreNeeds, limit_s: float) -> list[Finding]:
     return [ok(f"{needs.name}.reachable", f"Redis at {place} answers"), _verdict(needs, refusal)]
 
 
-async def _refusal(client: object, stream: str) -> ResponseError | None:
-    add = client.execute_command  # type: ignore[attr-defined]
-    try:
-        await add("XADD", stream, _NO_ID, FIELD, "")
-    except ResponseError as error:
-        return None if _ADDS_NOTHING in str(error) else error
+async def _refusal(client: Any, stream: str) -> ResponseError | None:
+    async with client.pipeline(transaction=True) as pipe:
+        pipe.xadd(stream, {FIELD: ""}, id=_NO_ID)
+        try:
+            await pipe.execute()
+        except ResponseError as error:
+            return None if _ADDS_NOTHING in str(error) else error
     return None
 
 
@@ -37,11 +41,5 @@ def _verdict(needs: StoreNeeds, refusal: ResponseError | None) -> Finding:
     name, stream = f"{needs.name}.write", needs.prefix
     if refusal is None:
         return ok(name, f"entries can be added to {stream}")
-    if isinstance(refusal, NoPermissionError):
-        fix = f"Let the user XADD to the key {stream}, with MULTI and EXEC (ACL SETUSER)."
-    elif isinstance(refusal, ReadOnlyError):
-        fix = "Give the URL of the primary: this is a replica."
-    else:
-        fix = "Check Redis's log: Redis or its disk may be full."
-    kind = type(refusal).__name__
-    return fail(name, f"can't add entries to {stream} ({kind}): only the file gets them", fix)
+    fix = fix_of(refusal, f"Let the user XADD to the key {stream}, with MULTI and EXEC")
+    return fail(name, f"can't add entries to {stream} ({refusal}): only the file gets them", fix)

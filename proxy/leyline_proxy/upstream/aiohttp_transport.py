@@ -3,6 +3,10 @@
 httpx's own transport parses in Python and waits through several layers, which costs some hundred
 microseconds a request, and again for each chunk of a stream. This one has aiohttp's parser in C,
 with httpx's interface and errors.
+
+The package ``httpx-aiohttp`` (0.2) can't take its place: it reports a connection that broke after
+the request as ``ConnectTimeout``, so that a forget would miss the turn. It also joins repeated
+headers, and rewrites escapes in URLs.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import socket
+import struct
 from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Any
@@ -137,3 +139,27 @@ async def test_a_redirect_is_an_answer_like_any_other(origin: str) -> None:
         response = await link.send("GET", "/away", headers=(), content=b"")
         async with aclosing(response):
             assert (response.status_code, response.headers["location"]) == (307, "/v1/echo")
+
+
+@pytest.mark.parametrize("reset", [False, True])
+async def test_an_engine_that_drops_a_request_may_have_read_it(reset: bool) -> None:
+    """No error of a connection that was made is one of those before the first byte; a refused one
+    is."""
+
+    async def drop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if reset:
+            # Closing without lingering sends a reset.
+            own = writer.get_extra_info("socket")
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+
+    async with await asyncio.start_server(drop, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        async with aclosing(link_to(f"http://127.0.0.1:{port}")) as link:
+            with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
+                await link.send("POST", "/", headers=(), content=b"{}")
+            server.close()
+            await server.wait_closed()
+            with pytest.raises(httpx.ConnectError):
+                await link.send("POST", "/", headers=(), content=b"{}")

@@ -68,9 +68,10 @@ class RedisLink:
 
     def __init__(self, options: RedisOptions) -> None:
         self._options = options
-        self._clustered = urlsplit(options.url).scheme.endswith(CLUSTER)
+        self._clustered = clustered(options)
         self._slots = asyncio.Semaphore(options.max_connections)
-        self._client = self._cluster() if self._clustered else self._single()
+        own = {} if self._clustered else {"redis_connect_func": self._connected}
+        self._client = client_of(options, **own)
         self._runs: Mapping[str, str] = {}
         self.problem: str | None = _UNASKED
         """Why Redis isn't asked; None while the circuit is closed."""
@@ -178,27 +179,25 @@ class RedisLink:
         if self.problem is None and self._runs.get("", run) != run:
             raise ConnectionFailed("another run of the server")
 
-    def _common(self) -> dict[str, Any]:
-        options = self._options
-        common: dict[str, Any] = {
-            "socket_connect_timeout": options.connect_timeout_s,
-            "socket_timeout": options.timeout_s,
-            "max_connections": options.max_connections,
-            # Nothing is tried again here: a request would wait for it.
-            "retry": Retry(NoBackoff(), 0),
-        }
-        if options.ca_file is not None:
-            common["ssl_ca_certs"] = options.ca_file
-        return common
 
-    def _single(self) -> Any:
-        return Redis.from_url(
-            self._options.url, redis_connect_func=self._connected, **self._common()
-        )
+def client_of(options: RedisOptions, **own: Any) -> Any:
+    """Return a client of Redis or of a cluster. It tries nothing again: a request would wait."""
+    if options.ca_file is not None:
+        own["ssl_ca_certs"] = options.ca_file
+    kind = RedisCluster if clustered(options) else Redis
+    return kind.from_url(
+        options.url.replace(f"{CLUSTER}://", "://", 1),
+        socket_connect_timeout=options.connect_timeout_s,
+        socket_timeout=options.timeout_s,
+        max_connections=options.max_connections,
+        retry=Retry(NoBackoff(), 0),
+        **own,
+    )
 
-    def _cluster(self) -> Any:
-        url = self._options.url.replace(f"{CLUSTER}://", "://", 1)
-        return RedisCluster.from_url(url, **self._common())
+
+def clustered(options: RedisOptions) -> bool:
+    """Return True for a cluster's URL."""
+    return urlsplit(options.url).scheme.endswith(CLUSTER)
 
 
 async def evaluate(client: Any, script: Script, keys: Sequence[str], *arguments: Any) -> Any:
