@@ -300,7 +300,8 @@ def _add_forgets(board: dashboard.Dashboard) -> None:
             "Forgets carried to engines",
             "Forgets per minute for engines that had the session before, or did not confirm one "
             "with its turn: erased, gone (the engine's run has ended), pending (not confirmed at "
-            "the first try), lost (this proxy no longer knows the engine). Bad: lost, and pending "
+            "the first try), lost (the engine is unknown, or shows no capability document). Bad: "
+            "lost, and pending "
             "that isn't followed by erased or gone (LeylineForgetsPending).",
             [Query(per_minute(ERASURES, "", "result"), "{{result}}")],
             unit="cpm",

@@ -2,7 +2,7 @@
 
 A forget travels with the turn that demands it, to the engine that serves the turn. That engine owes
 it until a receipt confirms it; each other run that received turns of the session
-(:mod:`..core.places`) owes it in any case. A separate request carries an owed forget: the smallest
+(:mod:`..model.places`) owes it in any case. A separate request carries an owed forget: the smallest
 possible one, under the session's name, repeated until confirmed.
 """
 
@@ -40,6 +40,10 @@ _AT_ONCE = 8
 _ANSWER_TIMEOUT_S = 30.0
 """Timeout of a request for one token, including its time in the engine's queue."""
 
+PLAIN_GRACE_S = 600.0
+"""Time for an engine that hides its capability document to show it again, before its debts are
+lost: a restart without the plugin and a broken route look alike."""
+
 _RECORD_WAITS_S = (0.0, 0.05, 0.25)
 
 _Owner = tuple[str, str]
@@ -66,7 +70,7 @@ class _Done:
     result: str
     """``erased``, ``held`` (the engine confirmed it, and overwrites the rest when the requests that
     hold it end), ``gone`` (the run has ended), ``pending``, or ``lost``: the session has expired
-    and the engine is unknown, or the engine takes no forgets."""
+    and the engine is unknown, or the engine takes no forgets any more."""
 
 
 class Erasures:
@@ -75,6 +79,7 @@ class Erasures:
     Args:
         max_owed: number of a tenant's sessions whose forgets may wait; further demands are refused.
         retry_s: pause before an unconfirmed forget is sent again.
+        plain_grace_s: time that an engine without a capability document has to show one again.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class Erasures:
         hints_secret: str | None,
         retry_s: float,
         max_owed: int,
+        plain_grace_s: float = PLAIN_GRACE_S,
     ) -> None:
         self._pool = pool
         self._store = store
@@ -95,6 +101,9 @@ class Erasures:
         self._hints_secret = hints_secret
         self._retry_s = retry_s
         self._max_owed = max_owed
+        self._plain_grace_s = plain_grace_s
+        self._plain_since: dict[str, float] = {}
+        """Times at which engines that owe were first seen without a capability document, by run."""
         self._owed: dict[_Owner, _Debt] = {}
         self._under_way: dict[_Owner, _Debt] = {}
         self._silent: dict[str, float] = {}
@@ -186,6 +195,8 @@ class Erasures:
                 self._audit.carried(*owner, run, result)
         finished = [each for each in done if each.result != "pending"]
         paid = {each.run for each in finished}
+        for run in paid:
+            self._plain_since.pop(run, None)
         rest = {run: name for run, name in wanted.items() if run not in paid}
         if session is not None and finished:
             with suppress(SessionGoneError):  # expired meanwhile; its debts remain
@@ -204,8 +215,8 @@ class Erasures:
             return "pending"
         unknown = is_unknown_run(run)
         if status.capability is None:
-            ended = "lost" if unknown else "gone"  # no forget finds KV in a plain server
-            return ended if status.settled else "pending"
+            return self._without_capability(run) if status.settled else "pending"
+        self._plain_since.pop(run, None)
         if status.retains_as != run and not status.capability.splices and not unknown:
             return "gone"
         # Ask another run as well: it may have begun before the turn that is recorded for this one.
@@ -217,6 +228,12 @@ class Erasures:
             log.info("erasure_pending", tenant=owner[0], upstream=name, error=error.code)
             return "pending"
         return "pending" if receipt is None else self._confirmed(owner, run, receipt, replica)
+
+    def _without_capability(self, run: str) -> str:
+        """Return the result for an engine that answers as a plain server, in which no forget finds
+        KV."""
+        waited = monotonic() - self._plain_since.setdefault(run, monotonic())
+        return "pending" if waited < self._plain_grace_s else "lost"
 
     def _confirmed(self, owner: _Owner, run: str, receipt: Receipt, replica: Replica) -> str:
         if is_closed(receipt):

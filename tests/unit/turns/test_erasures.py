@@ -26,7 +26,7 @@ from leyline_proxy.observe.auditor import Auditor
 from leyline_proxy.sessions.memory import MemorySessionStore
 from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.metrics import Metrics
-from leyline_proxy.turns.erasure import Erasures
+from leyline_proxy.turns.erasure import PLAIN_GRACE_S, Erasures
 from leyline_proxy.upstream.pool import ReplicaPool
 from leyline_proxy.wiring.audit import build_auditor
 
@@ -68,7 +68,10 @@ class World:
 
 @asynccontextmanager
 async def world(
-    store: MemorySessionStore | None = None, audit: Auditor | None = None
+    store: MemorySessionStore | None = None,
+    audit: Auditor | None = None,
+    *,
+    plain_grace_s: float = PLAIN_GRACE_S,
 ) -> AsyncIterator[World]:
     engines, replicas, metrics = {}, [], Metrics()
     for name in ("a", "b"):
@@ -80,7 +83,16 @@ async def world(
     await pool.refresh()
     store = store or MemorySessionStore(max_sessions=100, ttl_s=60)
     audit = audit or build_auditor(Settings(upstream="http://e"), metrics)
-    erasures = Erasures(pool, store, metrics, audit, hints_secret=None, retry_s=0.05, max_owed=100)
+    erasures = Erasures(
+        pool,
+        store,
+        metrics,
+        audit,
+        hints_secret=None,
+        retry_s=0.05,
+        max_owed=100,
+        plain_grace_s=plain_grace_s,
+    )
     task = asyncio.create_task(erasures.run())
     try:
         yield World(engines, pool, store, erasures, metrics)
@@ -198,16 +210,39 @@ async def test_a_store_that_is_gone_loses_no_debt() -> None:
 
 
 @pytest.mark.parametrize("settled", [True, False])
-async def test_an_engine_without_a_cache_of_its_own_any_more_owes_nothing(settled: bool) -> None:
-    """A plain server in the engine's place holds nothing, once that is certain."""
+async def test_an_engine_that_answers_as_a_plain_server_owes_until_its_grace_ends(
+    settled: bool,
+) -> None:
+    """A missing capability document doesn't prove that the run has ended, so nothing is paid."""
+    async with world(plain_grace_s=0.3 if settled else 0.0) as w:
+        replica = w.pool.get("a")
+        assert replica is not None
+        before = replica.status
+        run = w.run("a")
+        replica.handshake.status = replace(before, capability=None, settled=settled)
+        await w.owe("s", {run: Place("a", owed=True)})
+        await asyncio.sleep(0.15)
+        assert owed(await w.places("s"))
+        if settled:
+            await w.paid("s")
+            assert value_of(w.metrics.erasures.labels("lost")) == 1
+            assert value_of(w.metrics.erasures.labels("gone")) == 0
+
+
+async def test_an_engine_whose_capability_document_is_back_is_asked() -> None:
+    """The same run confirms the forget as soon as the proxy sees its document again."""
     async with world() as w:
         replica = w.pool.get("a")
         assert replica is not None
-        run = w.run("a")
-        replica.handshake.status = replace(replica.status, capability=None, settled=settled)
+        before, run = replica.status, w.run("a")
+        replica.handshake.status = replace(before, capability=None, settled=True)
         await w.owe("s", {run: Place("a", owed=True)})
-        await asyncio.sleep(0.2)
-        assert bool(owed(await w.places("s"))) is not settled
+        await asyncio.sleep(0.15)
+        assert not w.engines["a"].bodies
+        replica.handshake.status = before
+        await w.paid("s")
+        assert len(w.engines["a"].bodies) == 1
+        assert value_of(w.metrics.erasures.labels("lost")) == 0
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 502, 503, 504])
@@ -238,8 +273,8 @@ async def test_an_engine_that_was_out_of_reach_is_asked_when_it_is_back() -> Non
 
 
 async def test_a_plain_server_that_was_out_of_reach_has_not_ended() -> None:
-    """Nobody can make it forget what it may hold, so the debt is counted as lost."""
-    async with world() as w:
+    """No forget finds KV in it, so the debt is counted as lost."""
+    async with world(plain_grace_s=0.0) as w:
         w.engines["a"].capability = None
         await w.pool.refresh()
         await w.owe("s", {unknown_run("a"): Place("a", owed=True)})

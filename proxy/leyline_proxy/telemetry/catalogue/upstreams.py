@@ -101,10 +101,12 @@ _ENGINES: tuple[Entry, ...] = (
         "Forgets that were sent to engines separately from a turn: to engines that held the "
         "session before, and to engines that did not confirm the forget with the turn. erased: the "
         "engine confirmed it; gone: its run has ended, and the KV with it; pending: neither at the "
-        "first try; lost: the session has expired, and this proxy no longer knows the engine.",
+        "first try; lost: the session has expired, and this proxy no longer knows the engine; or "
+        "the engine has shown no capability document for 10 minutes.",
         ("result",),
         bad="'pending' isn't followed by 'erased' or 'gone': see leyline_erasures_owed. "
-        "'lost' above 0: an engine was removed while it owed a forget; if it runs, restart it.",
+        "'lost' above 0: an engine was removed, or lost its plugin, while it owed a forget; if it "
+        "runs, restart it.",
         starts=(("erased",), ("gone",), ("pending",), ("lost",)),
     ),
     gauge(
