@@ -170,7 +170,9 @@ class PolicyRun:
                 return stage
             change = Change(f"policy:{name}", Mode(policy.mode))
             try:
-                sensitive, memo = self._session.sensitive, self._session.memo
+                sensitive = self._session.sensitive
+                # Copies are others on each turn, so remembering them would only cost memory.
+                memo = self._session.memo if given is stage.messages else None
                 done = explain(stage, given, after, change, sensitive, memo=memo)
             except Exception:  # only one that is trusted returns what wasn't looked at
                 return self._failed(stage, slot, policy, find_fault(given, after) or "raised")
