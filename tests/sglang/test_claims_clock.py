@@ -26,7 +26,7 @@ from leyline_engine.sglang.claim_clock import (
     ClaimMessage,
     SchedulerSilentError,
 )
-from leyline_engine.sglang.http import Endpoints
+from leyline_engine.sglang.server.http import Endpoints
 
 Answer = Callable[[ClaimMessage], Awaitable[ClaimAnswer]]
 

@@ -22,9 +22,9 @@ from sglang.srt.runtime_context import get_context
 from transformers import LlamaConfig
 
 from leyline_engine.rotation import Pairing
-from leyline_engine.sglang.allow_list import ARCHITECTURES, Setup, refusal
-from leyline_engine.sglang.facts import EngineFacts, model_fingerprint, read_facts
-from leyline_engine.sglang.rotary import UnsupportedRotaryError, measure_rotary
+from leyline_engine.sglang.facts.allow_list import ARCHITECTURES, Setup, refusal
+from leyline_engine.sglang.facts.rotary import UnsupportedRotaryError, measure_rotary
+from leyline_engine.sglang.facts.setup import EngineFacts, model_fingerprint, read_facts
 
 CPU = torch.device("cpu")
 LLAMA3 = {

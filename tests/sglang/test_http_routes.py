@@ -37,7 +37,7 @@ from leyline_engine.contract import (
 )
 from leyline_engine.sglang.channel import ENDPOINT_VARIABLE, ReceiptChannel
 from leyline_engine.sglang.hints import MAX_ENVELOPE_BYTES
-from leyline_engine.sglang.http import Endpoints, EngineHttp
+from leyline_engine.sglang.server.http import Endpoints, EngineHttp
 
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/generate")
 NEW_TOKENS = 12

@@ -34,11 +34,11 @@ from leyline_engine.sglang.forgetting import Forgetter
 from leyline_engine.sglang.hints import take_hints
 from leyline_engine.sglang.matching import Matcher
 from leyline_engine.sglang.metrics import Readings
-from leyline_engine.sglang.pool import SplicePool
 from leyline_engine.sglang.publications import MIN_TOKENS, PER_SLOT, Publications, Space
 from leyline_engine.sglang.publishing import KeptOut, Publisher
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.ranks import Replica
+from leyline_engine.sglang.rows.pool import SplicePool
 from leyline_engine.sglang.splicer import Splicer, StageRow, release
 from leyline_engine.sglang.turn import Phase, Turn
 from leyline_engine.sglang.turn_forgets import TurnForgets

@@ -25,7 +25,7 @@ def register() -> None:
     )
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from leyline_engine.sglang.http import register_http
+    from leyline_engine.sglang.server.http import register_http
 
     if get_radix_cache_factory(BACKEND) is not None:
         return
@@ -55,7 +55,7 @@ def create_cache(context: Any) -> Any:
     from leyline_engine.sglang.channel import open_sender
     from leyline_engine.sglang.claims import limits_from
     from leyline_engine.sglang.engine import SchedulerEngine
-    from leyline_engine.sglang.facts import read_facts
+    from leyline_engine.sglang.facts.setup import read_facts
     from leyline_engine.sglang.hints import hints_secret
     from leyline_engine.sglang.metrics import open_metrics
     from leyline_engine.sglang.radix import LeylineRadixCache
@@ -166,7 +166,7 @@ def _control(original: Callable[..., Any], self: Any, message: Any) -> Any:
     It uses SGLang's one message that takes any JSON, and comes to all ranks between the same
     requests.
     """
-    from leyline_engine.sglang.http import CLAIMS_METHOD
+    from leyline_engine.sglang.server.http import CLAIMS_METHOD
 
     engine = _engine(self)
     if engine is None or message.method != CLAIMS_METHOD:

@@ -31,8 +31,8 @@ from leyline_engine.contract import common_prefix
 from leyline_engine.lineage import first_spliced
 from leyline_engine.sglang.census import Census
 from leyline_engine.sglang.containment import contained
-from leyline_engine.sglang.pool import SplicePool
 from leyline_engine.sglang.publications import Publication, Space
+from leyline_engine.sglang.rows.pool import SplicePool
 from leyline_engine.sglang.shelf import RadixShelf
 from leyline_engine.sglang.turn import Turn
 

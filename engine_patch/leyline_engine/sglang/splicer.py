@@ -27,9 +27,9 @@ from leyline_engine.ledger import Carried
 from leyline_engine.lineage import fold_keys
 from leyline_engine.plan import Plan, plan_turn
 from leyline_engine.rules import CheckedRequest, Rules, extend_lineage
-from leyline_engine.sglang.pool import SplicePool
 from leyline_engine.sglang.publishing import Publisher
 from leyline_engine.sglang.radix import LeylineRadixCache
+from leyline_engine.sglang.rows.pool import SplicePool
 from leyline_engine.sglang.turn import Phase, Source, Staging, Turn
 
 MAX_RESTARTS = 3

@@ -124,7 +124,7 @@ def _rows_at(cache: Any, slots: torch.Tensor) -> dict[str, Any]:
 
 
 def _turn_wrongly(cache: Any, how: str) -> None:
-    from leyline_engine.sglang.mover import TorchMover
+    from leyline_engine.sglang.rows.mover import TorchMover
 
     pool = cache._pool
     right = getattr(pool, "probe_right", pool.rotary)

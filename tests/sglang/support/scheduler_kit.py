@@ -41,9 +41,9 @@ from leyline_engine.contract import (
 from leyline_engine.rotation import Pairing, Rotary
 from leyline_engine.sglang.adder import LeylinePrefillAdder
 from leyline_engine.sglang.engine import SchedulerEngine
-from leyline_engine.sglang.pool import SplicePool, read_pool
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.ranks import Replica
+from leyline_engine.sglang.rows.pool import SplicePool, read_pool
 from leyline_engine.sglang.splicer import StageRow
 
 LATENT, ROTARY, LAYERS = 4, 8, 2

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from leyline_engine.rotation import Rotary
-from leyline_engine.sglang.mover import Move, PoolTensors, RowMover, TorchMover
+from leyline_engine.sglang.rows.mover import Move, PoolTensors, RowMover, TorchMover
 
 _LOOKED_AT = 1 << 14
 """Rows per step of a check of their contents, which takes as much memory again."""
@@ -99,7 +99,7 @@ def choose_mover(tensors: PoolTensors, rotary: Rotary) -> RowMover:
     """Return the fused Triton mover on GPUs, and plain torch elsewhere."""
     if tensors.device.type != "cuda":
         return TorchMover(tensors, rotary)
-    from leyline_engine.sglang.kernel import TritonMover
+    from leyline_engine.sglang.rows.kernel import TritonMover
 
     return TritonMover(tensors, rotary)
 

@@ -23,10 +23,10 @@ from leyline_engine.contract import (
     RotaryFacts,
 )
 from leyline_engine.rotation import Rotary
-from leyline_engine.sglang.allow_list import Setup, refusal
-from leyline_engine.sglang.mover import PoolTensors
-from leyline_engine.sglang.pool import SplicePool, UnsupportedPoolError, read_pool
-from leyline_engine.sglang.rotary import UnsupportedRotaryError, measure_rotary
+from leyline_engine.sglang.facts.allow_list import Setup, refusal
+from leyline_engine.sglang.facts.rotary import UnsupportedRotaryError, measure_rotary
+from leyline_engine.sglang.rows.mover import PoolTensors
+from leyline_engine.sglang.rows.pool import SplicePool, UnsupportedPoolError, read_pool
 
 _SAMPLED_BYTES = 1 << 16
 _VOLATILE = frozenset({"_name_or_path", "transformers_version"})
@@ -53,7 +53,7 @@ def read_facts(context: Any, *, origins: int | None = None) -> EngineFacts:
 
     Args:
         context: a ``TreeCacheBuildContext``.
-        origins: see :class:`~leyline_engine.sglang.pool.SplicePool`.
+        origins: see :class:`~leyline_engine.sglang.rows.pool.SplicePool`.
     """
     model = context.tp_worker.model_runner.model
     kv_pool = context.params.token_to_kv_pool_allocator.get_kvcache()

@@ -37,7 +37,6 @@ from leyline_engine.contract import (
     with_receipts_in_answers,
 )
 from leyline_engine.hints import envelope_of
-from leyline_engine.sglang.answering import AnsweringWithRecords, note_envelope
 from leyline_engine.sglang.channel import ENDPOINT_VARIABLE, ReceiptChannel
 from leyline_engine.sglang.claim_clock import (
     ClaimAnswer,
@@ -46,8 +45,9 @@ from leyline_engine.sglang.claim_clock import (
     SchedulerSilentError,
 )
 from leyline_engine.sglang.hints import CarriesHints, hints_secret, pack_hints
-from leyline_engine.sglang.leaving import LeavingEngine
 from leyline_engine.sglang.ranks import pin_session
+from leyline_engine.sglang.server.answering import AnsweringWithRecords, note_envelope
+from leyline_engine.sglang.server.leaving import LeavingEngine
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from leyline_engine.rotation import Pairing, Rotary
-from leyline_engine.sglang.mover import Move, PoolTensors
+from leyline_engine.sglang.rows.mover import Move, PoolTensors
 
 _TOKENS = 8
 """Rows per program."""
@@ -201,7 +201,7 @@ class TritonMover:
         return triton.cdiv(count, _TOKENS), len(keys), int(keys[0].shape[1])
 
     def move(self, move: Move, as_computed: torch.Tensor) -> None:
-        """Move rows; see :meth:`~leyline_engine.sglang.mover.RowMover.move`."""
+        """Move rows; see :meth:`~leyline_engine.sglang.rows.mover.RowMover.move`."""
         count = len(move.source)
         cos, sin = self._rotary.turns(move.computed_at, move.needed_at)
         plain, length = self._plain
@@ -235,7 +235,7 @@ class TritonMover:
         stands_at: torch.Tensor,
         as_computed: torch.Tensor,
     ) -> torch.Tensor:
-        """Certify rows; see :meth:`~leyline_engine.sglang.mover.RowMover.certify`."""
+        """Certify rows; see :meth:`~leyline_engine.sglang.rows.mover.RowMover.certify`."""
         certified = (origin >= 0).to(torch.int32)
         count = len(slots)
         if count == 0:

@@ -1,0 +1,1 @@
+"""Routes on SGLang's own HTTP server, and what its answers carry."""
