@@ -1,7 +1,7 @@
 """An engine that takes claims and computes nothing: a real book over turns that it only counts.
 
-Every turn that it was told of is resident from end to end until someone evicts it. Its clock stands
-still until a test moves it.
+Every turn that is reported to it is resident from end to end until someone evicts it. Its clock
+moves only when a test moves it.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class ClaimsEngine:
 
 
 def text_of(messages: list[dict[str, Any]], start: int, end: int) -> str:
-    """What stands in tokens ``[start, end)`` of a prompt."""
+    """The text of tokens ``[start, end)`` of a prompt."""
     tokens = _tokens({"messages": messages})[start:end]
     decoded: str = Tokenizer.from_str(tokenizer_json()).decode(tokens, skip_special_tokens=False)
     return decoded

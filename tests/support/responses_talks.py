@@ -53,12 +53,12 @@ def called(name: str = "ls", call_id: str = "c1", **members: Any) -> dict[str, A
 
 
 def gave(output: Any, call_id: str = "c1", kind: str = "function_call") -> dict[str, Any]:
-    """What a call gave."""
+    """The output item of a call."""
     return {"type": f"{kind}_output", "call_id": call_id, "output": output}
 
 
 def opening(*, carries: bool = False, key: str = KEY, **members: Any) -> Opening:
-    """What is known before an answer."""
+    """The facts known before an answer."""
     mapping = mapped(tools=TOOLS)
     shown = shown_request({"tools": TOOLS, **members}, store=True)
     return Opening(
