@@ -58,7 +58,7 @@ def test_no_tenant_starves(weight: float, crowd: int) -> None:
 
 
 def test_idle_places_cost_nothing_later() -> None:
-    """A tenant that had the proxy to itself stands no worse beside one that comes later."""
+    """A tenant that had the proxy to itself is no worse off beside one that comes later."""
     queue: FairQueue[int] = FairQueue(1)
     for ticket in range(1000):
         assert queue.enter("early", ticket, Share()) is Entry.RUNS
@@ -151,7 +151,7 @@ TestFairQueue = Machine.TestCase
 
 
 def test_tenants_that_are_gone_are_forgotten() -> None:
-    """Names that came once leave nothing behind."""
+    """Names that came once leave no record."""
     queue: FairQueue[int] = FairQueue(1)
     for number in range(100):
         queue.enter(f"t{number}", number, Share())

@@ -1,4 +1,5 @@
-"""Tools that load late, come and go: which of them a request offers, and what the model is told."""
+"""Tools that load late, come and go: the tools that a request offers, and the model's view of
+them."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def test_loaded_tools_stand_behind_the_others() -> None:
 
 
 def test_a_tool_that_was_called_is_loaded() -> None:
-    """What loaded it may have been cleared from the history since."""
+    """The load itself may have been cleared from the history since."""
     use = {"type": "tool_use", "id": "u", "name": "fetch", "input": {}}
     assert offered([{"role": "assistant", "content": [use]}]) == ["search", "write", "fetch"]
 

@@ -143,7 +143,7 @@ def test_reasoning_belongs_to_the_answer_that_it_led_to() -> None:
 
 
 def test_answers_without_ids_are_told_apart_by_their_order() -> None:
-    """A second message begins another answer, and so does reasoning behind a message."""
+    """A second message begins another answer, and so does reasoning after a message."""
     thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
     two = chat([said("Go."), said("a", "assistant"), said("b", "assistant")])
     assert [message["content"] for message in two] == ["Go.", "a", "b"]
@@ -168,7 +168,7 @@ def test_tools_are_functions() -> None:
 
 
 def test_tools_may_come_with_the_input() -> None:
-    """As some agents send them; the item is no message."""
+    """Some agents send them so; the item is no message."""
     item = {"type": "additional_tools", "role": "developer", "tools": TOOLS[:1]}
     mapping = mapped(input=[item, said("Go.")])
     assert [tool["function"]["name"] for tool in mapping.body["tools"]] == ["ls"]

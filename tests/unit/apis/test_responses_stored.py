@@ -41,7 +41,7 @@ def test_other_bytes_are_a_miss(noise: bytes, cut: int) -> None:
 
 
 def test_ids_say_whose_items_they_are() -> None:
-    """Given ones count as the response's, but not as its answer; foreign ones as nobody's."""
+    """Given ones count as the response's, but not as its answer; foreign ones have no owner."""
     assert owner_of(output_id("message", KEY, 0)) == f"resp_{KEY}"
     assert owner_of(input_id("unheard_of", KEY, 12)) == f"resp_{KEY}"
     assert answer_of(output_id("function_call", KEY, 0)) == f"resp_{KEY}"

@@ -146,7 +146,7 @@ def test_a_refusal_is_a_part_behind_the_text() -> None:
     [(400, "invalid_prompt"), (429, "rate_limit_exceeded"), (502, "server_error")],
 )
 def test_a_failure_ends_the_response(status: int, code: str) -> None:
-    """With an error, and a response that has what was done until then; nothing comes behind it."""
+    """It ends with an error and a response that has the work so far; nothing comes after it."""
     events = ResponseEvents(opening())
     before = [*events.feed(piece({"content": "a"})), *events.feed(piece({"reasoning": "b"}))]
     error, last = events.fail(status, "It broke.", code="c", param=None)

@@ -107,7 +107,7 @@ def test_a_key_keeps_others_from_going_on_with_a_log() -> None:
 
 
 def test_who_lacks_the_key_cannot_seal_a_log_anew() -> None:
-    """A whole log that was written anew with another content, and no key, is found with the key."""
+    """A log that was rewritten with other content and without the key is found with the key."""
     lines, _ = lines_of_log(3)
     finding = judged(b"".join(lines), KEY)
     assert finding is not None
@@ -115,7 +115,8 @@ def test_who_lacks_the_key_cannot_seal_a_log_anew() -> None:
 
 
 def test_a_line_that_was_sealed_anew_is_named() -> None:
-    """Without a key one line can be forged; the next one tells, and the forged one is named."""
+    """Without a key one line can be forged; the next one reveals it, and the forged one is
+    named."""
     lines, head = lines_of_log(4)
     before = msgspec.json.decode(lines[1])
     lines[2] = seal(Head(before["seq"], before["hash"]), event(77), None)[0]
@@ -126,7 +127,7 @@ def test_a_line_that_was_sealed_anew_is_named() -> None:
 
 @pytest.mark.parametrize("spoil", [False, True])
 def test_a_torn_line_is_told_from_tampering(spoil: bool) -> None:
-    """What a crash left is good when a record accounts for it, and only for these very bytes."""
+    """A crash's torn line is good when a record accounts for it, and only for these very bytes."""
     lines, head = lines_of_log(2)
     torn = seal(head, event(3), None)[0][:40]
     note, head = seal(head, recovered_record([torn], opens=False, at=AT), None)
@@ -142,7 +143,7 @@ def test_a_torn_line_is_told_from_tampering(spoil: bool) -> None:
 
 
 def test_an_unaccounted_torn_line_is_named_as_such() -> None:
-    """Before the next start has noted it, nobody can tell a crash from a cut."""
+    """Before the next start has noted it, a crash looks the same as a cut."""
     lines, _ = lines_of_log(2)
     finding = judged(b"".join(lines)[:-20])
     assert finding is not None
@@ -150,7 +151,7 @@ def test_an_unaccounted_torn_line_is_named_as_such() -> None:
 
 
 def test_a_start_keeps_a_cut_in_the_log() -> None:
-    """A log that was cut at its end before a start is found to be, although it goes on."""
+    """A log that was cut at its end before a start is found to be, although it continues."""
     lines, old = lines_of_log(3)
     cut, head = lines_of_log(1)
     missing = {"seq": old.seq, "hash": old.hash}

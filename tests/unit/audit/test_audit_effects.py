@@ -1,4 +1,4 @@
-"""What became of an edit, read from the records alone."""
+"""The effect of an edit, read from the records alone."""
 
 from __future__ import annotations
 

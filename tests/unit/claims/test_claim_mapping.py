@@ -44,7 +44,7 @@ def turn_of(messages: list[Message], dropped: set[int] | None = None) -> Retaine
 
 
 def text_of(turn: RetainedTurn, predicate: Predicate) -> str:
-    """What the predicate's tokens say; a token is a character."""
+    """The text of the predicate's tokens; a token is a character."""
     return "".join(map(chr, turn.tokens[predicate.start : predicate.end]))
 
 

@@ -32,7 +32,7 @@ def wanted(turn: RetainedTurn, index: int = 1, terms: Pin | None = None) -> Want
 
 
 def test_equal_kv_is_one_place_whatever_the_turn_is_called() -> None:
-    """What follows the message is of no matter; text, place and lineage before its end are."""
+    """Text after the message doesn't matter; text, place and lineage before its end do."""
     first = wanted(turn_of("one", "plan"))
     assert wanted(turn_of("one", "plan", "more", name="t1")).place != first.place, (
         "the last message's span ends with the prompt"

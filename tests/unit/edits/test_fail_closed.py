@@ -80,7 +80,7 @@ def test_other_faults_are_skipped_as_before(function: Any, fault: str) -> None:
 
 @pytest.mark.parametrize("trusted", [True, False])
 def test_a_trusted_policy_is_checked_before_it_is_believed(trusted: bool) -> None:
-    """What is found only once all have run refuses the request, too."""
+    """A fault found only once all have run refuses the request, too."""
     bad = Plugin(lambda ms, _: ms[:-1], "bad", mode="forget", trusted=trusted)
     assert run(bad).refused == PolicyFault("bad", "lost_last_user")
 
@@ -96,7 +96,7 @@ def test_what_takes_too_long_is_refused() -> None:
 
 
 def test_its_second_look_counts_as_much_as_its_first() -> None:
-    """What another policy wrote may hold what it looks for."""
+    """Another policy's text may hold what it looks for."""
 
     def once(messages: list[Message], context: Context) -> Any:
         if "new" in str(messages):

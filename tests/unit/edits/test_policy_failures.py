@@ -1,4 +1,4 @@
-"""What a client gets, and the engine doesn't, when a policy fails that takes out secrets."""
+"""A policy that removes secrets fails: the client's answer, and nothing for the engine."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_nothing_is_sent_and_the_client_is_told_why(path: str, body: dict[
 
 @pytest.mark.usefixtures("hiding")
 async def test_the_operator_may_have_it_sent_all_the_same() -> None:
-    """With ``on_fault: skip`` the request goes on as it was, and receipt and metric say so."""
+    """With ``on_fault: skip`` the request continues unchanged, and receipt and metric say so."""
     engine = FakeEngine()
     async with proxy_before(engine, policy="patched", on_fault="skip", log_level="error") as client:
         answer = await client.post(CHAT, json=TALK)
@@ -97,8 +97,8 @@ async def test_the_operator_may_have_it_sent_all_the_same() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_tool_output_does_not_switch_a_redaction_off(stream: bool) -> None:
-    """What was redacted on the first turn is on the second, whatever came between, and the same
-    message is sent in the same words."""
+    """A message redacted on the first turn is redacted on the second, whatever came between, and is
+    sent in the same words."""
     engine = FakeEngine()
     engine.receipt = forgotten
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
