@@ -27,7 +27,7 @@ class FakeNvml:
     """Two GPUs, whose counters a test moves; in millijoules, as NVML's."""
 
     class NVMLError(Exception):
-        """Stands in for ``pynvml.NVMLError``."""
+        """A stand-in for ``pynvml.NVMLError``."""
 
     def __init__(self) -> None:
         self.counters = dict.fromkeys(GPUS, 1_000_000)

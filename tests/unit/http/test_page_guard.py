@@ -1,4 +1,4 @@
-"""What web pages can't do to a proxy without keys."""
+"""The limits of web pages against a proxy without keys."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_a_refusal_names_the_header_and_the_way_out() -> None:
 
 async def test_what_any_page_could_send_without_asking_is_refused() -> None:
     """A body of another type than JSON, or of none, runs no chat and takes no claim, in whatever
-    way its length is told."""
+    way its length is given."""
     async with open_proxy() as (client, engine):
         for path in WRITTEN:
             for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data",

@@ -29,8 +29,8 @@ _MORE = st.fixed_dictionaries(
 async def test_any_request_is_answered_or_refused(
     asked: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    """Never with a failure of the proxy's own; what is refused is told in OpenAI's shape, and what
-    is answered can be read back."""
+    """Never with a failure of the proxy's own; a refusal has OpenAI's shape, and an answer can be
+    read back."""
     async with proxy_before(FakeEngine(), log_level="error") as client:
         content = json.dumps({**asked, **more})
         answer = await client.post("/v1/responses", content=content)

@@ -16,8 +16,8 @@ def key(name: str) -> dict[str, str]:
 
 
 async def test_a_request_goes_on_from_a_stored_response(engine: FakeEngine) -> None:
-    """The engine is sent the whole conversation, and the session goes on, also with other
-    instructions and beside a user who has several conversations."""
+    """The engine is sent the whole conversation, and the session continues, also with other
+    instructions and for a user who has several conversations."""
     engine.answers.append(scripted())
     async with proxy_before(engine) as client:
         one = events((await client.post(RESPONSES, json=body([USER], stream=True))).text)
@@ -53,7 +53,7 @@ async def test_a_request_goes_on_from_a_stored_response(engine: FakeEngine) -> N
 
 
 async def test_a_header_names_the_session_where_there_is_one(engine: FakeEngine) -> None:
-    """The client's own choice goes before the response that it goes on from."""
+    """The client's own choice wins over the response that it continues from."""
     async with proxy_before(engine) as client:
         first = await ask(client)
         asked = body("More?", previous_response_id=first["id"])
@@ -93,7 +93,7 @@ async def test_store_false_stores_nothing(engine: FakeEngine) -> None:
 
 
 async def test_tenants_dont_see_each_others_responses(engine: FakeEngine) -> None:
-    """To read, to go on from, to refer to, to list, to delete: it isn't there."""
+    """To read, to continue from, to refer to, to list, to delete: it isn't there."""
     async with proxy_before(engine, api_keys=TWO) as client:
         first = (await client.post(RESPONSES, json=body(), headers=key("r"))).json()
         path = f"{RESPONSES}/{first['id']}"
@@ -134,7 +134,7 @@ async def test_a_deleted_response_is_gone_for_all_that_go_on_from_it(engine: Fak
 
 
 async def test_policies_see_stored_items_on_every_turn(engine: FakeEngine) -> None:
-    """What they take out never goes upstream; the stored copy is its owner's, as it was sent."""
+    """Text they take out never goes upstream; the stored copy is its owner's, as it was sent."""
     policy = "redact:patterns=[swordfish]"
     engine.receipt = forgotten
     async with proxy_before(engine, policy=policy) as client:
@@ -175,7 +175,7 @@ async def test_wrong_parameters_are_named(engine: FakeEngine, path: str, param: 
 
 
 async def test_references_dont_multiply_what_a_request_may_hold(engine: FakeEngine) -> None:
-    """A small body that names a large item many times is as long as what it stands for."""
+    """A small body that names a large item many times counts with the full length."""
     limits = {"red": {"max_body_bytes": 20_000}}
     async with proxy_before(engine, api_keys=TWO, tenants=limits) as client:
         large = body([{"role": "user", "content": "x" * 10_000}])

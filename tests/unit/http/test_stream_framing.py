@@ -41,7 +41,7 @@ NAMES = re.compile(
 
 
 def answered(route: str, parts: Sequence[bytes]) -> bytes:
-    """What a client of ``route`` gets of an engine that sends these pieces."""
+    """Return what a client of ``route`` gets of an engine that sends these pieces."""
 
     async def ask() -> bytes:
         engine = FakeEngine(capability=CAPABILITY)
@@ -57,7 +57,7 @@ def answered(route: str, parts: Sequence[bytes]) -> bytes:
 
 @pytest.fixture(scope="module")
 def whole() -> dict[str, bytes]:
-    """What each route gives for events that come one by one."""
+    """Each route's output for events that come one by one."""
     return {route: answered(route, EVENTS) for route in ROUTES}
 
 

@@ -145,7 +145,7 @@ def test_a_viewer_that_comes_back_goes_on_where_it_was() -> None:
 
 
 def test_a_ring_of_huge_turns_is_bounded_in_bytes() -> None:
-    """Turns of many edits push older events out; the newest is always told."""
+    """Turns of many edits push older events out; the newest is always reported."""
     live, _, _ = feed(ring=8, ring_bytes=20_000)
     huge = session(0)
     edits = huge.history[0].edits * 100
@@ -181,7 +181,8 @@ def test_a_list_of_sessions_has_an_end() -> None:
     "wrong", ["", "-", "x", "0", "ffffffff-1", "{epoch}-99", "{epoch}-", "{epoch}-²", "{epoch}--1"]
 )
 def test_ids_that_are_none_begin_anew(wrong: str) -> None:
-    """An id of another run, of an event that never was, or no id at all is no place to go on."""
+    """An id of another run, of an event that never was, or no id at all is no place to continue
+    from."""
     live, _, _ = feed()
     with live.viewing("red") as first:
         epoch = first.begin_anew().partition("-")[0]

@@ -1,4 +1,4 @@
-"""What a turn demands to be forgotten: bound wherever it was read, asked for once, told once."""
+"""A turn's demands to forget: bound wherever the text was read, asked for once, reported once."""
 
 from __future__ import annotations
 

@@ -51,7 +51,8 @@ def test_a_first_turn_is_called_edited_exactly_when_its_messages_differ(
 
 @given(histories(), st.sampled_from(ALL))
 def test_the_same_edits_stand_on_the_next_turn(messages: list[Message], spec: str) -> None:
-    """What one turn lists, the same list lists no more: each edit is counted by cause and mode."""
+    """An edit listed on one turn isn't listed for the same list again: each edit is counted by
+    cause and mode."""
     first = prepared_by(spec, messages)
     listed = uncached_edits(first, None, ()).listed
     session = after_turn(blank("s"), messages, spec)
@@ -83,7 +84,7 @@ def test_an_edit_that_the_plan_shows_is_not_listed_again() -> None:
 
 
 def test_a_message_put_in_is_listed_without_a_place() -> None:
-    """A policy's own message has no place in the client's list; the same one stands next time."""
+    """A policy's own message has no place in the client's list; the same one is there next time."""
     client = tuple(history(1))
     change = Change("policy:note", Mode.AMORTIZE)
     note = SentMessage({"role": "user", "content": "Mind the budget."}, None, (change,))

@@ -164,8 +164,8 @@ def test_releasing_twice_changes_nothing() -> None:
 
 
 def test_claims_expire_at_the_tick_that_reaches_their_deadline() -> None:
-    """All whose time has come at once, earliest first, counted from the time that the engine had
-    been told when they came."""
+    """All claims whose time has come expire at once, earliest first, counted from the engine's time
+    when they came."""
     book = make_book()
     book.tick(1, 5_000)
     enter(book, make_claim("later", 2, ttl_s=21))
@@ -226,7 +226,7 @@ def test_a_soft_claim_holds_as_long_as_its_share_is_there() -> None:
 
 
 def test_lost_pages_harm_a_hard_claim_and_say_why() -> None:
-    """What is left of it is unlocked."""
+    """The rest of it is unlocked."""
     book = make_book()
     enter(book, make_claim())
     effects = book.lost((Run("x", 3, 4),), "device_fault")

@@ -1,4 +1,4 @@
-"""The keeper over a naive cache: what it has the cache do, and what it tells of it."""
+"""The keeper over a naive cache: its demands on the cache, and its reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from leyline_engine.contract import (
 
 
 def test_a_hard_claim_locks_what_it_needs_and_what_that_stands_on() -> None:
-    """No token behind it."""
+    """No later token is locked."""
     desk = Desk()
     turn = desk.turn(range(10))
     desk.claim(turn.turn, 8, 4, share=0.5)
@@ -39,7 +39,7 @@ def test_a_hard_claim_locks_what_it_needs_and_what_that_stands_on() -> None:
 
 
 def test_what_no_claim_holds_has_no_name() -> None:
-    """Neither the rest of a span, nor what stands before a soft one."""
+    """The rest of a span has none, nor has the text before a soft one."""
     desk = Desk()
     turn = desk.turn(range(10))
     desk.claim(turn.turn, 10, share=0.3)

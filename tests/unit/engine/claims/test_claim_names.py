@@ -1,4 +1,4 @@
-"""What slots are called: by whoever brought them first, each page once, as long as it is needed."""
+"""The names of slots: by whoever brought them first, each page once, as long as it is needed."""
 
 from __future__ import annotations
 

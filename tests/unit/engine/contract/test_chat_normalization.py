@@ -55,7 +55,7 @@ def called(arguments: Any) -> dict[str, Any]:
 
 
 def arguments_after(arguments: Any) -> Any:
-    """What becomes of a tool call's arguments."""
+    """The tool call's arguments after normalization."""
     (message,) = normalize_messages([called(arguments)], parts=False)
     return message["tool_calls"][0]["function"]["arguments"]
 
@@ -135,7 +135,7 @@ def test_no_calls_are_left_out(calls: Any) -> None:
 
 @pytest.mark.parametrize("content", [{}, {"content": None}])
 def test_no_content_is_empty_text(content: dict[str, Any]) -> None:
-    """Whether null or missing."""
+    """This holds for null and for missing content."""
     message = {"role": "assistant", **content, "refusal": None}
     expected = {"role": "assistant", "content": "", "refusal": None}
     assert normalize_messages([message], parts=True) == [expected]

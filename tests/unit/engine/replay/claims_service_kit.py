@@ -117,7 +117,7 @@ class Stage:
         return reply
 
     def record(self, job: Job) -> TurnRecord:
-        """What is on file of a job."""
+        """The filed record of a job."""
         record = self.service.records.get(job.spec.request.request_id)
         assert record is not None
         return record

@@ -1,6 +1,6 @@
-"""Bad edits over HTTP: a named reason, an ordinary prefill, and nothing of the edit left behind.
+"""Bad edits over HTTP: a named reason, an ordinary prefill, and nothing left of the edit.
 
-Each case goes to one engine; a twin gets the same prompt and is told at most which turn it is.
+Each case goes to one engine; a twin gets the same prompt and learns at most which turn it is.
 Afterwards both hold the same, byte for byte, and both give the same answer to an honest edit.
 """
 
@@ -59,7 +59,7 @@ def words() -> PreTrainedTokenizerFast:
 
 
 def signed(payload: EditPayload, message: str, secret: str = SECRET) -> Any:
-    """An envelope as it stands in a request."""
+    """An envelope as a request carries it."""
     return msgspec.to_builtins(sign_envelope(edit_envelope(message, payload), secret))
 
 
@@ -74,7 +74,7 @@ class Session:
     """What was sent with each turn."""
 
     def kept(self) -> object:
-        """What the engine holds: tree, free slots, registry, stored bytes."""
+        """The engine's content: tree, free slots, registry, stored bytes."""
         engine = self.app.state.service._engine
         engine.check_integrity()
         return held(engine), contents(engine), engine.stats()
@@ -235,7 +235,7 @@ async def check_next(session: Session, twin: Session) -> None:
 
 
 def unsigned(honest: EditPayload) -> Any:
-    """An envelope that nobody signed."""
+    """An envelope without a signature."""
     return msgspec.to_builtins(edit_envelope("bad", honest))
 
 

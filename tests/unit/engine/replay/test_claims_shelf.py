@@ -1,4 +1,4 @@
-"""The tree as claims see it: what stays, what goes later, and that nobody else notices."""
+"""The tree as claims see it: it keeps some KV, evicts some later, and nothing else notices."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def cached(cache: CacheManager) -> set[Prefix]:
 
 
 def test_a_lock_holds_its_path_and_no_neighbour() -> None:
-    """The node is split at the edge; what goes on behind it can be evicted."""
+    """The node is split at the edge; the part after it can be evicted."""
     cache = make_cache(10)
     shelf = TreeShelf(cache)
     fill(cache, (1, 2, 3, 4, 5))
@@ -94,7 +94,7 @@ def test_a_lock_holds_its_path_and_no_neighbour() -> None:
 
 
 def test_looking_locking_and_ranking_touch_nobodys_recency() -> None:
-    """What was used least recently still goes first."""
+    """The least recently used still goes first."""
     cache = make_cache(10)
     shelf = TreeShelf(cache)
     fill(cache, (1, 2))
@@ -265,7 +265,7 @@ class ShelfMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 12))
     def evict(self, count: int) -> None:
-        """Nothing locked goes, nothing goes before what it outranks, and claims are told."""
+        """Nothing locked goes, nothing goes before what it outranks, and claims hear of it."""
         gone = self.cache.tree.evict_nodes(count)
         self.cache.release(np.concatenate([[], *(node.slots for node in gone)]).astype(np.int64))
         lost = self.used.keys() - cached(self.cache)

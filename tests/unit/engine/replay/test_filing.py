@@ -1,4 +1,4 @@
-"""What the replay engine's thread files and counts, and when it reads levels."""
+"""The replay engine's thread files and counts, and reads levels at their time."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_forget_counts_as_it_proceeds(desk: Desk) -> None:
 
 @pytest.mark.parametrize("began", [False, True])
 def test_a_refused_request_counts_its_forget_once(desk: Desk, began: bool) -> None:
-    """Whether it was refused before it ran or while it did."""
+    """It counts once if it was refused before it ran, or while it did."""
     forgot = ForgetCounts(overwritten=3)
     if began:
         desk.filing.began(spec(), record(finished=False, forgot=forgot))

@@ -27,7 +27,7 @@ STEM, REST = random_tokens(60, 3), random_tokens(120, 4)
 def cut_twice(
     engine: ReplayEngine, session: str, removed: list[int]
 ) -> tuple[torch.Tensor, tuple[LineageRun, ...]]:
-    """Cut a session's own text, cut before it, and go on: the last logits and lineage.
+    """Cut a session's own text, cut before it, and continue: the last logits and lineage.
 
     The tokens of all turns but the first are the same, whatever was removed.
     """
@@ -65,7 +65,8 @@ def test_the_same_edit_of_different_pasts_makes_two_lineages() -> None:
 
 
 def test_a_forget_finds_readers_behind_an_edit_between_two_cuts() -> None:
-    """An edit that goes on with the KV before a cut still knows who has read the text cut there."""
+    """An edit that continues with the KV before a cut still knows the readers of the text cut
+    there."""
     engine = make_engine(pool=2000)
     source = random_tokens(200, 3)
     labels = (

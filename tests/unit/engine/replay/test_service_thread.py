@@ -254,7 +254,7 @@ async def test_close_refuses_what_waits(engine: FakeEngine) -> None:
 
 
 def test_a_reader_whose_loop_is_gone_is_dropped(engine: FakeEngine, service: EngineService) -> None:
-    """A request whose event loop was closed ends instead of generating for nobody."""
+    """A request whose event loop was closed ends instead of generating for no client."""
     engine.gate = threading.Semaphore(0)
 
     async def submit() -> None:

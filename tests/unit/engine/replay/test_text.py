@@ -24,7 +24,7 @@ def pieces_of(text: str, cuts: Sequence[int]) -> list[str]:
 
 
 def run_matcher(pieces: Sequence[str], stops: Sequence[str]) -> tuple[str, bool]:
-    """What a matcher lets through, and whether it stopped."""
+    """The text that a matcher lets through, and if it stopped."""
     matcher = StopMatcher(stops)
     sent = ""
     for piece in pieces:
