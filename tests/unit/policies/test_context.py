@@ -1,4 +1,4 @@
-"""What a policy may know, and how it is handed to policies that ask for it."""
+"""A policy's knowledge, and its delivery to policies that ask for it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_apply_leaves_out_what_was_dropped() -> None:
 
 
 def test_messages_are_counted_once_in_their_life() -> None:
-    """Tokens of a message are counted anew only when it is another object."""
+    """Tokens of a message are counted again only when it is another object."""
     counted: list[Message] = []
 
     def count(message: Message) -> int:
@@ -167,7 +167,7 @@ def test_results_are_told_apart_by_slot_and_key() -> None:
 
 
 def test_inner_state_is_a_part_of_the_outer() -> None:
-    """What a policy inside another leaves is found again, and kept from its neighbours."""
+    """The state that an inner policy leaves is found again, and kept from its neighbours."""
     context = Context(turn=9, idle_s=3.0)
     context.inner("a").state["x"] = 1
     assert context.inner("a").state == {"x": 1}
@@ -188,7 +188,7 @@ def test_attempt_leaves_no_trace() -> None:
 
 
 def test_notes_name_their_policy() -> None:
-    """A note of an inner policy stands in the same list, under the outer one's name."""
+    """A note of an inner policy is in the same list, under the outer one's name."""
     context = Context(policy="p")
     context.inner("a").note("near_limit", fraction=0.9)
     assert context.notes == [Note("p", "near_limit", {"fraction": 0.9})]

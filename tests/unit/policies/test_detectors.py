@@ -167,7 +167,7 @@ def test_the_whole_secret_goes(detector: str, secret: str, around: str) -> None:
     [(name, *each) for name, all_ in WITHIN.items() for each in all_],
 )
 def test_what_is_around_a_secret_stays(detector: str, text: str, secret: str) -> None:
-    """Where the shape takes in more than the secret, only the secret goes."""
+    """If the shape takes in more than the secret, only the secret goes."""
     assert _redacted(detector, text.format(secret)) == text.format("█")
 
 

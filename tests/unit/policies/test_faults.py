@@ -105,7 +105,8 @@ def test_what_ships_says_what_it_does() -> None:
 
 
 def test_the_choice_is_a_setting_of_every_policy() -> None:
-    """As others are; what isn't known is refused, and a policy that forgets doesn't wait."""
+    """It is set like other settings; an unknown value is refused, and a policy that forgets doesn't
+    wait."""
     (skipped,) = load_pipeline("redact:pattern=x,on_fault=skip,protect_last=1")
     assert (skipped.name, skipped.mode) == ("redact", "forget")
     assert not fails_closed(skipped, "refuse")

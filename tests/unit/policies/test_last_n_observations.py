@@ -27,7 +27,7 @@ def _chat(history: list[dict[str, Any]]) -> list[Message]:
 
 
 def _expected(messages: list[Message], changed: dict[str, str]) -> list[Message]:
-    """What SWE-agent made of the messages; but for the last user message, which stays here."""
+    """SWE-agent's version of the messages, but for the last user message, which stays here."""
     last = len(messages) - 1 if messages[-1]["role"] == "user" else None
     return [
         {**message, "content": changed.get(str(index), message["content"])}

@@ -48,7 +48,7 @@ def _searched() -> Iterator[tuple[str, str]]:
 
 
 def _patterns_in(held: Any) -> Iterator[UserPattern]:
-    """What a policy holds, itself or inside."""
+    """The patterns that a policy holds, itself or inside."""
     if isinstance(held, UserPattern):
         yield held
     elif isinstance(held, tuple):
@@ -91,7 +91,7 @@ def test_all_patterns_are_among_them() -> None:
     ],
 )
 def test_patterns_that_are_not_linear_are_told(pattern: str) -> None:
-    """What the shipped ones were before, and an endless one, fail the test above."""
+    """Earlier versions of the shipped ones, and an endless one, fail the test above."""
     compiled = regex.compile(pattern)
 
     def search(text: str) -> None:
@@ -115,7 +115,7 @@ def _module_patterns(name: str) -> tuple[str, ...]:
 
 
 def _talk(text: str) -> list[Message]:
-    """The text in each place that policies look at, and enough behind it to make it old."""
+    """The text in each place that policies look at, and enough after it to make it old."""
     return [
         {"role": "system", "content": f"time\n{text}"},
         {"role": "user", "content": text},

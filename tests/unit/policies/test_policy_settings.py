@@ -121,7 +121,7 @@ steps = st.builds(
 
 
 def _meaning(step: Step) -> tuple[str, dict[str, Any]]:
-    """What matters of a step: for a list its items, else the text, and whether none is meant."""
+    """The meaning of a step: for a list its items, else the text, and if none is meant."""
     settings: dict[str, Any] = {}
     for key, value in step.settings:
         is_none = not value.quoted and value.text.lower() == "none"

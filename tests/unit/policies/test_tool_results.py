@@ -1,4 +1,4 @@
-"""What the policies on tool results share."""
+"""The shared behaviour of the policies on tool results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What annotations of messages bring about."""
+"""The effects of messages' annotations."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_a_split_special_token_is_one_token() -> None:
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
 def test_tokenizers_whose_pieces_depend_on_each_other(flag: str) -> None:
-    """Where special tokens look at their neighbours, the text is tokenised as a whole."""
+    """If special tokens look at their neighbours, the text is tokenised as a whole."""
     document = tokenizer_json(**{flag: True})
     pieces = PieceTokenizer(document)
     plain = Tokenizer.from_str(document)

@@ -157,7 +157,7 @@ def test_text_can_be_put_where_there_is_none(content: Any) -> None:
 
 
 def test_insertions_at_one_place_keep_their_order() -> None:
-    """As they were declared."""
+    """They keep the order of their declaration."""
     edits = [DeclaredEdit(message=0, chars=(1, 1), replacement=text) for text in "zyx"]
     assert prepare([{"role": "user", "content": "ab"}], [], edits, 0).messages[0]["content"] == (
         "azyxb"

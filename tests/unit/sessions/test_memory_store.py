@@ -114,7 +114,7 @@ async def test_an_extended_history_is_found() -> None:
 
 
 async def test_an_edited_history_needs_enough_in_common() -> None:
-    """A history that differs behind the first two messages is found, before them it isn't."""
+    """A history that differs after the first two messages is found, before them it isn't."""
     kept = store()
     await kept.update("t", "a", new_session("a"), [1, 2, 3, 4])
     found = await kept.matches("t", "", [1, 2, 30, 40], 2)

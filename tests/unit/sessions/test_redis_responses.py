@@ -55,7 +55,7 @@ def response(name: str, text: str = TEXT) -> StoredResponse:
 
 
 async def test_a_response_is_kept_until_it_is_deleted(opener: Opener) -> None:
-    """What was put is got, by its tenant alone, and that it was deleted is told once."""
+    """A stored response is read by its tenant alone, and its deletion is reported once."""
     store = opener()
     assert await store.get("t", "r1") is None
     await store.put("t", "r1", response("r1"))

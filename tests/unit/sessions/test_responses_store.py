@@ -25,7 +25,7 @@ def store(**bounds: Any) -> MemoryResponseStore:
 
 
 async def test_a_tenant_finds_its_own() -> None:
-    """Nobody else does, under the same id or another; neither can anybody else delete it."""
+    """No one else does, under the same id or another; neither can anyone else delete it."""
     kept = store()
     await kept.put("red", "r1", response("r1", "secret"))
     assert await kept.get("red", "r1") == response("r1", "secret")
@@ -37,7 +37,7 @@ async def test_a_tenant_finds_its_own() -> None:
 
 
 async def test_what_wasnt_used_for_long_is_gone() -> None:
-    """A use counts anew."""
+    """A use restarts the count."""
     clock = Clock()
     kept = store(ttl_s=10.0, clock=clock)
     await kept.put("t", "a", response("a"))
@@ -70,7 +70,7 @@ async def test_one_tenant_pushes_out_no_other() -> None:
 
 
 async def test_the_least_recently_used_goes_first() -> None:
-    """Where there are too many, or too many bytes; one that alone is too large isn't kept."""
+    """This happens with too many, or too many bytes; one that alone is too large isn't kept."""
     kept = store(max_responses=2)
     for name in ("a", "b"):
         await kept.put("t", name, response(name))

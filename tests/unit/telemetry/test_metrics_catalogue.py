@@ -35,7 +35,7 @@ def generator(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def signature(spec: MetricSpec) -> str:
-    """What others' boards rely on."""
+    """The parts of a metric that others' boards rely on."""
     return f"{spec.name} {spec.kind} {','.join(sorted(spec.labels))}".rstrip()
 
 

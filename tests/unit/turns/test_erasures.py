@@ -99,7 +99,7 @@ def moved(run: str, name: str, *, demanded: bool) -> Callable[[Session | None], 
 
 
 async def test_a_turn_that_an_engine_is_given_during_an_erasure_is_not_forgotten() -> None:
-    """What the session leaves there meanwhile is erased, too."""
+    """KV that the session leaves there meanwhile is erased, too."""
     async with world() as w:
         run = w.run("a")
         w.engines["a"].answers = [replace(chat_json(), pause_s=0.3)]
@@ -238,7 +238,7 @@ async def test_an_engine_that_was_out_of_reach_is_asked_when_it_is_back() -> Non
 
 
 async def test_a_plain_server_that_was_out_of_reach_has_not_ended() -> None:
-    """Nobody can make it forget what it may hold, so the debt is counted as lost."""
+    """It can't be made to forget what it may hold, so the debt is counted as lost."""
     async with world() as w:
         w.engines["a"].capability = None
         await w.pool.refresh()

@@ -1,4 +1,4 @@
-"""An engine that is slow in each of its phases, and what the client is told."""
+"""An engine that is slow in each of its phases, and the client's answer."""
 
 from __future__ import annotations
 
