@@ -51,13 +51,13 @@ class Client:
 
     @property
     def speaks_to_engines(self) -> bool:
-        """Whether the engine could serve it without the proxy."""
+        """Return True if the engine could serve it without the proxy."""
         return self.api == "chat"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a client's session went, and what it printed."""
+    """The outcome of a client's session, and its output."""
 
     verdict: Verdict
     ran: Ran

@@ -132,7 +132,7 @@ def agent(turns: int, task: str, *, leak: str = "the log says SECRET so") -> Con
 
 
 def test_the_oracle_sees_what_a_splice_remembers(client: httpx.Client, model: str) -> None:
-    """Amortised truncation hides the secret from the prompt but not from the KV behind it."""
+    """Amortised truncation hides the secret from the prompt but not from the KV after it."""
     pair = worlds(client, model, "control")
     assert both(pair, agent(2, "Control.")) > CLOSE
     assert both(pair, agent(3, "Control."), policy=TRUNCATE) > CLOSE
@@ -185,7 +185,7 @@ def test_a_forget_reaches_what_a_truncation_hid(client: httpx.Client, model: str
 
 
 def test_a_forget_reaches_it_in_any_order_of_policies(client: httpx.Client, model: str) -> None:
-    """Redaction binds also where it stands behind the policy that hid the secret."""
+    """Redaction binds also if it comes after the policy that hid the secret."""
     pair = worlds(client, model, "order")
     hidden_by_truncation(pair, "Order.")
     assert both(pair, agent(4, "Order."), policy=f"{TRUNCATE} | {REDACT}") < CLOSE
@@ -224,7 +224,7 @@ def test_a_forget_reaches_what_was_dropped_turns_ago(client: httpx.Client, model
 
 
 def test_a_redacted_answer_is_forgotten(client: httpx.Client, model: str) -> None:
-    """What the model itself may have written is not read again either."""
+    """Text that the model itself may have written is not read again either."""
     pair = worlds(client, model, "answer")
     messages = agent(2, "Answer.", leak="nothing here")
     said = [*messages, {"role": "assistant", "content": "It says SECRET and no more than that."}]

@@ -90,7 +90,7 @@ def test_streams_report_it_in_the_finish_chunk(client: httpx.Client, model: str)
 
 
 def test_a_request_without_it_is_answered_without_it(client: httpx.Client, model: str) -> None:
-    """Nothing is added to what nobody asked for."""
+    """The answer gets no unrequested additions."""
     assert "context_management" not in client.post(CHAT, json=body(model, talk(1, "C."))).json()
 
 

@@ -94,7 +94,7 @@ def adds_up(account: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_policy_is_spliced_turn_after_turn(sdk: openai.OpenAI, model: str, stream: bool) -> None:
-    """Old tool output shrinks each turn, and what stands behind it is spliced, not prefilled."""
+    """Old tool output shrinks each turn, and the text after it is spliced, not prefilled."""
     headers = {"x-leyline-session": f"policy-{stream}"}
     task = f"Policy, streamed: {stream}."
     accounts = [

@@ -147,7 +147,7 @@ def test_a_session_of_many_turns_is_recognised_and_cached(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_edits_of_a_policy_are_spliced(sdk: anthropic.Anthropic, stream: bool) -> None:
-    """The chat route's pipeline, whole: old results shrink, and what is behind them is copied."""
+    """The chat route's pipeline, whole: old results shrink, and the text after them is copied."""
     talk = [asked(text(f"Look, with a policy, streamed: {stream}."))]
     options = {"extra_body": {"leyline": {"policy": "truncate_older_than:n=2,max_chars=80"}}}
     for turn in range(5):
@@ -247,7 +247,7 @@ def test_thinking_and_calls_go_round(stream: bool) -> None:
 
 def test_the_sdks_own_agent_loop_ends() -> None:
     """Its tool runner calls the tools, sends their results, failed ones too, and stops. It first
-    asks the server to hold the conversation, and goes on without that when it is told to."""
+    asks the server to hold the conversation, and continues without that on the server's refusal."""
     engine = FakeEngine()
     engine.answers += [thinks_and_calls(path, stream=False) for path in ("a", "gone")]
     engine.answers.append(chat_json("Done."))

@@ -1,4 +1,4 @@
-"""What the documentation shows runs: commands, requests, programs, files of settings."""
+"""The documentation's examples run: commands, requests, programs, files of settings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _blocks() -> Iterator[tuple[str, str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Where proxy, engine and Redis are."""
+    """The addresses of proxy, engine and Redis."""
 
     proxy: str
     engine: str

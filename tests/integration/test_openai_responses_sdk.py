@@ -94,7 +94,7 @@ def cached(response: Any) -> int:
 
 
 def asked(text: str) -> dict[str, Any]:
-    """What the user says."""
+    """The user's messages."""
     return {"role": "user", "content": text}
 
 
@@ -107,7 +107,7 @@ def looked(turn: int) -> Items:
 
 
 def result(kind: str, call_id: str, output: str) -> dict[str, Any]:
-    """What a call gave."""
+    """The output item of a call."""
     return {"type": kind, "call_id": call_id, "output": output}
 
 
@@ -183,7 +183,7 @@ def test_a_session_goes_on_from_stored_responses(sdk: openai.OpenAI, stream: boo
 
 
 def test_new_instructions_stay_in_the_session(sdk: openai.OpenAI) -> None:
-    """They aren't carried over from the response that a request goes on from."""
+    """They aren't carried over from the response that a request continues."""
     first = ask(sdk, "Look.", stream=False)
     second = ask(sdk, "Go on.", stream=False, previous_response_id=first.id, instructions="Short.")
     third = ask(sdk, "Go on.", stream=False, previous_response_id=second.id, instructions=None)
@@ -194,7 +194,7 @@ def test_new_instructions_stay_in_the_session(sdk: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_edits_of_a_policy_are_spliced(sdk: openai.OpenAI, stream: bool) -> None:
-    """The chat route's pipeline, whole: old results shrink, and what is behind them is copied."""
+    """The chat route's pipeline, whole: old results shrink, and the text after them is copied."""
     items: Items = [asked(f"Look, with a policy, streamed: {stream}.")]
     options = {"extra_body": {"leyline": {"policy": "truncate_older_than:n=2,max_chars=80"}}}
     for turn in range(5):

@@ -37,7 +37,7 @@ async def sizes(client: httpx.AsyncClient, engine: FakeEngine, turn: int) -> int
 
 
 async def test_a_changed_file_holds_from_the_next_turn_and_drops_no_session(tmp_path: Path) -> None:
-    """The session goes on; a file that is wrong changes nothing and is counted."""
+    """The session continues; a file that is wrong changes nothing and is counted."""
     path, engine = tmp_path / "policies.yaml", FakeEngine(capability=None)
     write(path, "policies: [keep_all]\n")
     async with proxy_before(engine, policies_file=path, edit_timing="now") as client:

@@ -1,6 +1,6 @@
-"""Who may see spliced KV: nobody but its own lineage, in bits and in slots.
+"""The readers of spliced KV: only its own lineage, in bits and in slots.
 
-A conversation reads a span, the span is cut, and what lay behind it is spliced: that KV remembers
+A conversation reads a span, the span is cut, and the text after it is spliced: that KV remembers
 the span. Others then send the very tokens that are visible now.
 """
 
@@ -139,7 +139,7 @@ def test_the_lineage_itself_sees_what_others_are_spared(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_visitor_leaves_only_clean_kv_behind(name: str, oracle_model: Models) -> None:
-    """What the other session published serves a third one, and is a clean run's too."""
+    """The other session's published KV serves a third one, and equals a clean run's."""
     poisoned = poison(oracle_model(name), 128)
     private = poisoned.lineage_slots()
     _, published = visit(poisoned, "other", "tenant")

@@ -39,7 +39,7 @@ def text(rng: Random, length: int) -> list[int]:
 
 
 def run_client(base_url: str, number: int, opened: Event) -> Iterator[Ended]:
-    """Requests of one tenant, long and short, that go on from what it sent before."""
+    """Requests of one tenant, long and short, that continue what it sent before."""
     rng = Random(number)
     tenant = "ab"[number % 2]
     with ClaimClient(base_url, SECRET) as client:

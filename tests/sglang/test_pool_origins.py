@@ -74,7 +74,7 @@ class Chain:
 
 @pytest.mark.parametrize("shape", [MLA, GQA], ids=lambda shape: shape.name)
 def test_a_thousand_splices_round_like_one(shape: Shape, generator: torch.Generator) -> None:
-    """In bf16 the error behind 1,000 chained splices is that of a single rounding."""
+    """In bf16 the error after 1,000 chained splices is that of a single rounding."""
     chain = Chain(shape, generator, origins=None)
     for step in range(1000):
         chain.step()
@@ -93,7 +93,7 @@ def test_without_origins_rounding_piles_up(shape: Shape, generator: torch.Genera
 
 
 def overwrite(tensors: PoolTensors, slots: torch.Tensor, generator: torch.Generator) -> None:
-    """What a prefill of the engine's does: other KV in the same slots, without a word."""
+    """Put other KV in the same slots without notice, as a prefill of the engine's does."""
     for tensor in (*tensors.keys, *tensors.values):
         tensor[slots] = torch.randn((len(slots), *tensor.shape[1:]), generator=generator).to(
             tensor.dtype
@@ -134,7 +134,7 @@ def test_one_layer_that_differs_is_enough(layer: int, generator: torch.Generator
 
 
 def test_a_row_spliced_from_elsewhere_is_no_witness(generator: torch.Generator) -> None:
-    """An entry counts only at the position where its row stands."""
+    """An entry counts only at its row's position."""
     chain = Chain(MLA, generator, origins=None)
     chain.step()
     fresh = [chain.tensors.band(keys[chain.slots]) for keys in chain.tensors.keys]

@@ -1,7 +1,7 @@
 """Random sessions against SGLang's own tree, allocator and admission.
 
 Whatever the mix of appends, edits, forgets, branches, shared splices, aborts, retractions, flushes
-and memory pressure: no slot is lost, every key stands where it should, plain requests never see KV
+and memory pressure: no slot is lost, every key is where it should be, plain requests never see KV
 that remembers more than their own tokens, nothing is stuck, and what was forgotten is in no slot as
 soon as the forget's receipt is closed.
 """
@@ -42,7 +42,7 @@ CREWS = share_lineage(CREW, salt=SALT)
 
 @dataclass
 class Session:
-    """What a proxy would know of a conversation."""
+    """A proxy's knowledge of a conversation."""
 
     name: str
     scope: str
@@ -166,7 +166,7 @@ class Driver:
                 session.labels = (*session.sent, self.span(session, prompt, len(session.tokens)))
 
     def check_forgotten(self) -> None:
-        """What receipts say is gone is in no slot, free ones included."""
+        """Check that text forgotten by a receipt is in no slot, free ones included."""
         sender, closed = self.scheduler.sender, []
         for message_id in self.open:
             forgot = sender.forgotten.get(message_id, sender.records[message_id].receipt.forgot)
@@ -292,7 +292,7 @@ class Driver:
         return tuple(directives), ()
 
     def moved(self, session: Session, directives: tuple[Directive, ...]) -> tuple[SpanLabel, ...]:
-        """The labels where the edited text stands; one that was cut whole is empty."""
+        """The labels of the edited text; one that was cut whole is empty."""
 
         def at(position: int) -> int:
             shift = 0

@@ -63,7 +63,7 @@ class Conversation:
 
 @pytest.fixture(scope="module")
 def conversation(mla_server: SglangServer) -> Iterator[Conversation]:
-    """What the cases share."""
+    """The conversation that the cases share."""
     rng = Random("bad input")
     opening = [rng.randrange(10, 400) for _ in range(200)]
     with EngineClient(mla_server.base_url) as client:

@@ -89,7 +89,7 @@ class Agent:
         return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
 
     def answers(self, messages: Messages) -> list[str]:
-        """What is said to each question, each asked on its own."""
+        """The answers to the questions, each asked on its own."""
         asked = [{"role": "user", "content": f"What is `{key}=`?"} for key in IN_SIGHT]
         return [self.ask([*messages, each], max_tokens=24) for each in asked]
 

@@ -138,7 +138,7 @@ async def test_retry_after_is_the_time_until_the_deadline(open_app: OpenApp) -> 
 
 
 async def test_two_tenants_hear_of_each_other_as_numbers(open_app: OpenApp) -> None:
-    """Ids are their own; whoever has no claim is told nothing but how many."""
+    """Ids are their own; a tenant without a claim gets nothing but the number."""
     app = open_app()
     await complete(app, ids(200, 1), "hers")
     await complete(app, ids(200, 2), "his", payload={"scope": "u"})
@@ -159,7 +159,7 @@ async def test_two_tenants_hear_of_each_other_as_numbers(open_app: OpenApp) -> N
 async def test_a_stream_that_outgrows_its_room_ends_with_the_named_error(
     open_app: OpenApp,
 ) -> None:
-    """Beside a claim and another stream; that one goes on to its end."""
+    """Beside a claim and another stream; that one continues to its end."""
     app = open_app()
     await complete(app, ids(200, 1), "plan")
     await do(app, claim("plan", 200))
@@ -390,6 +390,6 @@ def test_limits_that_cannot_be_are_refused_at_the_start(limits: dict[str, Any]) 
 
 
 def test_limits_have_defaults() -> None:
-    """What isn't stated is as it was."""
+    """Unstated limits keep their defaults."""
     assert read_limits({}) == Limits()
     assert read_limits({"share": 0.25, "claims": 7}) == Limits(share=0.25, claims=7)

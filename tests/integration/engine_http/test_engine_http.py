@@ -208,7 +208,7 @@ async def test_documents(app: Starlette, loaded: LoadedModel) -> None:
 
 
 async def test_an_edit_is_spliced_and_receipted(app: Starlette, loaded: LoadedModel) -> None:
-    """A turn with a span cut out of the one before reuses what lies behind the span."""
+    """A turn with a span cut out of the one before reuses the KV after the span."""
     source = loaded.tokenizer("value = compute(1, 2)\n" * 40)["input_ids"]
     await complete(app, prompt=source, max_tokens=1, custom_params=hints("m1", turn="t1"))
     first = await record_of(app, "m1")

@@ -118,7 +118,7 @@ async def test_splice_claim_and_refusal_show(small: Starlette) -> None:
 
 
 async def test_the_secret_guards_the_metrics(loaded: LoadedModel) -> None:
-    """As everything but the health of an engine that asks for one."""
+    """They need it like everything but the health of an engine that asks for one."""
     app = serve_model(loaded, pool_tokens=POOL, options=ServingOptions(api_secret="secret"))
     try:
         async with client_of(app) as client:

@@ -198,7 +198,7 @@ def test_each_setting_matters(traces_dir: Path, changed: dict[str, Any]) -> None
 
 
 def test_reused_ids_are_named_after_the_call_they_answer(traces_dir: Path) -> None:
-    """Where a session uses ids again, only ours names the tool that gave the output."""
+    """If a session uses ids again, only ours names the tool that gave the output."""
     sessions = _recorded(traces_dir / "sessions_tau_bench.jsonl.gz")
     changed = 0
     for messages in sessions:

@@ -110,7 +110,7 @@ class Running:
 
 @dataclass
 class _Batch:
-    """What SGLang's admission looks at of the running batch."""
+    """The parts of the running batch that SGLang's admission looks at."""
 
     reqs: list[Req] = field(default_factory=list)
 
@@ -122,7 +122,7 @@ class _Batch:
 
 
 class Scheduler:
-    """One pool, one tree, and requests that run when told to.
+    """One pool, one tree, and requests that run on command.
 
     Args:
         capacity: slots of the pool.
@@ -274,7 +274,7 @@ class Scheduler:
         self.queue(running.req, first=True)
 
     def flush(self) -> None:
-        """What ``/flush_cache`` does, when nothing runs."""
+        """Flush as ``/flush_cache`` does, when nothing runs."""
         assert not (self.waiting or self.running or self.chunked)
         self.cache.reset()
         self.rows.clear()
@@ -379,7 +379,7 @@ class Scheduler:
                 self.running.remove(running)
 
     def _sample(self, req: Req) -> None:
-        """The next token depends on what the KV behind the sequence remembers."""
+        """Choose the next token, which depends on what the KV of the sequence remembers."""
         if not isinstance(req, StageRow):
             assert self.rows_of(req)[-1][0] >= 0
         req.output_ids.append(int(sum(self._remembered(req)) % VOCABULARY))
@@ -435,7 +435,7 @@ class Scheduler:
     # What must always hold.
 
     def check(self) -> None:
-        """Every slot is accounted for once, and every key stands where it should."""
+        """Check that every slot is accounted for once, and every key is where it should be."""
         own = [running.req for running in self.running]
         if self.chunked is not None and self.chunked.kv.holds_kv:
             own.append(self.chunked)

@@ -340,7 +340,7 @@ def test_turns_are_shown_on_demand(report: TrialReport) -> None:
 
 
 def test_verdict_is_honest() -> None:
-    """Nothing edited, and nothing to edit, are reported as that."""
+    """The trial says so if nothing was edited, or if there was nothing to edit."""
     calm = TrialReport((_try(requests_of(_talk(2)), _policy(lambda m, _: m)),))
     assert verdict(calm.totals()) == "The policies edit nothing on these sessions."
     assert verdict(TrialReport(()).totals()) == "There is no prompt to edit."

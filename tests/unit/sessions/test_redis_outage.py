@@ -100,7 +100,7 @@ def forgotten(session: Session | None) -> tuple[str, ...]:
 
 
 async def test_a_killed_redis_keeps_nobody_waiting(server: RedisServer) -> None:
-    """Requests see no fault, at once, and the store says that it is out of reach."""
+    """Requests don't fail and don't wait, and the store says that it is out of reach."""
     async with proxy(server) as store:
         await put(store, "a", 2)
         server.kill()

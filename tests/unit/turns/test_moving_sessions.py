@@ -60,7 +60,7 @@ class Pair:
         return sum(f'"session":"{session}"'.encode() in body for body in own)
 
     def obey(self, obeys: bool) -> None:
-        """Set if the engines confirm their orders from now on."""
+        """Have the engines confirm their orders from now on, or not."""
         for engine in self.engines.values():
             engine.receipt = forgotten if obeys else deaf
 
