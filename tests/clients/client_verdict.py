@@ -15,7 +15,7 @@ SIZE = "size.txt"
 MEASURE = f"wc -c < {NOTES} > {SIZE}"
 SHOW = f"cat {NOTES} {SIZE}"
 LAST = "Both files are there."
-"""What the model says in the end."""
+"""The model's last answer."""
 
 
 @dataclass(frozen=True, slots=True)

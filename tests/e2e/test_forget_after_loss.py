@@ -38,7 +38,7 @@ Conversation = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[tuple[Starlette, str]]:
-    """An engine of its own process, as far as proxies can tell: the application and its origin."""
+    """An engine of its own process, as far as proxies can see: the application and its origin."""
     app = create_embedded_engine("replay", {"device": "cpu", "pool_tokens": 32_768})
     with serving(app) as origin:
         learn_words(app, origin)
@@ -196,7 +196,7 @@ class _Held:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         if scope["type"] == "lifespan":
-            return await _lives(receive, send)  # the engine goes on without it
+            return await _lives(receive, send)  # the engine continues without it
         if scope["type"] == "http" and scope["path"] == CHAT:
             body = await Request(scope, receive).body()
             given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]

@@ -66,7 +66,7 @@ class Proxy:
             time.sleep(0.1)
 
     def stop(self) -> float:
-        """Tell it to stop; how long it took, in seconds."""
+        """Ask it to stop; return how long it took, in seconds."""
         begun = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(30) == 0

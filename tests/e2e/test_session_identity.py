@@ -237,7 +237,7 @@ def test_the_history_of_another_user_with_the_same_opening(client: httpx.Client)
         messages = talk("opening", "a", name, "more")
         messages[5]["content"] = "[cut]"
         account = ask(client, messages)
-        # What both have is not enough, and what was cut was all that told them apart.
+        # The text that both have is not enough, and the cut text was their only difference.
         assert account["session"] not in set(sessions.values()) - {sessions[name]}
         longer = ask(client, talk("opening", "a", name, "end"))
         assert longer["session"] == sessions[name]

@@ -91,7 +91,7 @@ def account(message: Any) -> dict[str, Any]:
 
 def looked(talk: Talk, message: Any, turn: int) -> Talk:
     """The conversation after the model's answer, with a call that it might have made, and its
-    result; cache markers stand where agents put them: at the end."""
+    result; cache markers are where agents put them: at the end."""
     for block in (block for said in talk for block in said["content"]):
         block.pop("cache_control", None)
     use = {"type": "tool_use", "id": f"toolu_{turn}", "name": "ls", "input": {"path": str(turn)}}

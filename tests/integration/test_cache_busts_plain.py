@@ -1,4 +1,4 @@
-"""Engines that tell ``cached_tokens`` and nothing else are accounted for, too."""
+"""Engines that report ``cached_tokens`` and nothing else are accounted for, too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIST_TOOL = {"type": "function", "function": {"name": "ls", "parameters": {"type
 
 
 class CountingEngine(FakeEngine):
-    """Tells of each request how long its prompt was and how much of it was cached."""
+    """Reports of each request how long its prompt was and how much of it was cached."""
 
     def __init__(self) -> None:
         super().__init__(capability=None)

@@ -79,7 +79,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 def examples(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Examples:
-    """A folder with what examples name, and the addresses that stand for those they name."""
+    """A folder with what examples name, and the addresses that replace those they name."""
     for place in ("etc", "log", "out"):
         (tmp_path / place).mkdir()
     (tmp_path / "etc" / "audit.key").write_text("a key of the tests, long enough\n")

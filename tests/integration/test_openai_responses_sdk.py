@@ -94,7 +94,7 @@ def cached(response: Any) -> int:
 
 
 def asked(text: str) -> dict[str, Any]:
-    """The user's messages."""
+    """A user's message."""
     return {"role": "user", "content": text}
 
 
@@ -324,7 +324,7 @@ def test_what_doesnt_fit_is_refused_or_truncated() -> None:
         assert (found["planned"], found["reason"]) == ("spliced", "source_evicted")
         assert {(edit["cause"], edit["mode"]) for edit in found["edits"]} == {DROPPED}
         assert 3072 - 400 < truncated.usage.input_tokens <= 3072 - 8
-        # It goes on, from what was stored as well.
+        # It continues, from stored responses as well.
         again = ask(
             sdk, "Go on.", stream=True, truncation="auto", previous_response_id=truncated.id
         )

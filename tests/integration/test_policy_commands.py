@@ -124,7 +124,7 @@ def test_show_explains_settings_and_gives_examples(monkeypatch: pytest.MonkeyPat
 
 
 def test_every_example_can_be_copied() -> None:
-    """The specs that are shown for each built-in policy load as they stand."""
+    """The specs that are shown for each built-in policy load unchanged."""
     registry = Registry.discover()
     for name in BUILTINS:
         shown = examples(registry.get(name), registry)

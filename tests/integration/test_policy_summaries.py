@@ -72,7 +72,7 @@ async def test_an_engine_that_refuses_is_asked_a_few_times_and_no_more() -> None
 
 
 async def test_a_question_that_a_forget_overtook_is_forgotten_when_it_ends() -> None:
-    """Its entries in the cache came after the forget, and its answer reveals it."""
+    """Its entries in the cache came after the forget, and its answer holds the forgotten text."""
     engine = FakeEngine()
     engine.receipt = forgotten
     engine.answers = [chat_json(), replace(chat_json("a secret"), pause_s=0.5)]

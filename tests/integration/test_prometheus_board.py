@@ -182,7 +182,7 @@ def test_counters_agree_with_the_answers(observed: Observed) -> None:
 
 
 def test_pools_add_up(observed: Observed) -> None:
-    """Whoever owns them, the slots of an engine's pool are as many as it has, at every scrape."""
+    """The slots of an engine's pool add up to its size, whoever owns them, at every scrape."""
     owned, capacity = "leyline_engine_pool_tokens", "leyline_engine_pool_capacity_tokens"
     missing = f"sum by (instance) ({capacity}) - sum by (instance) ({owned})"
     found = observed.prometheus.drawn(missing, instant=False)

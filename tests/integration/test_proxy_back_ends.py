@@ -69,7 +69,7 @@ def body(turns: int, model: str = MODEL, **members: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("odd", ODD_ANSWERS.values(), ids=ODD_ANSWERS)
 async def test_odd_servers_are_plain_back_ends(odd: Answer) -> None:
-    """Whatever they answer about Leyline, they are ready, and get the caller's bytes alone."""
+    """They are ready, whatever they answer about Leyline, and get the caller's bytes alone."""
     engine = OddServer(odd, "/leyline", "/tokenize")
     raw = json.dumps(body(1)).encode()
     async with proxy_before(engine) as client:

@@ -147,7 +147,7 @@ def test_a_restarted_proxy_goes_on_splicing(
 
 
 def test_two_proxies_take_turns(engine: tuple[Starlette, str], server: RedisServer) -> None:
-    """Whichever of two proxies a turn comes to, it is spliced from the turn before."""
+    """A turn at either of two proxies is spliced from the turn before."""
     _, origin = engine
     with proxy(origin, server) as left, proxy(origin, server) as right:
         ask(left, history(2, "Turns."), "turns")

@@ -56,10 +56,10 @@ class Told:
     error: float
     ran: Ran
     expected: Expected
-    """With what the engine computed anew beyond need, where it was cautious."""
+    """With the tokens that the engine computed again beyond need, where it was cautious."""
     cautious: bool
     traits: frozenset[str]
-    """What the turn exercises, of :data:`TRAITS`."""
+    """The :data:`TRAITS` that the turn exercises."""
 
 
 def labels(text: Text, answers: dict[int, str]) -> tuple[SpanLabel, ...]:

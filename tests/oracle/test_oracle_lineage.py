@@ -27,7 +27,7 @@ Models = Callable[[str], OracleModel]
 NAMES = ("llama", "qwen3", "glm-partial-interleaved", "deepseek-v2-yarn", "deepseek-v3")
 FORCED = (5, 6, 7)
 HEAD, SPAN, REST = 133, 50, 140
-"""Tokens before the span (a turn and its answer), of the span, and behind it."""
+"""Tokens before the span (a turn and its answer), of the span, and after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Poisoned:
     engine: ReplayEngine
     opening: tuple[int, ...]
     visible: tuple[int, ...]
-    """What the conversation consists of after the cut, and two more tokens."""
+    """The conversation after the cut, and two more tokens."""
     lineage: tuple[LineageRun, ...]
 
     def lineage_slots(self) -> set[int]:
@@ -128,7 +128,7 @@ def test_another_tenant_finds_nothing_by_a_lineages_name(
 def test_the_lineage_itself_sees_what_others_are_spared(
     name: str, chunk_tokens: int, oracle_model: Models
 ) -> None:
-    """Control: going on under its lineage, the conversation gets the slots and shows the span."""
+    """Control: continuing under its lineage, the conversation gets the slots and shows the span."""
     poisoned = poison(oracle_model(name), chunk_tokens)
     private = poisoned.lineage_slots()
     logits, slots = visit(poisoned, "s", "tenant", poisoned.lineage)

@@ -38,7 +38,7 @@ class Scheduler:
     messages: list[ClaimMessage] = field(default_factory=list)
     deadline_ms: int | None = None
     answer: Answer | None = None
-    """What it does instead of answering."""
+    """Its action instead of answering."""
     busy: int = 0
 
     async def send(self, message: ClaimMessage) -> ClaimAnswer:

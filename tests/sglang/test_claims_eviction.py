@@ -163,7 +163,7 @@ class BrokenEvictionError(RuntimeError):
 
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_an_eviction_that_raises_leaves_nothing_locked(call: int) -> None:
-    """Whichever step of it fails, all ranked paths can be evicted afterwards."""
+    """All ranked paths can be evicted afterwards, whichever step of it fails."""
     scheduler = ClaimScheduler(100)
     fill(scheduler, "x", "y")
     scheduler.claim("x", 20, id="x", kind=SOFT, priority=1)

@@ -78,7 +78,7 @@ def claim_now_and_then(base_url: str, done: Event) -> Counter[str]:
         session = number % CLIENTS
         tenant = "ab"[session % 2]
         with ClaimClient(base_url, SECRET, f"load-{number}") as client:
-            # What was evicted since is computed anew, so that there is something to claim.
+            # KV evicted since is computed again, so that there is something to claim.
             source = f"c{number}"
             length = rng.choice([100, 300, 500])
             claimed = Random(session)

@@ -145,7 +145,7 @@ class Claims(RuleBasedStateMachine):
 
     @rule(number=sessions)
     def forget(self, number: int) -> None:
-        """Whatever the session holds is to be forgotten."""
+        """Forget everything that the session holds."""
         if session := self.idle(number):
             self.send(session, [*OPENING, *text(next(self.numbers), 5)], 2, forget=("all",))
             session.lineage = ()

@@ -277,7 +277,7 @@ def test_junk_is_a_clear_error(client: ClaimClient, body: bytes) -> None:
 
 def test_only_the_proxy_is_obeyed(client: ClaimClient) -> None:
     """A missing or wrong signature is refused before the body is read as a command; so is a body
-    that is too long, whoever signed it."""
+    that is too long, with any signature."""
     for signature in ("", "0" * 64, "é"):
         headers = {"x-leyline-signature": signature.encode()}
         answer = client.http.post("/leyline/claims", content=b'{"command":"list"}', headers=headers)
@@ -329,7 +329,7 @@ def test_sglangs_metrics_tell_of_splice_claim_and_refusal(client: ClaimClient) -
     spliced = len(edited) + 1 - behind
     client.until(lambda: owners(client)["spliced"] == spliced)
     now = owners(client)
-    # The replacement, too, was computed from nothing but what stands before it.
+    # The replacement, too, was computed only from the text before it.
     assert now["exact"] == len(tokens) - 1 + behind - edit.start
     assert sum(now.values()) == client.metric("leyline_engine_pool_capacity_tokens") == POOL
     assert client.metric("leyline_engine_pool_peak_tokens") >= POOL - now["free"]

@@ -32,7 +32,7 @@ HEADS = {
     # One latent of 64 dims and 32 rotary ones, read as the value without them.
     "mla": Heads(4, 1, 96, 64),
 }
-# New tokens per sequence behind cached ones: (cached, new). The last reaches over a block of rows.
+# New tokens per sequence after cached ones: (cached, new). The last reaches over a block of rows.
 BATCHES = {
     "no prefix": [(0, 5), (0, 1), (0, 17)],
     "short suffix": [(900, 1), (333, 7)],

@@ -97,7 +97,7 @@ def test_a_native_envelope_is_refused_where_signatures_are_wanted() -> None:
 
 
 def test_a_native_envelope_of_others_is_let_be() -> None:
-    """Where signatures are wanted, an envelope without one of our actions isn't ours to refuse."""
+    """If signatures are wanted, an envelope without one of our actions isn't ours to refuse."""
     foreign = Envelope("0.1", "m-2", (Action("a", "hicache.prefetch", "1.0"),))
     request = received(None, json_of(foreign))
     assert take_hints(request, SECRET).invalid is None

@@ -45,7 +45,7 @@ def hints_of(session: str, scope: str = "t", **payload: Any) -> Any:
 def test_a_session_goes_to_the_replica_that_takes_it(
     native: bool, scope: str, session: str, asked: int | None
 ) -> None:
-    """Whatever replica the client asks for, it is the one whose scheduler serves the session."""
+    """The scheduler of that replica serves the session, whichever one the client asks for."""
     request = sent(hints_of(session, scope), native=native, rank=asked)
     pin_session(request, 8)
     payload = EditPayload(session=session, scope=scope, turn="t2")

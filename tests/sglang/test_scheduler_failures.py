@@ -307,7 +307,7 @@ def check_usable(scene: Scene) -> None:
 def test_a_failing_call_costs_a_splice_at_most(
     scene_name: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever call fails, nothing is raised into the scheduler, and the request is served."""
+    """Nothing is raised into the scheduler, whichever call fails, and the request is served."""
     make, stages = SCENES[scene_name]
     stage = stages[name]
     total = prompted_calls(make, stage, monkeypatch)

@@ -213,12 +213,12 @@ def test_what_no_forget_could_find_is_not_kept(name: str) -> None:
 
 
 STRANGER = [*TOLD, *text(15, 6)]
-"""What somebody without a session makes of the prompt that tells the secret."""
+"""The continuation, by a client without a session, of the prompt that holds the secret."""
 
 
 @pytest.mark.parametrize("first", [False, True])
 def test_what_a_stranger_went_on_with_is_forgotten_too(first: bool) -> None:
-    """KV of requests without a session keeps nothing of a session's, whoever came first."""
+    """KV of requests without a session keeps nothing of a session's, whichever came first."""
     scheduler = Scheduler()
     if first:
         scheduler.serve(STRANGER)

@@ -36,7 +36,7 @@ from leyline_engine.sglang.splicer import StageRow
 pytestmark = pytest.mark.usefixtures("server_args")
 
 CREW = "crew"
-"""What sessions of a tenant share some of their splices under."""
+"""The name under which sessions of a tenant share some of their splices."""
 CREWS = share_lineage(CREW, salt=SALT)
 
 
@@ -60,7 +60,7 @@ class Session:
     sent: tuple[SpanLabel, ...] = ()
     """Labels of the turn under way."""
     joined: bool = False
-    """Whether the turn under way draws on what another session shared."""
+    """True if the turn under way draws on KV that another session shared."""
     resent: set[int] = field(default_factory=set)
     """Secrets that the session's other requests sent while it is under way."""
 
@@ -77,7 +77,7 @@ class Driver:
         self.forgotten: set[int] = set()
         """Secrets that no slot may have read."""
         self.open: dict[str, set[int]] = {}
-        """What is forgotten by receipts that aren't closed."""
+        """The secrets forgotten by receipts that aren't closed."""
         self.opening = self.text(40)
 
     def text(self, length: int) -> array[int]:

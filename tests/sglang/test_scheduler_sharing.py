@@ -111,7 +111,7 @@ def crew() -> Crew:
 
 
 def test_a_forget_reaches_what_another_session_went_on_with(crew: Crew) -> None:
-    """KV of a shared scope goes with the secret that it read, whoever computed it."""
+    """KV of a shared scope goes with the secret that it read, whichever session computed it."""
     joined = crew.join(5, 6)
     assert crew.found(source_of(joined), SHARED) > len(crew.prompt)
     forgot = crew.ended(*crew.forgetting()).receipt.forgot

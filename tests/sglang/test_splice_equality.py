@@ -157,7 +157,7 @@ def check_wrong_turns(session: PlayedSession) -> None:
 
 @contextmanager
 def rotary_restored(session: PlayedSession) -> Iterator[None]:
-    """Whatever happens, the server's splices are right afterwards, and nothing wrong is cached."""
+    """The server's splices are right afterwards, whatever happens, and nothing wrong is cached."""
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
-"""Conversations whose messages tell which they are, as the session keeps them and plans over them.
+"""Conversations whose messages name themselves, as the session keeps them and plans over them.
 
-One token per character; the role marks stand in no content.
+One token per character; the role marks are in no content.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class ClaimsEngine:
         self.breaks_off: int | None = None
         """Chunks of a refused stream before its error; None answers with a status."""
         self.forgets_records = False
-        """Nobody is told what became of a request."""
+        """The outcome of a request is never reported."""
         self._pool, self._limits = pool, Limits(**limits)
         self.restart()
         self._app = Starlette(

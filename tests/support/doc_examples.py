@@ -40,7 +40,7 @@ from leyline_proxy.settings import Settings, load_settings
 MODEL = "leyline-recall"
 LEYLINE = str(Path(sys.executable).with_name("leyline"))
 UP = "Leyline is up."
-"""What `leyline serve` prints then."""
+"""The line that `leyline serve` prints then."""
 
 LONGEST_S = 180.0
 """For one block; some start a server, on a machine that is busy with other tests."""

@@ -233,4 +233,4 @@ _ODD = st.dictionaries(
     st.sampled_from(NAMES[:11]), st.lists(_TYPED, max_size=3) | _ANYTHING, max_size=2
 )
 BODIES = st.builds(lambda good, odd: {**good, **odd}, _GOOD, _ODD)
-"""Requests that are right, but for what stands in place of some members."""
+"""Requests that are right, but for the values of some members."""

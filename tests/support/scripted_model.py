@@ -121,7 +121,7 @@ def follow(task: str, *replies: Reply, aside: str = "A session.") -> Script:
         if done is None or done >= len(replies):
             return Reply(aside), False
         next_calls = {call.name for call in replies[done].calls}
-        # A closing text calls nothing, but stands where the session's tools are offered, too.
+        # A closing text calls nothing, but comes where the session's tools are offered, too.
         if not next_calls <= prompt.tools or (known and not known & prompt.tools):
             return Reply(aside), False
         return replies[done], True
@@ -136,9 +136,9 @@ class ModelTurn:
     prompt: array[int]
     receipt: Receipt
     kept: Sequence[int]
-    """What was generated, without the last token: nothing was computed of that."""
+    """The generated tokens without the last one: nothing was computed of that."""
     followed: bool
-    """Whether it is a step of the session that the test follows."""
+    """True if it is a step of the session that the test follows."""
 
     @property
     def cached(self) -> int:

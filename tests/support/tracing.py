@@ -81,7 +81,7 @@ class Collector:
     bodies: list[bytes] = field(default_factory=list)
     requests: list[ExportTraceServiceRequest] = field(default_factory=list)
     status: int = 200
-    """What it answers; it keeps nothing with any other."""
+    """The status it answers; it keeps nothing with any other."""
 
     def spans(self) -> Sequence[ProtoSpan]:
         """All spans, in the order of their arrival."""

@@ -56,7 +56,7 @@ def test_a_hint_names_what_this_was_installed_from(
 def test_an_installation_from_elsewhere_is_named_by_its_wheel(
     told: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever its metadata says, or doesn't."""
+    """The wheel names it, whatever its metadata says, or doesn't."""
     monkeypatch.setattr(installing, "distribution", lambda _: Installed(told))
     assert ".whl[proxy]" in installing.pip_install("proxy")
 

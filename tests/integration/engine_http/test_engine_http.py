@@ -264,7 +264,7 @@ async def test_tool_calls_are_returned(app: Starlette, monkeypatch: pytest.Monke
 async def test_an_answer_brings_its_record(
     app: Starlette, given: dict[str, Any], tools: object
 ) -> None:
-    """Whoever asks gets it as the last member of the body, or of the chunk that finishes; the
+    """A request for it gets it as the last member of the body, or of the chunk that finishes; the
     rest of the answer is the same."""
     stream = bool(given.get("stream"))
     options = {"stream": stream, "stream_options": {"include_usage": bool(given.get("usage"))}}

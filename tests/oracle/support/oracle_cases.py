@@ -125,8 +125,8 @@ def _draw_treatments(
 ) -> tuple[Treatment, ...]:
     """Half of the turns only amortize; in the others the modes are mixed.
 
-    A span is forgotten only where no spliced KV lies before it: there its first reader is its
-    own first token, whatever an engine knows of earlier splices. Behind splices and by name:
+    A span is forgotten only where no spliced KV lies before it: there its first reader is its own
+    first token, whatever an engine knows of earlier splices. After splices and by name:
     :mod:`oracle_messages`.
     """
     if rng.random() < 0.5:
@@ -134,7 +134,7 @@ def _draw_treatments(
     drawn: list[Treatment] = []
     for index, (start, _, _) in enumerate(edits):
         others = [Treatment.EXACT, *([Treatment.FORGET] * 2 if start <= exact else [])]
-        # The first edit amortizes more often: behind another one nothing is reused.
+        # The first edit amortizes more often: after another one nothing is reused.
         drawn.append(rng.choice([Treatment.AMORTIZE] * (2 if index else 6) + others))
     return tuple(drawn)
 

@@ -26,7 +26,7 @@ from leyline_engine.contract import Outcome, Receipt
 BOUND = 1e-4
 """Largest |Δlogit| allowed, as a share of the largest |logit|."""
 CONTROL_FACTOR = 100
-"""How many times the bound a wrong splice must be off."""
+"""A wrong splice must be off by so many times the bound."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Treatment(StrEnum):
     AMORTIZE = "amortize"
     FORGET = "forget"
     EXACT = "exact"
-    """Nobody declared the edit: from it on the prompt is prefilled as it stands."""
+    """The edit is undeclared: from it on the prompt is prefilled unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ def source_ref(source: Ran) -> SourceRef:
 
 @dataclass(frozen=True, slots=True)
 class TamperedRotary:
-    """Stands in for the engine's rotary and moves keys wrongly."""
+    """A stand-in for the engine's rotary that moves keys wrongly."""
 
     move: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

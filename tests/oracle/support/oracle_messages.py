@@ -45,7 +45,7 @@ class ForgettingTurn:
     treatments: tuple[Treatment, ...]
     tail: tuple[int, ...]
     named: tuple[int, ...]
-    """Messages to forget that stand nowhere any more."""
+    """Messages to forget that are nowhere any more."""
     forgotten: frozenset[int]
     """Those, and the messages that the edits forget."""
     prompt: Text

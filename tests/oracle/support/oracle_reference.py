@@ -24,7 +24,7 @@ from oracle_models import OracleModel
 from transformers import DynamicCache
 
 SINK = 32
-"""Positions below this are computed anew, says the contract; a literal on purpose."""
+"""Positions below this are computed again, says the contract; a literal on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Remembered:
     """Values, or MLA latents."""
     read: tuple[int, ...] = ()
     """Per token, the messages that it counts as a reader of, its own among them, as bits
-    ``1 << message``. Empty where nobody said which messages the tokens belong to."""
+    ``1 << message``. Empty where the tokens' messages weren't given."""
 
     @property
     def computed(self) -> int:
@@ -48,7 +48,7 @@ class Remembered:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Tokens ``[start, end)`` of an earlier turn stand here, as they were."""
+    """Tokens ``[start, end)`` of an earlier turn are here, unchanged."""
 
     turn: Remembered
     start: int

@@ -65,7 +65,7 @@ class ClaimScheduler(Scheduler):
         super().__init__(capacity, limits=limits, **options)
         self.now_ms = 0
         self.aborted: dict[str, AbortReq] = {}
-        """What was sent to clients of requests that ended outside a batch."""
+        """The messages sent to clients of requests that ended outside a batch."""
         self._orders = count(1)
         self._pending_chunked_abort_req: Req | None = None
 

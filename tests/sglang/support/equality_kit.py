@@ -40,7 +40,7 @@ from leyline_engine.contract import (
 BOUND = 1e-4
 """Largest |Δ log-probability| allowed, as a share of the largest |logit|."""
 CONTROL_FACTOR = 100
-"""How many times the bound a wrong splice must be off."""
+"""A wrong splice must be off by so many times the bound."""
 DECODED = 32
 MIN_COPY = 32
 """Shorter copies are prefilled by a server with its default settings; a literal on purpose."""
@@ -75,11 +75,11 @@ class Played:
     """The turn as the reference remembers it."""
     rows_file: Path
     pieces: tuple[Piece, ...]
-    """What the contract makes the prompt of."""
+    """The parts of which the contract makes the prompt."""
     scored_from: int
     """Position of the first token whose log-probabilities were asked for."""
     scores: torch.Tensor
-    """fp32 ``[n, len(_ASKED)]``: the server's, of the tokens at ``scored_from`` and behind."""
+    """fp32 ``[n, len(_ASKED)]``: the server's, of the tokens at ``scored_from`` and after."""
     expected: LongWay
 
     @property

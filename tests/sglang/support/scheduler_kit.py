@@ -2,7 +2,7 @@
 for the forward that writes down what each token's KV has read.
 
 A pool row holds three numbers in its position-free part: the token, a digest of all tokens that
-stood before it when it was computed, and a nonce of that computation. So a test can ask of every
+were before it when it was computed, and a nonce of that computation. So a test can ask of every
 position of a request whose KV it is, and whether that KV remembers anything but the request's own
 visible history. The rotary part is a fixed vector turned to the row's position.
 """
@@ -184,7 +184,7 @@ class Scheduler:
         places = torch.arange(_LONGEST)
         ones = torch.ones(_LONGEST, 1, ROTARY)
         self.keys = rotary.rotate(ones, torch.zeros_like(places), places)[:, 0]
-        """fp32 ``[positions, ROTARY]``: the rotary key of any token, by where it stands."""
+        """fp32 ``[positions, ROTARY]``: the rotary key of any token, by its position."""
         self.waiting: list[Req] = []
         self.running: list[Running] = []
         self.chunked: Req | None = None
@@ -388,7 +388,7 @@ class Scheduler:
     def _remembered(self, req: Req) -> list[int]:
         return [history for _, history, _ in self.rows_of(req)[-8:]]
 
-    # The stand-in for a forward, and what it left in the pool.
+    # The stand-in for a forward, and its rows in the pool.
 
     def _compute(self, req: Req, start: int, end: int) -> None:
         tokens = (req.origin_input_ids + req.output_ids)[:end]

@@ -167,7 +167,7 @@ class SglangServer:
         httpx.post(f"{self.base_url}/flush_cache", timeout=60).raise_for_status()
 
     def complaints(self) -> list[str]:
-        """Lines of the log that tell of an error, a leak or a plugin that failed."""
+        """Lines of the log that report an error, a leak or a plugin that failed."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return [line for line in lines if _COMPLAINTS.search(line)]
 

@@ -322,7 +322,7 @@ def test_what_cannot_be_told_is_an_error(chunks: list[dict[str, Any]]) -> None:
 
 
 def test_a_message_ends_once() -> None:
-    """However often the engine says so."""
+    """It ends once, however often the engine says so."""
     events = MessageEvents(message_id="msg_1", model="m", stop_sequences=())
     list(events.feed(chunk({"content": "a"}, "stop")))
     assert [event["type"] for event in events.close()][-1] == "message_stop"

@@ -51,7 +51,8 @@ def test_deferred_tools_are_not_in_the_prompt() -> None:
 
 
 def test_loaded_tools_stand_behind_the_others() -> None:
-    """In the order of their loading, so that what stood before keeps its place in the prompt."""
+    """They come in the order of their loading, so that earlier text keeps its place in the
+    prompt."""
     first = searched("mail")
     assert offered(first) == ["search", "write", "mail"]
     assert offered([*first, *searched("fetch", "mail", turn=1)]) == [

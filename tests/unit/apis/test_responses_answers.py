@@ -42,7 +42,7 @@ def test_an_answer_that_comes_back_is_the_message_it_was(
 def test_a_stream_ends_with_the_response_of_the_whole_answer(
     data: st.DataObject, message: dict[str, Any]
 ) -> None:
-    """However it was cut."""
+    """It does so however it was cut."""
     _, response = streamed(data.draw(chunked(message)))
     expected = whole(message)
     assert response["output"] == expected["output"]

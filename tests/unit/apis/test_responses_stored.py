@@ -26,7 +26,7 @@ _JSON = st.recursive(
 
 @given(st.lists(st.dictionaries(TEXT, _JSON, max_size=3), max_size=3), _JSON)
 def test_a_response_at_rest_is_the_same_response(items: list[dict[str, Any]], value: Any) -> None:
-    """Whatever JSON its client sent, numbers of any size among it."""
+    """It is the same for any JSON from its client, numbers of any size included."""
     kept = StoredResponse(id="r", session="s", input=items, response={"output": [], "x": value})
     assert decode(encode(kept)) == kept
 

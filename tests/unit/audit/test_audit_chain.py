@@ -18,7 +18,7 @@ COUNTS = st.integers(2, 8)
 
 @given(COUNTS, KEYS)
 def test_an_untouched_log_is_good(count: int, key: AuditKey | None) -> None:
-    """Whatever its length, with and without a key."""
+    """It is good at any length, with and without a key."""
     lines, head = lines_of_log(count, key)
     assert judged(b"".join(lines), key, head.hash) is None
 
@@ -91,7 +91,7 @@ def test_any_line_that_is_put_in_is_found(
     lines.insert(place, new)
     finding = judged(b"".join(lines), key, head.hash)
     if place == len(lines) - 1 and key is None and new.startswith(b'{"seq":') and finding is None:
-        return  # without a key, anybody may go on with a log
+        return  # without a key, anybody may continue a log
     assert finding is not None
 
 

@@ -30,7 +30,7 @@ def fail_disk(own: AuditWriter) -> None:
 
 
 def test_each_lost_record_is_counted_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often the disk fails, the log and the metric say as many as there were."""
+    """The log and the metric give the number of lost records, however often the disk fails."""
     metrics = counters()
     own = writer(path, metrics=metrics)
     own.start()

@@ -77,7 +77,7 @@ def test_files_follow_each_other(path: Path) -> None:
 
 
 def test_one_earlier_file_can_be_checked_alone(path: Path) -> None:
-    """A file that went on from another begins with a record that says so."""
+    """A file that continued another begins with a record that says so."""
     file = chain_file(path, max_bytes=4096)
     file.open()
     file.append([event(number) for number in range(60)])
@@ -164,8 +164,9 @@ def crashed(file: Any) -> None:
 @given(st.data())
 @settings(deadline=None, max_examples=examples(60))
 def test_any_crash_is_told_from_any_cut(data: st.DataObject) -> None:
-    """Wherever the file ends when a proxy starts on it: after the bytes confirmed to be on the disk
-    it was a crash, and the log is good; before them somebody cut it, and the log never is again."""
+    """A cut is distinguished wherever the file ends when a proxy starts on it: after the bytes
+    confirmed to be on the disk it was a crash, and the log is good; before them somebody cut it,
+    and the log never is again."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "audit.jsonl"
         file = chain_file(path, key=KEY)
@@ -225,7 +226,7 @@ def test_a_cut_at_the_end_is_found_by_the_saved_head(path: Path) -> None:
 
 
 def test_a_head_that_was_noted_elsewhere_must_be_there(path: Path) -> None:
-    """Whoever cuts the log and its saved head is found by a hash kept in another place."""
+    """A cut of the log and its saved head is found by a hash kept in another place."""
     file = chain_file(path)
     file.open()
     file.append([event(1)])
@@ -254,7 +255,7 @@ def test_two_writers_of_one_file_are_refused(path: Path) -> None:
 
 
 def test_a_file_is_claimed_before_the_start(path: Path) -> None:
-    """Whoever claims first has it, also before anything was written."""
+    """The first to claim a file has it, also before anything was written."""
     first, second = chain_file(path), chain_file(path)
     first.claim()
     with pytest.raises(AuditLockedError):

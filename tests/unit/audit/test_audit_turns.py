@@ -42,7 +42,7 @@ def kept(path: Path, kind: str = "turn") -> list[dict[str, Any]]:
 
 
 def engine_that_forgets(counts: list[ForgetCounts]) -> FakeEngine:
-    """An engine whose receipts tell of a forget, each time they are asked for."""
+    """An engine whose receipts report a forget, each time they are asked for."""
     engine = FakeEngine()
     asked = iter(counts)
     last = [counts[0]]

@@ -55,7 +55,7 @@ def test_a_harmed_claim_that_is_made_anew_is_harmed_no_more() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([*LIVING, *ENDED])), max_size=30))
 def test_what_lives_is_what_was_last_said(said: list[tuple[str, ClaimState]]) -> None:
-    """However claims come and go; and a whole list says it of all."""
+    """They hold however claims come and go; and a whole list covers all."""
     memory = ClaimMemory()
     last: dict[str, ClaimState] = {}
     for name, state in said:

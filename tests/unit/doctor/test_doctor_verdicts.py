@@ -207,7 +207,7 @@ CAPABILITY_FACTS = {name: getattr(CAPABILITY, name) for name in CAPABILITY.__str
     ],
 )
 def test_secrets_agree_or_not(facts: engines.SecretFacts, words: str) -> None:
-    """Two answers tell all cases apart."""
+    """Two answers distinguish all cases."""
     finding = engines.secret_verdict(needs(), facts)
     assert (finding.status is Status.FAIL) == bool(words)
     assert words in finding.detail

@@ -138,8 +138,8 @@ def test_a_mode_that_cannot_be_told_is_a_forget(modes: list[Any]) -> None:
     "change", [lambda m: edit(m, stub="[]", mode="forget"), lambda m: drop(m, mode="forget")]
 )
 def test_what_a_policy_made_this_session_forget_does_not_come_back(change: Any) -> None:
-    """Whatever it calls itself: one that tidied up and marked a forget may not fail on the next
-    turn, and one that marked none may."""
+    """The policy's own claims don't matter: one that tidied up and marked a forget may not fail on
+    the next turn, and one that marked none may."""
     fails = False
 
     def marks(messages: list[Message], context: Context) -> Any:

@@ -31,7 +31,7 @@ SHORTEN = at(1, lambda m: edit(m, stub="[short]"))
 
 
 def test_a_pin_does_not_hold_back_a_forget() -> None:
-    """A message that is pinned and to be forgotten goes, whoever says so."""
+    """A message that is pinned and to be forgotten goes, at anyone's demand."""
     verbs = run(client=said(1, pin=True, forget=True))
     assert "a question" not in str(verbs.messages)
     assert list(verbs.forget_marks) == [1]

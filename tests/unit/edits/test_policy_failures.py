@@ -47,7 +47,7 @@ def hiding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Counting(ClaimsEngine):
-    """An engine whose tokens only it can tell; it keeps what it is asked."""
+    """An engine whose tokens only it can count; it keeps what it is asked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,8 @@ async def test_to_count_tokens_no_secret_is_shown_to_the_engine(
 async def test_calls_that_hang_cost_no_other_tenant_its_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However many of the red tenant's do; until they end, its own requests are refused at once."""
+    """This holds for any number of the red tenant's; until they end, its own requests are refused
+    at once."""
     release = threading.Event()
 
     @function_policy(name="hangs", mode="forget")

@@ -187,7 +187,7 @@ def test_what_was_computed_of_a_message_is_not_computed_again() -> None:
 
 
 def test_taking_something_sensitive_away_is_a_forget() -> None:
-    """Whatever the policy says; an edit that leaves it in place keeps its mode."""
+    """It is so whatever the policy says; an edit that leaves it in place keeps its mode."""
 
     def sensitive(message: Message) -> frozenset[str]:
         return frozenset(word for word in text_of(message).split() if word.startswith("key-"))

@@ -178,7 +178,7 @@ def test_more_reclaimed_never_makes_an_edit_wait(
 
 
 def test_costs_are_medians_of_what_turns_told() -> None:
-    """One slow turn changes little; short turns and answers in one piece tell nothing."""
+    """One slow turn changes little; short turns and answers in one piece show nothing."""
     book = CostBook()
     assert book.cost(splices=True) == EditCost(splices=True)
     for ttft_s in (0.1, 0.1, 9.0):

@@ -119,7 +119,7 @@ def _fate(fate: str, name: str) -> Transform:
 def test_what_is_to_be_forgotten_is_forgotten(
     fates: list[tuple[str, int, bool]], pinned: set[int], waiting: set[int]
 ) -> None:
-    """Whoever else edits, moves, drops or pins the message, and whatever waits."""
+    """Others may edit, move, drop or pin the message, and anything may wait."""
     client: list[Message] = [
         {"role": "user", "name": f"n{number}", "content": text}
         | ({"leyline": {"pin": True}} if number in pinned else {})

@@ -170,7 +170,7 @@ def test_after_a_gpu_was_lost_nothing_is_kept_of_requests(
     error: Exception,
     window: str,
 ) -> None:
-    """However it is lost, and whenever: no call fails, and memory doesn't grow."""
+    """No call fails and memory doesn't grow, however and whenever it is lost."""
     account.computed("a", 1)
     if window == "closed":
         account.settle()

@@ -157,7 +157,7 @@ def _run(source: str, start: int, length: int) -> Run:
 
 RUNS = st.builds(_run, st.sampled_from("ab"), st.integers(0, 20), st.integers(1, 12))
 FIRST = {"a": 9, "b": 14}
-"""Where the paths of each source begin to be spliced; of one path, all claims agree."""
+"""The position where each source's paths begin to be spliced; of one path, all claims agree."""
 
 
 @given(st.lists(st.lists(RUNS, max_size=4), max_size=5))
@@ -173,7 +173,7 @@ def test_pages_that_several_claims_hold_count_once(claims: list[list[Run]]) -> N
 def test_tokens_of_retained_turns_are_counted_as_they_come_and_go(
     steps: list[tuple[int, int, int]],
 ) -> None:
-    """Whatever is retained, named again, dropped for room, forgotten or cleared."""
+    """The counts hold for turns retained, named again, dropped for room, forgotten or cleared."""
     registry = SourceRegistry(max_sessions=3, max_turns=3)
     for session, turn, length in steps:
         key = ("tenant", f"s{session}")

@@ -178,7 +178,7 @@ async def test_bodies_that_are_no_json_object(engine: FakeEngine, raw: bytes) ->
 
 
 async def test_a_deep_body_is_refused_and_fails_nothing(engine: FakeEngine) -> None:
-    """However deep a schema is, no client gets a 500."""
+    """A schema of any depth gives no client a 500."""
     schema: dict[str, Any] = {}
     for _ in range(400):
         schema = {"items": schema}

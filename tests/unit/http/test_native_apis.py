@@ -154,7 +154,7 @@ def test_a_stream_passes_as_it_is_with_the_account_in_its_last_word(
 
 
 def test_what_nobody_has_searched_does_not_pass() -> None:
-    """Where secrets are taken out, a request isn't passed on with parts that have no place in chat
+    """If secrets are taken out, a request isn't passed on with parts that have no place in chat
     messages, found or not; a dry run takes none out."""
     upstream = Upstream()
     text = {"type": "text", "text": "see", "citations": [{"cited_text": "key=7391"}]}

@@ -152,8 +152,9 @@ async def test_a_path_beyond_what_can_be_forwarded_is_the_callers_mistake() -> N
 
 
 async def test_a_path_that_is_written_differently_doesnt_slip_through() -> None:
-    """Where all may pass, some paths still don't: the proxy's own pages, ways out of /v1, and those
-    an upstream may read as another path, above all paths whose requests are edited and salted."""
+    """With all paths allowed, some still don't pass: the proxy's own pages, ways out of /v1, and
+    those an upstream may read as another path, above all paths whose requests are edited and
+    salted."""
     engine = Upstream()
     paths = [
         "/v1/leyline/unknown",
@@ -320,7 +321,7 @@ def served() -> Iterator[tuple[Upstream, str, int]]:
 def test_no_spelling_of_a_target_reaches_what_isnt_listed(
     served: tuple[Upstream, str, int], method: str, target: str
 ) -> None:
-    """Whatever line a client writes, the upstream sees a listed method and path, or nothing."""
+    """The upstream sees a listed method and path, or nothing, whatever line a client writes."""
     engine, host, port = served
     engine.taken.clear()
     head = b"%s %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

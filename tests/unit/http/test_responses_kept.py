@@ -1,4 +1,4 @@
-"""Stored responses over HTTP: going on from them, who may read them, and that they end."""
+"""Stored responses over HTTP: continuing from them, reading rights, and their end."""
 
 from __future__ import annotations
 

@@ -211,8 +211,8 @@ async def test_numbers_of_any_size_come_back(engine: FakeEngine) -> None:
 
 
 async def test_tokens_that_cant_be_counted(engine: FakeEngine) -> None:
-    """Where the engine's template isn't known, the engine does the truncation, and a count isn't
-    made up."""
+    """If the engine's template isn't known, the engine does the truncation, and a count isn't made
+    up."""
     async with proxy_before(engine) as client:
         response = await ask(client, [USER, USER, USER], truncation="auto")
         counted = await client.post(f"{RESPONSES}/input_tokens", json=body())

@@ -81,7 +81,7 @@ def test_a_viewer_is_given_turns_with_tokens_and_edits() -> None:
 
 
 def test_a_tenant_is_told_nothing_of_another() -> None:
-    """Neither events nor their numbers tell a viewer that another tenant had a turn."""
+    """Neither events nor their numbers show a viewer that another tenant had a turn."""
     live, _, _ = feed()
     with live.viewing("red") as red, live.viewing("blue") as blue:
         red.begin_anew()
@@ -108,7 +108,7 @@ def test_where_nobody_looks_nothing_is_kept_but_sums() -> None:
 
 @given(st.lists(st.integers(0, 12), max_size=20))
 def test_a_viewer_gets_every_event_once_or_is_told_that_it_is_behind(bursts: list[int]) -> None:
-    """Whatever its pace, no event is lost without a word, doubled, or out of order."""
+    """No event is lost without notice, doubled, or out of order, at any pace of the viewer."""
     live, _, _ = feed(ring=8)
     sent = 0
     with live.viewing("red") as viewer:

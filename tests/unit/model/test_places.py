@@ -79,7 +79,7 @@ def test_a_place_that_owes_goes_last() -> None:
 
 
 def test_places_are_bounded_and_the_newest_stay() -> None:
-    """However often a session moves, its account stays small."""
+    """A session's account stays small, however often it moves."""
     places: dict[str, Place] = {}
     for number in range(3 * MAX_PLACES):
         places = dict(after_turn(places, f"r{number}", f"e{number}", demanded=False))

@@ -133,7 +133,7 @@ def test_a_page_is_no_loss() -> None:
 
 
 def test_the_edit_that_cuts_is_to_blame() -> None:
-    """Behind a spliced edit and an exact one, the exact one is; without the splice the first is."""
+    """After a spliced edit and an exact one, the exact one is; without the splice the first is."""
     stretches = (Stretch(0, 100, "", ""), Stretch(120, 400, "policy", ""))
     reach = Reach((*stretches, Stretch(420, 900, "policy", "undeclared")), known=True)
     spliced = TokenCounts(1000, 100, 280, 620, 0)

@@ -70,7 +70,7 @@ class Talk:
         self.denoted: dict[str, int] = {}
         """The message that a name was given to."""
         self.labels: dict[int, set[str]] = {}
-        """Names under which the engine was told of a message's text, answers included."""
+        """Names under which the engine was given a message's text, answers included."""
 
     def prepared(self, messages: list[Message], policies: list[Policy] = []) -> Prepared:  # noqa: B006
         """The turn's lists."""
@@ -133,7 +133,7 @@ def walks(draw: st.DrawFn) -> list[tuple[list[Message], Message | None, Drop]]:
         ever |= {number_of(m): m for m in turn}
         current = [*turn, *([answer] if answer else []), fresh("user")]
         steps = draw(st.lists(st.sampled_from(STEPS), max_size=2))
-        if "edit" in steps:  # what is moved and rewritten at once is nobody's but a new message
+        if "edit" in steps:  # text that is moved and rewritten at once can only be a new message
             steps = [step for step in steps if step in ("append", "drop", "edit")]
         for step in steps:
             place = draw(st.integers(1, len(current) - 1))
@@ -244,7 +244,7 @@ def test_an_answer_has_the_engines_name() -> None:
 
 
 def test_a_regenerated_answer_is_the_one_that_goes_on() -> None:
-    """Of two answers to one list, the tokens tell which was taken; both are named in doubt."""
+    """Of two answers to one list, the tokens show which was taken; both are named in doubt."""
     talk = turns_of([user(1)], [user(1)], outputs=[text(2), text(4)])
     _, names = talk.names(talk.prepared([user(1), assistant(2), user(3)]))
     assert (names.client[1].id, names.client[1].former) == ("t0.out", ("t1.out",))
@@ -330,7 +330,7 @@ def test_a_demand_that_was_met_is_no_new_one() -> None:
 
 
 def test_a_demand_that_reached_everything_was_met_too() -> None:
-    """Names that were too many to tell are not asked for again and again."""
+    """Names that were too many to list are not asked for again and again."""
     olds = [user(number) for number in range(10, 10 + MAX_FORMER + 1)]
     talk = turns_of([user(1), *olds])
     prepared, forget = redacted(talk, [user(1), user(5000)])

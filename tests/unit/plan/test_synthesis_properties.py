@@ -149,7 +149,7 @@ def hidden(messages: list[Message]) -> RetainedTurn:
     ids=["redact-cut", "cut-redact", "redact-drop"],
 )
 def test_a_forget_in_a_pipeline_binds(policies: list[Any]) -> None:
-    """Whatever other policies do to the message before or after, the turn forgets."""
+    """The turn forgets, whatever other policies do to the message before or after."""
     messages = [m for m in agent("fine") if "tool_calls" not in m and m["role"] != "tool"]
     messages.insert(2, {"role": "assistant", "content": LEAK})
     for source in (retained(prepare(messages, [], [], 0)), hidden(messages)):

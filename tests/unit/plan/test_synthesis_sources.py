@@ -107,7 +107,7 @@ def test_no_source_lends_what_lies_behind_a_callers_edit(
 
 
 WORTH_IT = 2 * MIN_SPLICED
-"""So many tokens behind a policy's edit are copied, whatever is too short to be kept among them."""
+"""So many tokens after a policy's edit are copied, whatever is too short to be kept among them."""
 BASE = [
     {"role": "system", "content": "a system prompt that is longer than the sink is wide"},
     {"role": "user", "content": "the task, at some length, so that it is worth a copy of its own"},

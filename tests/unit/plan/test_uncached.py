@@ -66,7 +66,7 @@ def test_the_same_edits_stand_on_the_next_turn(messages: list[Message], spec: st
 
 
 def test_a_grown_list_lists_only_the_new_edit() -> None:
-    """A masking policy masks one result more: that one is listed, the older ones stand."""
+    """A masking policy masks one result more: that one is listed, the older ones stay."""
     session = after_turn(blank("s"), history(3), MASK)
     prepared = prepared_by(MASK, history(4), session)
     found = uncached_edits(prepared, session, ())

@@ -75,7 +75,7 @@ class Engine:
         seen: frozenset[int] = frozenset()
         for at in range(len(text)):
             here = frozenset(i for i in range(COUNT) if text.startswith(secret(i), at))
-            # What is computed reads all that stands before it, with what that has read.
+            # A computed token reads all that is before it, with the reads of that.
             own = known.get(at, seen | here)
             seen |= own
             reads.append(own)
@@ -121,7 +121,7 @@ def turns(draw: st.DrawFn) -> tuple[Prepared, str]:
 
 @given(st.lists(turns(), min_size=2, max_size=6))
 def test_no_kv_remembers_what_the_list_does_not_show(given: list[tuple[Prepared, str]]) -> None:
-    """However lists are edited, and whoever's turns a session without a name has got."""
+    """This holds however lists are edited, and for anyone's turns in a session without a name."""
     engine = Engine()
     for prepared, output in given:
         engine.serve(prepared, UNNAMED, output)

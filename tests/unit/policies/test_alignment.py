@@ -84,7 +84,7 @@ def test_tombstones_survive_unless_kept() -> None:
 
 
 def test_rejoined_graves_keep_their_places() -> None:
-    """Tombstones that a later policy didn't see stand where they stood."""
+    """Tombstones that a later policy didn't see are where they were."""
     a, b, c, d = (_user(name) for name in "abcd")
     graves = [drop(_user("x")), drop(_user("y")), drop(_user("z"))]
     whole = [graves[0], a, graves[1], b, c, graves[2]]
@@ -102,7 +102,7 @@ talks = st.lists(
 
 @given(talks, st.data())
 def test_kept_messages_stand_once_in_their_order(talk: list[Message], data: Any) -> None:
-    """Whatever a policy did, kept messages are there once, as they were, in their old order."""
+    """Kept messages are there once, unchanged and in their old order, whatever a policy did."""
     after = []
     for message in data.draw(st.permutations(talk)):
         fate = data.draw(st.sampled_from(["same", "copy", "by hand", "marked", "gone", "dropped"]))

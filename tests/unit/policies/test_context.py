@@ -124,7 +124,8 @@ def test_memo_forgets_what_a_turn_did_not_ask_for() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=12), min_size=1, max_size=8))
 def test_results_of_lists_are_those_of_their_messages(lists: list[list[int]]) -> None:
-    """Whatever came, went or moved since the last list; each message is computed at most once."""
+    """This holds whatever came, went or moved since the last list; each message is computed at most
+    once."""
     messages = [{"role": "user", "content": str(number)} for number in range(10)]
     memo, made = Memo(), []
 
@@ -197,7 +198,7 @@ def test_notes_name_their_policy() -> None:
 
 
 def test_cost_of_an_edit_depends_on_the_engine() -> None:
-    """Behind an edit tokens are moved on an engine that splices, computed on any other."""
+    """After an edit tokens are moved on an engine that splices, computed on any other."""
     assert EditCost(splices=True, prefill_us=10, splice_us=0.5).of(100) == 50
     assert EditCost(splices=False, prefill_us=10, splice_us=0.5).of(100) == 1000
 

@@ -188,7 +188,7 @@ def test_a_region_makes_national_numbers_known() -> None:
 
 
 def test_groups_are_all_of_a_kind() -> None:
-    """``keys`` and ``pii`` stand for their detectors, each loaded once."""
+    """``keys`` and ``pii`` include their detectors, each loaded once."""
     assert len(load_detectors(["keys", "aws_key"])) == len(load_detectors(KEYS))
     assert len(load_detectors(["pii", "keys"])) == len(load_detectors([*PII, *KEYS]))
 

@@ -89,7 +89,7 @@ def test_the_operator_may_choose_otherwise(policy: Policy, closed: bool) -> None
 
 
 def test_what_forgot_before_counts_as_forgetting() -> None:
-    """Whatever it says of itself; unless its faults were chosen to be skipped."""
+    """It does whatever it says of itself, unless its faults were chosen to be skipped."""
     assert fails_closed(TIDY, "refuse", forgot=True)
     assert not fails_closed(TIDY, "skip", forgot=True)
     assert not fails_closed(dry_run(REDACT), "refuse", forgot=True)

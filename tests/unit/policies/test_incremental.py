@@ -103,7 +103,7 @@ SETTLED = st.lists(st.booleans(), min_size=9, max_size=9)
 def test_calls_and_results_are_those_of_the_list(
     turns: list[list[Message]], settled: list[bool]
 ) -> None:
-    """However the list came about, and whether or not anybody may change it."""
+    """They are, however the list came about, and with or without permission to change it."""
     for turn, context, _ in _contexts(turns, settled):
         assert context.calls(turn) == pair_calls(turn)
         assert context.results(turn) == tuple(
@@ -115,8 +115,8 @@ def test_calls_and_results_are_those_of_the_list(
 def test_edited_lists_are_made_as_from_scratch(
     turns: list[list[Message]], settled: list[bool], every: int
 ) -> None:
-    """Edits stand in the chosen places only, and one of a message is the same object on every
-    turn; a list without any is the one that was given."""
+    """Edits are in the chosen places only, and one of a message is the same object on every turn; a
+    list without any is the one that was given."""
     made: dict[int, tuple[Message, Message]] = {}
     for number, (turn, context, fresh) in enumerate(_contexts(turns, settled)):
         places = _chosen(turn, every if number % 3 else 0)

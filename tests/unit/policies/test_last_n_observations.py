@@ -92,7 +92,7 @@ def test_polling_moves_the_cut_in_steps() -> None:
 
 
 def test_tags_in_leylines_own_member_count() -> None:
-    """Tags may also stand in the member ``leyline``, which SWE-agent doesn't know."""
+    """Tags may also be in the member ``leyline``, which SWE-agent doesn't know."""
     old, new = talk(("bash", "a"))[3], talk(("bash", "b"))[3]
     old = {**old, "leyline": {"tags": ["keep_output"]}}
     new = {**new, "leyline": {"tags": ["remove_output"]}}

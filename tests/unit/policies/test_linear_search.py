@@ -128,7 +128,7 @@ def _talk(text: str) -> list[Message]:
 
 @pytest.mark.parametrize("name", BUILTINS)
 def test_a_policy_takes_time_in_proportion_to_the_text(name: str) -> None:
-    """Whatever tools print: beginnings of what its module looks for, and other runs."""
+    """It does for any tool output: beginnings of text that its module looks for, and other runs."""
     (policy,) = load_pipeline(SPECS[name][0])
     units = ["a", " ", "\n", "\\", "{", "<think>", "[File: (", "1:\n", "Error: ", "{'a':", '"\\"']
     made: dict[str, Callable[[int], str]] = {unit: partial(repeated, unit) for unit in units}
@@ -183,7 +183,7 @@ def test_no_pattern_hides_in_a_function() -> None:
     ids=lambda text: f"{text[:12]}…",
 )
 def test_no_tool_output_hides_a_key(attack: str) -> None:
-    """However it tries to use up the time, the keys beside it and in other messages go, it is sent
+    """The keys beside it and in other messages go however it tries to use up the time, it is sent
     itself, and on the next turn the same is sent."""
     policy, context = Redact(detectors=("keys", "pii")), Context()
     messages = [

@@ -73,7 +73,7 @@ def test_what_means_nothing_clears_nothing(arguments: Any) -> None:
 
 
 def test_some_tools_are_spared() -> None:
-    """Whatever the model says."""
+    """They are, whatever the model says."""
     messages = [*START, *call(1, "skill"), *call(2, "prune_context", {"results": [1]})]
     policy = ModelPrune(label=False, exclude_tools=("skill",))
     assert results(policy, messages) == ["output 1", "output 2"]

@@ -134,7 +134,7 @@ def test_constructor_errors_are_told_apart() -> None:
 
 @pytest.mark.parametrize("failure", [ImportError("no torch"), SystemExit(3), SyntaxError("bad")])
 def test_failing_import_is_named(failure: BaseException) -> None:
-    """However a plugin's import ends, the error names its package and entry point."""
+    """The error names a plugin's package and entry point, however its import ends."""
 
     def load() -> object:
         raise failure

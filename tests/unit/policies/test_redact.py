@@ -192,7 +192,7 @@ def test_what_cannot_be_searched_in_time_is_withheld_if_wanted() -> None:
 
 
 def test_what_takes_too_long_costs_no_other_message_its_time() -> None:
-    """However many are withheld, the others are searched, and the same is sent on every turn."""
+    """The others are searched, however many are withheld, and the same is sent on every turn."""
     policy = Redact(ENDLESS, patterns=("sk-x",))
     messages = [*(_says(HOSTILE) for _ in range(6)), _says("fine"), _says("a sk-x")]
     context = Context()

@@ -1,4 +1,4 @@
-"""Summaries that take the place of what they tell of."""
+"""Summaries that take the place of what they cover."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_images_are_counted_in_the_header() -> None:
 
 @pytest.mark.parametrize("limit", [1, 8, 9, 10, 15, 30, 45, 60, 80, 200])
 def test_parts_always_fit_the_limit(limit: int) -> None:
-    """Whatever the limit, what a part list becomes fits it."""
+    """The result of a part list fits any limit."""
     parts = [{"type": "text", "text": "t" * 300}, IMAGE, {"type": "file", "file": {"file_id": "f"}}]
     after = _trimmed(parts, max_output_chars=limit)
     assert len(after) <= limit

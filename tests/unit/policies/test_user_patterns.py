@@ -22,7 +22,7 @@ TEXT = "a" * 60 + "b"
 
 
 def test_a_transform_call_has_one_budget() -> None:
-    """However many texts a conversation has, the policy gives up soon, and without the pattern."""
+    """The policy gives up soon, and without the pattern, however many texts a conversation has."""
     messages: list[Message] = [{"role": "user", "content": TEXT} for _ in range(20)]
     begun = time.thread_time()
     with pytest.raises(PolicyError) as caught:

@@ -90,7 +90,7 @@ class CountingMemory(FragmentMemory):
 def test_an_append_renders_what_is_new_and_the_exchange_before(
     sources: dict[str, str], traces_dir: Path
 ) -> None:
-    """However long the conversation is, at most its last two messages are rendered once more."""
+    """At most the last two messages of a conversation are rendered once more, at any length."""
     for name in sources.keys() - READ_ALL:
         template = ChatTemplate(sources[name], {"bos_token": "<bos>"})
         memory = CountingMemory()

@@ -1,4 +1,4 @@
-"""A tokenizer with overlapping special tokens, texts for it, and where their tokens must stand."""
+"""A tokenizer with overlapping special tokens, texts for it, and the places of their tokens."""
 
 from __future__ import annotations
 

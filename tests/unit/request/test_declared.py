@@ -228,7 +228,7 @@ VERBS = st.sampled_from(
 def test_a_declared_forget_is_carried_out_or_refused(
     talk: list[Message], data: st.DataObject
 ) -> None:
-    """Whatever else is said of other messages."""
+    """It is, whatever else is said of other messages."""
     said = [data.draw(VERBS) for _ in talk]
     told = [
         {**message, "leyline": verb} if verb else message

@@ -115,7 +115,7 @@ async def test_two_turns_under_way_are_of_one_session_only_if_they_are_the_same(
     other = await proxy.begin(right)
     assert first.session_id == retried.session_id == session != other.session_id
     await proxy.settle(left, first)
-    # The retried one would put its shorter list after what goes on from it.
+    # The retried one would put its shorter list after its own continuation.
     ahead = await proxy.begin(talk(3, "left", 1))
     assert ahead.session_id != session
     for messages, found in ((left, retried), (right, other), (talk(3, "left", 1), ahead)):
@@ -130,8 +130,8 @@ async def test_two_turns_under_way_are_of_one_session_only_if_they_are_the_same(
     steps=st.lists(st.sampled_from("AABBX"), min_size=4, max_size=24),
 )
 def test_runs_under_way_at_once_never_mix(alike: int, steps: list[str]) -> None:
-    """Whatever the order in which two runs of a task send and get their turns, and whoever repeats
-    what was sent before them: no session holds a turn that isn't the run's own."""
+    """No session holds a turn that isn't the run's own, in any order in which two runs of a task
+    send and get their turns, and whoever repeats what was sent before them."""
 
     async def play() -> None:
         proxy = Proxy()

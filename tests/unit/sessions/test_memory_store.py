@@ -52,7 +52,7 @@ async def test_the_oldest_go_first() -> None:
 
 
 async def test_a_tenant_with_heavy_sessions_pushes_out_its_own() -> None:
-    """Of the bytes, too, whoever has the most loses some, packed sessions included."""
+    """Of the bytes, too, the tenant that has the most loses some, packed sessions included."""
     heavy = [*range(4000)]
     kept = store(max_sessions=10, max_bytes=120 * 12_000)
     await kept.update("quiet", "mine", new_session("mine", "quiet"), [1])

@@ -97,7 +97,7 @@ async def test_the_oldest_go_first(opener: Opener) -> None:
 
 
 async def test_one_tenant_pushes_out_no_other(opener: Opener) -> None:
-    """Whoever holds the most loses its own oldest; what was deleted or has ended counts no more."""
+    """The tenant that holds the most loses its own oldest; deleted and ended ones count no more."""
     store = opener(most=4)
     await store.put("blue", "b", response("b"))
     for name in "acdefg":

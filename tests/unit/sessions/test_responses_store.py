@@ -52,7 +52,7 @@ async def test_what_wasnt_used_for_long_is_gone() -> None:
 
 
 async def test_one_tenant_pushes_out_no_other() -> None:
-    """Whoever holds the most loses its own oldest, by number and by bytes alike."""
+    """The tenant that holds the most loses its own oldest, by number and by bytes alike."""
     kept = store(max_responses=4)
     await kept.put("blue", "b", response("b"))
     for number in range(10):
@@ -100,7 +100,7 @@ _KEYS = st.tuples(st.sampled_from("tu"), st.sampled_from("abcd"))
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "get", "delete"]), _KEYS, st.integers(0, 60))))
 async def test_the_bounds_always_hold(steps: list[tuple[str, tuple[str, str], int]]) -> None:
-    """Whatever is put, read and deleted: what is found fits, and is what was put last."""
+    """A found response fits and is the last one put, whatever is put, read and deleted."""
     kept = store(max_responses=3, max_bytes=400)
     latest: dict[tuple[str, str], StoredResponse] = {}
     for action, key, size in steps:

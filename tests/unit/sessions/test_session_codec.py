@@ -148,7 +148,7 @@ def test_numbers_of_a_client_survive_exactly() -> None:
 
 
 def test_a_new_field_asks_for_a_new_format() -> None:
-    """Whoever adds a field to what is stored sees to it that it is stored."""
+    """A change that adds a field to the stored data must store it."""
     assert {field.name for field in fields(Session)} == {
         *("id", "tenant", "key", "turns", "history", "next_index", "updated", "created"),
         *("departed", "policy_states", "completions", "unnamed", "places", "in_flight"),

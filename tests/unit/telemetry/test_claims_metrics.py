@@ -28,7 +28,7 @@ def series(metrics: Metrics, name: str) -> list[dict[str, str]]:
 
 
 def test_more_claims_than_series_are_in_the_sums_alone() -> None:
-    """A claim that has series keeps them, whoever comes; when it ends, the next one gets them."""
+    """A claim that has series keeps them, whatever comes; when it ends, the next one gets them."""
     metrics = Metrics()
     shown = ClaimMetrics(metrics, {"red"})
     every = [status(f"c{number}") for number in range(MAX_SERIES + 2)]

@@ -1,4 +1,4 @@
-"""Labels don't grow without end, whoever names their values."""
+"""Labels don't grow without end, whatever their values."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_label_is_bounded_over_all_metrics() -> None:
 
 
 def test_tenants_and_models_without_end_start_few_series() -> None:
-    """Only so many stand at 0 before they count; meeting one again costs nothing."""
+    """Only so many are at 0 before they count; meeting one again costs nothing."""
     metrics = Metrics()
     for _ in range(2):
         for number in range(2000):
@@ -88,7 +88,7 @@ def test_a_value_without_end_is_other() -> None:
 
 @given(st.lists(st.tuples(st.text(max_size=4), st.text(max_size=4)), max_size=200))
 def test_no_count_gets_lost(pairs: list[tuple[str, str]]) -> None:
-    """Whatever the values are, the series add up, and there are no more than the caps allow."""
+    """The series add up for any values, and there are no more than the caps allow."""
     registry = CollectorRegistry()
     counter = BoundedCounter("c", "C.", ("one", "two"), registry=registry)
     bound(counter, LabelBounds(), removes=True)

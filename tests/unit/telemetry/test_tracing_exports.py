@@ -34,7 +34,7 @@ from leyline_proxy.wiring.tracing import build_tracing
 CHAT = "/v1/chat/completions"
 ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "Say hello."}]}
 NOWHERE = "http://127.0.0.1:9"
-"""Nobody listens there."""
+"""Nothing listens there."""
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def loggers_of_opentelemetry() -> Iterator[None]:
     st.integers(1, 200),
 )
 def test_content_is_bounded_and_whole(messages: list[dict[str, Any]], limit: int) -> None:
-    """Whatever messages hold, their content is valid JSON with no more text than its limit."""
+    """The content of any messages is valid JSON with no more text than its limit."""
     shown = json.loads(messages_sent(messages, limit))
     texts = [part["content"] for message in shown for part in message["parts"]]
     assert sum(map(len, texts)) <= limit

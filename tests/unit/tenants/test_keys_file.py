@@ -206,7 +206,7 @@ async def test_a_file_that_becomes_readable_is_read(tmp_path: Path) -> None:
 
 
 async def test_the_watch_outlives_what_a_new_tenant_breaks(tmp_path: Path) -> None:
-    """Whatever is wrong with a tenant that a file brings, the next file is read."""
+    """The next file is read, whatever is wrong with a tenant that a file brings."""
     file = tmp_path / "keys"
     file.write_text("red:k\n")
     taken: list[object] = []

@@ -120,7 +120,7 @@ def test_a_forget_reaches_an_engine_that_is_still_at_work_on_an_earlier_turn() -
 
 
 def test_a_forget_of_a_turn_whose_client_left_is_carried_as_well() -> None:
-    """The engine was given the demand, so the others owe it, whoever waits for the answer."""
+    """The engine was given the demand, so the others owe it, with or without a client waiting."""
     with pair() as found:
         assert found.ask(ASKED).status_code == 200
         found.drain("a", True)
@@ -157,7 +157,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_an_engine_owes_what_it_did_not_confirm(failure: str) -> None:
-    """Whatever becomes of the turn that demands it; it is asked until it confirms."""
+    """It is asked until it confirms, whatever becomes of the turn that demands it."""
     limit_s = 3.0 if failure == "504" else None
     with pair(failover=False, total_timeout_s=limit_s) as found:
         assert found.ask(ASKED).status_code == 200

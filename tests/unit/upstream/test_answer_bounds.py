@@ -67,7 +67,7 @@ async def test_a_whole_answer_without_end_is_given_up(route: str) -> None:
 
 
 async def test_a_compressed_answer_is_measured_by_what_it_becomes() -> None:
-    """A few kilobytes that stand for many megabytes are too long."""
+    """A few kilobytes that expand to many megabytes are too long."""
     engine = FakeEngine()
     packed = gzip.compress(b" " * (8 * MIB))
     engine.answers = [Answer([packed], headers={"content-encoding": "gzip"})]

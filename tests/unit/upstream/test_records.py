@@ -131,8 +131,8 @@ def test_an_engine_whose_records_hang_serves_on() -> None:
 
 
 async def test_handshakes_have_connections_of_their_own() -> None:
-    """Small questions that hang, however many, don't make an engine look dead; and whoever waits
-    for a connection in vain isn't sent to a setting that has nothing to do with it."""
+    """Small questions that hang, however many, don't make an engine look dead; and a request that
+    waits for a connection in vain isn't sent to a setting that has nothing to do with it."""
     engine = FakeEngine()
     engine.scripted["/tokenize"] = HANGS
     with serving(engine) as origin:
@@ -239,7 +239,7 @@ async def test_who_leaves_while_asking_says_nothing_of_the_engine() -> None:
 
 
 async def test_a_stream_of_errors_asks_for_one_record() -> None:
-    """However many events report an error, the turn has one budget."""
+    """The turn has one budget, however many events report an error."""
     actions = ("leyline.edit@1.0", "leyline.claim@1.0")
     engine = FakeEngine(capability=msgspec.structs.replace(CAPABILITY, actions=actions))
     engine.scripted[RECEIPTS] = HANGS

@@ -148,5 +148,5 @@ class Desk:
         return self.keeper.book.status(tenant, name)
 
     def evict(self, amount: int) -> None:
-        """Evict, and tell the keeper."""
+        """Evict, and notify the keeper."""
         self.keeper.gave_way(self.shelf.evict(amount), "r")

@@ -182,7 +182,7 @@ def test_claims_expire_at_the_tick_that_reaches_their_deadline() -> None:
 
 @pytest.mark.parametrize(("order", "now_ms"), [(1, 9_000), (3, 9_000), (2, 4_999)])
 def test_a_tick_out_of_order_changes_nothing(order: int, now_ms: int) -> None:
-    """Doubled, missing or back in time: ranks that went on would part."""
+    """Doubled, missing or back in time: ranks that continued would part."""
     book = make_book()
     book.tick(1, 5_000)
     enter(book, make_claim(ttl_s=1))

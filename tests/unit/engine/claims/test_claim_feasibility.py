@@ -17,7 +17,7 @@ from leyline_engine.claims.runs import joined
 SGLANG = Arithmetic(page_size=4, clip_output=32, strict=True)
 MICRO = Arithmetic(page_size=4, clip_output=32, strict=False, whole_pages=True)
 SHARED = {"x": ("x", 0), "y": ("x", 4), "z": ("y", 6), "none": ("none", 0)}
-"""What each source begins with: so many pages of another."""
+"""The beginning of each source: so many pages of another."""
 SOURCES = ("x", "y", "z")
 
 

@@ -141,7 +141,7 @@ class KeeperMachine(RuleBasedStateMachine):
 
 
 def test_the_keeper_holds_neither_more_nor_less_than_it_promised() -> None:
-    """Whatever comes and goes."""
+    """This holds whatever comes and goes."""
     run_state_machine_as_test(
         KeeperMachine,
         settings=settings(max_examples=examples(150), stateful_step_count=40, deadline=None),

@@ -44,7 +44,7 @@ class ClaimMachine(RuleBasedStateMachine):
         self.events: list[AnyEvent] = []
         self.runtime = MicroRuntime(USABLE, page_size=PAGE, limits=LIMITS, sink=self.events.append)
         self.running: dict[str, bool] = {}
-        """Whether what they compute may be kept, by name."""
+        """True if their KV may be kept, by name."""
         self.lengths: dict[str, int] = {}
         self.requests = 0
         self.ticks = 0

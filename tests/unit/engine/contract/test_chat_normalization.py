@@ -80,7 +80,7 @@ def test_normalising_changes_only_what_it_must(messages: list[Any], parts: bool)
 
 @given(st.dictionaries(st.text(max_size=4), JSON), st.sampled_from([None, 2]))
 def test_arguments_that_are_an_objects_text_become_the_object(value: Any, indent: Any) -> None:
-    """However the text is laid out; the call's other members stay."""
+    """They do in any layout of the text; the call's other members stay."""
     original = called(json.dumps(value, indent=indent))
     (message,) = normalize_messages([original], parts=True)
     expected = called(value)
@@ -179,7 +179,7 @@ def test_lists_of_parts(role: str, content: Any, with_parts: str | None, without
     ],
 )
 def test_a_template_that_loops_over_contents_takes_parts(source: str) -> None:
-    """However the content is reached."""
+    """It takes them however it reaches the content."""
     assert template_takes_parts(source)
 
 

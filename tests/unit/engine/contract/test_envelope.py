@@ -185,7 +185,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_any_json_parses_or_is_refused(raw: object) -> None:
-    """Whatever arrives, the answer is an envelope or an EnvelopeError."""
+    """Any input gives an envelope or an EnvelopeError."""
     with suppress(EnvelopeError):
         assert isinstance(parse_envelope(raw), Envelope)
 

@@ -92,7 +92,7 @@ class Stage:
         self.gate = threading.Semaphore(0)
 
     def open_gate(self) -> None:
-        """Go on."""
+        """Let the thread continue."""
         self.gate.release(100_000)
 
     def submit(self, prompt: int, seed: int, turn: str = "", *, room: int = 4, **more: Any) -> Job:

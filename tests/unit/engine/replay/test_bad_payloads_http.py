@@ -71,7 +71,7 @@ class Session:
     turns: dict[str, list[int]] = field(default_factory=dict)
     """Tokens by turn, prompt and answer."""
     envelopes: dict[str, Any] = field(default_factory=dict)
-    """What was sent with each turn."""
+    """The envelope sent with each turn."""
 
     def kept(self) -> object:
         """The engine's content: tree, free slots, registry, stored bytes."""
@@ -203,7 +203,7 @@ SPOILT: dict[str, tuple[Callable[[EditPayload], EditPayload], Reason]] = {
     "a lying length": (with_source(length=-1), Reason.TOKEN_MISMATCH),
     "an older turn's source": (with_source(turn="t1"), Reason.TOKEN_MISMATCH),
 }
-"""What is wrong with the honest edit, and the reason that is to be named."""
+"""The fault of the honest edit, and the reason that is to be named."""
 
 
 @pytest.mark.parametrize("name", SPOILT)

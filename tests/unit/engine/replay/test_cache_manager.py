@@ -33,7 +33,7 @@ AMORTIZE = Directive(40, 45)
 
 @pytest.mark.parametrize("kind", ["gqa", "mla"])
 def test_splice_moves_values_and_keys(kind: str) -> None:
-    """Behind an amortized cut the values are those of the source, the keys turned by δ."""
+    """After an amortized cut the values are those of the source, the keys turned by δ."""
     engine = make_engine(kind)
     run(engine, SOURCE, register("t1"))
     source = cached(engine, SOURCE)

@@ -149,7 +149,7 @@ def test_naive_chaining_drifts(kind: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", ["gqa", "mla"])
 def test_a_chain_ends_in_the_bits_of_one_splice(kind: str, dtype: torch.dtype) -> None:
-    """Whatever way a key took, it is the one that a single splice to that place gives."""
+    """A key that took any way is the one that a single splice to that place gives."""
     chain = begin(kind, dtype)
     slots = chain.origin
     for step, start in enumerate(places()):

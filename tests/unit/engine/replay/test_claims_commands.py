@@ -108,7 +108,7 @@ async def test_looking_costs_no_check_of_the_whole_pool(
 async def test_a_command_that_breaks_is_answered_and_the_engine_goes_on(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asked hears of it, the next one is served."""
+    """The caller hears of it, and the next one is served."""
 
     def broken(command: ClaimCommand) -> ClaimReply:
         raise ZeroDivisionError

@@ -275,7 +275,7 @@ class ShelfMachine(RuleBasedStateMachine):
         for leaf in leaves:
             if not self._locked(leaf):
                 order = (self._rank(leaf), self.used[leaf])
-                # A node goes as a whole, so only what went with nothing behind it is compared.
+                # A node goes as a whole, so only prefixes that went without a follower are compared.
                 assert all(
                     (self._rank(prefix), self.used[prefix]) <= order
                     for prefix in lost
@@ -318,7 +318,7 @@ class ShelfMachine(RuleBasedStateMachine):
 
 
 def test_the_shelf_agrees_with_a_naive_one() -> None:
-    """Whatever claims lock and rank, and whatever is evicted in between."""
+    """They agree whatever claims lock and rank, and whatever is evicted in between."""
     run_state_machine_as_test(
         ShelfMachine,
         settings=settings(max_examples=examples(150), stateful_step_count=40, deadline=None),

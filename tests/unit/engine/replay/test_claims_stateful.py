@@ -82,7 +82,7 @@ class ClaimedEngine(RuleBasedStateMachine):
         request = ask(prompt, payload, room=output, admits=admits)
         before = self.engine.stats()
         try:
-            # Alone, whoever isn't refused finds its slots.
+            # Alone, a request that isn't refused finds its slots.
             sequence = start(self.engine, request)
         except RefusedByClaimError as error:
             assert error.refusal.own and not error.refusal.others

@@ -107,7 +107,7 @@ def test_a_forget_keeps_what_was_computed_before_the_spans_first_reader() -> Non
     _, record = run(engine, prompt, labelled(payload, *after))
     lineage = record.receipt.lineage
     answer, forgot = run(engine, [*prompt, 5], forget(engine, [*prompt, 5], lineage, "m4"))
-    # m4 stood at 150 in its source; what was copied from before it, behind the first cut, stays.
+    # m4 was at 150 in its source; the copy from before it, after the first cut, stays.
     assert forgot.receipt.tokens.prefix == 145
     assert forgot.receipt.lineage == lineage
     assert not same_logits(answer, reference([*prompt, 5]))
@@ -115,7 +115,7 @@ def test_a_forget_keeps_what_was_computed_before_the_spans_first_reader() -> Non
 
 @pytest.mark.parametrize("names", [("never heard of",), (SECRET, "never heard of")])
 def test_an_unknown_name_spares_nothing_but_the_exact_prefix(names: tuple[str, ...]) -> None:
-    """A ledger that can't tell who read a span treats all spliced KV as its readers."""
+    """A ledger that doesn't know a span's readers treats all spliced KV as its readers."""
     engine = make_engine(pool=1200)
     prompt, lineage = truncated(engine)
     asked = [*prompt, 99]

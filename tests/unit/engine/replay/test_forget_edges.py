@@ -152,7 +152,7 @@ def test_mixed_modes_splice_up_to_the_forget() -> None:
 
 
 def test_mixed_modes_in_an_already_spliced_turn_forget_from_the_splice_on() -> None:
-    """Behind an earlier splice nothing may be reused, whatever precedes the forgotten span."""
+    """After an earlier splice nothing may be reused, whatever precedes the forgotten span."""
     engine = make_engine()
     run(engine, SOURCE, register("t1"))
     first, payload = edit(SOURCE, [Directive(40, 45)], tail=[9])
@@ -261,7 +261,7 @@ def test_a_start_that_fails_behind_a_forget_withholds_what_runs() -> None:
 
 
 class BreakableErase:
-    """Stands in for the pool's erase; ``broken`` decides whether it fails."""
+    """A stand-in for the pool's erase; ``broken`` decides whether it fails."""
 
     def __init__(self, engine: ReplayEngine) -> None:
         self.broken = True

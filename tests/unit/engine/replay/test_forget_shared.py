@@ -47,7 +47,7 @@ TOLD = [*HEAD, SECRET, *TAIL]
 LABELS = (SpanLabel("head", 0, 60), SpanLabel("secret", 60, 61), SpanLabel("tail", 61, len(TOLD)))
 CUTS = [Directive(40, 44), Directive(60, 61)]
 READER = 56
-"""Where the secret's first reader stands once both are cut; KV is moved from 40 on."""
+"""The position of the secret's first reader once both are cut; KV is moved from 40 on."""
 MORE = [5, 6, *text(40, 3)]
 
 

@@ -101,7 +101,7 @@ def test_a_forget_finds_readers_behind_an_edit_between_two_cuts() -> None:
     )
     readers = cached(engine, between, record.receipt.lineage)[95:]
     sequence = admit(engine, [*between, 5], asked)
-    # m5 stood behind the second cut; what was moved from between the two never read it.
+    # m5 was after the second cut; the KV moved from between the two never read it.
     assert sequence.receipt.tokens.prefix == 95
     assert len(readers) == len(between) - 95
     assert blank(engine, np.setdiff1d(readers, sequence.owned))

@@ -74,7 +74,7 @@ class LedgerMachine(TaintMachine):
     def forget_by_name(
         self, which: int, tail: list[int], known: bool, splice: bool, share: bool
     ) -> None:
-        """The secret goes, wherever it stood; turns that never read it stay."""
+        """Forget the secret wherever it was; turns that never read it stay."""
         name, tokens, lineage = self.turns[which % len(self.turns)]
         cuts = [Directive(at, at + 1) for at, token in enumerate(tokens) if token == SECRET]
         prompt = [*apply_directives(tokens, cuts), *tail, 7]

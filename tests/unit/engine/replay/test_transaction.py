@@ -63,7 +63,7 @@ PAYLOAD = msgspec.structs.replace(
     ),
     turn="t3",
 )
-"""Three copies from two sources behind an exact prefix."""
+"""Three copies from two sources after an exact prefix."""
 DECODED = 2
 
 pytestmark = pytest.mark.usefixtures("one_salt")
@@ -204,7 +204,7 @@ def calls_of(stage: Stage, whole: bool, patch: pytest.MonkeyPatch) -> int:
 def test_a_failure_at_admission_leaves_everything_as_it_was(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever call fails, the request is served or fails, and neither leaves a trace."""
+    """The request is served or fails, whichever call fails, and neither leaves a trace."""
     stage = ADMISSION[name]
     total = calls_of(stage, False, monkeypatch)
     assert total >= AT_LEAST.get(name, 1)
@@ -242,7 +242,7 @@ def test_a_failure_while_running_leaves_what_an_abort_leaves(
                     done += 1
         running.abort()
         abort_behind(twin, done)
-        # The ledger is told of KV before it can be found, so it may know more than the twin's.
+        # The ledger learns of KV before it can be found, so it may know more than the twin's.
         assert held(engine) == held(twin), f"call {call} of {total}"
         assert contents(engine) == contents(twin)
         assert engine.stats() == twin.stats()
