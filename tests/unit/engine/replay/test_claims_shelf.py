@@ -275,7 +275,7 @@ class ShelfMachine(RuleBasedStateMachine):
         for leaf in leaves:
             if not self._locked(leaf):
                 order = (self._rank(leaf), self.used[leaf])
-                # A node goes as a whole, so only prefixes that went without a follower are compared.
+                # A node goes as a whole, so only prefixes that went alone are compared.
                 assert all(
                     (self._rank(prefix), self.used[prefix]) <= order
                     for prefix in lost
