@@ -146,7 +146,8 @@ def test_the_hash_chain(client: httpx.Client) -> None:
 
 
 def test_a_prefix_that_was_spliced_says_so_on_every_turn(client: httpx.Client) -> None:
-    """Also on turns that edit nothing; not in a conversation in which nothing was spliced."""
+    """It says so even on turns that edit nothing; not in a conversation in which nothing was
+    spliced."""
     named: dict[str, Any] = {"headers": {OWN_HEADER: "marked"}}
     assert ask(client, talk("marked", "a", "b"), **named)["lineage"] is None
     cut = ask(client, talk("marked", "a", "b", "c", cut=True), **named)

@@ -119,8 +119,8 @@ def text(words: str) -> dict[str, Any]:
 def test_a_session_of_many_turns_is_recognised_and_cached(
     sdk: anthropic.Anthropic, stream: bool
 ) -> None:
-    """Without any configuration: each turn reads from the cache all that the one before sent, and
-    the counts add up to what the engine counts."""
+    """Each turn, without any configuration, reads from the cache all that the one before sent, and
+    the counts add up to the engine's."""
     talk = [asked(text(f"Look around, streamed: {stream}."))]
     sessions, prompts = set(), [0]
     for turn in range(4):
@@ -161,7 +161,7 @@ def test_edits_of_a_policy_are_spliced(sdk: anthropic.Anthropic, stream: bool) -
 
 
 def test_context_management_is_reported_as_anthropic_does(sdk: anthropic.Anthropic) -> None:
-    """In an answer, in the last delta of a stream, and when tokens are counted."""
+    """It is in an answer, in the last delta of a stream, and in a count of tokens."""
     talk = [asked(text("Look, and forget."))]
     for turn in range(3):
         talk = looked(talk, ask(sdk, talk, stream=False), turn)

@@ -87,7 +87,7 @@ def shown(audit: Path, *words: str) -> list[dict[str, Any]]:
 
 
 def test_the_log_is_whole(audit: Path) -> None:
-    """With the key that sealed it, and not with another."""
+    """It is whole with the key that sealed it, and not with another."""
     assert "good" in command("verify", str(audit))
     wrong = CliRunner().invoke(
         build_app(), ["audit", "verify", str(audit)], env={"LEYLINE_AUDIT_KEY": "another"}
@@ -98,7 +98,7 @@ def test_the_log_is_whole(audit: Path) -> None:
 
 
 def test_no_text_is_in_the_log(audit: Path) -> None:
-    """Neither prompts nor tool arguments, secrets or the key: not even pieces of them."""
+    """It has no prompts, tool arguments, secrets or key: not even pieces of them."""
     log = b"".join(file.read_bytes() for file in audit.parent.iterdir())
     assert b'"kind":"turn"' in log
     for text in (SECRET, "key=", "listing", "folders", "Look", "ls 0", "[gone]", AUDIT_KEY):
@@ -167,7 +167,7 @@ def test_edits_say_who_and_how_much(audit: Path) -> None:
 
 
 def test_the_table_says_what_the_effects_mean(audit: Path) -> None:
-    """For a reader who doesn't know the words; filters leave out the rest."""
+    """It does so for a reader who doesn't know the words; filters leave out the rest."""
     table = command("show", str(audit), "--session", "s")
     assert "may still influence later turns" in table
     assert "chain: good" in table

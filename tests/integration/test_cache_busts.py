@@ -125,7 +125,7 @@ def edited(count: int, tag: str, at: int = 3) -> list[dict[str, Any]]:
 
 
 def test_a_session_that_only_grows_loses_nothing(two: Stack) -> None:
-    """Neither busts nor discrepancies, and every prompt token is cached or new."""
+    """It has neither busts nor discrepancies, and every prompt token is cached or new."""
     before = two.series()
     session = session_at("a", "grows")
     for turn in range(1, TURNS):

@@ -120,7 +120,7 @@ def said(response: Any) -> Items:
 def test_a_session_that_sends_its_history_is_recognised_and_cached(
     sdk: openai.OpenAI, stream: bool
 ) -> None:
-    """Without any configuration: each turn reads from the cache all that the one before sent, and
+    """Each turn, without any configuration, reads from the cache all that the one before sent, and
     the counts are the engine's."""
     items: Items = [asked(f"Look around, streamed: {stream}.")]
     sessions, prompts = set(), [0]

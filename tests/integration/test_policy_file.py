@@ -76,7 +76,7 @@ async def test_tenants_and_models_have_their_own(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_wrong_at_the_start_is_refused(tmp_path: Path) -> None:
-    """With the line, and the closest name."""
+    """The message has the line, and the closest name."""
     path = tmp_path / "policies.yaml"
     write(path, "policies:\n  - keep_al\n")
     with pytest.raises(SpecError, match=r"(?s)policies.yaml:2.*keep_all"):

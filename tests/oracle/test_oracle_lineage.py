@@ -99,7 +99,8 @@ def same_bits(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bo
 def test_another_session_with_equal_tokens_sees_nothing_of_a_splice(
     name: str, scope: str, chunk_tokens: int, oracle_model: Models
 ) -> None:
-    """Same visible tokens: a clean run's logits to the bit, and none of the lineage's slots."""
+    """The same visible tokens get a clean run's logits to the bit, and none of the lineage's
+    slots."""
     poisoned = poison(oracle_model(name), chunk_tokens)
     private = poisoned.lineage_slots()
     assert len(private) == REST + 2 * len(FORCED) + 2

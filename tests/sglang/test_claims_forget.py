@@ -243,7 +243,7 @@ def test_a_flush_harms_what_it_takes() -> None:
 
 
 def test_a_claim_follows_its_tokens() -> None:
-    """Before it, an edit moves a claim; within it, shrinks it; over it, ends it as harmed."""
+    """An edit before it moves a claim; within it, shrinks it; over it, ends it as harmed."""
     scheduler = ClaimScheduler(900)
     first, _ = scheduler.serve(text("s", 200), opens("s"))
     scheduler.claim("s", 180, start=100)

@@ -317,7 +317,7 @@ def test_an_answer_brings_its_record(client: httpx.Client, given: dict[str, Any]
 
 
 def test_only_who_asks_gets_the_record(client: httpx.Client) -> None:
-    """Neither an envelope of before, nor another route, nor a request without an envelope."""
+    """An envelope of before, another route, and a request without an envelope don't get it."""
     for route, custom in (
         ("/v1/chat/completions", {"kv_hints": envelope("m-not-asked")}),
         ("/v1/chat/completions", None),

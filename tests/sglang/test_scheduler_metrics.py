@@ -126,7 +126,8 @@ class Counting(Seen):
 
 
 def test_levels_are_read_once_a_second_and_when_the_scheduler_falls_idle() -> None:
-    """Not at each forward; twice at the end, as the last batch may end a step later."""
+    """They aren't read at each forward, but twice at the end, as the last batch may end a step
+    later."""
     engine, metrics, clock = Scheduler(100).engine, Counting(), [10.0]
     readings = Readings(
         metrics,

@@ -168,7 +168,7 @@ parts = st.lists(
 def test_generated_outputs_are_trimmed_the_same(
     outputs: list[Any], max_chars: int, preview: int
 ) -> None:
-    """For texts, images and files of any size and for all limits, both send the same messages."""
+    """Both send the same messages, for texts, images and files of any size and for all limits."""
     messages: list[Message] = [{"role": "user", "content": "Look."}]
     for number, output in enumerate(outputs):
         function = {"name": f"tool_{number}", "arguments": "{}"}

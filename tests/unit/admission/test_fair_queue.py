@@ -161,7 +161,8 @@ def test_tenants_that_are_gone_are_forgotten() -> None:
 
 @given(st.floats(0.1, 1000), st.lists(st.floats(0, 30), min_size=1, max_size=200))
 def test_a_bucket_lets_no_more_pass_than_its_rate(rate: float, gaps: list[float]) -> None:
-    """In any stretch of time: a minute's worth, and what the rate gives meanwhile."""
+    """In any stretch of time it lets through a minute's worth, and what the rate gives
+    meanwhile."""
     now, passed = 0.0, 0
     bucket = TokenBucket(rate, now)
     for gap in gaps:

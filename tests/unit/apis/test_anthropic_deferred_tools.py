@@ -70,7 +70,7 @@ def test_a_tool_that_was_called_is_loaded() -> None:
 
 
 def test_tools_are_added_and_removed_on_the_way() -> None:
-    """By reference or by definition; what was removed may come back, at the end."""
+    """They come by reference or by definition; a removed tool may come back, at the end."""
     removal = change("tool_removal", type="tool_reference", name="search")
     addition = change("tool_addition", type="tool_reference", name="search")
     inline = change("tool_addition", type="tool_definition", definition=tool("new"))

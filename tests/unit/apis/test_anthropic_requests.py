@@ -294,7 +294,7 @@ def test_what_is_between_client_and_anthropic_goes_nowhere() -> None:
     ],
 )
 def test_thinking_is_asked_of_the_template(thinking: Any, wanted: bool) -> None:
-    """Under both names that templates have for it; what the client set itself stays."""
+    """The request has both names that templates have for it; the client's own setting stays."""
     kwargs = mapped(CALLED, thinking=thinking)["chat_template_kwargs"]
     assert kwargs == {"enable_thinking": wanted, "thinking": wanted}
     own = mapped(CALLED, thinking=thinking, chat_template_kwargs={"thinking": "low"})
@@ -323,6 +323,6 @@ def test_context_management_as_the_chat_route_takes_it() -> None:
 
 
 def test_counting_needs_no_limit() -> None:
-    """And passes none on."""
+    """It passes none on."""
     body = {"model": "m", "messages": CALLED, "max_tokens": 0}
     assert "max_tokens" not in map_request(body, runs=False).body

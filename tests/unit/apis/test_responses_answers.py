@@ -153,7 +153,7 @@ def test_arguments_in_another_form_than_asked_for_are_passed_on() -> None:
 
 
 def test_usage_says_what_was_cached() -> None:
-    """By the engine's own count, or else by the receipt."""
+    """The cached tokens are by the engine's own count, or else by the receipt."""
     usage = {"prompt_tokens": 10, "completion_tokens": 4}
     told = {"prompt_tokens_details": {"cached_tokens": 6}}
     thought = {"completion_tokens_details": {"reasoning_tokens": 3}}

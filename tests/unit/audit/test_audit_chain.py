@@ -27,7 +27,7 @@ def test_an_untouched_log_is_good(count: int, key: AuditKey | None) -> None:
 def test_any_byte_that_is_edited_is_found(
     count: int, key: AuditKey | None, data: st.DataObject
 ) -> None:
-    """Also in the hash, and in what ends a line."""
+    """The check covers the hash, and the end of a line."""
     lines, head = lines_of_log(count, key)
     log = bytearray(b"".join(lines))
     place = data.draw(st.integers(0, len(log) - 1))
@@ -42,7 +42,7 @@ def test_any_byte_that_is_edited_is_found(
 def test_any_line_that_is_removed_is_found(
     count: int, key: AuditKey | None, data: st.DataObject
 ) -> None:
-    """From the front and the middle by the chain alone, from the end by the head."""
+    """The chain alone finds it at the front and in the middle, the head at the end."""
     lines, head = lines_of_log(count, key)
     place = data.draw(st.integers(0, len(lines) - 1))
     last = place == len(lines) - 1
@@ -58,7 +58,7 @@ def test_any_line_that_is_removed_is_found(
 def test_any_two_lines_that_are_swapped_are_found(
     count: int, key: AuditKey | None, data: st.DataObject
 ) -> None:
-    """And called reordered, at the first that is not where it was."""
+    """They are called reordered, at the first that is not where it was."""
     lines, head = lines_of_log(count, key)
     first = data.draw(st.integers(1, len(lines) - 2))
     second = data.draw(st.integers(first + 1, len(lines) - 1))
@@ -163,7 +163,7 @@ def test_a_start_keeps_a_cut_in_the_log() -> None:
 
 
 def test_lost_records_are_counted() -> None:
-    """By the log's own account, which is part of the chain."""
+    """The log's own account counts them, and is part of the chain."""
     lines, head = lines_of_log(1)
     gap, _ = seal(head, gap_record(12, "queue", AT), None)
     checked = Checked()
@@ -184,7 +184,7 @@ def test_several_keys_are_tried() -> None:
 
 
 def test_keys_do_not_show() -> None:
-    """Neither in what a key prints nor in its name."""
+    """A key is neither in its printed form nor in its name."""
     assert "a key for tests" not in repr(KEY)
     assert KEY.lines.hex() not in repr(KEY)
     assert KEY.lines.hex()[:16] != KEY.id

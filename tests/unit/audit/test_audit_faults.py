@@ -57,7 +57,7 @@ def test_each_lost_record_is_counted_once(path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_loss_is_told_without_another_record(path: Path) -> None:
-    """When the disk works again, and at the latest when the proxy ends."""
+    """It is reported when the disk works again, and at the latest when the proxy ends."""
     metrics = counters()
     own = writer(path, metrics=metrics)
     own.start()

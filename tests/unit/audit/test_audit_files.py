@@ -207,7 +207,7 @@ def test_a_crash_right_behind_a_rotation_is_recovered(path: Path) -> None:
 
 
 def test_a_cut_at_the_end_is_found_by_the_saved_head(path: Path) -> None:
-    """Also after the proxy was started on what was left."""
+    """It is found even after the proxy was started on the rest."""
     file = chain_file(path)
     file.open()
     file.append([event(1), event(2)])
@@ -339,7 +339,8 @@ def test_a_slow_disk_delays_nobody_and_the_gap_is_in_the_log(path: Path) -> None
 
 
 def test_texts_that_wait_are_bounded(path: Path) -> None:
-    """Not by their number alone: few large ones are dropped, too, but never the only one."""
+    """Their number is not the only bound: few large ones are dropped, too, but never the only
+    one."""
     own = writer(path)
     for number in range(4):
         own.offer(partial(event, number), 40 << 20)

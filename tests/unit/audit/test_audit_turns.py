@@ -118,7 +118,7 @@ async def test_a_message_that_its_client_removed_is_recorded(path: Path) -> None
 
 
 async def test_an_edited_message_is_recorded_with_both_hashes(path: Path) -> None:
-    """Of the whole text as it was, and as it is."""
+    """The record has the hashes of the whole text before and after."""
     engine = FakeEngine(capability=None)
     engine.answers = [chat_json() for _ in range(2)]
     first = tool_session(2)

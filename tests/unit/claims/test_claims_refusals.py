@@ -65,7 +65,7 @@ async def test_the_owner_is_told_which_claim_is_in_the_way(stream: bool, by_even
 
 
 async def test_others_are_told_a_number() -> None:
-    """Neither the id nor the size of another tenant's claim is theirs to know."""
+    """They learn neither the id nor the size of another tenant's claim."""
     async with claimed(id="secret-plan") as (client, _):
         answer = await chat(client, BLUE, "y" * 300)
     error = answer.json()["error"]

@@ -80,7 +80,7 @@ async def test_claims_of_a_restarted_engine_are_harmed() -> None:
 
 
 async def test_a_harmed_claim_can_be_made_anew() -> None:
-    """On a turn that the new run holds; the old turn is none, and the error says so."""
+    """It names a turn that the new run holds; the old turn is none, and the error says so."""
     engine = ClaimsEngine()
     async with proxy(engine) as client:
         old = await submit(client, "plan")
@@ -114,7 +114,7 @@ async def test_claims_that_ended_before_a_restart_arent_harmed() -> None:
 
 
 async def test_a_new_proxy_learns_of_live_claims_by_itself() -> None:
-    """So that a later restart of the engine is reported for them, too."""
+    """A later restart of the engine is therefore reported for them, too."""
     engine = ClaimsEngine()
     async with proxy(engine) as client:
         await submit(client, "plan")

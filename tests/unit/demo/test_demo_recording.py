@@ -33,7 +33,7 @@ def workshop(tmp_path: Path) -> Workshop:
 
 
 def test_the_session_is_long_enough(shipped: RecordedSession) -> None:
-    """More than 30 requests, and a last one of more than 60,000 characters (15K tokens)."""
+    """It has more than 30 requests, and a last one of more than 60,000 characters (15K tokens)."""
     assert shipped.id == SESSION_ID and shipped.license == "Apache-2.0"
     assert len(shipped.requests) == len(TURNS) > 30
     assert len(json.dumps(shipped.requests[-1].messages)) > 60_000

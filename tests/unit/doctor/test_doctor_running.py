@@ -75,13 +75,13 @@ async def test_what_hangs_in_a_thread_keeps_nobody() -> None:
 
 
 def test_a_report_is_text() -> None:
-    """Also where a path isn't: JSON and terminals take it."""
+    """It is text even where a path isn't: JSON and terminals take it."""
     assert json.dumps(document([fail("a", "\udcff", "mend \udcff")])).isascii()
     assert msgspec.json.encode(document([fail("a", "\udcff", "mend \udcff")]))
 
 
 async def test_a_server_that_never_ends_its_answer() -> None:
-    """Neither fills the memory nor takes the time; nor does one that nests without end."""
+    """It neither fills the memory nor takes the time; nor does one that nests without end."""
 
     async def endless(_: httpx.Request) -> httpx.Response:
         async def body() -> AsyncIterator[bytes]:

@@ -334,7 +334,7 @@ def test_packages_are_those_that_are_required() -> None:
 
 
 def test_what_prometheus_says() -> None:
-    """Not ready, no series, targets that are down, rules that are broken or missing."""
+    """It says: not ready, no series, targets that are down, rules that are broken or missing."""
 
     def verdicts(**facts: object) -> dict[str, Status]:
         given = prometheus.PrometheusFacts("u", **{"ready": 200, "proxies": 1, **facts})  # type: ignore[arg-type]

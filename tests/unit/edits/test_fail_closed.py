@@ -61,7 +61,8 @@ def test_no_fault_of_a_policy_that_forgets_lets_a_request_pass(function: Any, fa
 
 @pytest.mark.parametrize(("function", "fault"), FAULTS)
 def test_other_faults_are_skipped_as_before(function: Any, fault: str) -> None:
-    """Of a policy that tidies up, of one whose faults are to be skipped, and of a dry run."""
+    """They are faults of a policy that tidies up, of one whose faults are to be skipped, and of a
+    dry run."""
     skips = PolicySession(on_fault="skip")
     bad = Plugin(function, "bad", mode="forget")
     for policy, session in (
@@ -86,7 +87,7 @@ def test_a_trusted_policy_is_checked_before_it_is_believed(trusted: bool) -> Non
 
 
 def test_what_takes_too_long_is_refused() -> None:
-    """Also where too many calls hang to try another."""
+    """So is a call when too many others hang to try it."""
 
     def never(call: Any) -> Any:
         raise PolicyTimeoutError

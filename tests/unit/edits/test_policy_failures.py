@@ -61,7 +61,8 @@ class Counting(ClaimsEngine):
 @pytest.mark.usefixtures("hiding")
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 async def test_nothing_is_sent_and_the_client_is_told_why(path: str, body: dict[str, Any]) -> None:
-    """On every route, in the shape of its API: a status, a code, and the policy's name."""
+    """The answer, on every route and in the shape of its API, has a status, a code, and the
+    policy's name."""
     engine = FakeEngine()
     async with proxy_before(engine, policy="patched", log_level="error") as client:
         answer = await client.post(path, json=body)

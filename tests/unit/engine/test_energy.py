@@ -206,7 +206,7 @@ def opened(wish: str | None, nvml: FakeNvml, gpus: list[str], **more: Any) -> En
 
 @pytest.mark.parametrize("wish", [None, "", "auto", "on"])
 def test_energy_is_counted_where_it_can_be_read(wish: str | None, nvml: FakeNvml) -> None:
-    """Unless it is switched off."""
+    """It is counted unless it is switched off."""
     assert opened(wish, nvml, GPUS) is not None
     assert opened("off", nvml, GPUS) is None
 
@@ -250,7 +250,8 @@ def test_an_unknown_wish_is_named(nvml: FakeNvml) -> None:
 def test_an_engines_requests_share_what_it_used(
     nvml: FakeNvml, tally: Tally, account: EnergyAccount
 ) -> None:
-    """By the tokens that the model computed for each: prompt, and output that was fed back."""
+    """Each has a share by the tokens that the model computed for it: prompt, and output that was
+    fed back."""
     loaded = LoadedModel("tiny", tiny_model(), None, "f" * 32, "")  # type: ignore[arg-type]
     engine = ReplayEngine(loaded, pool_tokens=600, metrics=tally, energy=account)
     for length, seed in ((100, 1), (50, 2)):

@@ -127,7 +127,7 @@ async def test_an_answer_that_is_none_leaves_the_session_be(
 async def test_bad_requests_name_the_field(
     engine: FakeEngine, path: str, given_body: dict[str, Any], param: str
 ) -> None:
-    """In words and in the extra member; the engine isn't asked."""
+    """They do so in words and in the extra member; the engine isn't asked."""
     async with proxy_before(engine) as client:
         answer = await client.post(path, json=body(**given_body))
     document = answer.json()

@@ -26,7 +26,7 @@ from support.metrics_page import REQUESTS, metric
 
 
 async def test_the_engine_gets_a_chat_request(engine: FakeEngine) -> None:
-    """With the proxy's envelope, and without what is between the client and Anthropic."""
+    """It has the proxy's envelope, and lacks the parts between the client and Anthropic."""
     headers = {
         "anthropic-version": "2023-06-01",
         "anthropic-beta": "context-management-2025-06-27",

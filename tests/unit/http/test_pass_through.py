@@ -342,7 +342,7 @@ MODEL_PATH = re.compile(r"/v1/models/[A-Za-z0-9_.:@+-]+(/[A-Za-z0-9_.:@+-]+)*")
 
 
 async def test_each_listed_request_passes() -> None:
-    """In a proxy as it comes, without keys, and with a form where the API takes one."""
+    """It passes in a proxy as it comes, without keys, and with a form where the API takes one."""
     engine = Upstream()
     async with before(engine) as client:
         for each in STATELESS:

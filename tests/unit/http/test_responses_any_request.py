@@ -49,7 +49,7 @@ async def test_any_request_is_answered_or_refused(
 @settings(max_examples=examples(25))
 @given(st.text(min_size=1, max_size=20), st.dictionaries(st.text(max_size=6), st.text(max_size=4)))
 async def test_any_id_is_one_that_isnt_there(name: str, query: dict[str, str]) -> None:
-    """Unless a response has it."""
+    """It is missing unless a response has it."""
     async with proxy_before(FakeEngine(), log_level="error") as client:
         path = f"/v1/responses/{quote(name, safe='')}"
         for found in (

@@ -62,7 +62,7 @@ async def test_a_header_names_the_session_where_there_is_one(engine: FakeEngine)
 
 
 async def test_items_may_be_referred_to(engine: FakeEngine) -> None:
-    """By the ids that answers gave them; the stored input has the items themselves."""
+    """The ids are those that answers gave them; the stored input has the items themselves."""
     async with proxy_before(engine) as client:
         first = await ask(client, [USER])
         item = first["output"][0]["id"]
@@ -79,7 +79,7 @@ async def test_items_may_be_referred_to(engine: FakeEngine) -> None:
 
 
 async def test_store_false_stores_nothing(engine: FakeEngine) -> None:
-    """Neither whole nor streamed; nor does a proxy that is to keep none."""
+    """Neither a whole nor a streamed answer is stored; a proxy that is to keep none stores none."""
     async with proxy_before(engine) as client:
         whole = await ask(client, store=False)
         streamed = await client.post(RESPONSES, json=body(store=False, stream=True))
@@ -93,7 +93,7 @@ async def test_store_false_stores_nothing(engine: FakeEngine) -> None:
 
 
 async def test_tenants_dont_see_each_others_responses(engine: FakeEngine) -> None:
-    """To read, to continue from, to refer to, to list, to delete: it isn't there."""
+    """They can't read, continue from, refer to, list or delete them: the response isn't there."""
     async with proxy_before(engine, api_keys=TWO) as client:
         first = (await client.post(RESPONSES, json=body(), headers=key("r"))).json()
         path = f"{RESPONSES}/{first['id']}"
@@ -148,7 +148,7 @@ async def test_policies_see_stored_items_on_every_turn(engine: FakeEngine) -> No
 
 
 async def test_a_conversation_is_bounded(engine: FakeEngine) -> None:
-    """By what one request may hold: storing it part by part is no way around."""
+    """The bound is that of one request: storing it part by part is no way around."""
     async with proxy_before(engine, max_body_bytes=4096) as client:
         previous = None
         for _ in range(2):
@@ -167,7 +167,7 @@ async def test_a_conversation_is_bounded(engine: FakeEngine) -> None:
     ],
 )
 async def test_wrong_parameters_are_named(engine: FakeEngine, path: str, param: str) -> None:
-    """Of the routes of stored responses."""
+    """The routes of stored responses name them."""
     async with proxy_before(engine) as client:
         first = await ask(client)
         refused = await client.get(f"{RESPONSES}/{first['id']}{path}")

@@ -358,7 +358,8 @@ def unknown(messages: list[Message], *, named: bool) -> tuple[tuple[str, ...], b
 
 @pytest.mark.parametrize("messages", [[user(1)], [user(1), assistant(2), user(3)]])
 def test_a_name_that_the_proxy_does_not_know_may_have_been_in_use(messages: list[Message]) -> None:
-    """Also before its first answer: the same request may have been sent with the secret in it."""
+    """It may even before its first answer: the same request may have been sent with the secret in
+    it."""
     assert unknown(messages, named=True) == ((ANYTHING,), False)
 
 
@@ -409,7 +410,7 @@ def test_a_demand_beside_a_turn_under_way_reaches_everything() -> None:
 
 
 def test_losses_are_made_good_by_forgetting_everything() -> None:
-    """Only those that were known when everything was forgotten."""
+    """Only those that were known when everything was forgotten are."""
     session = turns_of([user(1)]).session.lose_turn().lose_turn()
     assert session.account_for(2).unnamed == 0
     assert session.lose_turn().account_for(2).unnamed == 1

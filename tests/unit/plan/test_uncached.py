@@ -76,7 +76,8 @@ def test_a_grown_list_lists_only_the_new_edit() -> None:
 
 
 def test_an_edit_that_the_plan_shows_is_not_listed_again() -> None:
-    """Neither a message of the plan's account nor what it says that a policy put in."""
+    """It is neither a message of the plan's account nor a message that a policy put in, by that
+    account."""
     session = after_turn(blank("s"), history(3), MASK)
     prepared = prepared_by(MASK, history(4), session)
     shown = EditRecord(7, "tool", "policy:last_n_observations", "amortize", (4, 9), 2)

@@ -75,7 +75,7 @@ def mixed(messages: list[Message], turn_idx: int) -> list[Message]:
     ],
 )
 def test_a_policy_that_may_forget_fails_closed(policy: Policy, closed: bool) -> None:
-    """Also inside others, and where it can't say what it does; a dry run never does."""
+    """It does so inside others, too, and where it can't say what it does; a dry run never does."""
     assert fails_closed(policy, "refuse") is closed
 
 

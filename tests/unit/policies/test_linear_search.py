@@ -64,7 +64,7 @@ SEARCHED = dict(_searched())
 
 @pytest.mark.parametrize("name", SEARCHED)
 def test_a_pattern_takes_time_in_proportion_to_the_text(name: str) -> None:
-    """On runs of what it looks for, on its beginnings over and over, and on both."""
+    """It does so on runs of its text, on its beginnings over and over, and on both."""
     pattern = regex.compile(SEARCHED[name])
 
     def search(text: str) -> None:

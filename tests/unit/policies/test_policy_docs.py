@@ -67,7 +67,7 @@ def test_every_spec_can_be_loaded() -> None:
 
 
 def test_every_built_in_policy_is_listed_with_its_parameters() -> None:
-    """By name, with the defaults of numbers and of what is on or off."""
+    """The list is by name, with the defaults of numbers and of switches."""
     rows = _rows(_section("## Built in").split("\n### ")[0])
     assert rows.keys() >= BUILTINS.keys()
     for name in BUILTINS:
@@ -79,7 +79,7 @@ def test_every_built_in_policy_is_listed_with_its_parameters() -> None:
 
 
 def test_every_detector_is_listed() -> None:
-    """Under the group that it belongs to."""
+    """It is listed under the group that it belongs to."""
     rows = _rows(_section("## Built in").split("\n### ")[0])
     assert re.findall(r"\w+", rows["keys"]) == [*KEYS]
     assert re.findall(r"\w+", rows["pii"]) == [*PII]

@@ -65,7 +65,7 @@ def test_nobody_waits_for_a_summary() -> None:
 
 
 def test_the_summary_stands_for_what_it_tells_of_from_then_on() -> None:
-    """Same text, same place, on every later turn; what is newer follows in full."""
+    """It is the same text in the same place on every later turn; newer text follows in full."""
     session = Session()
     session.send(talk(6))
     session.answer("looked at six folders")
@@ -138,7 +138,7 @@ def test_the_model_is_shown_the_newest_part_that_fits() -> None:
 
 
 def test_the_window_triggers_too() -> None:
-    """At a share of it; without a known window, not at all."""
+    """It triggers at a share of it; without a known window, not at all."""
     session = Session(Summarize(trigger_tokens=None, trigger_fraction=0.5, keep_messages=4))
     session.send(talk(6))
     assert session.wanted == []
@@ -151,6 +151,6 @@ def test_the_window_triggers_too() -> None:
     ["trigger_tokens=0", "trigger_tokens=none", "trigger_fraction=2", "keep_messages=0"],
 )
 def test_settings_that_mean_nothing_are_refused(settings: str) -> None:
-    """With the key."""
+    """The error names the key."""
     with pytest.raises(SpecError, match=settings.partition("=")[0]):
         load_pipeline(f"summarize:{settings}")

@@ -98,7 +98,7 @@ def test_at_the_end_it_is_a_message_of_its_own() -> None:
 
 
 def test_being_near_the_limit_is_reported() -> None:
-    """On every such turn, and only then."""
+    """It is reported on every such turn, and only then."""
     for steps, expected in ((2, []), (3, [0.8]), (4, [1.0])):
         context = _context(window=100)
         apply(WarnNearLimits(), _talk(steps), 0, context)

@@ -148,7 +148,7 @@ def test_another_user_message_may_take_the_place_of_the_last() -> None:
 
 @pytest.mark.parametrize("content", [None, [IMAGE]])
 def test_text_can_be_put_where_there_is_none(content: Any) -> None:
-    """Into a call without a text, or before an image; it is never lost."""
+    """It can be put into a call without a text, or before an image; it is never lost."""
     talk = [{"role": "user", "content": "go"}, {"role": "assistant", "content": content}]
     edit = DeclaredEdit(message=1, chars=(0, 0), replacement="a note")
     after = prepare(talk, [], [edit], 0).messages[1]

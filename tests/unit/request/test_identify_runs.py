@@ -74,7 +74,7 @@ class Proxy:
 
 
 async def test_a_second_run_of_a_task_keeps_its_session() -> None:
-    """Though the first run's list begins alike at every turn."""
+    """It does so though the first run's list begins alike at every turn."""
     proxy = Proxy()
     first = [await proxy.ask(talk(rounds)) for rounds in range(7)]
     second = [await proxy.ask(talk(rounds)) for rounds in range(6)]

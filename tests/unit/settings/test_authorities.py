@@ -21,7 +21,7 @@ def allows(hosts: object, text: str) -> bool:
 
 @given(st.sampled_from(LOOPBACK), st.sampled_from(["", ":80", ":8790", ":65535"]))
 def test_this_machine_is_always_meant(name: str, port: str) -> None:
-    """By each of its loopback names, at any port, wherever the proxy listens."""
+    """It is meant by each of its loopback names, at any port, wherever the proxy listens."""
     assert all(allows(hosts, name + port) for hosts in (HOME, EVERYWHERE, LAN))
 
 

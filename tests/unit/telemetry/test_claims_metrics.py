@@ -70,7 +70,7 @@ def test_tenants_of_another_proxy_share_a_label() -> None:
 
 
 def test_events_are_counted_by_kind() -> None:
-    """Also those of no claim."""
+    """Those of no claim are counted, too."""
     metrics = Metrics()
     ClaimMetrics(metrics, ()).count([{"event": "locked"}, {"event": "ticked"}, {"event": "locked"}])
     value = metrics.registry.get_sample_value("leyline_claim_events_total", {"event": "locked"})

@@ -204,7 +204,7 @@ def test_a_hard_claim_locks_what_it_requires_and_no_neighbour() -> None:
 
 
 def test_evicting_a_locked_page_is_refused_and_changes_nothing() -> None:
-    """Also where a soft claim on the same pages would have given way."""
+    """It is refused even if a soft claim on the same pages would have given way."""
     book = make_book()
     enter(book, make_claim("soft", kind=ClaimKind.SOFT))
     enter(book, make_claim("hard"))

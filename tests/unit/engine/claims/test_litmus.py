@@ -36,7 +36,7 @@ NAMES = [
 
 
 def test_the_suite_has_the_thirteen_cases() -> None:
-    """By name, each once."""
+    """It has each by name, once."""
     assert [case.name for case in CASES] == NAMES
 
 

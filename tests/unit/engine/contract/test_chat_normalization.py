@@ -108,7 +108,7 @@ def test_arguments_that_are_an_objects_text_become_the_object(value: Any, indent
     ids=lambda value: str(value)[:12],
 )
 def test_other_arguments_stay(arguments: Any) -> None:
-    """Also text whose object couldn't be written to a prompt; the message is the same object."""
+    """So does text whose object couldn't be written to a prompt; the message is the same object."""
     message = called(arguments)
     assert normalize_messages([message], parts=False)[0] is message
     assert arguments_after(arguments) == arguments

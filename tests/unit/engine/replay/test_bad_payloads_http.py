@@ -266,7 +266,8 @@ UNTRUSTED: dict[str, Callable[[EditPayload], Any]] = {
 
 @pytest.mark.parametrize("name", UNTRUSTED)
 async def test_an_envelope_that_is_not_the_proxys_leaves_no_trace(name: str) -> None:
-    """Neither turn nor KV is kept, as no forget would find it; the answer is a plain prefill's."""
+    """Its turn and KV aren't kept, as no forget would find them; the answer is a plain
+    prefill's."""
     async with began() as session, began() as twin:
         prompt, honest = session.next_turn()
         before = session.kept()

@@ -168,7 +168,7 @@ async def test_a_stopped_engine_carries_nothing_out(stage: Stage) -> None:
 
 
 async def test_an_engine_without_a_desk_takes_no_claims() -> None:
-    """And says so."""
+    """It says so."""
     service = EngineService(make_engine(), lambda tokens: "")
     reply = await service.claims(ListClaims())
     assert reply.problem is not None and reply.problem.code is ProblemCode.UNSUPPORTED

@@ -177,7 +177,7 @@ def test_lost_slots_harm_the_claims_on_them() -> None:
 
 
 def test_labels_name_what_a_claimed_forget_reaches() -> None:
-    """By name, too: what never read the span stays claimed."""
+    """They name it for a forget by name, too: KV that never read the span stays claimed."""
     engine = make_engine(900)
     prompt = tokens(196, 1)
     labels = (SpanLabel("head", 0, 120), SpanLabel("secret", 120, 196))

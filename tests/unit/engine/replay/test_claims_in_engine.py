@@ -176,7 +176,7 @@ def test_without_claims_names_and_ranks_cost_nothing() -> None:
 
 @pytest.mark.parametrize("by_request", [False, True])
 def test_write_no_admit_leaves_nothing_behind(by_request: bool) -> None:
-    """Neither KV nor a turn, and every slot comes back; what the cache holds is still used."""
+    """The session leaves no KV and no turn, and every slot comes back; cached KV is still used."""
     engine = make_engine(600)
     plan = keep(engine, "plan", 100, 1)
     if not by_request:
@@ -198,7 +198,7 @@ def test_write_no_admit_leaves_nothing_behind(by_request: bool) -> None:
 
 
 def test_an_edit_of_a_session_that_is_not_admitted_is_spliced_all_the_same() -> None:
-    """For itself alone."""
+    """The splice is for itself alone."""
     engine = make_engine(900)
     keep(engine, "t1", 240, 1)
     claim(engine, "t1", 40, kind=ClaimKind.SOFT, write_no_admit=True)

@@ -71,7 +71,7 @@ async def test_one_behind_others_in_the_queue_is_refused_at_once(stages: list[St
 
 
 async def test_those_that_wait_are_looked_at_again_when_a_claim_comes(stages: list[Stage]) -> None:
-    """Only those for whom there is no room any more; the queue's order stays."""
+    """Only requests without room any more end; the queue's order stays."""
     stage = Stage(max_running=1)
     stages.append(stage)
     await stage.keep("plan", 200, 1)
@@ -105,7 +105,7 @@ async def test_a_claim_lets_go_by_itself_when_its_time_is_up(stage: Stage) -> No
 
 
 async def test_a_refusal_counts_the_time_that_has_passed(stages: list[Stage]) -> None:
-    """Also where nothing was asked since the claim came."""
+    """It does so even if nothing was asked since the claim came."""
     clock = Clock()
     stage = Stage(clock=clock)
     stages.append(stage)

@@ -129,7 +129,7 @@ def test_what_ranks_higher_goes_later_and_equal_ranks_by_recency() -> None:
 
 
 def test_a_rank_stays_with_both_halves_of_a_node_that_splits() -> None:
-    """And is taken back from both."""
+    """It is taken back from both."""
     cache = make_cache(20)
     shelf = TreeShelf(cache)
     fill(cache, (1, 2, 3, 4))
@@ -178,7 +178,7 @@ def test_a_leaf_that_is_younger_or_in_use_was_not_passed_over() -> None:
 
 
 def test_ranks_that_nobody_gave_are_found() -> None:
-    """Or that somebody gave and a node lacks."""
+    """So are ranks that somebody gave and a node lacks."""
     cache = make_cache()
     shelf = TreeShelf(cache)
     fill(cache, (1, 2))
@@ -326,7 +326,7 @@ def test_the_shelf_agrees_with_a_naive_one() -> None:
 
 
 def test_peek_finds_what_match_would() -> None:
-    """Also under a limit, and in an empty tree."""
+    """It does so under a limit, and in an empty tree, too."""
     tree = RadixTree()
     assert len(tree.peek(keys_of(1))) == 0
     tree.insert(keys_of(1, 2, 3), np.array([7, 8, 9]), "a")

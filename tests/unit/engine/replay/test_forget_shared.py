@@ -217,7 +217,7 @@ def test_an_answer_after_a_forget_is_that_of_somebody_who_never_heard_of_the_sec
 def test_the_same_tokens_spliced_anew_are_not_taken_for_those_that_were_forgotten(
     ends_first: bool,
 ) -> None:
-    """Under one shared name and beside a request that still holds the old KV, the new is found."""
+    """The new KV is found under one shared name and beside a request that still holds the old."""
     crew = Crew(CUTS[1:])
     running = crew.finds()
     told = [*HEAD, SECRET + 1, *TAIL]
