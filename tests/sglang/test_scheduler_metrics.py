@@ -234,7 +234,7 @@ def test_a_scheduler_counts_the_energy_of_its_own_ranks(ranks: int, gpus: list[i
 
 
 def test_the_real_nvml_says_that_there_is_no_gpu() -> None:
-    """A server that insists on energy gets this at the start; by default the scheduler does
+    """A scheduler that insists on energy gets its error at the start; by default it does
     without."""
     metrics = PrometheusMetrics(CollectorRegistry())
     assert open_account(metrics, lambda: ["GPU-none"], environment={}) is None

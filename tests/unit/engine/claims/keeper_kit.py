@@ -73,7 +73,7 @@ class NaiveShelf:
         self.ranks.pop(claim, None)
 
     def free(self) -> int:
-        """The slots without an owner."""
+        """The number of slots without an owner."""
         return len(self.empty)
 
     def locked(self) -> set[Prefix]:
