@@ -1,4 +1,4 @@
-"""What every test runs under: no network but loopback, one Hypothesis profile, no silent skips.
+"""Every test runs with no network but loopback, one Hypothesis profile and no silent skips.
 
 * A connection or name look-up that leaves the machine fails the test that made it, also when the
   code under test swallowed the error.
@@ -59,12 +59,12 @@ class NetworkGuard:
                 self._refuse(f"look-up of {host}")
 
     def check_target(self, host: object) -> None:
-        """The same rule for event loops that open sockets behind Python's back."""
+        """Apply the same rule to event loops that open sockets without Python's knowledge."""
         if host is not None and not _is_loopback(str(host)):
             self._refuse(f"connection to {host}")
 
     def drain(self) -> list[str]:
-        """What was refused since the last call."""
+        """Return the attempts refused since the last call."""
         refused, self._refused = self._refused, []
         return refused
 

@@ -41,7 +41,7 @@ def _claude() -> Client:
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "CLAUDE_CONFIG_DIR": str(place.home / ".claude"),
             "DISABLE_AUTOUPDATER": "1",
-            # It runs what it likes as root only where it is told that nothing can be broken.
+            # It runs what it likes as root only where a setting says that nothing can be broken.
             "IS_SANDBOX": "1",
         }
 
@@ -67,7 +67,7 @@ def _searching(claude: Client) -> Client:
     def replies(folder: Path) -> tuple[Reply, ...]:
         return (Reply("Which tools are there?", (search,)), *claude.replies(folder))
 
-    # The list of tools stands before the conversation, and has one more then.
+    # The list of tools precedes the conversation, and has one more then.
     return replace(claude, name="claude-code, tool search", replies=replies, appends=False)
 
 
@@ -263,6 +263,6 @@ def _aider() -> Client:
         files=lambda _: {".aider/caches/model_prices_and_context_window.json": prices},
         replies=replies,
         venv="aider",
-        # The files it works on stand in the middle of its prompts.
+        # The files it works on are in the middle of its prompts.
         appends=False,
     )

@@ -14,15 +14,15 @@ from support.scripted_model import SCRIPTED, Call, Reply, follow
 TASK = "Write notes.txt, then measure it into size.txt, then show both."
 PROGRAMS = Path(__file__).parent / "programs"
 INSTALLED = Path(__file__).parents[2] / ".clients"
-"""Where deploy/clients.sh puts what isn't among the tests' own packages."""
+"""The folder where deploy/clients.sh puts packages that aren't among the tests' own."""
 
 Files = Mapping[str, str]
 Replies = Callable[[Path], tuple[Reply, ...]]
-"""What the model says, of the client's working folder."""
+"""The model's replies, given the client's working folder."""
 
 
 def no_files(_: Place) -> Files:
-    """Nothing has to stand in the home."""
+    """Nothing has to be in the home."""
     return {}
 
 
@@ -41,23 +41,23 @@ class Client:
     environment: Callable[[Place], dict[str, str]]
     replies: Replies
     files: Callable[[Place], Files] = no_files
-    """What must stand in the home before it starts, by path below it."""
+    """The files that must be in the home before it starts, by path below it."""
     venv: str = ""
     """Folder below ``.clients``; empty for the tests' own packages."""
     nightly: bool = True
     appends: bool = True
-    """Whether it leaves its history as it is from turn to turn."""
+    """True if it leaves its history as it is from turn to turn."""
     timeout_s: float = 240.0
 
     @property
     def speaks_to_engines(self) -> bool:
-        """Whether the engine could serve it without the proxy."""
+        """Return True if the engine could serve it without the proxy."""
         return self.api == "chat"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a client's session went, and what it printed."""
+    """The outcome of a client's session, and its output."""
 
     verdict: Verdict
     ran: Ran

@@ -1,4 +1,4 @@
-"""Where a client runs: proxy and engine on loopback, an empty folder and an empty home."""
+"""A client's surroundings: proxy and engine on loopback, an empty folder and an empty home."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class Tap:
 
 @dataclass(slots=True)
 class Tripwire:
-    """A forward proxy that lets nobody through: whom a client wants to reach beyond loopback."""
+    """A forward proxy that lets no one through, and notes whom a client wants to reach beyond
+    loopback."""
 
     address: str
     wanted: list[str] = field(default_factory=list)
@@ -69,7 +70,7 @@ class Tripwire:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a client is told, and what it can touch."""
+    """The settings that a client is given, and the folders that it can touch."""
 
     origin: str
     """Of the proxy, or of the engine itself."""
@@ -96,7 +97,7 @@ class Stack:
     proxied: bool
 
     def sessions(self) -> list[dict[str, Any]]:
-        """What the proxy says of its sessions, their turns included."""
+        """The proxy's document of its sessions, their turns included."""
         base = f"{self.place.origin}/v1/leyline/sessions"
         with httpx.Client(timeout=10) as http:
             listed = http.get(base).json()["sessions"]
@@ -109,7 +110,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a client's process ended."""
+    """The end of a client's process."""
 
     code: int | None
     """None: it didn't end in time."""

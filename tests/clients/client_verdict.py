@@ -1,4 +1,4 @@
-"""What is wrong with a client's session, if anything."""
+"""The faults of a client's session, if any."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZE = "size.txt"
 MEASURE = f"wc -c < {NOTES} > {SIZE}"
 SHOW = f"cat {NOTES} {SIZE}"
 LAST = "Both files are there."
-"""What the model says in the end."""
+"""The model's last answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Verdict:
 
 
 def judge(stack: Stack, ran: Ran, *, steps: int, appends: bool = True) -> Verdict:
-    """Whether the session ended well, was recognised and used the cache.
+    """Check that the session ended well, was recognised and used the cache.
 
     Args:
         steps: answers that the session takes.
@@ -81,7 +81,7 @@ def _content(path: Path) -> str | None:
 
 
 def session_problems(sessions: list[dict[str, Any]], turns: list[ModelTurn]) -> list[str]:
-    """Whether the turns that were followed are one session, with all its turns."""
+    """The reasons why the followed turns are not one session with all its turns."""
     names = {turn.receipt.session for turn in turns if turn.followed}
     if len(names) != 1:
         return [f"one conversation became {len(names)} sessions"]

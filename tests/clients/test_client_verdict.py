@@ -1,4 +1,4 @@
-"""What the clients' sessions are judged by notices what is wrong."""
+"""The judge of the clients' sessions notices faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def turn(prompt: range, cached: int, session: str = "s", name: str = "m") -> Mod
 
 
 def test_tokens_that_were_known_must_be_cached() -> None:
-    """A turn may not compute anew what an earlier one had, but for the last token."""
+    """A turn may not compute again what an earlier one had, but for the last token."""
     first = turn(range(10), 0)
     assert cache_problems([first, turn(range(20), 10)]) == []
     assert cache_problems([first, turn(range(20), 9)]) != []
@@ -78,7 +78,7 @@ def test_a_session_that_fails_is_told_in_full(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tools", [True, False])
 def test_replies_follow_the_conversation(tools: bool) -> None:
-    """The next reply is told by those in the prompt; requests without the tools are aside."""
+    """The replies in the prompt determine the next one; requests without the tools are aside."""
     write = Reply("Now.", (Call("write", {}),))
     script = follow("TASK", write, Reply("Done."), aside="Title")
     listed = '\n<tools>\n{"function": {"name": "write"}}\n</tools>' if tools else ""

@@ -132,7 +132,7 @@ def agent(turns: int, task: str, *, leak: str = "the log says SECRET so") -> Con
 
 
 def test_the_oracle_sees_what_a_splice_remembers(client: httpx.Client, model: str) -> None:
-    """Amortised truncation hides the secret from the prompt but not from the KV behind it."""
+    """Amortised truncation hides the secret from the prompt but not from the KV after it."""
     pair = worlds(client, model, "control")
     assert both(pair, agent(2, "Control.")) > CLOSE
     assert both(pair, agent(3, "Control."), policy=TRUNCATE) > CLOSE
@@ -143,7 +143,7 @@ def test_the_oracle_sees_what_a_splice_remembers(client: httpx.Client, model: st
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_forgotten_secret_stays_forgotten(client: httpx.Client, model: str, seed: int) -> None:
-    """Whatever is truncated, branched, repeated or asked aside: after a forget, no answer knows.
+    """After a forget, no answer knows, whatever is truncated, branched, repeated or asked aside.
 
     Each walk begins with a secret that only spliced KV remembers, and forgets at least once.
     """
@@ -152,7 +152,7 @@ def test_a_forgotten_secret_stays_forgotten(client: httpx.Client, model: str, se
     hidden_by_truncation(pair, f"Walk {seed}.")
     turns, knows = 3, True
     for step in range(7):
-        turns = max(1, turns + chance.choice([-1, 0, 1, 1, 1]))  # branch, regenerate, go on
+        turns = max(1, turns + chance.choice([-1, 0, 1, 1, 1]))  # branch, regenerate, continue
         messages = agent(turns, f"Walk {seed}.")
         if chance.random() < 0.2:
             messages = [*messages, {"role": "user", "content": "Sum it up in a few words."}]
@@ -185,7 +185,7 @@ def test_a_forget_reaches_what_a_truncation_hid(client: httpx.Client, model: str
 
 
 def test_a_forget_reaches_it_in_any_order_of_policies(client: httpx.Client, model: str) -> None:
-    """Redaction binds also where it stands behind the policy that hid the secret."""
+    """Redaction binds also if it comes after the policy that hid the secret."""
     pair = worlds(client, model, "order")
     hidden_by_truncation(pair, "Order.")
     assert both(pair, agent(4, "Order."), policy=f"{TRUNCATE} | {REDACT}") < CLOSE
@@ -224,7 +224,7 @@ def test_a_forget_reaches_what_was_dropped_turns_ago(client: httpx.Client, model
 
 
 def test_a_redacted_answer_is_forgotten(client: httpx.Client, model: str) -> None:
-    """What the model itself may have written is not read again either."""
+    """Text that the model itself may have written is not read again either."""
     pair = worlds(client, model, "answer")
     messages = agent(2, "Answer.", leak="nothing here")
     said = [*messages, {"role": "assistant", "content": "It says SECRET and no more than that."}]
@@ -285,8 +285,8 @@ def owners(client: httpx.Client, model: str) -> tuple[World, World]:
 
 @pytest.mark.parametrize("how", ["undeclared", "declared", "policy"])
 def test_no_one_finds_what_another_list_shows(client: httpx.Client, model: str, how: str) -> None:
-    """Whoever sends, without a name, the messages that a conversation shows by now gets no KV that
-    has read what was cut from it before, whoever cut it; where its own list shows it, it does."""
+    """A client that sends, without a name, the messages that a conversation shows by now gets no KV
+    that has read text cut from it before, by anyone; where its own list shows it, it does."""
     pair, task = owners(client, model), f"Nameless {how}."
     shown = agent(3, task)
     length = len(shown[3]["content"].replace("SECRET", f"key={SECRETS[0]}"))

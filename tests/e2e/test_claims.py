@@ -76,7 +76,7 @@ def test_a_claimed_message_stays_and_what_cannot_fit_is_told(client: httpx.Clien
 
 
 def test_a_stream_is_refused_before_it_begins(client: httpx.Client) -> None:
-    """With a status, and the seconds after which the claim will have expired."""
+    """The refusal has a status, and the seconds after which the claim will have expired."""
     assert ask(client, "streamed", PLAN).status_code == 200
     claim(client, "streamed", id="for-a-while", ttl_s=30)
     refused = ask(client, "streamed-logs", LARGE, stream=True)

@@ -80,7 +80,7 @@ def test_the_edits_are_made_and_reported(client: httpx.Client, model: str) -> No
 
 
 def test_streams_report_it_in_the_finish_chunk(client: httpx.Client, model: str) -> None:
-    """Beside the account, once."""
+    """The report is beside the account, once."""
     sent = body(model, talk(4, "B."), CLEAR, stream=True)
     lines = client.post(CHAT, json=sent).text.splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
@@ -90,12 +90,13 @@ def test_streams_report_it_in_the_finish_chunk(client: httpx.Client, model: str)
 
 
 def test_a_request_without_it_is_answered_without_it(client: httpx.Client, model: str) -> None:
-    """Nothing is added to what nobody asked for."""
+    """The answer gets no unrequested additions."""
     assert "context_management" not in client.post(CHAT, json=body(model, talk(1, "C."))).json()
 
 
 def test_the_preview_counts_what_the_request_would_cost(client: httpx.Client, model: str) -> None:
-    """Before and after the edits, as the engine then counts them; nothing is run or remembered."""
+    """It counts before and after the edits, as the engine then does; nothing is run or
+    remembered."""
     headers = {"x-leyline-session": "previewed"}
     sent = body(model, talk(4, "D."), THINKING, CLEAR)
     before = client.get("/v1/leyline/sessions").json()

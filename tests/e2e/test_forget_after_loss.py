@@ -38,7 +38,7 @@ Conversation = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[tuple[Starlette, str]]:
-    """An engine of its own process, as far as proxies can tell: the application and its origin."""
+    """An engine of its own process, as far as proxies can see: the application and its origin."""
     app = create_embedded_engine("replay", {"device": "cpu", "pool_tokens": 32_768})
     with serving(app) as origin:
         learn_words(app, origin)
@@ -62,7 +62,7 @@ def proxy_and_app(origin: str, **settings: Any) -> Iterator[tuple[httpx.Client, 
 
 
 def knows(app: Starlette, session: str) -> bool:
-    """Whether the engine holds the secret for a session."""
+    """Return True if the engine holds the secret for a session."""
     return holds_text(app, session, SECRET)
 
 
@@ -196,7 +196,7 @@ class _Held:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         if scope["type"] == "lifespan":
-            return await _lives(receive, send)  # the engine goes on without it
+            return await _lives(receive, send)  # the engine continues without it
         if scope["type"] == "http" and scope["path"] == CHAT:
             body = await Request(scope, receive).body()
             given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -221,7 +221,7 @@ async def _lives(receive: Receive, send: Send) -> None:
 def test_a_turn_that_a_forget_overtook_in_the_engines_queue_is_forgotten(
     engine: tuple[Starlette, str],
 ) -> None:
-    """It began behind the forget and ended before that was confirmed; nothing of it is left."""
+    """It began after the forget and ended before that was confirmed; nothing of it is left."""
     app, _ = engine
     held_back, accounts = _Held(app), []
     late = history(2, "Overtaken.")
@@ -317,8 +317,8 @@ def test_a_first_request_that_is_sent_again_is_forgotten(engine: tuple[Starlette
 def test_a_conversation_without_a_name_that_was_lost_is_called_unreachable(
     engine: tuple[Starlette, str],
 ) -> None:
-    """Nobody knows its id any more, and the receipt says so on each turn that demands a forget of
-    what was lost; a name would have helped."""
+    """Its id is unknown now, and the receipt says so on each turn that demands a forget of lost
+    text; a name would have helped."""
     _, origin = engine
     with proxy(origin) as client:
         nameless(client, history(2, "Nameless."))

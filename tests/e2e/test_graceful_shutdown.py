@@ -1,4 +1,4 @@
-"""``leyline serve`` told to stop while it streams."""
+"""``leyline serve`` is asked to stop while it streams."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def slow_engine() -> Iterator[tuple[FakeEngine, str]]:
 
 
 def test_streams_under_way_are_finished_and_the_port_is_closed_meanwhile() -> None:
-    """A proxy that is told to stop takes no connections, ends its streams, and exits with 0."""
+    """A proxy that is asked to stop takes no connections, ends its streams, and exits with 0."""
     with slow_engine() as (_, origin):
         proxy = Serving(origin, shutdown_delay_s=0, shutdown_grace_s=20)
         thread, received = proxy.stream()
@@ -113,8 +113,8 @@ def test_load_balancers_are_told_before_the_port_is_closed() -> None:
 
 
 async def one_request(origin: str, at: float, began: float, *, kept: bool) -> str:
-    """How a request ends that is sent at a time: by its status, ``refused`` before it was sent, or
-    torn.
+    """Return the end of a request that is sent at a time: its status, ``refused`` before it was
+    sent, or torn.
 
     Args:
         kept: on a connection that was used before.
@@ -177,7 +177,7 @@ def test_no_request_is_reset(settings: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("signals", [1, 2], ids=["grace-over", "second-signal"])
 def test_a_stream_that_doesnt_end_is_cut_off(signals: int) -> None:
-    """After the grace time, or at once when told twice, whatever still runs is given up; a signal
+    """After the grace time, or at once on a second signal, running requests are given up; a signal
     from a keyboard waits for no load balancer."""
     with slow_engine() as (engine, origin):
         first, *_ = chat_stream("x").chunks

@@ -66,7 +66,7 @@ class Proxy:
             time.sleep(0.1)
 
     def stop(self) -> float:
-        """Tell it to stop; how long it took, in seconds."""
+        """Ask it to stop; return how long it took, in seconds."""
         begun = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(30) == 0
@@ -80,7 +80,7 @@ class Proxy:
                 driver.send(request, session=session, place=(0, turn))
 
     def session(self, name: str, **headers: str) -> dict[str, Any]:
-        """What the API says of a session."""
+        """The API's document of a session."""
         found = httpx.get(f"{self.origin}/v1/leyline/sessions/{name}", headers=headers)
         document: dict[str, Any] = found.raise_for_status().json()
         return document
@@ -285,7 +285,7 @@ def test_what_somebody_reads_stays_where_it_is(browser: Browser, proxy: Proxy) -
 
 
 def test_a_tab_behind_others_gives_its_place_up(browser: Browser, proxy: Proxy) -> None:
-    """A browser has few connections to a proxy: a tab that nobody has looked at holds none."""
+    """A browser has few connections to a proxy: a tab out of view holds none."""
     with closing(browser.new_context()) as context:
         context.add_init_script("Object.defineProperty(document, 'hidden', {get: () => true})")
         page = context.new_page()
@@ -349,7 +349,7 @@ def test_narrow_windows_scroll_inside_alone(browser: Browser, proxy: Proxy) -> N
 
 
 def test_a_restart_under_the_page_is_survived(browser: Browser, proxy: Proxy) -> None:
-    """An open page doesn't hold the shutdown, says that it reconnects, and goes on by itself."""
+    """An open page doesn't hold the shutdown, says that it reconnects, and continues by itself."""
     with opened(browser, proxy.origin) as watched:
         page = watched.page
         expect(page.locator("#status-text")).to_have_text("Live")

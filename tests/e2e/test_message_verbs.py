@@ -45,7 +45,7 @@ def ask(client: httpx.Client, model: str, session: str, messages: list[Any]) -> 
 
 
 def turns(said: dict[str, Any], count: int) -> list[Any]:
-    """A note of which something is said, and so many exchanges behind it."""
+    """A note that a verb refers to, and so many exchanges after it."""
     messages: list[Any] = [
         {"role": "system", "content": "You keep notes, and you answer briefly. " * 4},
         {"role": "user", "content": NOTE, "leyline": said},

@@ -63,7 +63,7 @@ def _origin(process: subprocess.Popen[str], log: Path) -> str:
 
 
 def test_ten_lines_are_installed_chosen_and_counted(tmp_path: Path) -> None:
-    """What ``leyline policies new`` writes edits a conversation, and /metrics names it."""
+    """The policy of ``leyline policies new`` edits a conversation, and /metrics names it."""
     subprocess.run(
         [LEYLINE, "policies", "new", "short_pastes", "--dir", str(tmp_path)],
         check=True,

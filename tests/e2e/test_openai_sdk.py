@@ -14,7 +14,7 @@ import pytest
 from support.stack import embedded_stack
 
 POLICY = "truncate_older_than:n=2,max_chars=80"
-"""Edits from the third tool result on: what is behind the first ones is new anyway."""
+"""Edits from the third tool result on: the text after the first ones is new anyway."""
 LISTING = "".join(f"{number:04d} drwxr-xr-x build/module_{number}\n" for number in range(40))
 Conversation = list[dict[str, Any]]
 
@@ -94,7 +94,7 @@ def adds_up(account: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_policy_is_spliced_turn_after_turn(sdk: openai.OpenAI, model: str, stream: bool) -> None:
-    """Old tool output shrinks each turn, and what stands behind it is spliced, not prefilled."""
+    """Old tool output shrinks each turn, and the text after it is spliced, not prefilled."""
     headers = {"x-leyline-session": f"policy-{stream}"}
     task = f"Policy, streamed: {stream}."
     accounts = [
@@ -117,7 +117,7 @@ def test_a_policy_is_spliced_turn_after_turn(sdk: openai.OpenAI, model: str, str
 
 def test_a_policy_edits_from_the_first_turn_on(sdk: openai.OpenAI, model: str) -> None:
     """A list that comes long is edited before anything is cached; the next turn splices one edit
-    more, lists it alone, and counts those that stand; a list sent twice has no new edit."""
+    more, lists it alone, and counts the lasting ones; a list sent twice has no new edit."""
     names = {"x-leyline-session": "long at first"}
 
     def turn(results: int) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def refused(client: httpx.Client, body: Any, **options: Any) -> tuple[int, dict[
     "content", [b"", b"{", b'{"model": "x",}', b"[]", b'"text"', b"\xff\xfe", b"[" * 100_000]
 )
 def test_malformed_json(client: httpx.Client, content: bytes) -> None:
-    """What is no JSON object is a 400 that says so."""
+    """A body that is no JSON object gets a 400 that says so."""
     status, error = refused(client, content)
     assert (status, error["code"]) == (400, "invalid_json")
 
@@ -121,7 +121,7 @@ def test_compressed_bodies_are_refused_in_words(client: httpx.Client) -> None:
 
 
 def test_a_bad_request_loses_no_session(client: httpx.Client, model: str) -> None:
-    """After any refusal the session goes on where it was."""
+    """After any refusal the session continues where it was."""
     headers = {"x-leyline-session": "kept"}
     good = {"model": model, "messages": [USER], "max_tokens": 1}
     assert client.post(CHAT, json=good, headers=headers).status_code == 200

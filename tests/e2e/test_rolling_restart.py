@@ -1,8 +1,8 @@
-"""Proxies and engines replaced one by one under load, sessions in Redis: nobody notices.
+"""Proxies and engines replaced one by one under load, sessions in Redis: no client notices.
 
-Proxies are processes of their own: one is told to stop while streams run, the other is killed.
-Clients do what any client behind a load balancer does: they try another proxy when a connection
-breaks before an answer began.
+Proxies are processes of their own: one is asked to stop while streams run, the other is killed.
+Clients do what any client of a load balancer does: they try another proxy when a connection breaks
+before an answer began.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Proxy:
 
 
 def history(agent: int, turn: int) -> list[dict[str, Any]]:
-    """What an agent sends on its turn: the answers in it are its own."""
+    """An agent's messages on its turn: the answers in it are its own."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "You are an agent that looks into folders. " * 3},
         {"role": "user", "content": f"Agent {agent}, begin."},
@@ -182,7 +182,7 @@ def test_proxies_that_are_stopped_and_killed_lose_no_session_and_change_no_answe
     tmp_path: Path,
 ) -> None:
     """Every turn of every agent is answered as an engine alone answers it, in time; each agent has
-    one session, which knows all its turns; a proxy that is told to stop ends its streams first."""
+    one session, which knows all its turns; a proxy that is asked to stop ends its streams first."""
     redis = RedisServer(tmp_path)
     redis.start()
     with ExitStack() as stack:

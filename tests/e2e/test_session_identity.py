@@ -1,4 +1,4 @@
-"""Which conversation a request belongs to, told by what the engine then copies for it.
+"""The conversation that a request belongs to, shown by what the engine then copies for it.
 
 A splice draws on a turn that the session retains, so it proves whose turn that was: after a tool
 result is cut, the same request splices in its own conversation and nowhere else. A harness may cut
@@ -46,7 +46,7 @@ def ask(client: httpx.Client, messages: Conversation, **named: Any) -> Account:
 
 
 def lines(name: str) -> str:
-    """What a tool returned."""
+    """A tool's result."""
     return " ".join(f"{name} line {number} of the listing" for number in range(6))
 
 
@@ -69,14 +69,14 @@ BY_POLICY: dict[str, Any] = {"leyline": {"policy": "truncate_older_than:n=1,max_
 
 
 def draws_on_its_past(account: Account) -> bool:
-    """Whether the turn was spliced out of a retained one; it says from where on that shows."""
+    """Return True if the turn was spliced out of a retained one; check from where on that shows."""
     spliced = bool(account["outcome"] == "spliced" and account["tokens"]["spliced"] > 0)
     assert not spliced or 0 < account["lineage"]["from"] < account["tokens"]["prompt"]
     return spliced
 
 
 def is_exact_for_want_of_a_name(account: Account) -> bool:
-    """Whether the caller's own edit was prefilled although its role is mapped."""
+    """Return True if the caller's own edit was prefilled although its role is mapped."""
     assert account["tokens"]["spliced"] == 0 and account["lineage"] is None
     return (account["outcome"], account["reason"]) == ("reprefilled", "unnamed_session")
 
@@ -126,7 +126,7 @@ def test_names_that_conversations_share(client: httpx.Client, field: str) -> Non
 
 
 def test_the_hash_chain(client: httpx.Client) -> None:
-    """Without any name, the stored conversation that the list goes on with is the session."""
+    """Without any name, the stored conversation that the list continues is the session."""
     first = ask(client, talk("chain", "a", "b"))
     longer = ask(client, talk("chain", "a", "b", "c"))
     cut = ask(client, talk("chain", "a", "b", "c", "d"), **BY_POLICY)
@@ -146,7 +146,8 @@ def test_the_hash_chain(client: httpx.Client) -> None:
 
 
 def test_a_prefix_that_was_spliced_says_so_on_every_turn(client: httpx.Client) -> None:
-    """Also on turns that edit nothing; not in a conversation in which nothing was spliced."""
+    """It says so even on turns that edit nothing; not in a conversation in which nothing was
+    spliced."""
     named: dict[str, Any] = {"headers": {OWN_HEADER: "marked"}}
     assert ask(client, talk("marked", "a", "b"), **named)["lineage"] is None
     cut = ask(client, talk("marked", "a", "b", "c", cut=True), **named)
@@ -229,7 +230,7 @@ def test_restart_from_scratch(client: httpx.Client) -> None:
 
 
 def test_the_history_of_another_user_with_the_same_opening(client: httpx.Client) -> None:
-    """Two users with one opening and one first answer each go on with their own turns alone."""
+    """Two users with one opening and one first answer each continue their own turns alone."""
     users = {name: talk("opening", "a", name) for name in ("mine", "yours")}
     sessions = {name: ask(client, messages)["session"] for name, messages in users.items()}
     assert len(set(sessions.values())) == 2
@@ -237,7 +238,7 @@ def test_the_history_of_another_user_with_the_same_opening(client: httpx.Client)
         messages = talk("opening", "a", name, "more")
         messages[5]["content"] = "[cut]"
         account = ask(client, messages)
-        # What both have is not enough, and what was cut was all that told them apart.
+        # The text that both have is not enough, and the cut text was their only difference.
         assert account["session"] not in set(sessions.values()) - {sessions[name]}
         longer = ask(client, talk("opening", "a", name, "end"))
         assert longer["session"] == sessions[name]
@@ -276,7 +277,7 @@ def test_conversations_beside_the_one_that_took_the_name(client: httpx.Client, h
 
 def test_what_lies_beside_a_name_has_no_certain_one(client: httpx.Client) -> None:
     """A harness's own cuts are spliced in the conversation that took its name, and in no other: two
-    that it sends out with one task are told apart by likeness alone."""
+    that it sends out with one task are distinguished by likeness alone."""
     named: dict[str, Any] = {"headers": {HARNESS_HEADERS[0]: "own cuts"}}
     for task, certain in (("first", True), ("sent out", False)):
         results = [f"{task} {number}" for number in range(3)]

@@ -190,7 +190,7 @@ def test_a_stream_goes_on_at_the_other_engine_before_its_first_byte() -> None:
 
 
 def test_without_failover_the_failure_is_the_callers() -> None:
-    """Where it is switched off, a request whose engine is gone is answered with 502."""
+    """If it is switched off, a request whose engine is gone is answered with 502."""
     with fleet(handshake_interval_s=60.0, handshake_retry_s=60.0, failover=False) as found:
         session = session_of("a", "none")
         found.engines["a"].stop()

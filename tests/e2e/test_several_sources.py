@@ -1,4 +1,4 @@
-"""What agents do with a history besides going on: branch, regenerate, send a part, start anew.
+"""Agents do more with a history than continue it: branch, regenerate, send a part, start again.
 
 Counts are the engine's own, from the receipts.
 """
@@ -84,7 +84,7 @@ def opening(name: str) -> Conversation:
 
 
 def rounds(*names: str) -> Conversation:
-    """Answers and the questions behind them."""
+    """Answers and the questions after them."""
     messages: Conversation = []
     for name in names:
         messages.append({"role": "assistant", "content": text(f"answer{name}")})

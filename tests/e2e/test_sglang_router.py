@@ -19,7 +19,7 @@ from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.embedded import create_embedded_engine
 
 MODEL = "unknown"
-"""What the router calls a model whose worker tells it nothing."""
+"""The router's name for a model whose worker reports nothing."""
 
 SESSIONS, TURNS = 4, 3
 START_S = 60.0

@@ -1,4 +1,5 @@
-"""Sharing spliced KV within a tenant: who declares the same name finds it, and nobody else."""
+"""Sharing spliced KV within a tenant: sessions that declare the same name find it, and no
+others."""
 
 from __future__ import annotations
 
@@ -102,6 +103,6 @@ def test_bad_names_are_refused(client: httpx.Client, share: object) -> None:
 
 
 def test_a_tenant_without_choice_chooses_no_share(client: httpx.Client) -> None:
-    """Who may see spliced KV is the operator's to say where the policy is."""
+    """The operator decides who may see spliced KV if the policy is the operator's."""
     answer = post(client, "key-fixed", "fixed", "fixed", False, share="any")
     assert (answer.status_code, answer.json()["error"]["param"]) == (403, "leyline.share")

@@ -69,7 +69,7 @@ def logged(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def resource(got: Collector) -> dict[str, str]:
-    """What the spans came from."""
+    """The resource that the spans came from."""
     attributes = got.requests[0].resource_spans[0].resource.attributes
     return {item.key: item.value.string_value for item in attributes}
 

@@ -91,7 +91,7 @@ def account(message: Any) -> dict[str, Any]:
 
 def looked(talk: Talk, message: Any, turn: int) -> Talk:
     """The conversation after the model's answer, with a call that it might have made, and its
-    result; cache markers stand where agents put them: at the end."""
+    result; cache markers are where agents put them: at the end."""
     for block in (block for said in talk for block in said["content"]):
         block.pop("cache_control", None)
     use = {"type": "tool_use", "id": f"toolu_{turn}", "name": "ls", "input": {"path": str(turn)}}
@@ -119,8 +119,8 @@ def text(words: str) -> dict[str, Any]:
 def test_a_session_of_many_turns_is_recognised_and_cached(
     sdk: anthropic.Anthropic, stream: bool
 ) -> None:
-    """Without any configuration: each turn reads from the cache all that the one before sent, and
-    the counts add up to what the engine counts."""
+    """Each turn, without any configuration, reads from the cache all that the one before sent, and
+    the counts add up to the engine's."""
     talk = [asked(text(f"Look around, streamed: {stream}."))]
     sessions, prompts = set(), [0]
     for turn in range(4):
@@ -147,7 +147,7 @@ def test_a_session_of_many_turns_is_recognised_and_cached(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_edits_of_a_policy_are_spliced(sdk: anthropic.Anthropic, stream: bool) -> None:
-    """The chat route's pipeline, whole: old results shrink, and what is behind them is copied."""
+    """The chat route's pipeline, whole: old results shrink, and the text after them is copied."""
     talk = [asked(text(f"Look, with a policy, streamed: {stream}."))]
     options = {"extra_body": {"leyline": {"policy": "truncate_older_than:n=2,max_chars=80"}}}
     for turn in range(5):
@@ -161,7 +161,7 @@ def test_edits_of_a_policy_are_spliced(sdk: anthropic.Anthropic, stream: bool) -
 
 
 def test_context_management_is_reported_as_anthropic_does(sdk: anthropic.Anthropic) -> None:
-    """In an answer, in the last delta of a stream, and when tokens are counted."""
+    """It is in an answer, in the last delta of a stream, and in a count of tokens."""
     talk = [asked(text("Look, and forget."))]
     for turn in range(3):
         talk = looked(talk, ask(sdk, talk, stream=False), turn)
@@ -247,7 +247,7 @@ def test_thinking_and_calls_go_round(stream: bool) -> None:
 
 def test_the_sdks_own_agent_loop_ends() -> None:
     """Its tool runner calls the tools, sends their results, failed ones too, and stops. It first
-    asks the server to hold the conversation, and goes on without that when it is told to."""
+    asks the server to hold the conversation, and continues without that on the server's refusal."""
     engine = FakeEngine()
     engine.answers += [thinks_and_calls(path, stream=False) for path in ("a", "gone")]
     engine.answers.append(chat_json("Done."))

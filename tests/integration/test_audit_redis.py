@@ -56,7 +56,7 @@ def running(folder: Path, port: int) -> Iterator[redis.Redis]:
 
 
 def answers(client: redis.Redis) -> bool:
-    """Whether the server is there."""
+    """Return True if the server is there."""
     try:
         return bool(client.ping())
     except redis.ConnectionError:
@@ -64,7 +64,7 @@ def answers(client: redis.Redis) -> bool:
 
 
 def lines(client: redis.Redis) -> list[bytes]:
-    """What is in the stream."""
+    """The records in the stream."""
     return [entry[FIELD.encode()] for _, entry in client.xrange(STREAM)]
 
 
@@ -132,7 +132,8 @@ def test_the_file_goes_on_without_redis(tmp_path: Path, port: int) -> None:
 
 
 def test_a_server_that_never_comes_is_counted(tmp_path: Path, port: int) -> None:
-    """What the stream never got, at the end and beyond what may wait; the file has it all."""
+    """Records that the stream never got are counted, at the end and beyond the waiting limit; the
+    file has them all."""
     path = tmp_path / "audit.jsonl"
     started = time.monotonic()
     with writing(path, port) as (writer, metrics):

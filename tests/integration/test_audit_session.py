@@ -1,4 +1,4 @@
-"""The audit log over the whole stack: what was erased, what goes on influencing, and no text."""
+"""The audit log over the whole stack: what was erased, what keeps its influence, and no text."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ask(
 
 
 def command(*words: str, code: int = 0) -> str:
-    """What ``leyline audit`` prints."""
+    """Return the output of ``leyline audit``."""
     result = CliRunner().invoke(
         build_app(), ["audit", *words], env={"LEYLINE_AUDIT_KEY": AUDIT_KEY, "COLUMNS": "160"}
     )
@@ -87,7 +87,7 @@ def shown(audit: Path, *words: str) -> list[dict[str, Any]]:
 
 
 def test_the_log_is_whole(audit: Path) -> None:
-    """With the key that sealed it, and not with another."""
+    """It is whole with the key that sealed it, and not with another."""
     assert "good" in command("verify", str(audit))
     wrong = CliRunner().invoke(
         build_app(), ["audit", "verify", str(audit)], env={"LEYLINE_AUDIT_KEY": "another"}
@@ -98,7 +98,7 @@ def test_the_log_is_whole(audit: Path) -> None:
 
 
 def test_no_text_is_in_the_log(audit: Path) -> None:
-    """Neither prompts nor tool arguments, secrets or the key: not even pieces of them."""
+    """It has no prompts, tool arguments, secrets or key: not even pieces of them."""
     log = b"".join(file.read_bytes() for file in audit.parent.iterdir())
     assert b'"kind":"turn"' in log
     for text in (SECRET, "key=", "listing", "folders", "Look", "ls 0", "[gone]", AUDIT_KEY):
@@ -106,8 +106,8 @@ def test_no_text_is_in_the_log(audit: Path) -> None:
 
 
 def test_amortised_edits_are_told_from_erased_ones(audit: Path) -> None:
-    """Shortened text may go on influencing until a forget; redacted text is erased; an edit that
-    nobody declared was computed anew."""
+    """Shortened text may keep its influence until a forget; redacted text is erased; an undeclared
+    edit was computed again."""
     effects = {
         (view["index"], view["edit"]["cause"], view["edit"]["mode"]): view["effect"]
         for view in shown(audit, "--session", "s")
@@ -119,7 +119,7 @@ def test_amortised_edits_are_told_from_erased_ones(audit: Path) -> None:
 
 def test_the_first_turn_of_a_name_is_erased_as_well(audit: Path) -> None:
     """The name may have been in use before, so the engine was asked to erase, and confirmed it; the
-    record doesn't claim that nobody ever sent the text."""
+    record doesn't claim that the text was never sent."""
     (view,) = shown(audit, "--session", "first")
     assert (view["effect"], view["edit"]["cause"]) == ("erased", "policy:redact")
 
@@ -167,7 +167,7 @@ def test_edits_say_who_and_how_much(audit: Path) -> None:
 
 
 def test_the_table_says_what_the_effects_mean(audit: Path) -> None:
-    """For a reader who doesn't know the words; filters leave out the rest."""
+    """It does so for a reader who doesn't know the words; filters leave out the rest."""
     table = command("show", str(audit), "--session", "s")
     assert "may still influence later turns" in table
     assert "chain: good" in table
@@ -186,7 +186,7 @@ def test_an_edited_log_is_shown_as_broken(audit: Path, tmp_path: Path) -> None:
 
 
 def test_later_forgets_reach_what_was_amortised(tmp_path: Path) -> None:
-    """The shortened text of a session goes on influencing until a turn forgets that message."""
+    """The shortened text of a session keeps its influence until a turn forgets that message."""
     path = tmp_path / "audit.jsonl"
     with stack(path, audit_key=AUDIT_KEY) as client:
         ask(client, "s", history(2, "Look.", secret=0))

@@ -85,7 +85,7 @@ def recordings(folder: Path) -> tuple[RecordedSession, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What became of a request."""
+    """The outcome of a request."""
 
     where: str
     request: TraceRequest
@@ -94,7 +94,7 @@ class Turn:
 
     @property
     def is_edited(self) -> bool:
-        """Whether something else is sent than the client gave."""
+        """Return True if the sent messages differ from the client's."""
         return self.prepared.messages != [*self.prepared.client]
 
 
@@ -173,7 +173,7 @@ class Template:
     dialect: Any
 
     def takes(self, messages: Sequence[Message], request: TraceRequest) -> bool:
-        """Whether it renders the messages."""
+        """Return True if it renders the messages."""
         variables = self.source.variables(list(request.tools) or None, True, None)
         try:
             text = self.source.render([*map(self.dialect.message, messages)], variables)

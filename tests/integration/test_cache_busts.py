@@ -1,4 +1,4 @@
-"""What the cache loses is counted once, under its cause, and agrees with what engines count."""
+"""Each cache loss is counted once, under its cause, and agrees with the engines' counts."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def history(count: int, tag: str) -> list[dict[str, Any]]:
 
 
 def grown(before: Series, after: Series, name: str, label: str) -> dict[str, float]:
-    """What a counter grew by, by one label."""
+    """Return the growth of a counter, by one label."""
     found: dict[str, float] = {}
     for (series, labels), value in after.items():
         if series == name:
@@ -125,7 +125,7 @@ def edited(count: int, tag: str, at: int = 3) -> list[dict[str, Any]]:
 
 
 def test_a_session_that_only_grows_loses_nothing(two: Stack) -> None:
-    """Neither busts nor discrepancies, and every prompt token is cached or new."""
+    """It has neither busts nor discrepancies, and every prompt token is cached or new."""
     before = two.series()
     session = session_at("a", "grows")
     for turn in range(1, TURNS):
@@ -160,8 +160,8 @@ def test_a_session_that_only_grows_loses_nothing(two: Stack) -> None:
     ],
 )
 def test_each_edit_is_counted_under_its_cause(two: Stack, cause: str, last: dict[str, Any]) -> None:
-    """What an exact or forgetting edit cuts is lost to it alone, as many tokens as the engine
-    prefilled beyond what is new."""
+    """Text that an exact or forgetting edit cuts is lost to it alone, as many tokens as the engine
+    prefilled beyond the new ones."""
     session = session_at("a", cause)
     for turn in range(1, TURNS):
         two.ask(session, history(turn, cause))
@@ -200,7 +200,7 @@ def test_what_is_spliced_is_no_loss(two: Stack) -> None:
 
 
 def test_a_boundary_is_lost_to_the_edit(two: Stack) -> None:
-    """Tokens behind a spliced edit that the caller wants computed anew are its price."""
+    """Tokens after a spliced edit that the caller wants computed again are its price."""
     session = session_at("a", "boundary")
     for turn in range(1, TURNS):
         two.ask(session, history(turn, "boundary"))
@@ -232,8 +232,8 @@ def test_a_session_that_moves_loses_its_cache_to_the_failover(two: Stack) -> Non
 
 
 def test_what_the_engine_evicted_is_lost_to_it_and_missing(two: Stack) -> None:
-    """Other sessions that fill the pool cost this one its cache, though nobody edited anything;
-    busts and discrepancy tell the same number."""
+    """Other sessions that fill the pool cost this one its cache without any edit; busts and
+    discrepancy give the same number."""
     session = session_at("a", "evicted")
     for turn in range(1, TURNS):
         two.ask(session, history(turn, "evicted"))

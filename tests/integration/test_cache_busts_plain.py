@@ -1,4 +1,4 @@
-"""Engines that tell ``cached_tokens`` and nothing else are accounted for, too."""
+"""Engines that report ``cached_tokens`` and nothing else are accounted for, too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIST_TOOL = {"type": "function", "function": {"name": "ls", "parameters": {"type
 
 
 class CountingEngine(FakeEngine):
-    """Tells of each request how long its prompt was and how much of it was cached."""
+    """Reports of each request how long its prompt was and how much of it was cached."""
 
     def __init__(self) -> None:
         super().__init__(capability=None)
@@ -91,7 +91,7 @@ async def test_what_was_evicted_is_counted_exactly() -> None:
 
 @pytest.mark.parametrize("cause", ["undeclared", "policy", "declared", "tools"])
 async def test_edits_are_counted_under_their_cause(cause: str) -> None:
-    """What lies behind an edit is lost to it, by the length of the messages."""
+    """Text after an edit is lost to it, by the length of the messages."""
     engine = CountingEngine()
     messages = tool_session(9)
     options: dict[str, Any] = {
@@ -113,7 +113,7 @@ async def test_edits_are_counted_under_their_cause(cause: str) -> None:
 
 
 async def test_another_model_in_the_same_session_loses_nothing() -> None:
-    """What one model has cached is out of another one's reach; the first goes on where it was."""
+    """One model's cache is out of another one's reach; the first continues where it was."""
     engine = CountingEngine()
     engine.models.append("small")
     async with after_turns(engine, 4) as client:
@@ -126,7 +126,7 @@ async def test_another_model_in_the_same_session_loses_nothing() -> None:
 
 
 async def test_the_other_engine_is_to_blame_after_a_failover() -> None:
-    """A session that another engine goes on with loses its whole prompt to the failover."""
+    """A session that another engine continues loses its whole prompt to the failover."""
     engines = {name: CountingEngine() for name in ("a", "b")}
     with serving(engines["a"]) as one, serving(engines["b"]) as other:
         app = create_app(Settings(upstreams={"a": one, "b": other}, log_level="error"))

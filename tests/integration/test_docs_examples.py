@@ -1,4 +1,4 @@
-"""What the documentation shows runs: commands, requests, programs, files of settings."""
+"""The documentation's examples run: commands, requests, programs, files of settings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _blocks() -> Iterator[tuple[str, str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Where proxy, engine and Redis are."""
+    """The addresses of proxy, engine and Redis."""
 
     proxy: str
     engine: str
@@ -79,7 +79,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 def examples(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Examples:
-    """A folder with what examples name, and the addresses that stand for those they name."""
+    """A folder with what examples name, and the addresses that replace those they name."""
     for place in ("etc", "log", "out"):
         (tmp_path / place).mkdir()
     (tmp_path / "etc" / "audit.key").write_text("a key of the tests, long enough\n")

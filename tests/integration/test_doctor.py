@@ -40,7 +40,7 @@ SECRETS = (HINTS, SESSIONS, ENGINE_KEY, CALLER_KEY, PASSWORD)
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the command said."""
+    """The command's report."""
 
     code: int
     checks: list[dict[str, str]]
@@ -445,7 +445,7 @@ def test_the_redis_of_the_audit_log(world: World) -> None:
 
 
 def test_a_pipe_that_nobody_writes(world: World, tmp_path: Path) -> None:
-    """A file that never answers is red, the others are told, and the process ends."""
+    """A file that never answers is red, the others are reported, and the process ends."""
     pipe = tmp_path / "keys"
     os.mkfifo(pipe)
     program = Path(sys.executable).parent / "leyline"
@@ -464,7 +464,7 @@ def test_a_pipe_that_nobody_writes(world: World, tmp_path: Path) -> None:
 
 
 def test_a_url_with_a_password_is_shown_without(world: World) -> None:
-    """Neither where nobody listens nor where a key is wanted."""
+    """It is so with no listener, and where a key is wanted."""
     for origin, words in (
         (f"127.0.0.1:{free_port()}", "can't be reached"),
         (world.engine_url.removeprefix("http://"), "needs a key (status 401)"),

@@ -1,4 +1,4 @@
-"""What ``leyline doctor`` says of a real Prometheus."""
+"""The verdicts of ``leyline doctor`` on a real Prometheus."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def ask(engine: str, url: str) -> dict[str, dict[str, str]]:
 
 
 def test_prometheus(tmp_path: Path) -> None:
-    """Green where it scrapes the proxy and has the rules; red where the proxy is down, where nobody
-    listens, and where another server does."""
+    """It is green if it scrapes the proxy and has the rules; red if the proxy is down, if nothing
+    listens, and if another server does."""
     with serving(FakeEngine()) as engine, ExitStack() as proxy:
         origin = proxy.enter_context(serving(create_app(Settings(upstream=engine))))
         with prometheus(tmp_path, {"leyline": [origin.removeprefix("http://")]}) as server:

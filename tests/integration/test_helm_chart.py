@@ -170,7 +170,7 @@ def test_proxy_takes_its_settings(
 
 
 def test_engines_are_known_by_name(rendered: dict[str, list[Manifest]]) -> None:
-    """Each engine's address is that of a pod of the StatefulSet, behind its headless Service."""
+    """Each engine's address is that of a pod of the StatefulSet, under its headless Service."""
     manifests = rendered["pool"]
     (name, pool), *rest = of_kind(manifests, "StatefulSet").items()
     assert not rest

@@ -31,7 +31,7 @@ def _variables(manifests: list[Manifest]) -> dict[str, Any]:
 
 
 def _open_ports(manifests: list[Manifest]) -> dict[int | str, Any]:
-    """Where the proxy may go: by port the peers, None for all."""
+    """The peers that the proxy may reach, by port; None for all."""
     policy = of_kind(manifests, "NetworkPolicy")["agents-leyline-proxy"]["spec"]
     return {port["port"]: rule.get("to") for rule in policy["egress"] for port in rule["ports"]}
 
@@ -80,7 +80,7 @@ def test_admin_service_has_proxies_that_are_not_ready() -> None:
 
 
 def test_traces_go_to_the_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a collector is named, traces are on, go there, say which pod they are from, and are let
+    """If a collector is named, traces are on, go there, say which pod they are from, and are let
     through; without one, nothing of it is there."""
     values = {"proxy": {"tracing": EVERYTHING["proxy"]["tracing"]}}
     manifests = render(values)

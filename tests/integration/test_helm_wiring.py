@@ -1,4 +1,4 @@
-"""What the chart's objects say of each other: files, variables, ports and peers."""
+"""The chart's objects agree with each other: files, variables, ports and peers."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def _started(
 
 
 def _is_healthy(image: ImageFolder, stage: Stage, port: int) -> bool:
-    """What HEALTHCHECK says, on another port than the image's."""
+    """Return the result of HEALTHCHECK, on another port than the image's."""
     words = [
         word.replace(":8790/", f":{port}/").replace(":30000/", f":{port}/")
         for word in image.command(_health_command(stage))
@@ -97,7 +97,7 @@ def _get(url: str, body: Mapping[str, Any] | None = None) -> Any:
 
 
 def _answers(port: int) -> bool:
-    """Whether a chat is answered; fails with the answer where it is an error."""
+    """Return True if a chat is answered; fail with the answer if it is an error."""
     body = {
         "model": "leyline-recall",
         "messages": [{"role": "user", "content": "hello"}],
@@ -125,7 +125,7 @@ def _settings(port: int, **more: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where images are; together they take gigabytes, so none is kept."""
+    """The folder for images; together they take gigabytes, so none is kept."""
     root = tmp_path_factory.mktemp("images")
     yield root
     shutil.rmtree(root)

@@ -1,4 +1,4 @@
-"""Nobody outside can make series."""
+"""No outsider can make series."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def requests(chance: random.Random) -> dict[str, Any]:
 
 
 async def series(client: httpx.AsyncClient) -> set[str]:
-    """Every series that stands, without its value."""
+    """Every existing series, without its value."""
     lines = (await client.get("/metrics")).text.splitlines()
     return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
 
@@ -90,7 +90,7 @@ async def test_strange_names_make_no_series() -> None:
 
 
 async def test_an_engine_that_lists_models_without_end_is_bounded() -> None:
-    """Its first models have series, the others share one, and the overflow is told."""
+    """Its first models have series, the others share one, and the overflow is reported."""
     engine = FakeEngine(capability=None)
     engine.models += [f"model-{number}" for number in range(2000)]
     async with proxy_before(engine) as client:

@@ -94,7 +94,7 @@ def cached(response: Any) -> int:
 
 
 def asked(text: str) -> dict[str, Any]:
-    """What the user says."""
+    """A user's message."""
     return {"role": "user", "content": text}
 
 
@@ -107,7 +107,7 @@ def looked(turn: int) -> Items:
 
 
 def result(kind: str, call_id: str, output: str) -> dict[str, Any]:
-    """What a call gave."""
+    """The output item of a call."""
     return {"type": kind, "call_id": call_id, "output": output}
 
 
@@ -120,7 +120,7 @@ def said(response: Any) -> Items:
 def test_a_session_that_sends_its_history_is_recognised_and_cached(
     sdk: openai.OpenAI, stream: bool
 ) -> None:
-    """Without any configuration: each turn reads from the cache all that the one before sent, and
+    """Each turn, without any configuration, reads from the cache all that the one before sent, and
     the counts are the engine's."""
     items: Items = [asked(f"Look around, streamed: {stream}.")]
     sessions, prompts = set(), [0]
@@ -183,7 +183,7 @@ def test_a_session_goes_on_from_stored_responses(sdk: openai.OpenAI, stream: boo
 
 
 def test_new_instructions_stay_in_the_session(sdk: openai.OpenAI) -> None:
-    """They aren't carried over from the response that a request goes on from."""
+    """They aren't carried over from the response that a request continues."""
     first = ask(sdk, "Look.", stream=False)
     second = ask(sdk, "Go on.", stream=False, previous_response_id=first.id, instructions="Short.")
     third = ask(sdk, "Go on.", stream=False, previous_response_id=second.id, instructions=None)
@@ -194,7 +194,7 @@ def test_new_instructions_stay_in_the_session(sdk: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_edits_of_a_policy_are_spliced(sdk: openai.OpenAI, stream: bool) -> None:
-    """The chat route's pipeline, whole: old results shrink, and what is behind them is copied."""
+    """The chat route's pipeline, whole: old results shrink, and the text after them is copied."""
     items: Items = [asked(f"Look, with a policy, streamed: {stream}.")]
     options = {"extra_body": {"leyline": {"policy": "truncate_older_than:n=2,max_chars=80"}}}
     for turn in range(5):
@@ -324,7 +324,7 @@ def test_what_doesnt_fit_is_refused_or_truncated() -> None:
         assert (found["planned"], found["reason"]) == ("spliced", "source_evicted")
         assert {(edit["cause"], edit["mode"]) for edit in found["edits"]} == {DROPPED}
         assert 3072 - 400 < truncated.usage.input_tokens <= 3072 - 8
-        # It goes on, from what was stored as well.
+        # It continues, from stored responses as well.
         again = ask(
             sdk, "Go on.", stream=True, truncation="auto", previous_response_id=truncated.id
         )

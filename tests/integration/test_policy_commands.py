@@ -124,7 +124,7 @@ def test_show_explains_settings_and_gives_examples(monkeypatch: pytest.MonkeyPat
 
 
 def test_every_example_can_be_copied() -> None:
-    """The specs that are shown for each built-in policy load as they stand."""
+    """The specs that are shown for each built-in policy load unchanged."""
     registry = Registry.discover()
     for name in BUILTINS:
         shown = examples(registry.get(name), registry)
@@ -146,7 +146,7 @@ def test_every_example_can_be_copied() -> None:
     ],
 )
 def test_mistakes_exit_with_2(arguments: tuple[str, ...], words: str) -> None:
-    """What an operator got wrong is told in a line, and exits with 2."""
+    """An operator's mistake is reported in a line, and exits with 2."""
     code, output = run(*arguments)
     assert code == 2
     assert words in flat(output)
@@ -154,7 +154,7 @@ def test_mistakes_exit_with_2(arguments: tuple[str, ...], words: str) -> None:
 
 
 def test_try_reports_and_writes(recording: Path, tmp_path: Path) -> None:
-    """A trial prints its table and writes figures and a picture where it is told to."""
+    """A trial prints its table, and writes figures and a picture on request."""
     out, picture = tmp_path / "out" / "try.json", tmp_path / "out" / "try.png"
     spec = "truncate_older_than:n=1 | drop_failed_calls"
     arguments = ("--json", str(out), "--plot", str(picture), "--turns", "--idle", "5m")

@@ -37,7 +37,7 @@ async def sizes(client: httpx.AsyncClient, engine: FakeEngine, turn: int) -> int
 
 
 async def test_a_changed_file_holds_from_the_next_turn_and_drops_no_session(tmp_path: Path) -> None:
-    """The session goes on; a file that is wrong changes nothing and is counted."""
+    """The session continues; a file that is wrong changes nothing and is counted."""
     path, engine = tmp_path / "policies.yaml", FakeEngine(capability=None)
     write(path, "policies: [keep_all]\n")
     async with proxy_before(engine, policies_file=path, edit_timing="now") as client:
@@ -76,7 +76,7 @@ async def test_tenants_and_models_have_their_own(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_wrong_at_the_start_is_refused(tmp_path: Path) -> None:
-    """With the line, and the closest name."""
+    """The message has the line, and the closest name."""
     path = tmp_path / "policies.yaml"
     write(path, "policies:\n  - keep_al\n")
     with pytest.raises(SpecError, match=r"(?s)policies.yaml:2.*keep_all"):

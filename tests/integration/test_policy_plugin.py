@@ -73,7 +73,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _python(installed: Path, code: str) -> str:
-    """What ``code`` prints in a fresh interpreter that sees the plugin."""
+    """Return the output of ``code`` in a fresh interpreter that sees the plugin."""
     result = subprocess.run(
         [sys.executable, "-c", f"import sys\nfrom leyline_policies import *\n{code}"],
         env={**os.environ, "PYTHONPATH": str(installed)},

@@ -59,7 +59,7 @@ async def test_a_summary_is_written_beside_the_requests_and_used_when_ready() ->
 
 
 async def test_an_engine_that_refuses_is_asked_a_few_times_and_no_more() -> None:
-    """The session goes on in full."""
+    """The session continues in full."""
     engine = FakeEngine()
     for _ in range(3):
         engine.answers += [chat_json(), Answer([b"{}"], status=500)]
@@ -72,7 +72,7 @@ async def test_an_engine_that_refuses_is_asked_a_few_times_and_no_more() -> None
 
 
 async def test_a_question_that_a_forget_overtook_is_forgotten_when_it_ends() -> None:
-    """What it left in the cache came behind the forget, and its answer tells of it."""
+    """Its entries in the cache came after the forget, and its answer holds the forgotten text."""
     engine = FakeEngine()
     engine.receipt = forgotten
     engine.answers = [chat_json(), replace(chat_json("a secret"), pause_s=0.5)]
@@ -87,7 +87,7 @@ async def test_a_question_that_a_forget_overtook_is_forgotten_when_it_ends() -> 
 
 
 async def test_what_another_model_was_asked_about_is_unreachable() -> None:
-    """The engine isn't told whose the question is, so no forget finds what it read."""
+    """The engine isn't given the question's owner, so no forget finds what it read."""
     engine = FakeEngine()
     engine.receipt = forgotten
     async with proxy_before(engine, policy=f"{POLICY},model=other", edit_timing="now") as client:

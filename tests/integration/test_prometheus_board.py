@@ -67,7 +67,7 @@ EITHER = {
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What went on, as Prometheus saw it and as the callers were told."""
+    """The run's events, as Prometheus saw them and as the callers did."""
 
     prometheus: Prometheus
     told: Told
@@ -108,7 +108,7 @@ def _evaluate(server: Prometheus, query: boards.PanelQuery) -> list[float]:
 
 
 def _shown(server: Prometheus, queries: Iterable[boards.PanelQuery]) -> dict[str, list[float]]:
-    """What each query gives, but for those that say why they give nothing; all of them give
+    """The result of each query, but for those with a reason to be empty; all others give
     something."""
     waiting = {query.name: query for query in queries if query.name not in LEGITIMATELY_EMPTY}
     found: dict[str, list[float]] = {}
@@ -153,7 +153,7 @@ def test_ratios_are_ratios(observed: Observed) -> None:
 
 
 def test_counters_agree_with_the_answers(observed: Observed) -> None:
-    """Prometheus holds the counts that the callers were told, to the token."""
+    """Prometheus holds the counts that the callers received, to the token."""
     server, told = observed.prometheus, observed.told
     tokens, by_engine = "leyline_prompt_tokens_total", "leyline_upstream_prompt_tokens_total"
     reused = 'source=~"cached|spliced"'
@@ -182,7 +182,7 @@ def test_counters_agree_with_the_answers(observed: Observed) -> None:
 
 
 def test_pools_add_up(observed: Observed) -> None:
-    """Whoever owns them, the slots of an engine's pool are as many as it has, at every scrape."""
+    """The slots of an engine's pool add up to its size, whoever owns them, at every scrape."""
     owned, capacity = "leyline_engine_pool_tokens", "leyline_engine_pool_capacity_tokens"
     missing = f"sum by (instance) ({capacity}) - sum by (instance) ({owned})"
     found = observed.prometheus.drawn(missing, instant=False)

@@ -69,7 +69,7 @@ def body(turns: int, model: str = MODEL, **members: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("odd", ODD_ANSWERS.values(), ids=ODD_ANSWERS)
 async def test_odd_servers_are_plain_back_ends(odd: Answer) -> None:
-    """Whatever they answer about Leyline, they are ready, and get the caller's bytes alone."""
+    """They are ready, whatever they answer about Leyline, and get the caller's bytes alone."""
     engine = OddServer(odd, "/leyline", "/tokenize")
     raw = json.dumps(body(1)).encode()
     async with proxy_before(engine) as client:
@@ -112,7 +112,8 @@ async def test_policies_work_before_a_plain_back_end_and_the_account_is_honest()
 
 
 async def test_edits_wait_before_a_plain_back_end_until_they_pay() -> None:
-    """What reclaims little is held and noted; what pays by now is sent with all that waited."""
+    """An edit that reclaims little is held and noted; one that pays by now is sent with all that
+    waited."""
     engine = FakeEngine(capability=None)
     headers = {"x-leyline-session": "waits"}
     accounts, sizes = [], []
@@ -155,7 +156,7 @@ async def test_an_engine_that_is_not_ready_yet_is_asked_again_soon() -> None:
 
 
 class Switch:
-    """An address behind which the engine changes, as it does at a restart."""
+    """An address whose engine changes, as at a restart."""
 
     def __init__(self, engine: ASGIApp) -> None:
         self.engine: ASGIApp | None = engine
@@ -196,7 +197,7 @@ class Agent:
         return account
 
     def upstream(self) -> dict[str, Any]:
-        """What ``/readyz`` says of the engine."""
+        """The engine's status in ``/readyz``."""
         found: dict[str, Any] = httpx.get(f"{self._origin}/readyz").json()["upstreams"][0]
         return found
 

@@ -69,7 +69,7 @@ def test_help_teaches_by_example() -> None:
     ],
 )
 def test_wrong_settings_exit_with_2(arguments: tuple[str, ...], words: str) -> None:
-    """What an operator got wrong is told in a line, with the closest names, and exits with 2."""
+    """An operator's mistake is reported in a line, with the closest names, and exits with 2."""
     code, output = run("serve", *arguments)
     assert code == 2
     assert words in output

@@ -96,7 +96,8 @@ async def test_a_plain_back_end_gets_the_very_same_bytes() -> None:
 
 
 async def test_reserved_members_and_credentials_stay_here(engine: FakeEngine) -> None:
-    """What the engine trusts is the proxy's to set, and the caller's key is nobody else's."""
+    """Members that the engine trusts are the proxy's to set, and the caller's key goes to no one
+    else."""
     reserved = (
         "kv_hints",
         "cache_salt",
@@ -227,7 +228,7 @@ async def test_a_stream_passes_untouched_but_for_the_finish_chunk(engine: FakeEn
 
 
 async def test_a_stream_of_a_plain_back_end_is_accounted_by_its_usage() -> None:
-    """Without receipts, tokens are those of the usage, which comes behind the finish chunk."""
+    """Without receipts, tokens are those of the usage, which comes after the finish chunk."""
     engine = FakeEngine(capability=None)
     usage = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 5}}
     last = b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
@@ -303,7 +304,7 @@ async def test_slow_and_dead_engines_are_named(engine: FakeEngine) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_client_that_leaves_closes_the_upstream(engine: FakeEngine, streamed: bool) -> None:
-    """The engine is told, the request counts as disconnected, and the session is as before."""
+    """The engine learns of it, the request counts as disconnected, and the session is as before."""
     pieces = [chunk({"content": "a"})] if streamed else []
     kind = "text/event-stream" if streamed else "application/json"
     engine.answers += [chat_json(), Answer(pieces, content_type=kind, hangs=True)]

@@ -88,7 +88,7 @@ def ask(
 
 
 def text_of(answer: dict[str, Any]) -> str:
-    """What the model said."""
+    """The text of the model's answer."""
     text: str = answer["choices"][0]["message"]["content"]
     return text
 
@@ -100,7 +100,7 @@ def spliced(answer: dict[str, Any]) -> int:
 
 
 def sessions_of(client: httpx.Client) -> dict[str, Any]:
-    """What readiness says of sessions."""
+    """The sessions part of the readiness document."""
     found: dict[str, Any] = client.get("/readyz").json()["sessions"]
     return found
 
@@ -114,7 +114,7 @@ def until(client: httpx.Client, *, up: bool) -> None:
 
 
 def knows(app: Starlette, session: str) -> bool:
-    """Whether the engine holds the word for a session."""
+    """Return True if the engine holds the word for a session."""
     engine = app.state.service._engine
     deadline = time.monotonic() + PATIENCE_S
     while engine.stats().in_flight:
@@ -147,7 +147,7 @@ def test_a_restarted_proxy_goes_on_splicing(
 
 
 def test_two_proxies_take_turns(engine: tuple[Starlette, str], server: RedisServer) -> None:
-    """Whichever of two proxies a turn comes to, it is spliced from the turn before."""
+    """A turn at either of two proxies is spliced from the turn before."""
     _, origin = engine
     with proxy(origin, server) as left, proxy(origin, server) as right:
         ask(left, history(2, "Turns."), "turns")
@@ -211,7 +211,7 @@ def test_without_a_key_a_restart_is_an_ordinary_prefill(
 def test_a_forget_on_another_proxy_reaches_everything(
     engine: tuple[Starlette, str], server: RedisServer
 ) -> None:
-    """What one proxy sent, another has forgotten by name, and the exact prefix is spared."""
+    """Text that one proxy sent, another has forgotten by name, and the exact prefix is spared."""
     app, origin = engine
     with proxy(origin, server) as client:
         ask(client, history(1, "Forget."), "forget")
@@ -250,7 +250,7 @@ def test_what_ran_while_redis_was_gone_is_forgotten_later(
 
 
 def test_redis_is_killed_under_load(engine: tuple[Starlette, str], server: RedisServer) -> None:
-    """Every request is answered, and rightly, before, during and after; then sessions go on."""
+    """Every request is answered, and rightly, before, during and after; then sessions continue."""
     _, origin = engine
     names = [f"load-{number}" for number in range(6)]
     rounds = 9

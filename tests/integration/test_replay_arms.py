@@ -93,7 +93,7 @@ def test_every_arm_serves_every_request(mapped: ReplayReport) -> None:
 
 
 def test_without_the_option_splice_equals_radix() -> None:
-    """Edits that nobody declared are exact: nothing is spliced, and the figures are the same."""
+    """Undeclared edits are exact: nothing is spliced, and the figures are the same."""
     report = run(truncating_harness(4))
     radix, splice = report.summary(Arm.RADIX), report.summary(Arm.SPLICE)
     assert splice.spliced_tokens == 0
@@ -111,7 +111,7 @@ def test_a_policy_edits_the_history() -> None:
 
 
 def test_a_prompt_beyond_the_context_ends_its_session() -> None:
-    """The refused request is noted, and the session behind it is still replayed."""
+    """The refused request is noted, and the session after it is still replayed."""
     long = TraceRequest(({"role": "user", "content": "long words " * 4000},))
     short = TraceRequest(({"role": "user", "content": "hello there"},))
     trace = Trace((RecordedSession("big", (short, long, short)), RecordedSession("s", (short,))))

@@ -30,7 +30,7 @@ def test_demo_runs_both_arms(tmp_path: Path) -> None:
     assert len(rows) == 4
     for row in rows[:2]:  # in sight: expected, and given by both arms
         assert row[3:] == [QUESTIONS[row[2].strip("`=?")]] * 3
-    for row in rows[2:]:  # cut: what was prefilled anew can't tell
+    for row in rows[2:]:  # cut: text that was prefilled again can't show it
         assert row[3:6] == ["a", "look-up", "(was"] and row[7:9] == ["a", "look-up"]
     assert picture.read_bytes().startswith(b"\x89PNG")
 

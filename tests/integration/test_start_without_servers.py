@@ -39,8 +39,8 @@ def ask(url: str) -> httpx.Response:
 
 
 def test_it_starts_without_redis_and_engine_and_finds_them_later(tmp_path: Path) -> None:
-    """Readiness and the log say what is missing, requests are told, and nobody restarts the proxy
-    when Redis and the engine come; the password is nowhere."""
+    """Readiness and the log say what is missing, requests get errors, and the proxy needs no
+    restart when Redis and the engine come; the password is nowhere."""
     redis = RedisServer(tmp_path, "--requirepass", PASSWORD)
     port, engine_port = free_port(), free_port()
     url = f"http://127.0.0.1:{port}"

@@ -65,7 +65,7 @@ def rope(kind: str, **options: Any) -> dict[str, Any]:
 
 
 def longrope() -> dict[str, Any]:
-    """LongRoPE: other frequencies behind position 512."""
+    """LongRoPE: other frequencies after position 512."""
     factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     return rope("longrope", factor=4.0, original_max_position_embeddings=512, **factors)
 
@@ -142,7 +142,7 @@ def test_partial_rotary_is_measured(name: str, oracle_model: Models) -> None:
 
 
 def test_query_and_key_norms_are_there(oracle_model: Models) -> None:
-    """Control: the model that stands for q/k norms really has them."""
+    """Control: the model chosen for q/k norms really has them."""
     attention = oracle_model("qwen3").model.base_model.layers[0].self_attn
     assert attention.q_norm.weight.shape == attention.k_norm.weight.shape == (32,)
 

@@ -58,7 +58,7 @@ def test_many_random_edits_give_the_contracts_logits(
 @pytest.mark.parametrize("delta", [-180, -64, -1, 0, 1, 64, 180])
 @pytest.mark.parametrize("name", ["qwen3", "deepseek-v2-yarn"])
 def test_one_edit_moves_its_suffix_either_way(name: str, delta: int, oracle_model: Models) -> None:
-    """A single edit splices all that lies behind it, whichever way and however far it moves."""
+    """A single edit splices all that follows it, whichever way and however far it moves."""
     _, edited = play(oracle_model(name), single_edit_case(5, delta))
     check_receipt(edited)
     # 302 tokens of the source have KV, and the last of the prompt lies in the tail.
@@ -72,7 +72,7 @@ def test_one_edit_moves_its_suffix_either_way(name: str, delta: int, oracle_mode
 def test_literals_behind_an_edit_are_a_boundary(
     name: str, boundary: int, oracle_model: Models
 ) -> None:
-    """Kept tokens that the segments call literals are computed anew, those behind them spliced."""
+    """Kept tokens that the segments call literals are computed again, those after them spliced."""
     case = single_edit_case(5, -64)
     (turn,) = case.turns
     case = replace(case, turns=(replace(turn, boundary=boundary),))
@@ -151,7 +151,7 @@ def test_a_prompt_draws_on_several_earlier_turns(name: str, oracle_model: Models
 
 @pytest.mark.parametrize("name", ["llama", "deepseek-v2"])
 def test_an_edit_before_a_forgotten_span_is_still_spliced(name: str, oracle_model: Models) -> None:
-    """Mixed modes: kept tokens are reused up to the forgotten span, and none behind it."""
+    """Mixed modes: kept tokens are reused up to the forgotten span, and none after it."""
     rng = random.Random(40)
     subject = oracle_model(name)
     conversation = Conversation(start_engine(subject))

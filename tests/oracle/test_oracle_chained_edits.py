@@ -64,7 +64,7 @@ def test_fifty_naively_chained_edits_drift(name: str, oracle_model: Models) -> N
 
 @pytest.mark.parametrize("name", NAMES)
 def test_fifty_chained_edits_stay_flat_in_bf16(name: str) -> None:
-    """Where a single rounding is worth a percent, fifty splices still cost no more than a few."""
+    """If a single rounding is worth a percent, fifty splices still cost no more than a few."""
     subject = OracleModel(name, build_model(name).model.to(torch.bfloat16))
     errors = chained_errors(subject)
     assert mean(errors[-ENDS:]) <= 1.5 * mean(errors[:ENDS])

@@ -1,4 +1,4 @@
-"""What the random cases exercise: the claim is counted, so that it can't rot."""
+"""The coverage of the random cases: the claim is counted, so that it can't rot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODEL_TRAITS = frozenset(
 
 
 def model_traits(subject: OracleModel) -> set[str]:
-    """What the engine measured on a model."""
+    """The engine's measurements on a model."""
     engine = start_engine(subject)
     layout, rotary = engine.cache.pool.layout, engine.capability.rotary
     assert rotary is not None

@@ -1,4 +1,4 @@
-"""Where nothing may differ at all: appends, forgets, and what other sessions see.
+"""Cases without any difference at all: appends, forgets, and what other sessions see.
 
 Bits are compared, so both sides must split the prompt into the same forwards. Each conversation
 therefore has its first turn end exactly where the exact prefix ends later on.
@@ -42,7 +42,7 @@ class Story:
 
     @property
     def head(self) -> tuple[int, ...]:
-        """What the exact prefix is: the first turn and its answer."""
+        """The exact prefix: the first turn and its answer."""
         return (*self.opening, *FORCED)
 
     @property
@@ -118,7 +118,7 @@ def test_forget_equals_a_run_that_never_saw_the_span(
 def test_forget_behind_a_splice_leaves_nothing_of_the_splice(
     name: str, oracle_model: Models
 ) -> None:
-    """Spliced KV may hide a reader of the forgotten span, so all of it is computed anew."""
+    """Spliced KV may hide a reader of the forgotten span, so all of it is computed again."""
     subject, story = oracle_model(name), draw_story(3)
     conversation = Conversation(start_engine(subject))
     tell(conversation, story)

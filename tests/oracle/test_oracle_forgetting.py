@@ -1,8 +1,8 @@
 """Amortizing and forgetting mixed over several turns, against a reference that knows who read what.
 
 The reference notes for every token which messages its KV has read, through whatever was kept.
-Forgetting a message computes everything anew from the first kept token on that has read it: also
-behind earlier splices, and also a message that an earlier turn cut out while its readers stayed.
+Forgetting a message computes everything again from the first kept token on that has read it: also
+after earlier splices, and also a message that an earlier turn cut out while its readers stayed.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class Told:
     error: float
     ran: Ran
     expected: Expected
-    """With what the engine computed anew beyond need, where it was cautious."""
+    """With the tokens that the engine computed again beyond need, where it was cautious."""
     cautious: bool
     traits: frozenset[str]
-    """What the turn exercises, of :data:`TRAITS`."""
+    """The :data:`TRAITS` that the turn exercises."""
 
 
 def labels(text: Text, answers: dict[int, str]) -> tuple[SpanLabel, ...]:
@@ -73,7 +73,7 @@ def labels(text: Text, answers: dict[int, str]) -> tuple[SpanLabel, ...]:
 def payload_of(
     turn: ForgettingTurn, name: str, source: Ran, answers: dict[int, str]
 ) -> EditPayload:
-    """What the engine is told of a turn."""
+    """The engine's payload of a turn."""
     directives = declared(turn.edits, turn.treatments)
     edited = {
         "sources": (source_ref(source),),
@@ -123,7 +123,7 @@ def tell(subject: OracleModel, tale: Tale, engine: ReplayEngine) -> Iterator[Tol
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the contract says of a turn."""
+    """The contract's expectation of a turn."""
 
     pieces: list[Piece]
     truth: LongWay
@@ -133,7 +133,7 @@ class Expected:
 
     @property
     def kept(self) -> list[int]:
-        """Every position that isn't computed anew."""
+        """Every position that isn't computed again."""
         return [*range(self.prefix), *self.spliced]
 
     @classmethod
@@ -166,7 +166,7 @@ TRAITS = frozenset(
 def traits(
     turn: ForgettingTurn, lineage: Sequence[LineageRun], *, readers: bool, spliced: int
 ) -> frozenset[str]:
-    """Which of :data:`TRAITS` a turn has; ``lineage`` is its source's."""
+    """The :data:`TRAITS` of a turn; ``lineage`` is its source's."""
     pairs = zip(turn.edits, turn.treatments, strict=True)
     standing = [edit[0] for edit, how in pairs if how is Treatment.FORGET]
     has = {
@@ -221,7 +221,7 @@ def tales(subject: OracleModel, chosen: range) -> Iterator[tuple[int, Told]]:
 def test_random_forgets_between_splices_give_the_contracts_logits(
     name: str, oracle_model: Models
 ) -> None:
-    """Nothing that read a forgotten message survives, and nothing else is computed anew."""
+    """Nothing that read a forgotten message survives, and nothing else is computed again."""
     seen: Counter[str] = Counter()
     for seed, told in tales(oracle_model(name), seeds(name)):
         check(told, seed)
@@ -235,7 +235,7 @@ def test_random_forgets_between_splices_give_the_contracts_logits(
 def test_many_random_forgets_between_splices(name: str, oracle_model: Models) -> None:
     """The same on every architecture, over other conversations.
 
-    A lineage's readers are known by place. Where a forget had some of them computed anew, a later
+    A lineage's readers are known by place. Where a forget had some of them computed again, a later
     one may do so once more; that is rare, and costs a prefill.
     """
     first = 1_000_000 + NIGHTLY_TALES * MODEL_NAMES.index(name)
@@ -250,7 +250,7 @@ def test_many_random_forgets_between_splices(name: str, oracle_model: Models) ->
 def test_an_engine_that_misses_hidden_readers_is_far_outside_the_bound(
     name: str, oracle_model: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Control: where a ledger knows only what still stands, moved KV gives the forgotten away."""
+    """Control: if a ledger knows only the present text, moved KV gives the forgotten away."""
     monkeypatch.setattr(SpanLedger, "hidden_reader", lambda *arguments: arguments[-1])
     missed = [
         told.error

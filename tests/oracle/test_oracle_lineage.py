@@ -1,6 +1,6 @@
-"""Who may see spliced KV: nobody but its own lineage, in bits and in slots.
+"""The readers of spliced KV: only its own lineage, in bits and in slots.
 
-A conversation reads a span, the span is cut, and what lay behind it is spliced: that KV remembers
+A conversation reads a span, the span is cut, and the text after it is spliced: that KV remembers
 the span. Others then send the very tokens that are visible now.
 """
 
@@ -27,7 +27,7 @@ Models = Callable[[str], OracleModel]
 NAMES = ("llama", "qwen3", "glm-partial-interleaved", "deepseek-v2-yarn", "deepseek-v3")
 FORCED = (5, 6, 7)
 HEAD, SPAN, REST = 133, 50, 140
-"""Tokens before the span (a turn and its answer), of the span, and behind it."""
+"""Tokens before the span (a turn and its answer), of the span, and after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Poisoned:
     engine: ReplayEngine
     opening: tuple[int, ...]
     visible: tuple[int, ...]
-    """What the conversation consists of after the cut, and two more tokens."""
+    """The conversation after the cut, and two more tokens."""
     lineage: tuple[LineageRun, ...]
 
     def lineage_slots(self) -> set[int]:
@@ -99,7 +99,8 @@ def same_bits(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bo
 def test_another_session_with_equal_tokens_sees_nothing_of_a_splice(
     name: str, scope: str, chunk_tokens: int, oracle_model: Models
 ) -> None:
-    """Same visible tokens: a clean run's logits to the bit, and none of the lineage's slots."""
+    """The same visible tokens get a clean run's logits to the bit, and none of the lineage's
+    slots."""
     poisoned = poison(oracle_model(name), chunk_tokens)
     private = poisoned.lineage_slots()
     assert len(private) == REST + 2 * len(FORCED) + 2
@@ -128,7 +129,7 @@ def test_another_tenant_finds_nothing_by_a_lineages_name(
 def test_the_lineage_itself_sees_what_others_are_spared(
     name: str, chunk_tokens: int, oracle_model: Models
 ) -> None:
-    """Control: going on under its lineage, the conversation gets the slots and shows the span."""
+    """Control: continuing under its lineage, the conversation gets the slots and shows the span."""
     poisoned = poison(oracle_model(name), chunk_tokens)
     private = poisoned.lineage_slots()
     logits, slots = visit(poisoned, "s", "tenant", poisoned.lineage)
@@ -139,7 +140,7 @@ def test_the_lineage_itself_sees_what_others_are_spared(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_visitor_leaves_only_clean_kv_behind(name: str, oracle_model: Models) -> None:
-    """What the other session published serves a third one, and is a clean run's too."""
+    """The other session's published KV serves a third one, and equals a clean run's."""
     poisoned = poison(oracle_model(name), 128)
     private = poisoned.lineage_slots()
     _, published = visit(poisoned, "other", "tenant")

@@ -45,7 +45,7 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """How a history comes to be edited: by the proxy's policy, or by the caller unannounced."""
+    """The way a history comes to be edited: by the proxy's policy, or by the caller unannounced."""
 
     name: str
     options: dict[str, Any]
@@ -75,7 +75,7 @@ class Stack:
     """Token ids by their text, for every token that is whole characters."""
 
     def ask_engine(self, method: str, path: str, **options: Any) -> Any:
-        """What the engine itself answers, the proxy left out."""
+        """The engine's own answer, without the proxy."""
 
         async def call() -> Any:
             transport = httpx.ASGITransport(app=self.engine)
@@ -204,7 +204,7 @@ def read_logprobs(stack: Stack, token: int, entry: Any) -> dict[int, float]:
 
 
 def amortized(source: Remembered, prompt: tuple[int, ...]) -> list[Piece]:
-    """What of ``source`` still stands in ``prompt`` is kept, all else is new."""
+    """The part of ``source`` that is still in ``prompt`` is kept, all else is new."""
     matcher = SequenceMatcher(None, source.tokens, prompt, autojunk=False)
     pieces: list[Piece] = []
     at = 0
@@ -216,9 +216,9 @@ def amortized(source: Remembered, prompt: tuple[int, ...]) -> list[Piece]:
 
 
 def by_contract(subject: OracleModel, turns: Sequence[Turn], *, amortize: bool) -> list[LongWay]:
-    """What the contract says of each turn, from the turn before as the contract has it.
+    """The contract's expectation of each turn, from its version of the turn before.
 
-    Without ``amortize`` each prompt is computed as it stands, whatever came before.
+    Without ``amortize`` each prompt is computed by itself, whatever came before.
     """
     truths: list[LongWay] = []
     for turn in turns:

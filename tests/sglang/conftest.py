@@ -84,7 +84,7 @@ def mla_server(
 
 @pytest.fixture(scope="session")
 def kv_events() -> str:
-    """Where ``gqa_server`` publishes its KV events."""
+    """The endpoint where ``gqa_server`` publishes its KV events."""
     return f"tcp://127.0.0.1:{free_port()}"
 
 

@@ -100,7 +100,7 @@ async def test_a_body_brings_its_record_and_its_length() -> None:
 
 
 async def test_a_stream_brings_it_once_and_each_chunk_as_it_comes() -> None:
-    """It stands in the first chunk that finishes; the others aren't touched or held."""
+    """It is in the first chunk that finishes; the others aren't touched or held."""
     answer, parts = await answered(stream(TOKEN, LAST, LAST, ENDS))
     assert parts == [TOKEN, LAST.removesuffix(b"}\n\n") + ADDED + b"}\n\n", LAST, ENDS]
     assert "content-length" not in answer.headers
@@ -133,7 +133,7 @@ async def test_whatever_cannot_be_completed_is_left_as_it_is(
 
 
 async def test_only_chat_answers_bring_records() -> None:
-    """An envelope on another route is nobody's, and neither is it the next chat request's."""
+    """An envelope on another route is ignored, and isn't the next chat request's."""
     other, _ = await answered(whole(), path="/v1/completions")
     chat, _ = await answered(whole(), envelope=None)
     assert (other.content, chat.content) == (BODY, BODY)
@@ -170,7 +170,7 @@ async def test_a_record_that_is_on_its_way_is_waited_for_a_moment() -> None:
 
 
 async def test_answers_at_the_same_time_bring_each_their_own() -> None:
-    """What one request's envelope asks for is no other's."""
+    """A request's envelope asks for its own record and no other's."""
     book = RecordBook()
 
     async def serve(request: Request) -> Response:

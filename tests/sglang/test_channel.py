@@ -62,7 +62,7 @@ def channel() -> Iterator[ReceiptChannel]:
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether ``condition`` comes true in time."""
+    """Return True if ``condition`` comes true in time."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         if time.monotonic() > deadline:
@@ -104,7 +104,7 @@ def test_nobody_else_reaches_the_endpoint(channel: ReceiptChannel) -> None:
 
 
 def test_a_scheduler_never_waits_for_the_http_process() -> None:
-    """With nobody listening, messages beyond the limit are dropped at once, and counted."""
+    """With no listener, messages beyond the limit are dropped at once, and counted."""
     dropped: list[int] = []
     sender = ReceiptSender(
         "ipc:///nonexistent/endpoint", queued=10, on_drop=lambda: dropped.append(1)

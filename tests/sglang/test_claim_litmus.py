@@ -34,7 +34,7 @@ for command, out in (("litmus", sys.argv[1]), ("sweep", sys.argv[2])):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What ``leyline claims litmus`` and ``leyline claims sweep`` wrote."""
+    """The files written by ``leyline claims litmus`` and ``leyline claims sweep``."""
     folder = tmp_path_factory.mktemp("litmus")
     outs = [folder / "litmus.json", folder / "sweep.json"]
     run = subprocess.run(
@@ -97,7 +97,7 @@ def test_the_probe_refuses_below_the_boundary_and_serves_above(
 def test_what_is_not_admitted_leaves_nothing(
     results: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
-    """Write-no-admit protects nothing: it takes what the others take, and leaves no page behind."""
+    """Write-no-admit protects nothing: it takes as much as the others, and leaves no page."""
     _, sweep = results
     kept = {(row["policy"], row["usable"]): row["kept"] for row in sweep["rows"] if row["served"]}
     assert {pages for (policy, _), pages in kept.items() if policy == "write_no_admit"} == {0}

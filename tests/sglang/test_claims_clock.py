@@ -38,7 +38,7 @@ class Scheduler:
     messages: list[ClaimMessage] = field(default_factory=list)
     deadline_ms: int | None = None
     answer: Answer | None = None
-    """What it does instead of answering."""
+    """Its action instead of answering."""
     busy: int = 0
 
     async def send(self, message: ClaimMessage) -> ClaimAnswer:
@@ -70,7 +70,7 @@ class Scheduler:
 
 @pytest.fixture
 async def scheduler() -> AsyncIterator[Scheduler]:
-    """A scheduler; tasks that tests leave behind end with the loop."""
+    """A scheduler; tasks that tests leave running end with the loop."""
     yield Scheduler()
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
@@ -91,7 +91,7 @@ async def test_commands_go_one_after_the_other(scheduler: Scheduler) -> None:
 
 
 async def test_time_passes_only_while_a_claim_has_a_deadline(scheduler: Scheduler) -> None:
-    """Without one, nobody is woken; with one, the message comes when the time is up."""
+    """Without one, nothing wakes the scheduler; with one, the message comes when the time is up."""
     clock = ClaimClock(scheduler.send)
     await clock.command("no deadline")
     await asyncio.sleep(0.05)
@@ -125,7 +125,7 @@ async def test_an_earlier_deadline_is_kept(scheduler: Scheduler) -> None:
 
 
 async def test_the_clock_never_goes_back() -> None:
-    """What the messages say is taken from a monotonic clock, in milliseconds since the start."""
+    """The messages' times are taken from a monotonic clock, in milliseconds since the start."""
     scheduler, readings = Scheduler(), iter([10**9, 10**9, 10**9 + 2_500_000, 10**9 + 2_999_999])
     clock = ClaimClock(scheduler.send, now_ns=lambda: next(readings))
     for _ in range(3):
@@ -159,7 +159,7 @@ async def test_a_caller_that_leaves_takes_nothing_along(scheduler: Scheduler) ->
 async def test_a_silent_scheduler_is_an_error_and_not_a_wait(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a while the caller is told; what comes later goes on with the next number."""
+    """After a while the caller gets an error; later calls continue with the next number."""
     monkeypatch.setattr(claim_clock, "_PATIENCE_S", 0.05)
 
     async def never(_: ClaimMessage) -> ClaimAnswer:
@@ -180,8 +180,8 @@ async def test_a_silent_scheduler_is_an_error_and_not_a_wait(
 async def test_time_goes_on_after_a_failure(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """A tick that fails, however it fails, is followed by the next: a claim that nobody can end
-    any more would refuse requests for ever."""
+    """A tick that fails, however it fails, is followed by the next: a claim that can't be ended any
+    more would refuse requests for ever."""
     monkeypatch.setattr(claim_clock, "_TICK_S", 0.05)
     failures = 0
 
@@ -237,8 +237,8 @@ async def test_failing_ticks_come_no_faster_than_others(
 async def test_a_late_answer_is_nobody_elses(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a busy scheduler answers after its caller was turned away goes to no later caller, who
-    may be of another tenant."""
+    """A busy scheduler's answer to a caller that was turned away goes to no later caller, who may
+    be of another tenant."""
     monkeypatch.setattr(claim_clock, "_PATIENCE_S", 0.2)
     sent: list[Any] = []
     wire: FanOutCommunicator[Any] = FanOutCommunicator(sent.append, 1)

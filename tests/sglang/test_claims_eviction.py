@@ -29,7 +29,7 @@ SOFT = ClaimKind.SOFT
 
 @pytest.fixture(autouse=True)
 def nothing_contained(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """What fails inside SGLang's loop is logged and not raised: it must fail the test."""
+    """A failure inside SGLang's loop is logged and not raised: it must fail the test."""
     yield
     errors = [record.getMessage() for record in caplog.records if record.exc_info]
     assert not errors
@@ -42,7 +42,7 @@ def fill(scheduler: ClaimScheduler, *names: str) -> None:
 
 
 def left(scheduler: ClaimScheduler, *names: str) -> set[str]:
-    """Which of these sessions are cached as a whole."""
+    """Return the sessions that are cached as a whole."""
     return {name for name in names if scheduler.cached(text(name, 19)) == 19}
 
 
@@ -54,7 +54,7 @@ def evict(scheduler: ClaimScheduler, tokens: int) -> None:
 
 
 def test_what_ranks_lower_goes_first() -> None:
-    """First what nobody claims, however recent; then by priority, however old."""
+    """KV without a claim goes first, however recent; then by priority, however old."""
     scheduler = ClaimScheduler(200)
     names = ["nine", "one", "five", "none"]
     fill(scheduler, *names)
@@ -84,7 +84,7 @@ def test_of_equal_ranks_the_least_recently_used_goes_first() -> None:
 
 
 def test_a_claim_of_priority_0_ranks_as_what_nobody_claims() -> None:
-    """It goes by recency, and the claim is told."""
+    """It goes by recency, and the claim is notified."""
     scheduler = ClaimScheduler(200)
     fill(scheduler, "zero")
     scheduler.claim("zero", 20, kind=SOFT, priority=0)
@@ -113,7 +113,7 @@ def test_a_share_holds_until_too_little_is_left() -> None:
 
 
 def test_a_claim_on_the_end_of_a_path_ranks_all_that_it_depends_on() -> None:
-    """What lies before the claimed span is evicted no earlier than the span."""
+    """KV before the claimed span is evicted no earlier than the span."""
     scheduler = ClaimScheduler(200)
     shared = text("shared", 20)
     scheduler.serve(shared, opens("short"))
@@ -127,7 +127,7 @@ def test_a_claim_on_the_end_of_a_path_ranks_all_that_it_depends_on() -> None:
 
 
 def test_a_demoted_claim_keeps_its_rank() -> None:
-    """It goes behind what nobody claims and before what ranks higher."""
+    """It goes after unclaimed KV and before higher ranks."""
     scheduler = ClaimScheduler(200)
     fill(scheduler, "hard", "soft", "none")
     scheduler.claim("hard", 20, id="hard", priority=3)
@@ -158,12 +158,12 @@ def test_ranks_are_evictable_all_the_same() -> None:
 
 
 class BrokenEvictionError(RuntimeError):
-    """What fails here."""
+    """The injected failure."""
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_an_eviction_that_raises_leaves_nothing_locked(call: int) -> None:
-    """Whichever step of it fails, all ranked paths can be evicted afterwards."""
+    """All ranked paths can be evicted afterwards, whichever step of it fails."""
     scheduler = ClaimScheduler(100)
     fill(scheduler, "x", "y")
     scheduler.claim("x", 20, id="x", kind=SOFT, priority=1)
@@ -245,8 +245,8 @@ def test_a_claim_over_a_spliced_path_ranks_its_copies() -> None:
 
 
 def test_what_a_waiting_splice_held_is_not_lost_in_silence() -> None:
-    """When memory is short, a waiting splice lets its sources go. A claim that ranks them is told
-    when they are evicted."""
+    """When memory is short, a waiting splice lets its sources go. A claim that ranks them is
+    notified when they are evicted."""
     scheduler = ClaimScheduler(200)
     first, _ = scheduler.serve(text("s", 100), opens("s"))
     scheduler.claim("s", 100, kind=SOFT, priority=5)

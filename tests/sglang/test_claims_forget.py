@@ -1,4 +1,4 @@
-"""What ends or moves a claim in SGLang's tree: forgets, edits, flushes."""
+"""The events that end or move a claim in SGLang's tree: forgets, edits, flushes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LABELS = (SpanLabel("a", 0, 40), SpanLabel("b", 40, 60), SpanLabel("c", 60, 90))
 
 @pytest.fixture(autouse=True)
 def nothing_contained(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """What fails inside SGLang's loop is logged and not raised: it must fail the test."""
+    """A failure inside SGLang's loop is logged and not raised: it must fail the test."""
     yield
     errors = [record.getMessage() for record in caplog.records if record.exc_info]
     assert not [error for error in errors if "a forget failed" not in error]
@@ -108,7 +108,7 @@ def test_what_lies_before_the_secret_stays_claimed() -> None:
 
 
 def test_a_forget_waits_for_requests_and_not_for_claims() -> None:
-    """What a running request holds is pending until it ends; its claim is harmed at once."""
+    """Slots that a running request holds are pending until it ends; its claim is harmed at once."""
     scheduler = ClaimScheduler(400)
     tokens = told(scheduler)
     scheduler.claim("s", 90)
@@ -148,7 +148,7 @@ def test_a_forget_that_failed_midway_waits_for_no_claim(monkeypatch: pytest.Monk
 
 
 def test_write_no_admit_hinders_no_forget() -> None:
-    """A session whose requests leave nothing behind can still demand that something goes."""
+    """A session whose requests leave nothing cached can still demand that something goes."""
     scheduler = ClaimScheduler(400)
     told(scheduler)
     scheduler.claim("s", 30, kind=ClaimKind.SOFT, write_no_admit=True)
@@ -172,7 +172,7 @@ def test_a_forget_with_an_edit_is_obeyed_where_nothing_is_admitted() -> None:
 
 
 def test_a_claim_over_the_secret_refuses_no_request_that_forgets_it() -> None:
-    """What would be in the way is what goes: the request runs in the room that its forget makes."""
+    """The obstacle itself is forgotten: the request runs in the room that its forget makes."""
     scheduler = ClaimScheduler(140)
     told(scheduler)
     scheduler.claim("s", 90)
@@ -243,7 +243,7 @@ def test_a_flush_harms_what_it_takes() -> None:
 
 
 def test_a_claim_follows_its_tokens() -> None:
-    """Before it, an edit moves a claim; within it, shrinks it; over it, ends it as harmed."""
+    """An edit before it moves a claim; within it, shrinks it; over it, ends it as harmed."""
     scheduler = ClaimScheduler(900)
     first, _ = scheduler.serve(text("s", 200), opens("s"))
     scheduler.claim("s", 180, start=100)
@@ -283,7 +283,7 @@ def test_another_sessions_edit_moves_no_claim() -> None:
 
 
 def test_a_claim_on_a_span_that_was_never_cached_fails() -> None:
-    """What was evicted before it was claimed is not promised."""
+    """KV that was evicted before it was claimed is not promised."""
     scheduler = ClaimScheduler(100)
     scheduler.serve(text("s", 50), opens("s"))
     scheduler.serve(text("pressure", 90))

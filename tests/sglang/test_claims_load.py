@@ -39,7 +39,7 @@ def text(rng: Random, length: int) -> list[int]:
 
 
 def run_client(base_url: str, number: int, opened: Event) -> Iterator[Ended]:
-    """Requests of one tenant, long and short, that go on from what it sent before."""
+    """Requests of one tenant, long and short, that continue what it sent before."""
     rng = Random(number)
     tenant = "ab"[number % 2]
     with ClaimClient(base_url, SECRET) as client:
@@ -78,7 +78,7 @@ def claim_now_and_then(base_url: str, done: Event) -> Counter[str]:
         session = number % CLIENTS
         tenant = "ab"[session % 2]
         with ClaimClient(base_url, SECRET, f"load-{number}") as client:
-            # What was evicted since is computed anew, so that there is something to claim.
+            # KV evicted since is computed again, so that there is something to claim.
             source = f"c{number}"
             length = rng.choice([100, 300, 500])
             claimed = Random(session)

@@ -1,8 +1,8 @@
 """Random requests, edits, forgets and claims near the pool's limit, in SGLang's own tree.
 
 Whatever the order: every slot is accounted for, the book counts the slots that are really locked,
-no claim loses KV without being told, every request ends, and when all claims are released nothing
-is left locked.
+no claim loses KV without notice, every request ends, and when all claims are released nothing is
+left locked.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PLACES = st.integers(0, LONGEST)
 
 @dataclass
 class Session:
-    """What a proxy would know of a conversation."""
+    """A proxy's knowledge of a conversation."""
 
     name: str
     tenant: str
@@ -124,7 +124,7 @@ class Claims(RuleBasedStateMachine):
 
     @rule(number=sessions, length=st.integers(1, 40), decode=st.integers(1, 5))
     def append(self, number: int, length: int, decode: int) -> None:
-        """A turn that goes on where the last one ended."""
+        """A turn that continues where the last one ended."""
         if session := self.idle(number):
             prompt = [*session.tokens, *text(next(self.numbers), length)]
             self.send(session, prompt, decode, lineage=session.lineage)
@@ -145,7 +145,7 @@ class Claims(RuleBasedStateMachine):
 
     @rule(number=sessions)
     def forget(self, number: int) -> None:
-        """Whatever the session holds is to be forgotten."""
+        """Forget everything that the session holds."""
         if session := self.idle(number):
             self.send(session, [*OPENING, *text(next(self.numbers), 5)], 2, forget=("all",))
             session.lineage = ()

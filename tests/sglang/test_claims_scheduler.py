@@ -1,4 +1,4 @@
-"""Claims in SGLang's own tree and admission: what is locked stays, and who can't run is told."""
+"""Claims in SGLang's own tree and admission: locked KV stays, and refused requests get a reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HARD, SOFT = ClaimKind.HARD, ClaimKind.SOFT
 
 @pytest.fixture(autouse=True)
 def nothing_contained(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """What fails inside SGLang's loop is logged and not raised: it must fail the test."""
+    """A failure inside SGLang's loop is logged and not raised: it must fail the test."""
     yield
     errors = [record.getMessage() for record in caplog.records if record.exc_info]
     assert not errors
@@ -112,7 +112,7 @@ def test_the_limit_is_sglangs_own_to_the_token(prompt: int, runs: bool) -> None:
 
 
 def test_what_is_matched_under_a_lock_counts_once() -> None:
-    """A request that goes on from claimed KV fits where a stranger's of the same length can't."""
+    """A request that continues from claimed KV fits where a stranger's of the same length can't."""
     scheduler = ClaimScheduler(100)
     tokens = text("s", 60)
     scheduler.serve(tokens, opens("s"))
@@ -126,7 +126,7 @@ def test_what_is_matched_under_a_lock_counts_once() -> None:
 
 
 def test_a_plain_request_is_refused_without_names() -> None:
-    """Who brings no envelope has no tenant: the sentence counts claims and names none."""
+    """A request without an envelope has no tenant: the sentence counts claims and names none."""
     scheduler = ClaimScheduler(100)
     scheduler.serve(text("s", 60), opens("s"))
     scheduler.claim("s", 60, id="secret-name", ttl_s=9)
@@ -171,7 +171,7 @@ def test_what_was_refused_runs_when_the_claim_is_gone(how: str) -> None:
 
 
 def test_who_waits_is_refused_when_a_claim_comes() -> None:
-    """A waiting request that no longer fits ends at the next batch; the one that runs goes on."""
+    """A waiting request that no longer fits ends at the next batch; the one that runs continues."""
     scheduler = ClaimScheduler(100)
     scheduler.serve(text("s", 30), opens("s"))
     runs = scheduler.submit(text("runs", 40), opens("runs"), decode=8)
@@ -189,7 +189,7 @@ def test_who_waits_is_refused_when_a_claim_comes() -> None:
 
 
 def test_what_is_retracted_and_no_longer_fits_says_so() -> None:
-    """A request that gave way to another in decoding is not queued again behind a claim."""
+    """A request that gave way to another in decoding is not queued again after a claim."""
     scheduler = ClaimScheduler(100)
     scheduler.serve(text("s", 40), opens("s"))
     one = scheduler.submit(text("one", 10), opens("one"), decode=20)
@@ -301,8 +301,8 @@ def test_hits_and_pressure_are_counted() -> None:
 
 @pytest.mark.parametrize("chunk", [None, 16])
 def test_write_no_admit_leaves_nothing_behind(chunk: int | None) -> None:
-    """What the session computes isn't found by its next request and isn't retained; what it
-    shares with others, and what others compute, is kept as ever."""
+    """KV that the session computes isn't found by its next request and isn't retained; KV shared
+    with others, and others' own, is kept as ever."""
     scheduler = ClaimScheduler(200, chunk=chunk)
     tokens = text("s", 20)
     scheduler.serve(tokens, opens("s"))

@@ -91,7 +91,7 @@ def reason(answer: httpx.Response) -> dict[str, Any]:
 
 
 def test_a_claims_life(client: ClaimClient) -> None:
-    """Taken, listed, asked about, revised, released: each answer says where it stands."""
+    """Taken, listed, asked about, revised, released: each answer gives its state."""
     client.open("s", text("life", HELD))
     (status,) = client.claim("s", HELD, ttl_s=60).claims
     assert (status.state, status.resident_tokens) == (ClaimState.MATERIALIZED, HELD)
@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_refused_at_once(client: ClaimClient) -> None:
 
 
 def test_a_claim_ends_by_itself(client: ClaimClient) -> None:
-    """When its time is up, what it kept out runs, though nobody sent a command meanwhile."""
+    """When its time is up, the requests it kept out run, though no command came meanwhile."""
     client.open("s", text("expiry", HELD))
     client.claim("s", HELD, ttl_s=2)
     assert "2 s have passed" in client.http.post("/generate", json=big()).json()["message"]
@@ -185,7 +185,7 @@ def test_decoding_that_outgrows_the_claims_is_named(client: ClaimClient) -> None
 
 def test_a_claim_between_two_chunks_ends_the_prompt(client: ClaimClient) -> None:
     """A long prompt was admitted when nothing was claimed. When a claim takes the slots of its
-    later chunks, it is refused, and the server goes on."""
+    later chunks, it is refused, and the server continues."""
     client.open("s", text("chunks", HELD))
     long = request_body(text("long", POOL - HELD + 200), decode=4)
     with ThreadPoolExecutor(1) as pool:
@@ -213,7 +213,7 @@ def test_a_flush_harms_live_claims(client: ClaimClient) -> None:
 
 
 def test_claims_that_can_not_be_taken(client: ClaimClient) -> None:
-    """Each says what has to change, and none leaves anything behind."""
+    """Each answer says what has to change, and leaves no record."""
     client.open("s", text("bad", HELD))
     client.open("t", text("other", 300), tenant="b")
     for reply, code, field in (
@@ -277,7 +277,7 @@ def test_junk_is_a_clear_error(client: ClaimClient, body: bytes) -> None:
 
 def test_only_the_proxy_is_obeyed(client: ClaimClient) -> None:
     """A missing or wrong signature is refused before the body is read as a command; so is a body
-    that is too long, whoever signed it."""
+    that is too long, with any signature."""
     for signature in ("", "0" * 64, "é"):
         headers = {"x-leyline-signature": signature.encode()}
         answer = client.http.post("/leyline/claims", content=b'{"command":"list"}', headers=headers)
@@ -329,7 +329,7 @@ def test_sglangs_metrics_tell_of_splice_claim_and_refusal(client: ClaimClient) -
     spliced = len(edited) + 1 - behind
     client.until(lambda: owners(client)["spliced"] == spliced)
     now = owners(client)
-    # The replacement, too, was computed from nothing but what stands before it.
+    # The replacement, too, was computed only from the text before it.
     assert now["exact"] == len(tokens) - 1 + behind - edit.start
     assert sum(now.values()) == client.metric("leyline_engine_pool_capacity_tokens") == POOL
     assert client.metric("leyline_engine_pool_peak_tokens") >= POOL - now["free"]

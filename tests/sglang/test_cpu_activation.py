@@ -60,7 +60,7 @@ def test_it_can_be_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where PyTorch sees a CUDA device, SGLang's own platform runs it."""
+    """If PyTorch sees a CUDA device, SGLang's own platform runs it."""
     _pretend_cuda(monkeypatch)
     assert activate() is None
     assert _chosen() == "CudaSRTPlatform"

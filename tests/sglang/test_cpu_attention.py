@@ -32,7 +32,7 @@ HEADS = {
     # One latent of 64 dims and 32 rotary ones, read as the value without them.
     "mla": Heads(4, 1, 96, 64),
 }
-# New tokens per sequence behind cached ones: (cached, new). The last reaches over a block of rows.
+# New tokens per sequence after cached ones: (cached, new). The last reaches over a block of rows.
 BATCHES = {
     "no prefix": [(0, 5), (0, 1), (0, 17)],
     "short suffix": [(900, 1), (333, 7)],
@@ -43,7 +43,7 @@ BATCHES = {
 
 @dataclass(frozen=True)
 class Batch:
-    """What SGLang hands to attention, with the pool's rows in random order."""
+    """SGLang's input to attention, with the pool's rows in random order."""
 
     heads: Heads
     lengths: list[tuple[int, int]]
@@ -145,7 +145,7 @@ def test_it_replaces_what_sglang_computes(heads: Heads) -> None:
 
 
 def test_a_short_suffix_costs_its_own_rows_only() -> None:
-    """One token behind 2,000 takes one row of scores per head; SGLang's own computes 2,001."""
+    """One token after 2,000 takes one row of scores per head; SGLang's own computes 2,001."""
     heads = HEADS["mla"]
     batch = _batch(heads, [(2000, 1)])
 

@@ -1,4 +1,4 @@
-"""What the CPU platform and its launcher set, so that a user needs to give a model and no more."""
+"""The settings of the CPU platform and its launcher, so that a user needs to give only a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model, a pool and a server are: read from SGLang's own modules, refused by name."""
+"""The facts of a model, a pool and a server: read from SGLang's own modules, refused by name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ KINDS: dict[str, tuple[dict[str, Any] | None, bool, int, str]] = {
 
 
 def rope(kind: str, dtype: torch.dtype = torch.float32, head: int = 64) -> Any:
-    """A rotary module of SGLang's; the tables that it keeps are made anew for each test."""
+    """A rotary module of SGLang's; the tables that it keeps are made again for each test."""
     scaling, neox, width, _ = KINDS[kind]
     return get_rope(head, width, 8192, 10000, neox, scaling, dtype)
 
@@ -222,7 +222,7 @@ class LlamaForCausalLM(torch.nn.Module):
 
 
 def context_of(model: torch.nn.Module, pool: KVCache, folder: Path, **changes: Any) -> Any:
-    """What SGLang hands to the factory of a tree cache, as far as facts are read from it."""
+    """SGLang's input to the factory of a tree cache, as far as facts are read from it."""
     allocator = SimpleNamespace(get_kvcache=lambda: pool)
     params = SimpleNamespace(
         token_to_kv_pool_allocator=allocator,
@@ -372,7 +372,7 @@ def test_what_the_server_was_started_with_is_heeded(name: str, tmp_path: Path) -
 
 
 def test_replicas_are_counted(tmp_path: Path) -> None:
-    """The capability document says how many data-parallel replicas stand behind one address."""
+    """The capability document gives the number of data-parallel replicas at one address."""
     with get_context().override_server_args(dp_size=3):
         facts = read_facts(context_of(LlamaForCausalLM(), gqa_pool(), tmp_path))
     assert facts.capability.data_parallel == 3

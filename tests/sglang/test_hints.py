@@ -97,7 +97,7 @@ def test_a_native_envelope_is_refused_where_signatures_are_wanted() -> None:
 
 
 def test_a_native_envelope_of_others_is_let_be() -> None:
-    """Where signatures are wanted, an envelope without an action of ours isn't ours to refuse."""
+    """If signatures are wanted, an envelope without one of our actions isn't ours to refuse."""
     foreign = Envelope("0.1", "m-2", (Action("a", "hicache.prefetch", "1.0"),))
     request = received(None, json_of(foreign))
     assert take_hints(request, SECRET).invalid is None
@@ -127,7 +127,7 @@ def test_several_answers_are_no_turn() -> None:
 
 @pytest.mark.parametrize("native", [False, True])
 def test_an_oversized_envelope_is_dropped_early(native: bool) -> None:
-    """What exceeds the limit never reaches the scheduler; its refusal does."""
+    """An envelope above the limit never reaches the scheduler; its refusal does."""
     payload = msgspec.structs.replace(PAYLOAD, share="x" * MAX_ENVELOPE_BYTES)
     raw = json_of(edit_envelope("m-4", payload))
     request = received(None, raw) if native else received({"kv_hints": raw})
@@ -190,7 +190,7 @@ ALMOST = st.fixed_dictionaries(
 
 @given(raw=JSON | ALMOST, secret=st.none() | st.just(SECRET))
 def test_no_envelope_fails_a_request(raw: Any, secret: str | None) -> None:
-    """Whatever stands in the envelope's place, reading it raises nothing and names a reason."""
+    """Any content in the envelope's place is read without raising, and names a reason."""
     request = SchedulerRequest(SamplingParams(custom_params={"kv_hints": raw}))
     hints = take_hints(request, secret)
     assert request.sampling_params.custom_params is None

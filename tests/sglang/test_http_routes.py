@@ -80,7 +80,7 @@ def model_of(client: httpx.Client) -> str:
 
 
 def text_of(route: str, answer: httpx.Response, stream: bool) -> str:
-    """What the model said."""
+    """The text of the model's answer."""
     answer.raise_for_status()
     if not stream:
         pieces = [answer.json()]
@@ -98,7 +98,7 @@ def text_of(route: str, answer: httpx.Response, stream: bool) -> str:
 
 
 def record_of(client: httpx.Client, message_id: str) -> TurnRecord:
-    """The finished record of a request; it may lag a moment behind the answer."""
+    """The finished record of a request; it may lag a moment after the answer."""
     deadline = time.monotonic() + WAIT_S
     while True:
         answer = client.get(RECEIPT_PATH.format(message_id=message_id))
@@ -115,7 +115,7 @@ def tokenizer_of(client: httpx.Client) -> Tokenizer:
 
 
 def counted(client: httpx.Client) -> float:
-    """How many requests with an envelope the server has counted."""
+    """The number of requests with an envelope that the server has counted."""
     families = text_string_to_metric_families(client.get("/metrics").raise_for_status().text)
     samples = (sample for family in families for sample in family.samples)
     name = "leyline_engine_requests_total"
@@ -125,7 +125,7 @@ def counted(client: httpx.Client) -> float:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("route", ROUTES)
 def test_every_route_yields_a_receipt(client: httpx.Client, route: str, stream: bool) -> None:
-    """The record tells what became of the request, and the tokens that the model said."""
+    """The record gives the outcome of the request, and the tokens that the model generated."""
     message_id = f"m{route.replace('/', '-')}-{stream}"
     before = counted(client)
     custom = {"kv_hints": envelope(message_id)}
@@ -227,7 +227,7 @@ def channel() -> Iterator[ReceiptChannel]:
 
 @pytest.fixture
 async def guarded(channel: ReceiptChannel) -> AsyncIterator[httpx.AsyncClient]:
-    """The routes behind SGLang's own key check, in this process."""
+    """The routes with SGLang's own key check, in this process."""
     app = FastAPI()
     tokenizer = AutoTokenizer.from_pretrained(shipped_model())
     manager = SimpleNamespace(tokenizer=tokenizer)
@@ -256,14 +256,14 @@ async def test_sglangs_api_key_guards_the_routes(
 async def test_an_engine_whose_schedulers_are_silent_is_not_ready(
     guarded: httpx.AsyncClient,
 ) -> None:
-    """Where the plugin failed in the schedulers, the capability is a 503 and never a guess."""
+    """If the plugin failed in the schedulers, the capability is a 503 and never a guess."""
     answer = await guarded.get(CAPABILITY_PATH, headers={"authorization": f"Bearer {KEY}"})
     assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE
     assert answer.json()["error"]["code"] == "not_ready"
 
 
 def test_only_the_first_node_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no HTTP is served, schedulers are given no endpoint, not even an inherited one."""
+    """If no HTTP is served, schedulers are given no endpoint, not even an inherited one."""
     monkeypatch.setenv(ENDPOINT_VARIABLE, "ipc:///of/another/launch")
     EngineHttp().before_launch(SimpleNamespace(node_rank=1, dp_size=1))
     assert ENDPOINT_VARIABLE not in os.environ
@@ -317,7 +317,7 @@ def test_an_answer_brings_its_record(client: httpx.Client, given: dict[str, Any]
 
 
 def test_only_who_asks_gets_the_record(client: httpx.Client) -> None:
-    """Neither an envelope of before, nor another route, nor a request without an envelope."""
+    """An envelope of before, another route, and a request without an envelope don't get it."""
     for route, custom in (
         ("/v1/chat/completions", {"kv_hints": envelope("m-not-asked")}),
         ("/v1/chat/completions", None),

@@ -97,7 +97,7 @@ def test_the_kernel_moves_rows_as_torch_does(
 def test_the_kernel_turns_keys_right(
     kernel: ModuleType, shape: Shape, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
-    """What the kernel writes is the float64 turn, within the rounding of the dtype."""
+    """The kernel's result is the float64 turn, within the rounding of the dtype."""
     _, pool = twins(kernel, shape, dtype, generator, origins=COUNT)
     tensors, rotary = pool.tensors, pool.rotary
     order = torch.randperm(90, generator=generator) + 1

@@ -1,4 +1,4 @@
-"""As-computed keys beside the pool: rounding stays flat, and stale entries are never believed."""
+"""Keys as computed, beside the pool: rounding stays flat, and stale entries are never believed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Chain:
 
 @pytest.mark.parametrize("shape", [MLA, GQA], ids=lambda shape: shape.name)
 def test_a_thousand_splices_round_like_one(shape: Shape, generator: torch.Generator) -> None:
-    """In bf16 the error behind 1,000 chained splices is that of a single rounding."""
+    """In bf16 the error after 1,000 chained splices is that of a single rounding."""
     chain = Chain(shape, generator, origins=None)
     for step in range(1000):
         chain.step()
@@ -93,7 +93,7 @@ def test_without_origins_rounding_piles_up(shape: Shape, generator: torch.Genera
 
 
 def overwrite(tensors: PoolTensors, slots: torch.Tensor, generator: torch.Generator) -> None:
-    """What a prefill of the engine's does: other KV in the same slots, without a word."""
+    """Put other KV in the same slots without notice, as a prefill of the engine's does."""
     for tensor in (*tensors.keys, *tensors.values):
         tensor[slots] = torch.randn((len(slots), *tensor.shape[1:]), generator=generator).to(
             tensor.dtype
@@ -134,11 +134,11 @@ def test_one_layer_that_differs_is_enough(layer: int, generator: torch.Generator
 
 
 def test_a_row_spliced_from_elsewhere_is_no_witness(generator: torch.Generator) -> None:
-    """An entry counts only at the position where its row stands."""
+    """An entry counts only at its row's position."""
     chain = Chain(MLA, generator, origins=None)
     chain.step()
     fresh = [chain.tensors.band(keys[chain.slots]) for keys in chain.tensors.keys]
-    chain.position += 1  # the caller says that the rows stand elsewhere: they do as they are
+    chain.position += 1  # the caller says that the rows are elsewhere: they do as they are
     here = torch.arange(COUNT) + chain.position
     chain.step()
     there = torch.arange(COUNT) + chain.position
@@ -185,7 +185,8 @@ def test_more_rows_than_the_ring_has_are_spliced_all_the_same(generator: torch.G
 def test_a_ring_that_wraps_in_the_middle_of_a_splice_mixes_nothing_up(
     generator: torch.Generator,
 ) -> None:
-    """Old and new rows in one splice: each is turned from its own key, whoever loses its origin."""
+    """Old and new rows in one splice: each is turned from its own key, whichever loses its
+    origin."""
     tensors, rotary = random_pool(GQA, torch.float32, generator), rotary_of(GQA)
     pool = SplicePool(tensors, rotary, origins=12)
     slots = torch.arange(1, 61)
@@ -202,7 +203,7 @@ def test_a_ring_that_wraps_in_the_middle_of_a_splice_mixes_nothing_up(
 
 
 def test_a_copy_to_the_same_position_carries_the_origin(generator: torch.Generator) -> None:
-    """Behind a plain copy a chain is as exact as before."""
+    """After a plain copy a chain is as exact as before."""
     chain = Chain(MLA, generator, origins=None)
     for _ in range(50):
         chain.step()

@@ -87,8 +87,8 @@ messages = st.fixed_dictionaries(
 
 
 def as_sglang(message: Json, content_format: str) -> Json | None:
-    """What a template sees of a message, by the steps of ``_apply_jinja_template``; None where
-    the request is refused."""
+    """Return a template's view of a message, by the steps of ``_apply_jinja_template``; None if the
+    request is refused."""
     try:
         (record,) = ChatCompletionRequest.model_validate({"messages": [message]}).messages
         shown = record.model_dump()
@@ -151,6 +151,6 @@ def test_tools_are_shown_as_sglang_shows_them(given_tools: list[Json]) -> None:
     ],
 )
 def test_ordinary_messages_are_not_left_to_the_engine(message: Json) -> None:
-    """What agents send every day is shown here."""
+    """Messages that agents send every day are shown here."""
     shown = SglangDialect(False).message(message)
     assert shown == as_sglang(copied(message), "string")

@@ -32,7 +32,7 @@ def noted(notes: list[tuple[tuple[str, str], Publication]]) -> Publications:
 
 
 def covers(held: tuple[Publication, ...], path: Publication) -> bool:
-    """Whether one of the paths begins with ``path``."""
+    """Return True if one of the paths begins with ``path``."""
     return any(p.space == path.space and p.keys[: len(path.keys)] == path.keys for p in held)
 
 
@@ -40,7 +40,7 @@ def covers(held: tuple[Publication, ...], path: Publication) -> bool:
 def test_every_path_is_held_and_none_twice(
     notes: list[tuple[tuple[str, str], Publication]],
 ) -> None:
-    """What a session published is covered by its paths, of which none begins another."""
+    """A session's publications are covered by its paths, of which none begins another."""
     index = noted(notes)
     for session, path in notes:
         assert covers(index.of(session), path)
@@ -134,7 +134,7 @@ def test_the_tenant_that_noted_most_loses_first() -> None:
 
 
 def test_what_is_not_cached_any_more_goes_before_anything_else() -> None:
-    """Where the cache has evicted as much as there is too much of, nobody loses a path."""
+    """If the cache has evicted as much as there is too much of, no session loses a path."""
     lengths: dict[int, int] = {}
     index = Publications(
         max_tokens=100_000, cached=lambda path: lengths.get(path.keys[0] // 1_000_000, 0)

@@ -1,4 +1,4 @@
-"""Which data-parallel replica a request goes to, and what a wrong one keeps of it."""
+"""The data-parallel replica that a request goes to, and a wrong one's content of it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sent(hints: object, *, native: bool = False, rank: int | None = None) -> Gen
 
 
 def hints_of(session: str, scope: str = "t", **payload: Any) -> Any:
-    """An envelope as it stands in a body."""
+    """An envelope as a body carries it."""
     named = EditPayload(session=session, scope=scope, turn="t1", **payload)
     return msgspec.to_builtins(edit_envelope("m", named))
 
@@ -45,7 +45,7 @@ def hints_of(session: str, scope: str = "t", **payload: Any) -> Any:
 def test_a_session_goes_to_the_replica_that_takes_it(
     native: bool, scope: str, session: str, asked: int | None
 ) -> None:
-    """Whatever replica the client asks for, it is the one whose scheduler serves the session."""
+    """The scheduler of that replica serves the session, whichever one the client asks for."""
     request = sent(hints_of(session, scope), native=native, rank=asked)
     pin_session(request, 8)
     payload = EditPayload(session=session, scope=scope, turn="t2")
@@ -65,7 +65,7 @@ def test_a_session_goes_to_the_replica_that_takes_it(
     ],
 )
 def test_who_names_no_session_goes_where_sglang_likes(hints: object) -> None:
-    """What the client asked for stands, also where there is a single replica."""
+    """The client's choice holds, also where there is a single replica."""
     request = sent(hints, rank=1)
     pin_session(request, 2)
     assert request.routed_dp_rank == 1

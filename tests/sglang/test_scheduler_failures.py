@@ -1,4 +1,4 @@
-"""Whatever fails of the engine's own, and whenever: the scheduler loop goes on.
+"""After any failure of the engine's own, at any time, the scheduler loop continues.
 
 Every single call of every stage of a request is made to fail in turn: the first look into the
 tree, the second lock, the third copy, the row that computes the second gap. The request still runs
@@ -50,7 +50,7 @@ _OURS = "leyline_engine."
 
 
 class InjectedError(RuntimeError):
-    """What fails here."""
+    """The injected failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ def splice_scene() -> Scene:
 
 def forget_scene() -> Scene:
     """A secret that one turn reads, that a splice hides, and that is forgotten by name while
-    another request of the session goes on under the splice's lineage."""
+    another request of the session continues under the splice's lineage."""
     scheduler = Scheduler(CAPACITY)
     opening = text(60, 3)
     told = [*opening, *text(10, 4), SECRET, *text(9, 5), *text(40, 6)]
@@ -264,7 +264,7 @@ CASES = [(scene, name) for scene, (_, stages) in SCENES.items() for name in stag
 
 
 def prompted_calls(make: Callable[[], Scene], stage: Stage, patch: pytest.MonkeyPatch) -> int:
-    """How often the request under test calls a stage."""
+    """The number of times that the request under test calls a stage."""
     scene = make()
     with patch.context() as watching:
         calls = stage.watch(watching, scene.scheduler)
@@ -307,7 +307,7 @@ def check_usable(scene: Scene) -> None:
 def test_a_failing_call_costs_a_splice_at_most(
     scene_name: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever call fails, nothing is raised into the scheduler, and the request is served."""
+    """Nothing is raised into the scheduler, whichever call fails, and the request is served."""
     make, stages = SCENES[scene_name]
     stage = stages[name]
     total = prompted_calls(make, stage, monkeypatch)
@@ -352,7 +352,7 @@ def test_the_scene_is_spliced() -> None:
 
 
 def test_the_secret_is_there_to_be_forgotten() -> None:
-    """Control: before the forget the tree remembers the secret, and behind it not."""
+    """Control: before the forget the tree remembers the secret, and afterwards not."""
     scene = forget_scene()
     assert SECRET in scene.scheduler.remembered()
     _, record = scene.request()

@@ -1,4 +1,4 @@
-"""Which KV a forget reaches in SGLang's tree, however the turn that brought it came along."""
+"""The KV that a forget reaches in SGLang's tree, however the turn that brought it came along."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ pytestmark = pytest.mark.usefixtures("server_args")
 
 
 def readers(scheduler: Scheduler) -> int:
-    """How many cached slots have read the secret."""
+    """The number of cached slots that have read the secret."""
     cached = scheduler.cache.all_values_flatten()
     return sum(SECRET in scheduler.has_read[nonce] for _, _, nonce in scheduler.read(cached))
 
 
 def held(scheduler: Scheduler) -> int:
-    """How many slots hold something that has read the secret, free ones included."""
+    """The number of slots that hold something that has read the secret, free ones included."""
     every = torch.arange(1, scheduler.capacity + 1)
     return sum(SECRET in scheduler.has_read[nonce] for _, _, nonce in scheduler.read(every))
 
@@ -45,7 +45,7 @@ def held(scheduler: Scheduler) -> int:
 def several_answers(
     scheduler: Scheduler, prompt: list[int], payload: EditPayload, message: str, answers: int = 2
 ) -> None:
-    """What SGLang makes of ``n``: a request without an answer, and then one for each answer."""
+    """SGLang's version of ``n``: a request without an answer, and then one for each answer."""
     for decode in (0, *range(2, answers + 2)):
         scheduler.submit(prompt, payload, message_id=message, answers=answers, decode=decode)
         if not decode:
@@ -54,7 +54,7 @@ def several_answers(
 
 
 def test_a_prompt_with_several_answers_is_found_by_a_later_forget() -> None:
-    """What ``n`` requests of one message published is noted for their session."""
+    """The KV that one message's ``n`` requests published is noted for their session."""
     scheduler = Scheduler()
     several_answers(scheduler, TOLD, telling(), "told")
     assert readers(scheduler) > TAIL
@@ -163,7 +163,7 @@ FORGETS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("name", FORGETS)
 def test_a_spoilt_edit_forgets_all_the_same(name: str) -> None:
-    """What can't be read of a demand costs prefills, and leaves nothing."""
+    """The unreadable part of a demand costs prefills, and leaves nothing."""
     scheduler = Scheduler()
     scheduler.serve(TOLD, telling())
     scheduler.submit(REDACTED, hints=spoilt(forgetting(), **FORGETS[name]))
@@ -213,12 +213,12 @@ def test_what_no_forget_could_find_is_not_kept(name: str) -> None:
 
 
 STRANGER = [*TOLD, *text(15, 6)]
-"""What somebody without a session makes of the prompt that tells the secret."""
+"""The continuation, by a client without a session, of the prompt that holds the secret."""
 
 
 @pytest.mark.parametrize("first", [False, True])
 def test_what_a_stranger_went_on_with_is_forgotten_too(first: bool) -> None:
-    """KV of requests without a session keeps nothing of a session's, whoever came first."""
+    """KV of requests without a session keeps nothing of a session's, whichever came first."""
     scheduler = Scheduler()
     if first:
         scheduler.serve(STRANGER)
@@ -235,7 +235,7 @@ def test_what_a_stranger_went_on_with_is_forgotten_too(first: bool) -> None:
 
 
 def test_a_forget_waits_for_a_stranger_that_runs() -> None:
-    """Nobody finds what it holds from then on, and with it goes what it has computed since."""
+    """Its KV can't be found from then on, and its later KV goes with it."""
     scheduler = Scheduler()
     scheduler.serve(TOLD, telling())
     stranger = scheduler.submit(STRANGER, decode=12)
@@ -253,7 +253,7 @@ def test_a_forget_waits_for_a_stranger_that_runs() -> None:
 
 
 def test_another_session_keeps_what_it_published_itself() -> None:
-    """A forget takes nothing that another session sent, and all of a stranger's behind that."""
+    """A forget takes nothing that another session sent, and all of a stranger's KV after that."""
     scheduler = Scheduler()
     scheduler.serve(TOLD, telling())
     shared = TOLD[: HEAD + 20]
@@ -270,7 +270,7 @@ def test_another_session_keeps_what_it_published_itself() -> None:
 
 
 def test_a_forget_is_pending_while_nobody_known_holds_what_is_left() -> None:
-    """A stranger that isn't noted is found by nobody, and the forget ends when it is evicted."""
+    """A stranger that isn't noted is found by no forget, which ends when it is evicted."""
     scheduler = Scheduler(500)
     scheduler.serve(TOLD, telling())
     scheduler.serve(STRANGER)
@@ -292,7 +292,7 @@ def test_a_forget_is_pending_while_nobody_known_holds_what_is_left() -> None:
 
 
 def test_a_thousand_small_sessions_leave_a_large_one_its_cache() -> None:
-    """What a session published stays cached while the pool has room, however many others begin."""
+    """A session's published KV stays cached while the pool has room, however many others begin."""
     scheduler = Scheduler(2000)
     large = text(1500, 11)
     scheduler.serve(large, telling(spans=()))
@@ -339,7 +339,7 @@ def flush(scheduler: Scheduler) -> None:
     ids=lambda leave: leave.__name__,
 )
 def test_free_slots_hold_nothing_that_was_forgotten(leave: Callable[[Scheduler], None]) -> None:
-    """What SGLang frees without telling is overwritten with the next forget."""
+    """Slots that SGLang frees without notice are overwritten with the next forget."""
     scheduler = Scheduler(600)
     leave(scheduler)
     assert held(scheduler) > readers(scheduler), "control: something is left in free slots"
@@ -368,7 +368,7 @@ def test_slots_of_a_turn_that_a_forget_withheld_are_overwritten_as_it_ends() -> 
 
 
 def test_a_stranger_that_hangs_up_after_a_forget_leaves_nothing() -> None:
-    """What it had written of its own goes when it lets go of what it held of the session's."""
+    """Its own KV goes when it lets go of the session's KV that it held."""
     scheduler = Scheduler()
     scheduler.serve(TOLD, telling())
     stranger = scheduler.submit(STRANGER, decode=20)

@@ -1,4 +1,4 @@
-"""What a scheduler counts on SGLang's ``/metrics``, and when it looks."""
+"""A scheduler's counts on SGLang's ``/metrics``, and the times when it looks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def edited(tokens: list[int], directive: Directive) -> tuple[list[int], EditPayl
 
 
 def test_a_splice_shows_what_it_copied_and_where_it_lies() -> None:
-    """Bytes are those of the copied rows; what stands behind the edit is spliced, not exact."""
+    """Bytes are those of the copied rows; the text after the edit is spliced, not exact."""
     scheduler = Scheduler(1000)
     req, _ = scheduler.serve(text("a", 200), opens("s"))
     first = list(source_of(req))
@@ -115,7 +115,7 @@ def test_evictions_count_and_the_peak_stays() -> None:
 
 
 class Counting(Seen):
-    """How often levels were read."""
+    """Counts the readings of levels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,8 @@ class Counting(Seen):
 
 
 def test_levels_are_read_once_a_second_and_when_the_scheduler_falls_idle() -> None:
-    """Not at each forward; twice at the end, as the last batch may end a step later."""
+    """They aren't read at each forward, but twice at the end, as the last batch may end a step
+    later."""
     engine, metrics, clock = Scheduler(100).engine, Counting(), [10.0]
     readings = Readings(
         metrics,
@@ -153,7 +154,8 @@ def test_levels_are_read_once_a_second_and_when_the_scheduler_falls_idle() -> No
 
 
 def test_energy_is_shared_by_what_each_batch_computes() -> None:
-    """Prompts by their chunk, running answers by a token; told once the request has ended."""
+    """Prompts count by their chunk, running answers by a token; reported once the request has
+    ended."""
     engine, joules, shares = Scheduler(100).engine, [0.0], []
 
     class Shares(Seen):
@@ -198,7 +200,7 @@ def test_energy_is_shared_by_what_each_batch_computes() -> None:
 def test_a_step_that_cannot_be_counted_stops_no_scheduler(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whether the pool, the batch or the levels can't be read: it is logged."""
+    """If the pool, the batch or the levels can't be read, it is logged."""
     scheduler = Scheduler(100)
     engine = scheduler.engine
 
@@ -232,7 +234,8 @@ def test_a_scheduler_counts_the_energy_of_its_own_ranks(ranks: int, gpus: list[i
 
 
 def test_the_real_nvml_says_that_there_is_no_gpu() -> None:
-    """Who insists on energy is told so at the start; by default the scheduler goes without."""
+    """A scheduler that insists on energy gets its error at the start; by default it does
+    without."""
     metrics = PrometheusMetrics(CollectorRegistry())
     assert open_account(metrics, lambda: ["GPU-none"], environment={}) is None
     with pytest.raises(EnergyUnavailableError, match="NVML"):

@@ -1,7 +1,7 @@
 """Random sessions against SGLang's own tree, allocator and admission.
 
 Whatever the mix of appends, edits, forgets, branches, shared splices, aborts, retractions, flushes
-and memory pressure: no slot is lost, every key stands where it should, plain requests never see KV
+and memory pressure: no slot is lost, every key is where it should be, plain requests never see KV
 that remembers more than their own tokens, nothing is stuck, and what was forgotten is in no slot as
 soon as the forget's receipt is closed.
 """
@@ -36,13 +36,13 @@ from leyline_engine.sglang.splicer import StageRow
 pytestmark = pytest.mark.usefixtures("server_args")
 
 CREW = "crew"
-"""What sessions of a tenant share some of their splices under."""
+"""The name under which sessions of a tenant share some of their splices."""
 CREWS = share_lineage(CREW, salt=SALT)
 
 
 @dataclass
 class Session:
-    """What a proxy would know of a conversation."""
+    """A proxy's knowledge of a conversation."""
 
     name: str
     scope: str
@@ -60,7 +60,7 @@ class Session:
     sent: tuple[SpanLabel, ...] = ()
     """Labels of the turn under way."""
     joined: bool = False
-    """Whether the turn under way draws on what another session shared."""
+    """True if the turn under way draws on KV that another session shared."""
     resent: set[int] = field(default_factory=set)
     """Secrets that the session's other requests sent while it is under way."""
 
@@ -77,7 +77,7 @@ class Driver:
         self.forgotten: set[int] = set()
         """Secrets that no slot may have read."""
         self.open: dict[str, set[int]] = {}
-        """What is forgotten by receipts that aren't closed."""
+        """The secrets forgotten by receipts that aren't closed."""
         self.opening = self.text(40)
 
     def text(self, length: int) -> array[int]:
@@ -166,7 +166,7 @@ class Driver:
                 session.labels = (*session.sent, self.span(session, prompt, len(session.tokens)))
 
     def check_forgotten(self) -> None:
-        """What receipts say is gone is in no slot, free ones included."""
+        """Check that text forgotten by a receipt is in no slot, free ones included."""
         sender, closed = self.scheduler.sender, []
         for message_id in self.open:
             forgot = sender.forgotten.get(message_id, sender.records[message_id].receipt.forgot)
@@ -292,7 +292,7 @@ class Driver:
         return tuple(directives), ()
 
     def moved(self, session: Session, directives: tuple[Directive, ...]) -> tuple[SpanLabel, ...]:
-        """The labels where the edited text stands; one that was cut whole is empty."""
+        """The labels of the edited text; one that was cut whole is empty."""
 
         def at(position: int) -> int:
             shift = 0

@@ -64,13 +64,13 @@ class Crew:
         assert record.receipt.lineage == SHARED
 
     def ended(self, prompt: Sequence[int], payload: EditPayload) -> TurnRecord:
-        """What became of a request that ran alone."""
+        """The outcome of a request that ran alone."""
         _, record = self.scheduler.serve(prompt, payload)
         assert record is not None
         return record
 
     def join(self, *more: int) -> Req:
-        """Session y goes on with what s shared."""
+        """Session y continues what s shared."""
         prompt = [*self.prompt, *more]
         whole = (SpanLabel("k", 0, len(prompt)),)
         payload = EditPayload(session="y", scope="t", turn="y1", spans=whole, share="crew")
@@ -93,13 +93,13 @@ class Crew:
         return self.prompt, payload
 
     def held(self) -> int:
-        """How many slots hold something that has read the secret, free ones included."""
+        """The number of slots that hold something that has read the secret, free ones included."""
         every = torch.arange(1, self.scheduler.capacity + 1)
         rows = self.scheduler.read(every)
         return sum(SECRET in self.scheduler.has_read[nonce] for _, _, nonce in rows)
 
     def found(self, tokens: Sequence[int], lineage: tuple[LineageRun, ...]) -> int:
-        """How much of a prompt is cached under a map."""
+        """The number of a prompt's tokens cached under a map."""
         keys = fold_keys(tokens, lineage, "t")
         return int(self.scheduler.cache.find(keys, Space()).device_prefix_len)
 
@@ -111,7 +111,7 @@ def crew() -> Crew:
 
 
 def test_a_forget_reaches_what_another_session_went_on_with(crew: Crew) -> None:
-    """KV of a shared scope goes with the secret that it read, whoever computed it."""
+    """KV of a shared scope goes with the secret that it read, whichever session computed it."""
     joined = crew.join(5, 6)
     assert crew.found(source_of(joined), SHARED) > len(crew.prompt)
     forgot = crew.ended(*crew.forgetting()).receipt.forgot
@@ -158,7 +158,7 @@ def test_a_running_splice_of_shared_kv_is_not_published_after_a_forget(crew: Cre
 def test_a_running_request_that_found_shared_kv_publishes_nothing_after_a_forget(
     crew: Crew, began: bool
 ) -> None:
-    """What it goes on to compute has read the secret, too, whether it decodes or only waits."""
+    """Its further KV has read the secret, too, whether it decodes or only waits."""
     prompt = [*crew.prompt, 5, 6]
     whole = (SpanLabel("k", 0, len(prompt)),)
     payload = EditPayload(session="y", scope="t", turn="y1", spans=whole, share="crew")
@@ -179,7 +179,7 @@ def test_a_running_request_that_found_shared_kv_publishes_nothing_after_a_forget
 
 
 def test_a_splice_is_not_filed_as_shared_kv_that_waits_to_be_removed(crew: Crew) -> None:
-    """The same tokens under the same scope, spliced anew from elsewhere, are KV of their own."""
+    """The same tokens under the same scope, spliced again from elsewhere, are KV of their own."""
     scheduler = crew.scheduler
     prompt = [*crew.prompt, 5, 6]
     whole = (SpanLabel("k", 0, len(prompt)),)
@@ -211,7 +211,7 @@ def test_a_splice_is_not_filed_as_shared_kv_that_waits_to_be_removed(crew: Crew)
 def test_nobody_finds_shared_kv_after_a_forget_that_failed(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What other sessions made of it is condemned along with what the session published."""
+    """Other sessions' KV from it is condemned along with the session's publications."""
     prompt, payload = crew.own_splice(crew.join(5, 6))
     record = crew.ended(prompt, payload)
     with monkeypatch.context() as broken:
@@ -223,7 +223,7 @@ def test_nobody_finds_shared_kv_after_a_forget_that_failed(
 
 
 def test_kv_of_a_lineage_that_the_ledger_dropped_is_found_by_nobody() -> None:
-    """Where it isn't known any more what a splice has read, it is removed from every session."""
+    """If a splice's reads aren't known any more, it is removed from every session."""
     scheduler = Scheduler()
     scheduler.engine.ledger._max_lineages = 1
     crew = Crew(scheduler)

@@ -13,13 +13,13 @@ pytestmark = pytest.mark.usefixtures("server_args")
 
 
 def found(scheduler: Scheduler) -> int:
-    """How much of the prompt with the secret anybody would find."""
+    """The number of tokens of the prompt with the secret that any request would find."""
     return int(scheduler.cache.find(token_array(TOLD), Space()).device_prefix_len)
 
 
 @pytest.mark.parametrize("splices", [True, False])
 def test_only_what_was_overwritten_is_counted_as_overwritten(splices: bool) -> None:
-    """Slots that keep what was forgotten are pending, and nobody finds them."""
+    """Slots that keep forgotten text are pending, and no request finds them."""
     scheduler = Scheduler(splices=splices)
     req, _ = scheduler.serve(TOLD, telling())
     tokens = req.origin_input_ids + req.output_ids

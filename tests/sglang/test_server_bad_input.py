@@ -63,7 +63,7 @@ class Conversation:
 
 @pytest.fixture(scope="module")
 def conversation(mla_server: SglangServer) -> Iterator[Conversation]:
-    """What the cases share."""
+    """The conversation that the cases share."""
     rng = Random("bad input")
     opening = [rng.randrange(10, 400) for _ in range(200)]
     with EngineClient(mla_server.base_url) as client:
@@ -74,7 +74,7 @@ def conversation(mla_server: SglangServer) -> Iterator[Conversation]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(conversation: Conversation) -> Iterator[None]:
-    """Whatever was sent, nothing of it runs, waits or is locked afterwards."""
+    """Check that nothing of the sent request runs, waits or is locked afterwards."""
     yield
     conversation.client.wait_idle()
 
@@ -139,7 +139,7 @@ def test_a_turn_that_is_named_again_stays_as_it_was(conversation: Conversation) 
 
 
 def test_an_older_envelope_is_judged_by_its_own_source(conversation: Conversation) -> None:
-    """Sent once more after the conversation went on, an edit draws on the turn that it names."""
+    """Sent once more after the conversation continued, an edit draws on the turn that it names."""
     client = conversation.client
     session, source = conversation.begin()
     payload, prompt = good_payload(session, source, "t2"), conversation.unseen()

@@ -1,4 +1,4 @@
-"""Two data-parallel replicas behind one address: a session and its KV stay on one of them."""
+"""Two data-parallel replicas at one address: a session and its KV stay on one of them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def send(
 
 
 def cached(server: SglangServer, prompt: Sequence[int], rank: int) -> int:
-    """How much of a prompt one replica has, asked by somebody without a session."""
+    """The number of a prompt's tokens that one replica has, asked without a session."""
     answer = server.generate(list(prompt), 1, routed_dp_rank=rank)
     found: int = answer["meta_info"]["cached_tokens"]
     return found
@@ -114,7 +114,7 @@ def test_a_session_stays_on_one_replica(replicas: SglangServer) -> None:
 def test_what_a_session_forgets_is_on_no_replica(
     replicas: SglangServer, session: str, asked: int
 ) -> None:
-    """After a forget, none of them has a token of the secret or behind it."""
+    """After a forget, none of them has a token of the secret or after it."""
     session = f"{session}.{asked}"
     prompt = converse(replicas, session)
     redacted = [*prompt[:HEAD], 7, *prompt[HEAD + SECRET :]]

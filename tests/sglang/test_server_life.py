@@ -79,7 +79,7 @@ def begin(client: EngineClient, session: str, *, gap: int = 3, length: int = 240
 
 
 def spliced(record: TurnRecord) -> int:
-    """How many tokens were spliced; asserts that some were."""
+    """The number of spliced tokens; asserts that there are some."""
     assert record.receipt.reason is Reason.SPLICED
     assert record.receipt.tokens.spliced > 0
     return record.receipt.tokens.spliced
@@ -271,7 +271,7 @@ def test_unsigned_envelopes_are_refused(
 def test_a_server_that_is_told_to_end_takes_no_more_requests(
     model_folder: ModelFolder, tmp_path: Path
 ) -> None:
-    """What has begun is answered to its end; what comes then is sent elsewhere, and it stops."""
+    """Requests under way are answered to their end; later ones are sent elsewhere, and it stops."""
     body = request_body(text("ends", 100), None, decode=LONG) | {"stream": True}
     with (
         SglangServer(model_folder(SglangModel.MLA), tmp_path / "server.log") as server,

@@ -1,4 +1,4 @@
-"""The test server tells of what went wrong inside it."""
+"""The test server reports failures inside it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_complaints_are_found(line: str, tmp_path: Path) -> None:
 
 
 def test_a_harmless_log_is_clean(tmp_path: Path) -> None:
-    """What SGLang prints on any start and stop counts as no complaint."""
+    """SGLang's output on any start and stop counts as no complaint."""
     server = SglangServer(tmp_path, tmp_path / "log")
     server.log.write_text(HARMLESS)
     assert server.complaints() == []

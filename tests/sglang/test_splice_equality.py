@@ -109,7 +109,7 @@ def test_other_models_give_the_contracts_answers(
 def test_the_reference_placed_wrongly_is_far_outside_the_bound(
     name: str, request: pytest.FixtureRequest, start_session: Start
 ) -> None:
-    """What a server answers is a hundred bounds off from references that move keys wrongly."""
+    """A server's answer is a hundred bounds off from references that move keys wrongly."""
     check_controls(start_session(request.getfixturevalue(name), "controls"))
 
 
@@ -157,7 +157,7 @@ def check_wrong_turns(session: PlayedSession) -> None:
 
 @contextmanager
 def rotary_restored(session: PlayedSession) -> Iterator[None]:
-    """Whatever happens, the server's splices are right afterwards, and nothing wrong is cached."""
+    """The server's splices are right afterwards, whatever happens, and nothing wrong is cached."""
     try:
         yield
     finally:
@@ -195,7 +195,7 @@ def test_copies_keep_every_bit_that_does_not_turn(
 def test_gaps_longer_than_a_chunk_are_staged(
     name: str, request: pytest.FixtureRequest, start_session: Start
 ) -> None:
-    """Replacements longer than a prefill chunk, copies between and behind them."""
+    """Replacements longer than a prefill chunk, copies between and after them."""
     rng = random.Random(3)
     session = start_session(request.getfixturevalue(name), "staged")
     opened = session.open(draw_tokens(rng, 400))

@@ -1,4 +1,4 @@
-"""Who gets spliced KV from a real SGLang server, and what a forget leaves of it."""
+"""The finders of spliced KV in a real SGLang server, and the remains of it after a forget."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CUT = Directive(100, 140)
 
 
 def clean_run(session: PlayedSession, played: Played, output: Sequence[int]) -> LongWay:
-    """What a prompt's own tokens give, computed anew, along an answer."""
+    """The result of a prompt's own tokens, computed again, along an answer."""
     prompt = played.tokens[: played.prompt]
     return expect(session.subject, [Fresh(prompt)], len(prompt), output)
 
@@ -141,7 +141,7 @@ def test_forgotten_kv_is_zero_and_tells_nothing(
 
 
 def check_zero(old: Played, watching: Played, start: int, *others: Played) -> None:
-    """Slots that held an old turn's tokens from ``start`` on are zero where nobody took them."""
+    """Slots that held an old turn's tokens from ``start`` on are zero unless taken again."""
     held = read_watched(watching.rows_file)
     taken = {slot for turn in (watching, *others) for slot in turn.rows().slots.tolist()}
     free = [i for i, slot in enumerate(held.slots.tolist()) if i >= start and slot not in taken]

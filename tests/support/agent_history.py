@@ -9,10 +9,10 @@ from typing import Any
 def agent_history(
     count: int, task: str, *, secret: str, secret_at: int = 0, lines: int = 8
 ) -> list[dict[str, Any]]:
-    """A call and its result per turn, behind a system prompt and a task.
+    """A call and its result per turn, after a system prompt and a task.
 
     Args:
-        secret: what one result holds in its middle.
+        secret: text that one result holds in its middle.
         secret_at: number of the turn whose result it is.
         lines: of each result; the one with the secret has twice as many.
     """

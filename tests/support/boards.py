@@ -26,7 +26,7 @@ GROUPING = re.compile(r"\b(?:by|on|group_left)\s*\(([^)]*)\)")
 VARIABLE = re.compile(r"\$([a-z]+)\b")
 
 TARGET_LABELS = frozenset({"job", "instance"})
-"""Which Prometheus adds to each series."""
+"""The labels that Prometheus adds to each series."""
 SUFFIXES = {
     "counter": ("_total",),
     "gauge": ("",),

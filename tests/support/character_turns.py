@@ -1,6 +1,6 @@
-"""Conversations whose messages tell which they are, as the session keeps them and plans over them.
+"""Conversations whose messages name themselves, as the session keeps them and plans over them.
 
-One token per character; the role marks stand in no content.
+One token per character; the role marks are in no content.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def retained(
 
 
 def turn_of(messages: list[Message], **facts: Any) -> RetainedTurn:
-    """A retained turn of messages that nobody edited; see :func:`retained` for the facts."""
+    """A retained turn of messages without edits; see :func:`retained` for the facts."""
     return retained(prepare(messages, (), (), 0), **facts)
 
 
@@ -118,7 +118,7 @@ def numbered(draw: st.DrawFn) -> list[Message]:
 
 @st.composite
 def callers_edits(draw: st.DrawFn, count: int) -> dict[int, str]:
-    """What the caller does to some messages: drop, change, or put one before it."""
+    """Apply a caller's edits to some messages: drop, change, or insert one before it."""
     touched = draw(st.sets(st.integers(0, count - 1), max_size=3))
     return {index: draw(st.sampled_from(["drop", "change", "insert"])) for index in touched}
 
@@ -138,7 +138,7 @@ def apply_callers(messages: list[Message], edits: dict[int, str]) -> list[Messag
 
 
 def first_change(old: Rendered, new: Rendered) -> int:
-    """Where two prompts differ first, by looking at every token."""
+    """The first place where two prompts differ, found by looking at every token."""
     pairs = zip(old.tokens, new.tokens, strict=False)
     return next(
         (at for at, (a, b) in enumerate(pairs) if a != b), min(len(old.tokens), len(new.tokens))

@@ -1,7 +1,7 @@
 """An engine that takes claims and computes nothing: a real book over turns that it only counts.
 
-Every turn that it was told of is resident from end to end until someone evicts it. Its clock stands
-still until a test moves it.
+Every turn that is reported to it is resident from end to end until someone evicts it. Its clock
+moves only when a test moves it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ClaimsEngine:
         self.breaks_off: int | None = None
         """Chunks of a refused stream before its error; None answers with a status."""
         self.forgets_records = False
-        """Nobody is told what became of a request."""
+        """The outcome of a request is never reported."""
         self._pool, self._limits = pool, Limits(**limits)
         self.restart()
         self._app = Starlette(
@@ -258,7 +258,7 @@ class ClaimsEngine:
 
 
 def text_of(messages: list[dict[str, Any]], start: int, end: int) -> str:
-    """What stands in tokens ``[start, end)`` of a prompt."""
+    """The text of tokens ``[start, end)`` of a prompt."""
     tokens = _tokens({"messages": messages})[start:end]
     decoded: str = Tokenizer.from_str(tokenizer_json()).decode(tokens, skip_special_tokens=False)
     return decoded

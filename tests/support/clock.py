@@ -1,10 +1,10 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that moves only when a test moves it."""
 
 from __future__ import annotations
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """Seconds that pass only on command."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now

@@ -40,7 +40,7 @@ from leyline_proxy.settings import Settings, load_settings
 MODEL = "leyline-recall"
 LEYLINE = str(Path(sys.executable).with_name("leyline"))
 UP = "Leyline is up."
-"""What `leyline serve` prints then."""
+"""The line that `leyline serve` prints then."""
 
 LONGEST_S = 180.0
 """For one block; some start a server, on a machine that is busy with other tests."""
@@ -85,13 +85,13 @@ _PRINTS = re.compile(r"^<!-- prints -->\n```text\n(.*?)^```$", re.MULTILINE | re
 
 @dataclass(slots=True)
 class Examples:
-    """Evaluates the examples of one page, in order; what they leave behind is the page's.
+    """Evaluates the examples of one page, in order; the page keeps the state they leave.
 
     Attributes:
         folder: working directory of the page.
-        places: what stands for an address or a path in the text, and what it is here.
+        places: replacements, by the text's name for an address or a path.
         origin: the proxy's address.
-        served: what came of servers that were started already, by command and settings; the same
+        served: outcomes of servers that were started already, by command and settings; the same
             one isn't started again for the next page.
         values_schema: of the Helm chart's values.
         engine: an engine for servers whose command names none, which would load one themselves;
@@ -114,7 +114,7 @@ class Examples:
         """Evaluate all examples of a page.
 
         Raises:
-            AssertionError: for the first that fails; says where it stands.
+            AssertionError: for the first that fails; names its place.
         """
         document = Document.parse(str(page), *self._parsers())
         try:
@@ -164,7 +164,7 @@ class Examples:
             yield Region(found.start(), found.end(), found[1], self.prints)
 
     def prints(self, example: Example) -> None:
-        """What the example before printed has these lines, whatever their numbers."""
+        """Check that the previous example printed these lines, ignoring numbers."""
         for line in str(example.parsed).splitlines():
             pattern = re.sub(r"\\?\d+", r"\\d+", re.escape(line)).replace("…", ".*")
             assert re.search(pattern, self.printed), f"{line!r} isn't in {self.printed!r}"
@@ -245,7 +245,7 @@ class Examples:
     def _run(
         self, arguments: Sequence[str], settings: Sequence[str], place: Path, given: bytes
     ) -> Done:
-        """Run a command line as it stands there, in this process."""
+        """Run a command line exactly as written, in this process."""
         with self.patch.context() as patch:
             for setting in settings:
                 name, _, value = setting.partition("=")
@@ -255,7 +255,7 @@ class Examples:
         return found.exit_code, found.stdout, found.stderr
 
     def _serve(self, arguments: Sequence[str], settings: Sequence[str], place: Path) -> Done:
-        """Start a server with a command line as it stands there, and stop it once it is up."""
+        """Start a server with a command line exactly as written, and stop it once it is up."""
         environment = {name: value for name, value in os.environ.items() if "LEYLINE" not in name}
         environment |= dict(setting.split("=", 1) for setting in settings)
         lent = [] if self.engine is None or "--upstream" in arguments else [self.engine]

@@ -1,4 +1,4 @@
-"""A tiny model behind the replay engine's HTTP side, for tests."""
+"""A tiny model served by the replay engine's HTTP side, for tests."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def complete(app: Starlette, **body: Any) -> dict[str, Any]:
 
 
 def is_idle(app: Starlette) -> bool:
-    """Whether no request runs or waits."""
+    """Return True when no request runs or waits."""
     service = app.state.service
     return not service._running and not service._waiting
 
@@ -127,5 +127,5 @@ def script_answer(app: Starlette, monkeypatch: pytest.MonkeyPatch, text: str) ->
 
 
 def engine_tokenizer(app: Starlette) -> Any:
-    """The tokenizer behind an application."""
+    """The tokenizer that an application uses."""
     return app.state.service._decode.__self__._tokenizer

@@ -1,4 +1,4 @@
-"""What an embedded engine holds of a session, read from its radix tree."""
+"""An embedded engine's memory of a session, read from its radix tree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def learn_words(app: Starlette, origin: str) -> None:
 
 
 def held(app: Starlette, session: str, tenant: str = "default") -> list[tuple[str, bool]]:
-    """What a session holds in the tree: each path's text, and whether its end was ever spliced."""
+    """The session's content of the tree: each path's text, and if its end was ever spliced."""
     engine, owner = app.state.service._engine, (tenant, session)
     paths = []
     for node in engine.cache.tree.nodes():
@@ -36,5 +36,5 @@ def held(app: Starlette, session: str, tenant: str = "default") -> list[tuple[st
 
 
 def holds_text(app: Starlette, session: str, text: str, tenant: str = "default") -> bool:
-    """Whether the engine holds KV of ``text`` for a session."""
+    """Return True if the engine holds KV of ``text`` for a session."""
     return any(text in path for path, _ in held(app, session, tenant))

@@ -1,4 +1,4 @@
-"""How many examples a property is tried on, by the profile that the tests run under."""
+"""The number of examples a property is tried on, by the profile that the tests run under."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def examples(number: int) -> int:
 
 
 def is_nightly() -> bool:
-    """Whether the tests take their time."""
+    """Return True for the nightly profile, where tests take their time."""
     return hypothesis.settings.default.max_examples > 1000

@@ -1,4 +1,4 @@
-"""A scripted upstream for tests of the protocol: it remembers what it got, and says what it's told.
+"""A scripted upstream for tests of the protocol: it remembers requests and answers by script.
 
 It knows nothing of tokens; what is spliced is tested with the real engine.
 """
@@ -174,7 +174,7 @@ class FakeEngine:
         await _json(send, msgspec.to_builtins(self.record(message_id)))
 
     def record(self, message_id: str) -> TurnRecord:
-        """What it says of a request."""
+        """The engine's record of a request."""
         return TurnRecord(receipt=self.receipt(message_id), finished=True, output_ids=(1, 2))
 
     def completed(self, part: bytes, message_id: str) -> bytes:

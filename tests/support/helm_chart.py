@@ -30,7 +30,7 @@ class RefusedError(Exception):
 
 
 def helm(*words: str, values: Mapping[str, Any] | None = None) -> str:
-    """What a helm command prints.
+    """Return the output of a helm command.
 
     Raises:
         RefusedError: it fails.
@@ -109,7 +109,7 @@ def ports_of(pod: Manifest) -> dict[str, int]:
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Whether ``matchLabels`` fits."""
+    """Return True if ``matchLabels`` fits."""
     return selector.get("matchLabels", {}).items() <= labels.items()
 
 
@@ -120,7 +120,7 @@ def settings_of(manifests: list[Manifest]) -> str:
 
 
 def allowed(manifests: list[Manifest], source: str, target: str) -> bool:
-    """Whether the policies let the pod of one component reach the first port of another's."""
+    """Return True if the policies let a component's pod reach the first port of another's."""
     found = dict(pods(manifests))
     port = min(ports_of(found[target]).values())
     return _passes(manifests, found[source], found[target], port, "egress") and _passes(

@@ -56,7 +56,7 @@ class Stage:
         return self.of(name)[-1].words()
 
     def environment(self) -> dict[str, str]:
-        """What ENV sets, as it is written."""
+        """The variables that ENV sets, as written."""
         pairs = (word.partition("=") for item in self.of("ENV") for word in item.words())
         return {name: value for name, _, value in pairs}
 
@@ -76,12 +76,12 @@ def stages_of(dockerfile: Path) -> list[Stage]:
 
 @dataclass(slots=True)
 class ImageFolder:
-    """What an image would hold, below ``root``.
+    """An image's content, below ``root``.
 
     Args:
         root: a folder that isn't there yet.
         context: the repository.
-        python: the interpreter that the base images' ``python`` stands for; ``root/usr/local`` is
+        python: the interpreter that the base images' ``python`` means; ``root/usr/local`` is
             made a virtual environment of it.
         build_args: values for ARG.
     """
@@ -154,7 +154,7 @@ class ImageFolder:
 
 
 def ignored_by(ignore_file: Path) -> tuple[list[str], list[str]]:
-    """What an ignore file keeps away, and what it lets through again."""
+    """Return the paths that an ignore file excludes, and those it includes again."""
     lines = [line for line in ignore_file.read_text().splitlines() if line and line[0] != "#"]
     allowed = [line[1:] for line in lines if line.startswith("!")]
     return [line for line in lines if not line.startswith("!")], allowed

@@ -26,7 +26,7 @@ async def metric(client: httpx.AsyncClient, name: str, *labels: str) -> float:
 
 
 def value_of(metric: MetricWrapperBase) -> float:
-    """What a counter or gauge stands at, all its labels together."""
+    """The value of a counter or gauge, summed over all its labels."""
     families: list[Metric] = list(metric.collect())
     found = [sample for family in families for sample in family.samples]
     return sum(sample.value for sample in found if not sample.name.endswith("_created"))

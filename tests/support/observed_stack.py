@@ -38,7 +38,7 @@ PLAN = "The plan is to find where the cache loses tokens, and to mend it there. 
 
 @dataclass
 class Told:
-    """What callers were told, over all their requests."""
+    """The usage and receipts reported to callers, over all their requests."""
 
     answers: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of chat turns that were served whole."""
@@ -48,7 +48,7 @@ class Told:
     """Requests that weren't sent, because a policy failed that forgets."""
 
     def add_stream(self, text: str) -> None:
-        """Keep what a stream told: usage and receipt of its chunks."""
+        """Keep what a stream reported: usage and receipt of its chunks."""
         told: dict[str, Any] = {}
         for line in text.splitlines():
             if line.startswith("data: {"):
@@ -122,13 +122,13 @@ class Stack:
         )
 
     def lose_engine(self) -> None:
-        """Stop the engine that dies, as a machine that fails does: nobody is told."""
+        """Stop the engine that dies without notice, as a failing machine does."""
         self._engines["dies"].close()
 
     def ask(
         self, session: str, messages: list[dict[str, Any]], tenant: str = "red", **members: Any
     ) -> httpx.Response:
-        """One turn; what the caller was told is kept."""
+        """Send one turn and keep what the caller received."""
         body = {"model": self.model, "messages": messages, "max_tokens": 2, **members}
         answer = self._clients[tenant].post(CHAT, json=body, headers={"x-leyline-session": session})
         if answer.status_code == 200 and not members.get("stream"):

@@ -1,4 +1,4 @@
-"""What a page loads, and what it has inline."""
+"""The files that a page loads, and its inline content."""
 
 from __future__ import annotations
 

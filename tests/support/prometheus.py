@@ -50,7 +50,7 @@ def promtool(*arguments: str | Path, text: str | None = None) -> None:
 
 
 def hurried(text: str) -> str:
-    """Alert rules that wait for nothing and look back for seconds; told apart by a label."""
+    """Alert rules that wait for nothing and look back for seconds; a label distinguishes them."""
     rules = yaml.safe_load(_OFFSETS.sub(f"offset {WINDOW}", _WINDOWS.sub(f"[{WINDOW}]", text)))
     for group in rules["groups"]:
         for rule in group["rules"]:
@@ -106,7 +106,7 @@ def _numbers(samples: Any) -> list[float]:
 
 
 def eventually(condition: Callable[[], object], seconds: float = QUERY_TIMEOUT_S) -> bool:
-    """Whether the condition comes true in time."""
+    """Return True if the condition comes true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

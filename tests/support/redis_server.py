@@ -18,7 +18,7 @@ START_S = 20.0
 
 
 def program(name: str) -> str:
-    """Where a program of Redis is; the test is skipped where there is none."""
+    """Find a program of Redis; skip the test where there is none."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
@@ -27,7 +27,7 @@ def program(name: str) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and such that a cluster's bus port is one, too."""
+    """A free port whose cluster bus port is free, too."""
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -47,7 +47,7 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """Where it is reached."""
+        """The server's address."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     def client(self) -> redis.Redis:
@@ -85,7 +85,7 @@ class RedisServer:
         self._process.send_signal(19)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Let it continue."""
         assert self._process is not None
         self._process.send_signal(18)
 

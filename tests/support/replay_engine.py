@@ -105,7 +105,7 @@ def random_tokens(count: int, seed: int) -> list[int]:
 
 
 def reference(tokens: Sequence[int], kind: str = "gqa") -> torch.Tensor:
-    """fp32 logits ``[vocab]`` behind ``tokens`` from the model alone, without any cache."""
+    """fp32 logits ``[vocab]`` after ``tokens`` from the model alone, without any cache."""
     with torch.inference_mode():
         output = tiny_model(kind)(torch.tensor([list(tokens)]), use_cache=False)
     return torch.as_tensor(output.logits[0, -1]).float()
@@ -209,12 +209,12 @@ def held(engine: ReplayEngine) -> object:
 
 
 def free_slots(engine: ReplayEngine) -> Slots:
-    """Slots of the pool that nobody has."""
+    """Slots of the pool without an owner."""
     return engine.cache._allocator.free_slots()
 
 
 def contents(engine: ReplayEngine) -> dict[int, bytes]:
-    """What is stored behind every slot in use, in all layers: tensors, original keys, positions."""
+    """The stored content of every slot in use, in all layers: tensors, original keys, positions."""
     cache_ = engine.cache
     free = set(free_slots(engine).tolist())
     pool = cache_.pool
@@ -235,7 +235,7 @@ def cached(
 
 
 def blank(engine: ReplayEngine, slots: Slots) -> bool:
-    """Whether nothing is left in these slots, in any layer or tensor."""
+    """Return True if nothing is left in these slots, in any layer or tensor."""
     index = torch.from_numpy(slots)
     pool = engine.cache.pool
     stored = [t[index] for pair in pool._tensors for t in pair]

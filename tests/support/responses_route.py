@@ -30,7 +30,7 @@ async def ask(client: httpx.AsyncClient, given: Any = "Hello.", **members: Any) 
 
 
 def scripted(**members: Any) -> Answer:
-    """A stream with reasoning, text and a call; usage comes behind the finish chunk."""
+    """A stream with reasoning, text and a call; usage comes after the finish chunk."""
     call = {"index": 0, "id": "c1", "function": {"name": "ls", "arguments": ""}}
     deltas: list[dict[str, Any]] = [
         {"role": "assistant", "content": ""},

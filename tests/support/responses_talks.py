@@ -53,12 +53,12 @@ def called(name: str = "ls", call_id: str = "c1", **members: Any) -> dict[str, A
 
 
 def gave(output: Any, call_id: str = "c1", kind: str = "function_call") -> dict[str, Any]:
-    """What a call gave."""
+    """The output item of a call."""
     return {"type": f"{kind}_output", "call_id": call_id, "output": output}
 
 
 def opening(*, carries: bool = False, key: str = KEY, **members: Any) -> Opening:
-    """What is known before an answer."""
+    """The facts known before an answer."""
     mapping = mapped(tools=TOOLS)
     shown = shown_request({"tools": TOOLS, **members}, store=True)
     return Opening(
@@ -233,4 +233,4 @@ _ODD = st.dictionaries(
     st.sampled_from(NAMES[:11]), st.lists(_TYPED, max_size=3) | _ANYTHING, max_size=2
 )
 BODIES = st.builds(lambda good, odd: {**good, **odd}, _GOOD, _ODD)
-"""Requests that are right, but for what stands in place of some members."""
+"""Requests that are right, but for the values of some members."""

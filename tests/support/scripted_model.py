@@ -1,4 +1,4 @@
-"""A model that says what a script tells it to, inside the real engine.
+"""A model that speaks a script's lines inside the real engine.
 
 Only the logits are scripted. Prompts are prefilled, answers are decoded token by token, cached,
 parsed for tool calls and accounted for as any model's, so that usage, receipts and cached tokens
@@ -52,14 +52,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model says: a text, tool calls, or both."""
+    """The model's reply: a text, tool calls, or both."""
 
     text: str = ""
     calls: tuple[Call, ...] = ()
 
     @property
     def spelled(self) -> str:
-        """As the chat template would render it, so that the next prompt begins with it."""
+        """Render the reply as the chat template would, so that the next prompt begins with it."""
         blocks = [
             f'{TOOL_CALL_OPEN}\n{{"name": {json.dumps(call.name)}, "arguments": '
             f"{json.dumps(call.arguments, ensure_ascii=False)}}}\n"
@@ -71,7 +71,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the model was given to read, told apart into messages again."""
+    """The prompt that the model was given, split into messages again."""
 
     messages: tuple[tuple[str, str], ...]
     """Role and text."""
@@ -87,7 +87,7 @@ class Prompt:
         return cls(messages, frozenset(json.loads(line)["function"]["name"] for line in lines))
 
     def said_since(self, task: str, replies: Sequence[Reply]) -> int | None:
-        """How many of ``replies`` follow the first user message that holds ``task``, if one does.
+        """Count the ``replies`` that follow the first user message that holds ``task``, if any.
 
         Clients put words of their own into the model's mouth, too; those don't count.
         """
@@ -109,7 +109,7 @@ Script = Callable[[Prompt], tuple[Reply, bool]]
 def follow(task: str, *replies: Reply, aside: str = "A session.") -> Script:
     """Answer requests that hold ``task`` with ``replies`` in turn, and all others with ``aside``.
 
-    How far the session has come is told by the answers in the prompt, so that nothing depends on
+    How far the session has come is read from the answers in the prompt, so that nothing depends on
     a client's own wording. Requests that don't offer the tools of the next reply (they ask for a
     title, or a summary) are answered with ``aside``.
     """
@@ -121,7 +121,7 @@ def follow(task: str, *replies: Reply, aside: str = "A session.") -> Script:
         if done is None or done >= len(replies):
             return Reply(aside), False
         next_calls = {call.name for call in replies[done].calls}
-        # A closing text calls nothing, but stands where the session's tools are offered, too.
+        # A closing text calls nothing, but comes where the session's tools are offered, too.
         if not next_calls <= prompt.tools or (known and not known & prompt.tools):
             return Reply(aside), False
         return replies[done], True
@@ -136,9 +136,9 @@ class ModelTurn:
     prompt: array[int]
     receipt: Receipt
     kept: Sequence[int]
-    """What was generated, without the last token: nothing was computed of that."""
+    """The generated tokens without the last one: nothing was computed of that."""
     followed: bool
-    """Whether it is a step of the session that the test follows."""
+    """True if it is a step of the session that the test follows."""
 
     @property
     def cached(self) -> int:
@@ -160,7 +160,7 @@ class ScriptedModel:
     """Prompt, name, and whether it is a step of the session that the test follows."""
 
     def turns(self) -> list[ModelTurn]:
-        """What came of the requests that have ended."""
+        """The outcomes of the requests that have ended."""
         book = self.app.state.service.records
         found = [(prompt, book.get(name), step) for prompt, name, step in self.admitted]
         return [

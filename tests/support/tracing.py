@@ -75,13 +75,13 @@ def duration_s(span: ReadableSpan) -> float:
 
 @dataclass
 class Collector:
-    """What a collector has got."""
+    """A collector and what it has received."""
 
     endpoint: str
     bodies: list[bytes] = field(default_factory=list)
     requests: list[ExportTraceServiceRequest] = field(default_factory=list)
     status: int = 200
-    """What it answers; it keeps nothing with any other."""
+    """The status it answers; it keeps nothing with any other."""
 
     def spans(self) -> Sequence[ProtoSpan]:
         """All spans, in the order of their arrival."""
@@ -94,7 +94,7 @@ class Collector:
         ]
 
     def holds(self, words: str) -> bool:
-        """Whether the bytes that came hold ``words``."""
+        """Return True if the bytes received hold ``words``."""
         return any(words.encode() in body for body in self.bodies)
 
 

@@ -69,7 +69,7 @@ def test_boards_have_grafanas_types(path: Path) -> None:
 
 
 def test_every_queried_metric_exists(series_labels: dict[str, frozenset[str]]) -> None:
-    """No query, variable, mark or alert names a series that nobody exposes."""
+    """No query, variable, mark or alert names a series that nothing exposes."""
     queried = _metrics(
         *(query.expr for query in QUERIES),
         *boards.variable_queries(),

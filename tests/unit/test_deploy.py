@@ -142,7 +142,7 @@ def test_services_are_watched_and_confined(compose: dict[str, Any]) -> None:
 
 
 def test_secrets_come_from_outside(compose: dict[str, Any]) -> None:
-    """No secret stands in the Compose file, and each of the proxy's variables is a setting."""
+    """The Compose file holds no secret, and each of the proxy's variables is a setting."""
     known = {f"LEYLINE_{name.upper()}" for name in Settings.model_fields}
     for service in compose["services"].values():
         for name, value in service.get("environment", {}).items():
@@ -258,7 +258,8 @@ def test_image_copies_only_what_exists(image: list[Stage]) -> None:
 
 
 def test_images_run_unprivileged_and_watched(image: list[Stage]) -> None:
-    """The final stage switches to a user without privileges, and tells how its health is asked."""
+    """The final stage switches to a user without privileges, and states how its health is
+    checked."""
     final = image[-1]
     assert [item.value for item in final.of("USER")] == ["10001"]
     assert final.of("HEALTHCHECK")

@@ -89,7 +89,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_broken_links_are_noticed() -> None:
-    """A link to no file, to no heading, or out of a table cell is told; links in code aren't."""
+    """A link to no file, to no heading, or out of a table cell is reported; links in code
+    aren't."""
     text = (
         "# A title, `code` & more\n\n[a](nope.md) [b](#no) [c](index.md#promises)\n"
         "[d](#a-title-code--more) `[e](x.md)`\n\n| t |\n|---|\n| [f](y.md) |\n\n"
@@ -158,7 +159,7 @@ def test_links_between_moved_pages_are_set_right() -> None:
 
 
 def test_references_are_what_the_code_says() -> None:
-    """Settings, routes and commands are listed as they are now; `make docs` writes them anew."""
+    """Settings, routes and commands are listed as they are now; `make docs` rewrites them."""
     # In a process of its own: typing gives equal unions in the order of whoever named them first.
     command = [sys.executable, str(REPOSITORY / "deploy" / "docs" / "reference.py"), "--check"]
     told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
@@ -181,7 +182,7 @@ def test_every_route_is_in_the_guide() -> None:
 
 
 def test_every_alert_has_its_section() -> None:
-    """What to do about each alert stands under its name, where its runbook link leads."""
+    """Each alert's heading says what to do about it, where its runbook link leads."""
     text = (DOCS / "operations.md").read_text(encoding="utf-8")
     described = re.findall(r"^### (Leyline .*)$", text.split("\n## Alerts\n")[1], re.MULTILINE)
     names = []

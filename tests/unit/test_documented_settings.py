@@ -29,7 +29,7 @@ _VARIABLE = re.compile(r"LEYLINE_[A-Z0-9_]*[A-Z0-9]")
 
 
 def _texts() -> dict[str, str]:
-    """What users read and deploy, by path."""
+    """The text that users read and deploy, by path."""
     found = {}
     for folder in ("deploy", "docs"):
         for path in sorted((REPOSITORY / folder).rglob("*")):

@@ -1,4 +1,4 @@
-"""Who may import whom: the import-linter contracts hold, and they would notice if they didn't."""
+"""The import-linter contracts hold, and would notice a forbidden import."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def sources(tmp_path: Path) -> Path:
 
 
 def test_contracts_hold() -> None:
-    """Every contract in pyproject.toml is kept by the code as it stands."""
+    """The code keeps every contract in pyproject.toml."""
     result = _lint(REPOSITORY)
     assert result.returncode == 0, result.stdout
     assert "0 broken" in result.stdout

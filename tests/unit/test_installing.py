@@ -1,4 +1,4 @@
-"""What users are told to install, and from where."""
+"""The install commands that users are given, and their package index."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_hint_names_what_this_was_installed_from(
 def test_an_installation_from_elsewhere_is_named_by_its_wheel(
     told: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever its metadata says, or doesn't."""
+    """The wheel names it, whatever its metadata says, or doesn't."""
     monkeypatch.setattr(installing, "distribution", lambda _: Installed(told))
     assert ".whl[proxy]" in installing.pip_install("proxy")
 
@@ -73,7 +73,7 @@ def test_a_source_tree_is_named_by_its_folder(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_pytorch_is_installed_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What brings it along names the index of the builds that aren't gigabytes of CUDA."""
+    """Install commands with PyTorch name the index of the builds that aren't gigabytes of CUDA."""
     monkeypatch.setitem(sys.modules, "torch", None)
     for module in [name for name in sys.modules if name.startswith("leyline_engine.replay")]:
         monkeypatch.delitem(sys.modules, module)

@@ -1,4 +1,4 @@
-"""What every program here does: two tools that really act, and where to find the server."""
+"""The common part of all programs here: two tools that really act, and the server's address."""
 
 from __future__ import annotations
 

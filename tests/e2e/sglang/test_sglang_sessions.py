@@ -26,7 +26,7 @@ SHORTEN = "truncate_older_than:n=5,max_chars=60 | drop_failed_calls"
 SECRET = "domain=clover"
 REDACT = f'{SHORTEN} | redact:pattern="{SECRET}"'
 IN_SIGHT = ("column", "domain")
-"""Asked for in the end: their values stand in what no policy has touched."""
+"""Asked for in the end: their values are in text that no policy has touched."""
 FAILED = "Error: no such configuration"
 NOISE = (
     "check the result and read each line again before the next step\n"
@@ -89,7 +89,7 @@ class Agent:
         return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
 
     def answers(self, messages: Messages) -> list[str]:
-        """What is said to each question, each asked on its own."""
+        """The answers to the questions, each asked on its own."""
         asked = [{"role": "user", "content": f"What is `{key}=`?"} for key in IN_SIGHT]
         return [self.ask([*messages, each], max_tokens=24) for each in asked]
 
@@ -226,7 +226,7 @@ def random_conversations(count: int) -> Iterator[tuple[Messages, dict[str, Any]]
 
 
 def test_random_conversations_render_as_in_sglang(engine: SglangServer) -> None:
-    """Whatever is rendered here has SGLang's own tokens, and what SGLang refuses isn't rendered."""
+    """Messages rendered here have SGLang's own tokens, and those SGLang refuses aren't rendered."""
 
     async def compare() -> tuple[int, int]:
         client = UpstreamClient(
@@ -253,7 +253,7 @@ def test_random_conversations_render_as_in_sglang(engine: SglangServer) -> None:
 
 
 def test_prompts_are_counted_as_the_engine_counts_them(origin: str) -> None:
-    """Usage and receipt tell the same prompt, streamed or not."""
+    """Usage and receipt count the same prompt, streamed or not."""
     for number, messages in enumerate(itertools.islice(history("Counted."), 3)):
         answer = httpx.post(
             f"{origin}/v1/chat/completions",

@@ -39,7 +39,7 @@ def turn(origin: str, turns: int, **members: Any) -> httpx.Response:
 
 
 def upstream(origin: str) -> dict[str, Any]:
-    """What ``/readyz`` says of the engine."""
+    """The engine's status in ``/readyz``."""
     found: dict[str, Any] = httpx.get(f"{origin}/readyz", timeout=30).json()["upstreams"][0]
     return found
 
@@ -69,7 +69,7 @@ def restarted(
 def test_the_session_goes_on_and_says_that_nothing_is_spliced(
     restarted: tuple[str, list[dict[str, Any]]],
 ) -> None:
-    """The policy's edits still reach the engine; the account tells why they weren't spliced."""
+    """The policy's edits still reach the engine; the account says why they weren't spliced."""
     origin, before = restarted
     assert before[-1]["reason"] == "spliced"
     after = [turn(origin, turns) for turns in (4, 5)]

@@ -126,7 +126,7 @@ async def test_a_refusal_is_a_503_until_the_claim_is_released(open_app: OpenApp)
 
 
 async def test_retry_after_is_the_time_until_the_deadline(open_app: OpenApp) -> None:
-    """And the request is served when it has passed."""
+    """The request is served when it has passed."""
     app = open_app()
     await complete(app, ids(300, 1), "plan")
     await do(app, claim("plan", 300, ttl_s=1))
@@ -138,7 +138,7 @@ async def test_retry_after_is_the_time_until_the_deadline(open_app: OpenApp) -> 
 
 
 async def test_two_tenants_hear_of_each_other_as_numbers(open_app: OpenApp) -> None:
-    """Ids are their own; whoever has no claim is told nothing but how many."""
+    """Ids are their own; a tenant without a claim gets nothing but the number."""
     app = open_app()
     await complete(app, ids(200, 1), "hers")
     await complete(app, ids(200, 2), "his", payload={"scope": "u"})
@@ -159,7 +159,7 @@ async def test_two_tenants_hear_of_each_other_as_numbers(open_app: OpenApp) -> N
 async def test_a_stream_that_outgrows_its_room_ends_with_the_named_error(
     open_app: OpenApp,
 ) -> None:
-    """Beside a claim and another stream; that one goes on to its end."""
+    """The error comes beside a claim and another stream; that one continues to its end."""
     app = open_app()
     await complete(app, ids(200, 1), "plan")
     await do(app, claim("plan", 200))
@@ -184,7 +184,8 @@ async def test_a_stream_that_outgrows_its_room_ends_with_the_named_error(
 
 
 async def test_a_stream_reaches_its_reader_before_it_outgrows_its_room(open_app: OpenApp) -> None:
-    """Over a real connection: text first, then the error event, and the connection ends."""
+    """The text comes first over a real connection, then the error event, and the connection
+    ends."""
     app = open_app()
     await complete(app, ids(200, 1), "plan")
     await do(app, claim("plan", 200))
@@ -263,7 +264,7 @@ async def test_write_no_admit_keeps_the_sessions_requests_to_themselves(open_app
 async def test_malformed_commands_are_400_and_name_the_field(
     open_app: OpenApp, body: bytes, param: str | None
 ) -> None:
-    """In OpenAI's shape."""
+    """They have OpenAI's shape."""
     response = await post(open_app(), body)
     assert response.status_code == 400
     assert error_of(response)["type"] == "invalid_request_error"
@@ -289,7 +290,7 @@ async def test_malformed_commands_are_400_and_name_the_field(
 async def test_impossible_claims_name_what_has_to_change(
     open_app: OpenApp, terms: dict[str, Any], param: str
 ) -> None:
-    """Before anything of them is kept."""
+    """They do so before anything of them is kept."""
     app = open_app()
     document = {
         "id": "c",
@@ -347,7 +348,7 @@ async def test_with_a_secret_commands_must_be_signed(open_app: OpenApp) -> None:
 
 
 async def test_the_handshake_says_that_claims_are_taken(open_app: OpenApp) -> None:
-    """By action and version."""
+    """It says so by action and version."""
     async with client_of(open_app()) as client:
         capability = (await client.get("/leyline/capability")).json()
         assert "leyline.claim@1.0" in capability["actions"]
@@ -384,12 +385,12 @@ async def test_requests_that_retry_while_a_claim_is_deleted_are_served_at_last(
     "limits", [{"shares": 1}, {"share": "much"}, {"share": 1.5}, {"claims": -1}, {"claims": 0.5}]
 )
 def test_limits_that_cannot_be_are_refused_at_the_start(limits: dict[str, Any]) -> None:
-    """Before the model is loaded; the limit is named."""
+    """They are refused before the model is loaded; the limit is named."""
     with pytest.raises(ValueError, match=next(iter(limits))):
         create_engine_app(model="/nowhere", claim_limits=limits)
 
 
 def test_limits_have_defaults() -> None:
-    """What isn't stated is as it was."""
+    """Unstated limits keep their defaults."""
     assert read_limits({}) == Limits()
     assert read_limits({"share": 0.25, "claims": 7}) == Limits(share=0.25, claims=7)

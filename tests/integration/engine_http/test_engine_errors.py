@@ -110,7 +110,7 @@ async def test_bad_chat_requests(
     ],
 )
 async def test_bad_completion_requests(app: Starlette, body: dict[str, Any], param: str) -> None:
-    """What isn't served is refused by name."""
+    """An unsupported request is refused by name."""
     async with client_of(app) as client:
         response = await client.post("/v1/completions", json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)

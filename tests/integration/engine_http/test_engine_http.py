@@ -208,7 +208,7 @@ async def test_documents(app: Starlette, loaded: LoadedModel) -> None:
 
 
 async def test_an_edit_is_spliced_and_receipted(app: Starlette, loaded: LoadedModel) -> None:
-    """A turn with a span cut out of the one before reuses what lies behind the span."""
+    """A turn with a span cut out of the one before reuses the KV after the span."""
     source = loaded.tokenizer("value = compute(1, 2)\n" * 40)["input_ids"]
     await complete(app, prompt=source, max_tokens=1, custom_params=hints("m1", turn="t1"))
     first = await record_of(app, "m1")
@@ -264,7 +264,7 @@ async def test_tool_calls_are_returned(app: Starlette, monkeypatch: pytest.Monke
 async def test_an_answer_brings_its_record(
     app: Starlette, given: dict[str, Any], tools: object
 ) -> None:
-    """Whoever asks gets it as the last member of the body, or of the chunk that finishes; the
+    """A request for it gets it as the last member of the body, or of the chunk that finishes; the
     rest of the answer is the same."""
     stream = bool(given.get("stream"))
     options = {"stream": stream, "stream_options": {"include_usage": bool(given.get("usage"))}}

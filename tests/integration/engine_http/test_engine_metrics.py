@@ -94,7 +94,7 @@ async def test_splice_claim_and_refusal_show(small: Starlette) -> None:
     assert now["splice_seconds_count",] == 1
     behind = receipt["lineage"][0]["start"]
     assert now["pool_tokens", "spliced"] == len(prompt) + 3 - behind
-    # The replacement, too, was computed from nothing but what stands before it.
+    # The replacement, too, was computed only from the text before it.
     assert now["pool_tokens", "exact"] == len(tokens) - 1 + behind - edit.start
     assert (now["retained_turns",], now["lineages",]) == (2, 1)
     assert now["retained_tokens",] == len(tokens) + len(prompt) + 4
@@ -118,7 +118,7 @@ async def test_splice_claim_and_refusal_show(small: Starlette) -> None:
 
 
 async def test_the_secret_guards_the_metrics(loaded: LoadedModel) -> None:
-    """As everything but the health of an engine that asks for one."""
+    """They need it like everything but the health of an engine that asks for one."""
     app = serve_model(loaded, pool_tokens=POOL, options=ServingOptions(api_secret="secret"))
     try:
         async with client_of(app) as client:

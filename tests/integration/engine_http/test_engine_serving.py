@@ -41,7 +41,7 @@ async def test_stream_arrives_piece_by_piece(app: Starlette) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_cancelled_when_the_client_goes(app: Starlette, stream: bool) -> None:
-    """A closed connection ends its request and gives its slots back, and others go on."""
+    """A closed connection ends its request and gives its slots back, and others continue."""
     body = {"messages": MESSAGES, "max_tokens": 10_000, "ignore_eos": True, "stream": stream}
     async with served(app) as client:
         if stream:

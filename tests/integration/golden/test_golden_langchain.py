@@ -42,7 +42,7 @@ def _sessions(path: Path) -> list[list[Message]]:
 
 
 def _as_sent(messages: list[Message]) -> list[Message]:
-    """What LangChain keeps of a session, with the arguments as it writes them."""
+    """LangChain's copy of a session, with the arguments as it writes them."""
     return _to_chat(_to_langchain(messages))
 
 

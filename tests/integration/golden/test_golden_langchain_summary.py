@@ -40,7 +40,7 @@ def _requests(messages: list[Message]) -> list[list[Message]]:
 
 
 def _original(messages: list[Message], tokens: int, keep: int) -> list[Message] | None:
-    """What stays beside the summary; None where there is none."""
+    """The messages beside the summary; None where there is none."""
     middleware = SummarizationMiddleware(
         model=FakeListChatModel(responses=[SUMMARY]),
         trigger=("tokens", tokens),

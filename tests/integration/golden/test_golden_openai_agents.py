@@ -168,7 +168,7 @@ parts = st.lists(
 def test_generated_outputs_are_trimmed_the_same(
     outputs: list[Any], max_chars: int, preview: int
 ) -> None:
-    """For texts, images and files of any size and for all limits, both send the same messages."""
+    """Both send the same messages, for texts, images and files of any size and for all limits."""
     messages: list[Message] = [{"role": "user", "content": "Look."}]
     for number, output in enumerate(outputs):
         function = {"name": f"tool_{number}", "arguments": "{}"}
@@ -198,7 +198,7 @@ def test_each_setting_matters(traces_dir: Path, changed: dict[str, Any]) -> None
 
 
 def test_reused_ids_are_named_after_the_call_they_answer(traces_dir: Path) -> None:
-    """Where a session uses ids again, only ours names the tool that gave the output."""
+    """If a session uses ids again, only ours names the tool that gave the output."""
     sessions = _recorded(traces_dir / "sessions_tau_bench.jsonl.gz")
     changed = 0
     for messages in sessions:

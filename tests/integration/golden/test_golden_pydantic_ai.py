@@ -131,7 +131,7 @@ def _restored(messages: Sequence[ModelMessage]) -> list[Message]:
 
 
 def _requests(messages: Sequence[Message]) -> Iterator[int]:
-    """How many messages each request of the session held."""
+    """The number of messages that each request of the session held."""
     for index, message in enumerate(messages):
         if message["role"] == "assistant" and index > 1:
             yield index
@@ -139,7 +139,7 @@ def _requests(messages: Sequence[Message]) -> Iterator[int]:
 
 
 def _original(capability: Any, messages: Sequence[ModelMessage]) -> list[ModelMessage]:
-    """What the capability makes of one request."""
+    """The capability's result for one request."""
     context = RunContext(deps=None, model=MODEL, usage=RunUsage())
     request = ModelRequestContext(
         model=MODEL,
@@ -159,7 +159,7 @@ class _Beside:
     carried: bool = True
 
     def requests(self, messages: Sequence[Message]) -> Iterator[tuple[int, list[Message]]]:
-        """How long some of the requests were, and what the capability made of them."""
+        """The lengths of some of the requests, and the capability's result for them."""
         whole = _converted(messages)
         merged = len(messages) - len(whole)
         held: list[ModelMessage] = []
@@ -214,9 +214,9 @@ def _compare(
 
 
 def _with_last_task(expected: list[Message], ours: list[Message]) -> list[Message]:
-    """What the library left, with the one message more that a rule of ours keeps.
+    """The library's result, with the one message more that a rule of ours keeps.
 
-    The user's last message is never dropped; where the library dropped it, it stands behind the
+    The user's last message is never dropped; where the library dropped it, it is put after the
     instructions and the first task.
     """
     return [*expected[:2], *(m for m in ours[2:3] if m["role"] == "user"), *expected[2:]]
@@ -299,7 +299,7 @@ def test_clear_tool_uses(traces_dir: Path, file: str) -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_warn_near_limits(traces_dir: Path, file: str) -> None:
-    """The same warning stands at the end of the same requests."""
+    """The same warning is at the end of the same requests."""
     spec = "warn_near_limits:max_tokens=3000,place=end"
     _check(
         _sessions(traces_dir, file),

@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class EditedTurn:
-    """Edits of the turn before, and what the prompt has behind them."""
+    """Edits of the turn before, and the prompt's text after them."""
 
     edits: tuple[Edit, ...]
     treatments: tuple[Treatment, ...]
@@ -104,7 +104,7 @@ def _draw_turn(
     min_edits: int,
     kept_behind: int,
 ) -> EditedTurn:
-    """One edited turn; at least ``kept_behind`` tokens of the source are reused behind its first
+    """One edited turn; at least ``kept_behind`` tokens of the source are reused after its first
     edit, and ``exact`` of its leading tokens were never spliced."""
     while True:
         edits = _draw_edits(rng, len(paths[-1]), rng.randint(min_edits, MAX_EDITS))
@@ -125,8 +125,8 @@ def _draw_treatments(
 ) -> tuple[Treatment, ...]:
     """Half of the turns only amortize; in the others the modes are mixed.
 
-    A span is forgotten only where no spliced KV lies before it: there its first reader is its
-    own first token, whatever an engine knows of earlier splices. Behind splices and by name:
+    A span is forgotten only where no spliced KV lies before it: there its first reader is its own
+    first token, whatever an engine knows of earlier splices. After splices and by name:
     :mod:`oracle_messages`.
     """
     if rng.random() < 0.5:
@@ -134,13 +134,13 @@ def _draw_treatments(
     drawn: list[Treatment] = []
     for index, (start, _, _) in enumerate(edits):
         others = [Treatment.EXACT, *([Treatment.FORGET] * 2 if start <= exact else [])]
-        # The first edit amortizes more often: behind another one nothing is reused.
+        # The first edit amortizes more often: after another one nothing is reused.
         drawn.append(rng.choice([Treatment.AMORTIZE] * (2 if index else 6) + others))
     return tuple(drawn)
 
 
 def _exact_after(exact: int, turn: EditedTurn, length: int) -> int:
-    """How many leading tokens of an edited turn were never spliced, given that of its source."""
+    """The number of an edited turn's leading tokens that were never spliced, given its source's."""
     first = turn.edits[0][0]
     if exact < first:
         return exact
@@ -148,7 +148,8 @@ def _exact_after(exact: int, turn: EditedTurn, length: int) -> int:
 
 
 def _kept_behind(edits: Sequence[Edit], treatments: Sequence[Treatment], length: int) -> int:
-    """Source tokens behind the first edit that are reused, less what may fall below the sink."""
+    """Source tokens after the first edit that are reused, less those that may fall below the
+    sink."""
     kept = kept_edits(treatments)
     end = edits[kept][0] if kept < len(edits) else length
     cut = sum(stop - start for start, stop, _ in edits[:kept])
@@ -158,10 +159,10 @@ def _kept_behind(edits: Sequence[Edit], treatments: Sequence[Treatment], length:
 def _first_edit_shows(
     prompt: Sequence[int], edits: Sequence[Edit], paths: Sequence[tuple[int, ...]]
 ) -> bool:
-    """Whether the prompt leaves every earlier turn's path no later than at its first edit.
+    """Return True if the prompt leaves every earlier turn's path no later than at its first edit.
 
-    Where it doesn't, by a coincidence of tokens (the first token behind a deletion equals the
-    first deleted one, say), an engine may rightly take the exact prefix to be longer.
+    Where it doesn't, by a coincidence of tokens (the first token after a deletion equals the first
+    deleted one, say), an engine may rightly take the exact prefix to be longer.
     """
     first = edits[0][0]
     return all(_common(prompt, path) <= first for path in paths)
@@ -207,7 +208,7 @@ def _some_adjacent(rng: random.Random, edits: Sequence[Edit]) -> tuple[Edit, ...
 
 
 def single_edit_case(seed: int, delta: int) -> Case:
-    """300 tokens, and one edit at position 60 that moves the 240 behind it by ``delta``."""
+    """300 tokens, and one edit at position 60 that moves the 240 after it by ``delta``."""
     rng = random.Random(seed)
     opening, answer = draw_tokens(rng, 300), draw_answer(rng)
     source = (*opening, *answer.tokens)
@@ -224,7 +225,7 @@ def single_edit_case(seed: int, delta: int) -> Case:
 
 
 def traits(case: Case) -> frozenset[str]:
-    """What a conversation exercises, of :data:`TRAITS`; from the edits alone."""
+    """The :data:`TRAITS` that a conversation exercises; from the edits alone."""
     found = {"several turns"} if len(case.turns) > 1 else set()
     for source, turn in case.sources():
         found |= _traits_of_turn(turn, len(source))

@@ -26,7 +26,7 @@ from leyline_engine.contract import Outcome, Receipt
 BOUND = 1e-4
 """Largest |Δlogit| allowed, as a share of the largest |logit|."""
 CONTROL_FACTOR = 100
-"""How many times the bound a wrong splice must be off."""
+"""A wrong splice must be off by so many times the bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,10 @@ def play(subject: OracleModel, case: Case, tampering: str = "") -> list[Compared
 
 
 def contracted_pieces(source: Remembered, turn: EditedTurn) -> list[Piece]:
-    """What the contract makes of an edited turn.
+    """The contract's version of an edited turn.
 
     The first edit that forgets or is exact ends all reuse: from the forgotten span's first reader
-    on everything is computed anew, and cases forget only spans that nothing before them has read.
+    on everything is computed again, and cases forget only spans that nothing before them has read.
     """
     pieces = amortized_pieces(source, turn.edits, turn.tail)
     reused = 2 * kept_edits(turn.treatments) + 1
@@ -104,7 +104,7 @@ def contracted_pieces(source: Remembered, turn: EditedTurn) -> list[Piece]:
 
 
 def without_boundary(pieces: Sequence[Piece], boundary: int) -> list[Piece]:
-    """The first ``boundary`` tokens of every kept piece behind an edit are computed anew."""
+    """The first ``boundary`` tokens of every kept piece after an edit are computed again."""
     result: list[Piece] = []
     at = 0
     for piece in pieces:
@@ -123,7 +123,7 @@ def without_boundary(pieces: Sequence[Piece], boundary: int) -> list[Piece]:
 
 
 def spliced_by_contract(truth: LongWay, first_edit: int) -> int:
-    """Kept positions behind the first edit, none below the sink."""
+    """Kept positions after the first edit, none below the sink."""
     return sum(position >= max(first_edit, SINK) for position in truth.reused)
 
 

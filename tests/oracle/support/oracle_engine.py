@@ -35,12 +35,12 @@ POOL_TOKENS = 4096
 
 
 class Treatment(StrEnum):
-    """What becomes of the KV behind an edit."""
+    """The treatment of the KV after an edit."""
 
     AMORTIZE = "amortize"
     FORGET = "forget"
     EXACT = "exact"
-    """Nobody declared the edit: from it on the prompt is prefilled as it stands."""
+    """The edit is undeclared: from it on the prompt is prefilled unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ def edited_prompt(source: Sequence[int], edits: Sequence[Edit], tail: Sequence[i
 
 
 def kept_edits(treatments: Sequence[Treatment]) -> int:
-    """How many leading edits amortize: what lies between and behind them may be reused, up to
-    the first edit that does not."""
+    """Count the leading edits that amortize: tokens between and after them may be reused, up to the
+    first edit that does not."""
     others = (i for i, how in enumerate(treatments) if how is not Treatment.AMORTIZE)
     return next(others, len(treatments))
 
@@ -137,7 +137,7 @@ def lowered(
 
 
 def widen_boundary(segments: Sequence[Segment], boundary: int) -> tuple[Segment, ...]:
-    """The first ``boundary`` tokens of every copy behind an edit become literals."""
+    """The first ``boundary`` tokens of every copy after an edit become literals."""
     widened: list[Segment] = []
     for segment in segments:
         match segment:
@@ -231,20 +231,20 @@ class Conversation:
 
 
 def source_ref(source: Ran) -> SourceRef:
-    """How a payload names a turn that the engine retains."""
+    """A payload's reference to a turn that the engine retains."""
     return SourceRef(source.turn, len(source.tokens), token_digest(source.tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class TamperedRotary:
-    """Stands in for the engine's rotary and moves keys wrongly."""
+    """A stand-in for the engine's rotary that moves keys wrongly."""
 
     move: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
     def rotate(
         self, keys: torch.Tensor, computed_at: torch.Tensor, needed_at: torch.Tensor
     ) -> torch.Tensor:
-        """As the engine calls it: keys ``[T, heads, d]``, positions ``[T]``."""
+        """Rotate as the engine calls it: keys ``[T, heads, d]``, positions ``[T]``."""
         return self.move(keys, computed_at, needed_at)
 
 

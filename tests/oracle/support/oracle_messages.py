@@ -45,7 +45,7 @@ class ForgettingTurn:
     treatments: tuple[Treatment, ...]
     tail: tuple[int, ...]
     named: tuple[int, ...]
-    """Messages to forget that stand nowhere any more."""
+    """Messages to forget that are nowhere any more."""
     forgotten: frozenset[int]
     """Those, and the messages that the edits forget."""
     prompt: Text
@@ -161,7 +161,7 @@ class _Teller:
                 return (start, start, draw_tokens(rng, 6))
 
     def _edited(self, source: Text, edits: Sequence[Edit], tail: Sequence[int]) -> Text:
-        """What the edits make of the source; new text in a message's place is that message's."""
+        """Apply the edits to the source; new text in a message's place is that message's."""
         messages: list[int] = []
         at = 0
         for start, end, new in edits:
@@ -172,13 +172,13 @@ class _Teller:
         return Text(tuple(edited_prompt(source.tokens, edits, tail)), tuple(messages))
 
     def _shows(self, turn: ForgettingTurn) -> bool:
-        """Whether the prompt leaves every earlier path no later than at its first edit."""
+        """Return True if the prompt leaves every earlier path no later than at its first edit."""
         first = turn.edits[0][0] if turn.edits else len(turn.source.tokens)
         return all(_common(turn.prompt.tokens, path.tokens) <= first for path in self._paths)
 
 
 def _apart(left: Edit, right: Edit) -> bool:
-    """Whether two edits neither overlap nor begin at one place."""
+    """Return True if two edits neither overlap nor begin at one place."""
     (start, end, _), (other_start, other_end, _) = sorted([left, right])
     return end <= other_start and start != other_start and other_start <= other_end
 

@@ -24,7 +24,7 @@ from oracle_models import OracleModel
 from transformers import DynamicCache
 
 SINK = 32
-"""Positions below this are computed anew, says the contract; a literal on purpose."""
+"""Positions below this are computed again, says the contract; a literal on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,17 @@ class Remembered:
     """Values, or MLA latents."""
     read: tuple[int, ...] = ()
     """Per token, the messages that it counts as a reader of, its own among them, as bits
-    ``1 << message``. Empty where nobody said which messages the tokens belong to."""
+    ``1 << message``. Empty where the tokens' messages weren't given."""
 
     @property
     def computed(self) -> int:
-        """How many leading tokens have KV."""
+        """The number of leading tokens that have KV."""
         return int(self.keys[0].shape[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Tokens ``[start, end)`` of an earlier turn stand here, as they were."""
+    """Tokens ``[start, end)`` of an earlier turn are here, unchanged."""
 
     turn: Remembered
     start: int
@@ -67,7 +67,7 @@ Piece = Keep | Fresh
 
 @dataclass(frozen=True, slots=True)
 class LongWay:
-    """What the contract says of one turn."""
+    """The contract's version of one turn."""
 
     logits: tuple[torch.Tensor, ...]
     """fp32 ``[vocab]`` of the last prompt token, then of each forced token."""
@@ -97,7 +97,7 @@ def computed_anew(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def forgetting(pieces: Sequence[Piece], forgotten: Collection[int]) -> list[Piece]:
-    """The same tokens, computed anew from the first kept one on that has read what is forgotten."""
+    """The same tokens, computed again from the first kept one on that has read forgotten text."""
     mask = sum(1 << message for message in forgotten)
     for number, piece in enumerate(pieces):
         if not isinstance(piece, Keep):
@@ -164,10 +164,10 @@ def long_way_round(
 def placed(
     subject: OracleModel, turn: Remembered
 ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """What lies in the cache of a turn that begins at position 0: per layer ``[T, heads, dim]``.
+    """The cache's content of a turn that begins at position 0: per layer ``[T, heads, dim]``.
 
     Returns:
-        Keys turned to where they stand, and values or latents.
+        Keys turned to their positions, and values or latents.
     """
     model: Any = subject.model
     family = _family(subject)
@@ -186,7 +186,7 @@ def _readings(
 ) -> tuple[int, ...]:
     """Per token, the messages that it counts as a reader of.
 
-    All that stands before it, and for a kept token all that ever stood before it. A token that was
+    All that is before it, and for a kept token all that ever was before it. A token that was
     computed before something was put in front of it counts as well: the contract knows a span's
     first reader by its place.
     """
@@ -267,7 +267,7 @@ class _Parts:
                 self._others[index].append(other)
 
     def remember(self, tokens: Sequence[int], read: tuple[int, ...]) -> Remembered:
-        """What a later turn may keep of this one."""
+        """Keep the parts that a later turn may reuse of this one."""
         return Remembered(
             tuple(tokens),
             tuple(torch.cat(chunks) for chunks in self._keys),
@@ -305,7 +305,7 @@ Tap = tuple[torch.nn.Module, Callable[[torch.Tensor], torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Where an architecture's attention has its position-free parts, and how it rotates."""
+    """The place of an architecture's position-free attention parts, and its rotation."""
 
     taps: Callable[[Any], tuple[Tap, Tap]]
     """Of an attention module: the key before rotation, and the value or latent."""

@@ -16,7 +16,7 @@ from leyline_engine.occupancy import PoolLevels, RegistryLevels
 
 
 class Seen(NoMetrics):
-    """Metrics that keep what they were told last."""
+    """Metrics that keep the last values reported."""
 
     def __init__(self) -> None:
         self.levels: PoolLevels | None = None

@@ -52,13 +52,13 @@ class ClaimClient(EngineClient):
     # Commands.
 
     def post_command(self, body: bytes, signature: str | None = None) -> httpx.Response:
-        """One command as bytes, rightly signed unless told otherwise."""
+        """One command as bytes, rightly signed unless asked otherwise."""
         signature = sign_bytes(body, self._secret) if signature is None else signature
         headers = {SIGNATURE_HEADER: signature}
         return self.http.post(CLAIMS_PATH, content=body, headers=headers)
 
     def send(self, command: ClaimCommand) -> ClaimReply:
-        """What the engine answers."""
+        """Send a command and return the engine's answer."""
         answer = self.post_command(msgspec.json.encode(command)).raise_for_status()
         return msgspec.json.decode(answer.content, type=ClaimReply)
 

@@ -65,7 +65,7 @@ class ClaimScheduler(Scheduler):
         super().__init__(capacity, limits=limits, **options)
         self.now_ms = 0
         self.aborted: dict[str, AbortReq] = {}
-        """What was sent to clients of requests that ended outside a batch."""
+        """The messages sent to clients of requests that ended outside a batch."""
         self._orders = count(1)
         self._pending_chunked_abort_req: Req | None = None
 
@@ -132,7 +132,7 @@ class ClaimScheduler(Scheduler):
         plugin._next_batch(next_batch, self)
 
     def _end_chunked(self) -> None:
-        """What SGLang does with a prompt that is to end between two chunks."""
+        """End a prompt between two chunks as SGLang does."""
         req, self._pending_chunked_abort_req = self._pending_chunked_abort_req, None
         if req is None:
             return
@@ -172,7 +172,7 @@ class ClaimScheduler(Scheduler):
     # What came of it.
 
     def refusal(self, req: Req) -> ClaimRefusal:
-        """Why a request was refused; its client and its receipt were told."""
+        """The reason of a request's refusal; its client and its receipt got it."""
         sent = self.aborted[req.rid].finished_reason
         assert sent is not None
         assert (sent["status_code"], sent["err_type"]) == (503, "refused_by_claim")
@@ -184,7 +184,7 @@ class ClaimScheduler(Scheduler):
         return record.receipt.refused
 
     def cached(self, tokens: Any) -> int:
-        """How many leading tokens are cached; nobody's recency changes."""
+        """The number of cached leading tokens; no recency changes."""
         return len(self.engine.claims.shelf.slots(token_array(tokens)))
 
     def edit(

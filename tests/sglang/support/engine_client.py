@@ -49,7 +49,7 @@ def new_message_id() -> str:
 
 
 def source_of(turn: str, tokens: Sequence[int]) -> SourceRef:
-    """How a payload names a finished turn: prompt and answer."""
+    """A payload's reference to a finished turn: prompt and answer."""
     return SourceRef(turn, len(tokens), token_digest(token_array(tokens)))
 
 
@@ -89,7 +89,7 @@ class EngineClient:
         return tokens, self.record(name)
 
     def record(self, name: str) -> TurnRecord:
-        """The finished record of a message; it may lag a moment behind the answer."""
+        """The finished record of a message; it may lag a moment after the answer."""
         deadline = time.monotonic() + RECEIPT_WAIT_S
         while True:
             answer = self.http.get(RECEIPT_PATH.format(message_id=name))

@@ -47,7 +47,7 @@ def _misplaced(piece: Keep, dest: int, right: Turn, wrong: Turn) -> Keep:
 
 
 def control_error(subject: OracleModel, played: Played, right: Turn, wrong: Turn) -> float:
-    """How far a server's answer is from a reference that places kept keys wrongly."""
+    """The distance of a server's answer from a reference that places kept keys wrongly."""
     output = played.tokens[played.prompt :]
     pieces = misplaced(played.pieces, right, wrong)
     return distance(played.scores, expect(subject, pieces, played.scored_from + 1, output))

@@ -1,7 +1,7 @@
 """A real server's splices beside the amortize contract computed the long way round.
 
 A session is played turn by turn on both sides. The server chooses the tokens; the reference, plain
-transformers in fp32, is led along them. Compared are log-probabilities behind the last spliced
+transformers in fp32, is led along them. Compared are log-probabilities after the last spliced
 position and of every decoded token, and the pool's rows of the whole turn.
 """
 
@@ -40,7 +40,7 @@ from leyline_engine.contract import (
 BOUND = 1e-4
 """Largest |Δ log-probability| allowed, as a share of the largest |logit|."""
 CONTROL_FACTOR = 100
-"""How many times the bound a wrong splice must be off."""
+"""A wrong splice must be off by so many times the bound."""
 DECODED = 32
 MIN_COPY = 32
 """Shorter copies are prefilled by a server with its default settings; a literal on purpose."""
@@ -75,11 +75,11 @@ class Played:
     """The turn as the reference remembers it."""
     rows_file: Path
     pieces: tuple[Piece, ...]
-    """What the contract makes the prompt of."""
+    """The parts of which the contract makes the prompt."""
     scored_from: int
     """Position of the first token whose log-probabilities were asked for."""
     scores: torch.Tensor
-    """fp32 ``[n, len(_ASKED)]``: the server's, of the tokens at ``scored_from`` and behind."""
+    """fp32 ``[n, len(_ASKED)]``: the server's, of the tokens at ``scored_from`` and after."""
     expected: LongWay
 
     @property
@@ -89,7 +89,7 @@ class Played:
 
     @property
     def ref(self) -> SourceRef:
-        """How a payload names this turn."""
+        """A payload's reference to this turn."""
         return SourceRef(self.name, len(self.tokens), token_digest(self.tokens))
 
     def rows(self) -> Rows:
@@ -199,7 +199,7 @@ def ask(
     message: str = "",
     probe: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Generate ``DECODED`` tokens, with log-probabilities behind ``scored_from`` and of them."""
+    """Generate ``DECODED`` tokens, with log-probabilities after ``scored_from`` and of them."""
     custom: dict[str, Any] = dict(probe or {})
     if payload is not None:
         custom["kv_hints"] = msgspec.to_builtins(edit_envelope(message, payload))
@@ -216,7 +216,7 @@ def ask(
 
 def scores_of(answer: dict[str, Any]) -> torch.Tensor:
     """fp32 ``[n, len(_ASKED)]`` log-probabilities that a server gave: of the next token after
-    ``scored_from``, and of each one behind it."""
+    ``scored_from``, and of each one after it."""
     meta = answer["meta_info"]
     read, written = meta["input_token_ids_logprobs"], meta["output_token_ids_logprobs"]
     # The first position has no logits of its own: they belong to a token that was reused.
@@ -234,10 +234,10 @@ def fetch_record(server: SglangServer, message: str) -> TurnRecord:
 def contracted(
     prompt: Sequence[int], sources: Sequence[Remembered], segments: Sequence[Segment]
 ) -> tuple[list[Piece], int]:
-    """What the contract makes of segments, and where the last spliced token ends.
+    """The contract's version of segments, and the end of the last spliced token.
 
     The first segment is the prompt's cached prefix. Of the others, what would land below the sink
-    is computed anew, and so are copies that are then too short to be worth a launch.
+    is computed again, and so are copies that are then too short to be worth a launch.
     """
     pieces: list[Piece] = []
     spliced_end = 0
@@ -264,13 +264,13 @@ def contracted(
 
 
 def spliced_by_contract(pieces: Sequence[Piece]) -> int:
-    """Kept tokens behind the prefix."""
+    """Kept tokens after the prefix."""
     kept = [piece_length(piece) for piece in pieces if isinstance(piece, Keep)]
     return sum(kept[1:])
 
 
 def moves_keys(pieces: Sequence[Piece]) -> bool:
-    """Whether any kept token stands elsewhere than it did."""
+    """Return True if any kept token has another position than before."""
     at = 0
     for piece in pieces:
         if isinstance(piece, Keep) and piece.start != at:
@@ -290,7 +290,7 @@ def expect(
     """The reference's logits of positions ``start - 1`` and on, along a prompt and its output.
 
     Args:
-        pieces: of the whole prompt; all behind ``start`` is computed.
+        pieces: of the whole prompt; all after ``start`` is computed.
         start: at least 1; tokens from there on are fed one by one.
         output: generated tokens.
     """
@@ -321,7 +321,7 @@ def distance(scores: torch.Tensor, expected: LongWay) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RowErrors:
-    """How far a turn's pool rows are from the reference's, as shares of the largest element of
+    """The distance of a turn's pool rows from the reference's, as shares of the largest element of
     their layer."""
 
     still: float

@@ -32,7 +32,7 @@ _WRONG_BASE = 500_000.0
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What slots of a pool hold; one tensor per layer."""
+    """The content of a pool's slots; one tensor per layer."""
 
     slots: torch.Tensor
     """int64 ``[n]``."""
@@ -50,7 +50,7 @@ class Rows:
 
     @property
     def still(self) -> tuple[torch.Tensor, ...]:
-        """What doesn't turn: MLA's latents, or values."""
+        """The part that doesn't turn: MLA's latents, or values."""
         return self.values or tuple(keys[..., : self.rotary_start] for keys in self.keys)
 
 
@@ -58,7 +58,7 @@ def probe_environment(folder: Path) -> dict[str, str]:
     """Environment of a server that loads the probe.
 
     Args:
-        folder: an empty one, for what tells SGLang of the plugin.
+        folder: an empty one, for the files that register the plugin with SGLang.
     """
     record = folder / "leyline_pool_probe-0.dist-info"
     record.mkdir(parents=True)
@@ -74,7 +74,7 @@ def read_rows(file: Path) -> Rows:
 
 
 def read_watched(file: Path) -> Rows:
-    """What the slots of ``probe_watch`` held when ``file`` was written."""
+    """The content of ``probe_watch``'s slots when ``file`` was written."""
     return Rows(**torch.load(file)["watched"])
 
 

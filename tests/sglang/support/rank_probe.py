@@ -23,7 +23,7 @@ def probe_environment(folder: Path) -> dict[str, str]:
 
 
 def splices(folder: Path) -> list[list[dict[str, Any]]]:
-    """What each rank has spliced so far, in order; by process."""
+    """Each rank's splices so far, in order; by process."""
     files = sorted(folder.glob("rank-*.jsonl"))
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 

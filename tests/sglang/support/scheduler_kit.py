@@ -2,7 +2,7 @@
 for the forward that writes down what each token's KV has read.
 
 A pool row holds three numbers in its position-free part: the token, a digest of all tokens that
-stood before it when it was computed, and a nonce of that computation. So a test can ask of every
+were before it when it was computed, and a nonce of that computation. So a test can ask of every
 position of a request whose KV it is, and whether that KV remembers anything but the request's own
 visible history. The rotary part is a fixed vector turned to the row's position.
 """
@@ -110,7 +110,7 @@ class Running:
 
 @dataclass
 class _Batch:
-    """What SGLang's admission looks at of the running batch."""
+    """The parts of the running batch that SGLang's admission looks at."""
 
     reqs: list[Req] = field(default_factory=list)
 
@@ -122,7 +122,7 @@ class _Batch:
 
 
 class Scheduler:
-    """One pool, one tree, and requests that run when told to.
+    """One pool, one tree, and requests that run on command.
 
     Args:
         capacity: slots of the pool.
@@ -184,7 +184,7 @@ class Scheduler:
         places = torch.arange(_LONGEST)
         ones = torch.ones(_LONGEST, 1, ROTARY)
         self.keys = rotary.rotate(ones, torch.zeros_like(places), places)[:, 0]
-        """fp32 ``[positions, ROTARY]``: the rotary key of any token, by where it stands."""
+        """fp32 ``[positions, ROTARY]``: the rotary key of any token, by its position."""
         self.waiting: list[Req] = []
         self.running: list[Running] = []
         self.chunked: Req | None = None
@@ -274,7 +274,7 @@ class Scheduler:
         self.queue(running.req, first=True)
 
     def flush(self) -> None:
-        """What ``/flush_cache`` does, when nothing runs."""
+        """Flush as ``/flush_cache`` does, when nothing runs."""
         assert not (self.waiting or self.running or self.chunked)
         self.cache.reset()
         self.rows.clear()
@@ -379,7 +379,7 @@ class Scheduler:
                 self.running.remove(running)
 
     def _sample(self, req: Req) -> None:
-        """The next token depends on what the KV behind the sequence remembers."""
+        """Choose the next token, which depends on what the KV of the sequence remembers."""
         if not isinstance(req, StageRow):
             assert self.rows_of(req)[-1][0] >= 0
         req.output_ids.append(int(sum(self._remembered(req)) % VOCABULARY))
@@ -388,7 +388,7 @@ class Scheduler:
     def _remembered(self, req: Req) -> list[int]:
         return [history for _, history, _ in self.rows_of(req)[-8:]]
 
-    # The stand-in for a forward, and what it left in the pool.
+    # The stand-in for a forward, and its rows in the pool.
 
     def _compute(self, req: Req, start: int, end: int) -> None:
         tokens = (req.origin_input_ids + req.output_ids)[:end]
@@ -435,7 +435,7 @@ class Scheduler:
     # What must always hold.
 
     def check(self) -> None:
-        """Every slot is accounted for once, and every key stands where it should."""
+        """Check that every slot is accounted for once, and every key is where it should be."""
         own = [running.req for running in self.running]
         if self.chunked is not None and self.chunked.kv.holds_kv:
             own.append(self.chunked)

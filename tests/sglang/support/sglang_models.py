@@ -20,7 +20,7 @@ class SglangModel(StrEnum):
     MLA = "mla"
     """DeepSeek-V2, dense layers: latent KV, interleaved rotary pairs."""
     MLA_MOE = "mla_moe"
-    """The same with a mixture of experts behind the first layer."""
+    """The same with a mixture of experts after the first layer."""
     MLA_YARN = "mla_yarn"
     """The dense one under YaRN scaling with an mscale that isn't 1."""
     LLAMA = "llama"

@@ -116,7 +116,7 @@ class SglangServer:
 
     @property
     def running(self) -> bool:
-        """Whether it was started, and not stopped since."""
+        """True if it was started, and not stopped since."""
         return self._process is not None
 
     def terminate(self) -> None:
@@ -125,7 +125,7 @@ class SglangServer:
         self._process.send_signal(signal.SIGTERM)
 
     def ended(self, within_s: float) -> bool:
-        """Whether the server ends by itself in this time."""
+        """Return True if the server ends by itself in this time."""
         assert self._process is not None
         try:
             self._process.wait(within_s)
@@ -167,7 +167,7 @@ class SglangServer:
         httpx.post(f"{self.base_url}/flush_cache", timeout=60).raise_for_status()
 
     def complaints(self) -> list[str]:
-        """Lines of the log that tell of an error, a leak or a plugin that failed."""
+        """Lines of the log that report an error, a leak or a plugin that failed."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return [line for line in lines if _COMPLAINTS.search(line)]
 
@@ -211,7 +211,7 @@ def _gone_is_fine() -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on, and that nobody is given unasked.
+    """A loopback port that is free, and that the system gives to no one unasked.
 
     A server takes it some 20 s later. Until then the system may give any port of its own range to
     others, so it is drawn from below that range.

@@ -73,7 +73,7 @@ async def test_a_stream_holds_its_place_until_its_end(engine: FakeEngine) -> Non
 
 
 async def test_tenants_take_turns(engine: FakeEngine) -> None:
-    """Where one place is free at a time, one tenant's crowd doesn't hold up another's request."""
+    """With one free place at a time, one tenant's crowd doesn't hold up another's request."""
     async with proxy_before(engine, max_concurrent=1, **KEYS) as client:
         crowd = []
         async with occupied(engine, client, "kr"):
@@ -96,7 +96,7 @@ async def test_tenants_take_turns(engine: FakeEngine) -> None:
 
 
 async def test_a_queue_has_an_end(engine: FakeEngine) -> None:
-    """One request more than may wait is refused at once, and told when to come back; other
+    """A request above the queue's limit is refused at once, with a time to come back; other
     tenants' requests still wait."""
     limits = {"red": {"max_queued": 1}}
     async with proxy_before(engine, max_concurrent=1, tenants=limits, **KEYS) as client:
@@ -120,7 +120,8 @@ async def test_a_queue_has_an_end(engine: FakeEngine) -> None:
 
 
 async def test_waiting_has_an_end(engine: FakeEngine) -> None:
-    """Who has waited for as long as it may gets a 503 and leaves no trace in the queue."""
+    """A request that has waited for as long as it may gets a 503 and leaves no trace in the
+    queue."""
     async with proxy_before(engine, max_concurrent=1, queue_timeout_s=0.05, **KEYS) as client:
         async with occupied(engine, client, "kr"):
             late = await client.post(CHAT, json=body(), headers=key("kb"))
@@ -131,7 +132,7 @@ async def test_waiting_has_an_end(engine: FakeEngine) -> None:
 
 
 async def test_who_goes_away_leaves_the_queue_at_once(engine: FakeEngine) -> None:
-    """Its request never reaches the engine, and the one behind it moves up."""
+    """Its request never reaches the engine, and the next one moves up."""
     async with proxy_before(engine, max_concurrent=1, **KEYS) as client:
         async with occupied(engine, client, "kr"):
             goes = asyncio.create_task(client.post(CHAT, json=body("gone"), headers=key("kb")))
@@ -173,7 +174,7 @@ async def test_every_way_out_gives_the_place_back(engine: FakeEngine) -> None:
 
 
 async def test_requests_a_minute_have_a_limit(engine: FakeEngine) -> None:
-    """A tenant that has had its requests is told when the next may come; others aren't."""
+    """A tenant that has used its requests learns when the next may come; others aren't limited."""
     limits = {"red": {"requests_per_minute": 2}}
     async with proxy_before(engine, tenants=limits, **KEYS) as client:
         red = [await client.post(CHAT, json=body(), headers=key("kr")) for _ in range(3)]

@@ -58,7 +58,7 @@ def test_no_tenant_starves(weight: float, crowd: int) -> None:
 
 
 def test_idle_places_cost_nothing_later() -> None:
-    """A tenant that had the proxy to itself stands no worse beside one that comes later."""
+    """A tenant that had the proxy to itself is no worse off beside one that comes later."""
     queue: FairQueue[int] = FairQueue(1)
     for ticket in range(1000):
         assert queue.enter("early", ticket, Share()) is Entry.RUNS
@@ -151,7 +151,7 @@ TestFairQueue = Machine.TestCase
 
 
 def test_tenants_that_are_gone_are_forgotten() -> None:
-    """Names that came once leave nothing behind."""
+    """Names that came once leave no record."""
     queue: FairQueue[int] = FairQueue(1)
     for number in range(100):
         queue.enter(f"t{number}", number, Share())
@@ -161,7 +161,8 @@ def test_tenants_that_are_gone_are_forgotten() -> None:
 
 @given(st.floats(0.1, 1000), st.lists(st.floats(0, 30), min_size=1, max_size=200))
 def test_a_bucket_lets_no_more_pass_than_its_rate(rate: float, gaps: list[float]) -> None:
-    """In any stretch of time: a minute's worth, and what the rate gives meanwhile."""
+    """In any stretch of time it lets through a minute's worth, and what the rate gives
+    meanwhile."""
     now, passed = 0.0, 0
     bucket = TokenBucket(rate, now)
     for gap in gaps:

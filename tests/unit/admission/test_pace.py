@@ -95,7 +95,7 @@ async def test_who_waits_goes_in_the_order_of_coming(leaving: tuple[int, ...]) -
 
 
 async def test_a_crowd_of_one_tenant_is_not_before_another() -> None:
-    """Who comes after many of another tenant waits for one of them."""
+    """A request that comes after many of another tenant waits for one of them."""
     pace, begun = Pace(), []
 
     async def work(tenant: str) -> None:

@@ -55,7 +55,8 @@ def events_of(chunks: Sequence[dict[str, Any]], stops: Sequence[str] = ()) -> li
 
 
 def read(events: Sequence[dict[str, Any]]) -> Message:
-    """What the SDK makes of a stream's events; they are in order, and each block is closed."""
+    """Return what the SDK makes of a stream's events; they are in order, and each block is
+    closed."""
     snapshot: Any = None
     buffers: dict[int, bytes] = {}
     opened: list[int] = []
@@ -144,7 +145,7 @@ def test_why_an_answer_ended(
     ],
 )
 def test_the_input_of_a_call_is_an_object(arguments: Any, given: dict[str, Any]) -> None:
-    """What is none is given in one, under the name that Anthropic advises."""
+    """An input that is no object is wrapped in one, under the name that Anthropic advises."""
     call = {"id": "c", "function": {"name": "ls", "arguments": arguments}}
     (use,) = whole(answer("tool_calls", tool_calls=[call])).content
     assert use.type == "tool_use"
@@ -161,7 +162,7 @@ def test_calls_without_ids_get_some() -> None:
 
 
 def test_an_empty_answer_has_no_content() -> None:
-    """As Anthropic's own have then, in a stream as well."""
+    """An empty answer has no content, as with Anthropic's own, in a stream as well."""
     assert whole(answer(content="")).content == []
     assert read(events_of([chunk({"role": "assistant", "content": ""}, "stop")])).content == []
 
@@ -203,7 +204,7 @@ def test_other_documents_are_no_answers(document: dict[str, Any]) -> None:
 def test_input_tokens_are_those_that_were_not_cached(
     usage: Any, account: Any, counts: tuple[int, int, int]
 ) -> None:
-    """Where the engine doesn't say what was cached, its receipt does."""
+    """If the engine doesn't say how much was cached, its receipt does."""
     mapped = map_usage(usage, account)
     names = ("input_tokens", "cache_read_input_tokens", "output_tokens")
     assert tuple(mapped[name] for name in names) == counts
@@ -256,7 +257,7 @@ def test_a_stream_says_what_the_whole_answer_says(
 
 
 def test_usage_and_account_come_with_the_last_delta() -> None:
-    """Wherever in the stream the engine told them."""
+    """They do so wherever in the stream the engine reported them."""
     applied = {"applied_edits": []}
     account = {"tokens": {"prompt": 10, "prefix": 5, "spliced": 0}}
     finish = chunk({}, "stop", leyline=account, context_management=applied)
@@ -268,7 +269,7 @@ def test_usage_and_account_come_with_the_last_delta() -> None:
 
 
 def test_blocks_alternate_as_the_engine_does() -> None:
-    """Text behind a call, or thinking behind text, opens a new block."""
+    """Text after a call, or thinking after text, opens a new block."""
     chunks = [
         chunk({"content": "a"}),
         chunk({"reasoning_content": "hm"}),
@@ -321,7 +322,7 @@ def test_what_cannot_be_told_is_an_error(chunks: list[dict[str, Any]]) -> None:
 
 
 def test_a_message_ends_once() -> None:
-    """However often the engine says so."""
+    """It ends once, however often the engine says so."""
     events = MessageEvents(message_id="msg_1", model="m", stop_sequences=())
     list(events.feed(chunk({"content": "a"}, "stop")))
     assert [event["type"] for event in events.close()][-1] == "message_stop"

@@ -1,4 +1,5 @@
-"""Tools that load late, come and go: which of them a request offers, and what the model is told."""
+"""Tools that load late, come and go: the tools that a request offers, and the model's view of
+them."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def test_deferred_tools_are_not_in_the_prompt() -> None:
 
 
 def test_loaded_tools_stand_behind_the_others() -> None:
-    """In the order of their loading, so that what stood before keeps its place in the prompt."""
+    """They come in the order of their loading, so that earlier text keeps its place in the
+    prompt."""
     first = searched("mail")
     assert offered(first) == ["search", "write", "mail"]
     assert offered([*first, *searched("fetch", "mail", turn=1)]) == [
@@ -62,13 +64,13 @@ def test_loaded_tools_stand_behind_the_others() -> None:
 
 
 def test_a_tool_that_was_called_is_loaded() -> None:
-    """What loaded it may have been cleared from the history since."""
+    """The load itself may have been cleared from the history since."""
     use = {"type": "tool_use", "id": "u", "name": "fetch", "input": {}}
     assert offered([{"role": "assistant", "content": [use]}]) == ["search", "write", "fetch"]
 
 
 def test_tools_are_added_and_removed_on_the_way() -> None:
-    """By reference or by definition; what was removed may come back, at the end."""
+    """They come by reference or by definition; a removed tool may come back, at the end."""
     removal = change("tool_removal", type="tool_reference", name="search")
     addition = change("tool_addition", type="tool_reference", name="search")
     inline = change("tool_addition", type="tool_definition", definition=tool("new"))

@@ -111,7 +111,7 @@ def nested(levels: int) -> dict[str, Any]:
     ],
 )
 def test_mistakes_name_the_field(members: dict[str, Any], param: str) -> None:
-    """What can't be mapped is refused by the client's own name for it."""
+    """A refusal gives the client's own name for the thing that can't be mapped."""
     body = {"model": "m", "max_tokens": 9, "messages": CALLED, **members}
     with pytest.raises(FieldError) as refused:
         map_request(body)

@@ -40,7 +40,7 @@ def test_cache_markers_change_nothing(talk: Talk, data: st.DataObject) -> None:
 
 @given(talks())
 def test_every_chat_message_knows_where_it_comes_from(talk: Talk) -> None:
-    """Places in the chat request are told as places in the client's."""
+    """Places in the chat request are reported as places in the client's."""
     mapping = map_request({"max_tokens": 1, "messages": talk, "system": "S"})
     assert len(mapping.origins) == len(mapping.body["messages"])
     assert mapping.origins[0] == "system"
@@ -118,7 +118,7 @@ def test_results_are_messages_of_their_own_in_their_order() -> None:
     ],
 )
 def test_a_failed_result_says_so(content: Any, shown: str) -> None:
-    """Chat messages have no flag for it, so model and policies are told by the text."""
+    """Chat messages have no flag for it, so the text informs model and policies."""
     failed = chat([*CALLED, result(content=content, is_error=True)])[-1]
     fine = chat([*CALLED, result(content=content, is_error=False)])[-1]
     assert failed["content"] == shown
@@ -135,7 +135,7 @@ def test_a_failed_result_with_an_image_says_so_before_it() -> None:
 
 
 def test_documents_and_search_results_are_texts() -> None:
-    """What they are called stands before what they say."""
+    """Their title comes before their content."""
     text = {"type": "text", "media_type": "text/plain", "data": "body"}
     nested = {"type": "content", "content": [{"type": "text", "text": "inner"}]}
     found = chat(
@@ -155,7 +155,7 @@ def test_documents_and_search_results_are_texts() -> None:
 
 
 def test_the_system_prompt_is_one_message_without_the_attribution_line() -> None:
-    """What Claude Code puts there for Anthropic's accounts changes with every request."""
+    """Claude Code's line for Anthropic's accounts changes with every request."""
     line = "x-anthropic-billing-header: cc_version=2.1; cch=%s;"
     blocks = ["You are terse.", "Be kind."]
 
@@ -294,7 +294,7 @@ def test_what_is_between_client_and_anthropic_goes_nowhere() -> None:
     ],
 )
 def test_thinking_is_asked_of_the_template(thinking: Any, wanted: bool) -> None:
-    """Under both names that templates have for it; what the client set itself stays."""
+    """The request has both names that templates have for it; the client's own setting stays."""
     kwargs = mapped(CALLED, thinking=thinking)["chat_template_kwargs"]
     assert kwargs == {"enable_thinking": wanted, "thinking": wanted}
     own = mapped(CALLED, thinking=thinking, chat_template_kwargs={"thinking": "low"})
@@ -323,6 +323,6 @@ def test_context_management_as_the_chat_route_takes_it() -> None:
 
 
 def test_counting_needs_no_limit() -> None:
-    """And passes none on."""
+    """It passes none on."""
     body = {"model": "m", "messages": CALLED, "max_tokens": 0}
     assert "max_tokens" not in map_request(body, runs=False).body

@@ -42,7 +42,7 @@ def test_an_answer_that_comes_back_is_the_message_it_was(
 def test_a_stream_ends_with_the_response_of_the_whole_answer(
     data: st.DataObject, message: dict[str, Any]
 ) -> None:
-    """However it was cut."""
+    """It does so however it was cut."""
     _, response = streamed(data.draw(chunked(message)))
     expected = whole(message)
     assert response["output"] == expected["output"]
@@ -153,7 +153,7 @@ def test_arguments_in_another_form_than_asked_for_are_passed_on() -> None:
 
 
 def test_usage_says_what_was_cached() -> None:
-    """By the engine's own count, or else by the receipt."""
+    """The cached tokens are by the engine's own count, or else by the receipt."""
     usage = {"prompt_tokens": 10, "completion_tokens": 4}
     told = {"prompt_tokens_details": {"cached_tokens": 6}}
     thought = {"completion_tokens_details": {"reasoning_tokens": 3}}

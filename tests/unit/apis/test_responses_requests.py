@@ -85,7 +85,7 @@ def test_what_was_said_before_keeps_its_mapping(
 
 
 def test_a_string_is_what_the_user_says() -> None:
-    """With the instructions before it."""
+    """It becomes a user message, with the instructions before it."""
     assert chat("Hi.", instructions="Be terse.") == [
         {"role": "system", "content": "Be terse."},
         {"role": "user", "content": "Hi."},
@@ -128,7 +128,7 @@ def test_content_parts() -> None:
 
 
 def test_reasoning_belongs_to_the_answer_that_it_led_to() -> None:
-    """From its text, or a summary of it; what only OpenAI can decrypt is left out."""
+    """It comes from its text, or a summary of it; text that only OpenAI can decrypt is left out."""
     thought = {"type": "reasoning", "id": "rs_1", "summary": []}
     text = {"content": [{"type": "reasoning_text", "text": "Hm."}]}
     summary = {"summary": [{"type": "summary_text", "text": "Hm."}]}
@@ -143,7 +143,7 @@ def test_reasoning_belongs_to_the_answer_that_it_led_to() -> None:
 
 
 def test_answers_without_ids_are_told_apart_by_their_order() -> None:
-    """A second message begins another answer, and so does reasoning behind a message."""
+    """A second message begins another answer, and so does reasoning after a message."""
     thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
     two = chat([said("Go."), said("a", "assistant"), said("b", "assistant")])
     assert [message["content"] for message in two] == ["Go.", "a", "b"]
@@ -168,7 +168,7 @@ def test_tools_are_functions() -> None:
 
 
 def test_tools_may_come_with_the_input() -> None:
-    """As some agents send them; the item is no message."""
+    """Some agents send them so; the item is no message."""
     item = {"type": "additional_tools", "role": "developer", "tools": TOOLS[:1]}
     mapping = mapped(input=[item, said("Go.")])
     assert [tool["function"]["name"] for tool in mapping.body["tools"]] == ["ls"]
@@ -187,7 +187,7 @@ def test_tools_may_come_with_the_input() -> None:
     ],
 )
 def test_the_choice_of_a_tool(choice: Any, expected: str) -> None:
-    """By the name that the engine knows it by."""
+    """The choice has the name that the engine knows it by."""
     found = mapped(tools=TOOLS, tool_choice=choice).body["tool_choice"]
     name = found if isinstance(found, str) else found["function"]["name"]
     assert name == expected
@@ -306,7 +306,7 @@ _GO = [said("Go.")]
     ],
 )
 def test_a_mistake_is_named_by_its_field(param: str, members: dict[str, Any]) -> None:
-    """And the message names it, too."""
+    """The error's message names it, too."""
     with pytest.raises(FieldError) as refused:
         mapped(**members)
     assert refused.value.param == param
@@ -317,14 +317,14 @@ def test_a_mistake_is_named_by_its_field(param: str, members: dict[str, Any]) ->
     ("read", "body"), [(stores, {"store": 1}), (previous_id, {"previous_response_id": 1})]
 )
 def test_a_mistake_about_storing_is_named(read: Any, body: dict[str, Any]) -> None:
-    """Before anything is looked up."""
+    """It is named before anything is looked up."""
     with pytest.raises(FieldError) as refused:
         read(body)
     assert [refused.value.param] == list(body)
 
 
 def test_references_stand_for_items() -> None:
-    """With their type or without; one that isn't known is missing, not wrong."""
+    """They come with their type or without; an unknown one is missing, not wrong."""
     items: list[Any] = [{"type": "item_reference", "id": "a"}, said("b"), {"id": "c"}]
     assert references(items) == ["a", "c"]
     known = {"a": said("1"), "c": said("3")}

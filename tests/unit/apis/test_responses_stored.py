@@ -26,14 +26,14 @@ _JSON = st.recursive(
 
 @given(st.lists(st.dictionaries(TEXT, _JSON, max_size=3), max_size=3), _JSON)
 def test_a_response_at_rest_is_the_same_response(items: list[dict[str, Any]], value: Any) -> None:
-    """Whatever JSON its client sent, numbers of any size among it."""
+    """It is the same for any JSON from its client, numbers of any size included."""
     kept = StoredResponse(id="r", session="s", input=items, response={"output": [], "x": value})
     assert decode(encode(kept)) == kept
 
 
 @given(st.binary(max_size=40), st.integers(0, 60))
 def test_other_bytes_are_a_miss(noise: bytes, cut: int) -> None:
-    """Of another version, cut off, or damaged."""
+    """Bytes of another version, cut off, or damaged, count as a miss."""
     whole = encode(StoredResponse(id="r", session="s"))
     assert decode(noise) is None
     assert decode(b"r2" + whole[2:]) is None
@@ -41,7 +41,7 @@ def test_other_bytes_are_a_miss(noise: bytes, cut: int) -> None:
 
 
 def test_ids_say_whose_items_they_are() -> None:
-    """Given ones count as the response's, but not as its answer; foreign ones as nobody's."""
+    """Given ones count as the response's, but not as its answer; foreign ones have no owner."""
     assert owner_of(output_id("message", KEY, 0)) == f"resp_{KEY}"
     assert owner_of(input_id("unheard_of", KEY, 12)) == f"resp_{KEY}"
     assert answer_of(output_id("function_call", KEY, 0)) == f"resp_{KEY}"
@@ -75,7 +75,7 @@ def test_items_are_listed_page_by_page() -> None:
 
 
 def test_a_listed_message_has_parts() -> None:
-    """Also one that was sent as a string."""
+    """This holds for one that was sent as a string, too."""
     sent = [{"role": "user", "content": "a", "id": "1"}, {"role": "assistant", "content": "b"}]
     mine = list_items(sent, {"order": "asc", "limit": "1"})["data"]
     assert mine[0]["content"] == [{"type": "input_text", "text": "a"}]
@@ -95,14 +95,14 @@ def test_a_listed_message_has_parts() -> None:
     ],
 )
 def test_a_wrong_page_is_named(query: dict[str, str]) -> None:
-    """By its parameter."""
+    """The error names its parameter."""
     with pytest.raises(FieldError) as refused:
         list_items(ITEMS, query)
     assert [refused.value.param] == list(query)
 
 
 def test_a_chain_is_its_items_in_order() -> None:
-    """Of each response what it was given, then what it gave."""
+    """The chain has each response's input, then its output."""
     chain = [
         StoredResponse(
             id=str(i), session="s", input=[{"n": 2 * i}], response={"output": [{"n": 2 * i + 1}]}
@@ -160,7 +160,7 @@ TURNS = st.one_of(
 
 @given(st.lists(TURNS, min_size=1, max_size=12))
 def test_whatever_truncation_drops_can_be_dropped(turns: list[tuple[str, Any]]) -> None:
-    """Also where results come late, and ids of calls come again."""
+    """This holds where results come late, and ids of calls come again, too."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
     known: set[str] = set()
     for kind, what in turns:

@@ -47,7 +47,7 @@ def test_every_event_is_one_of_the_sdks(
 
 @given(st.data(), answers())
 def test_deltas_add_up_to_what_is_done(data: st.DataObject, message: dict[str, Any]) -> None:
-    """Of texts, reasoning, arguments and inputs."""
+    """This holds for texts, reasoning, arguments and inputs."""
     events, _ = streamed(data.draw(chunked(message)))
     heard: dict[str, str] = {}
     done: dict[str, str] = {}
@@ -103,7 +103,7 @@ def test_the_order_of_the_api() -> None:
 
 
 def test_a_custom_tools_input_comes_as_text() -> None:
-    """Not as the JSON that the engine writes; a local shell's call comes whole."""
+    """It doesn't come as the JSON that the engine writes; a local shell's call comes whole."""
     patch = {"index": 0, "id": "c1", "function": {"name": "patch", "arguments": '{"input": "'}}
     shell = {
         "index": 1,
@@ -134,7 +134,7 @@ def test_an_answer_that_was_cut_off_is_incomplete() -> None:
 
 
 def test_a_refusal_is_a_part_behind_the_text() -> None:
-    """With events of its own."""
+    """It has events of its own."""
     events, response = streamed([piece({"content": "a", "refusal": "No."}), piece({}, "stop")])
     assert [part["type"] for part in response["output"][0]["content"]] == ["output_text", "refusal"]
     done = [event for event in events if event["type"] == "response.refusal.done"]
@@ -146,7 +146,7 @@ def test_a_refusal_is_a_part_behind_the_text() -> None:
     [(400, "invalid_prompt"), (429, "rate_limit_exceeded"), (502, "server_error")],
 )
 def test_a_failure_ends_the_response(status: int, code: str) -> None:
-    """With an error, and a response that has what was done until then; nothing comes behind it."""
+    """It ends with an error and a response that has the work so far; nothing comes after it."""
     events = ResponseEvents(opening())
     before = [*events.feed(piece({"content": "a"})), *events.feed(piece({"reasoning": "b"}))]
     error, last = events.fail(status, "It broke.", code="c", param=None)

@@ -23,7 +23,7 @@ def event(number: int, engine: str = "run-1") -> Record:
 
 
 def lines_of_log(count: int, key: AuditKey | None = None) -> tuple[list[bytes], Head]:
-    """The lines of a log with a start and so many records behind it, and its head."""
+    """The lines of a log with a start and so many records after it, and its head."""
     records = [start_record("here", "1", key, AT, None), *map(event, range(1, count + 1))]
     head, lines = Head(), []
     for record in records:
@@ -33,7 +33,7 @@ def lines_of_log(count: int, key: AuditKey | None = None) -> tuple[list[bytes], 
 
 
 def judged(data: bytes, key: AuditKey | None = None, head: str | None = None) -> Finding | None:
-    """What is wrong with a log in one file."""
+    """Return the faults of a log in one file."""
     checked = Checked(wanted={head} if head else set())
     check_file(data, checked, [key] if key else [])
     return checked.finding or broken_at_end(checked)

@@ -1,4 +1,4 @@
-"""Where the log of a test lies."""
+"""The path of a test's log."""
 
 from __future__ import annotations
 

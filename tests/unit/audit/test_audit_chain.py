@@ -18,7 +18,7 @@ COUNTS = st.integers(2, 8)
 
 @given(COUNTS, KEYS)
 def test_an_untouched_log_is_good(count: int, key: AuditKey | None) -> None:
-    """Whatever its length, with and without a key."""
+    """It is good at any length, with and without a key."""
     lines, head = lines_of_log(count, key)
     assert judged(b"".join(lines), key, head.hash) is None
 
@@ -27,7 +27,7 @@ def test_an_untouched_log_is_good(count: int, key: AuditKey | None) -> None:
 def test_any_byte_that_is_edited_is_found(
     count: int, key: AuditKey | None, data: st.DataObject
 ) -> None:
-    """Also in the hash, and in what ends a line."""
+    """The check covers the hash, and the end of a line."""
     lines, head = lines_of_log(count, key)
     log = bytearray(b"".join(lines))
     place = data.draw(st.integers(0, len(log) - 1))
@@ -42,7 +42,7 @@ def test_any_byte_that_is_edited_is_found(
 def test_any_line_that_is_removed_is_found(
     count: int, key: AuditKey | None, data: st.DataObject
 ) -> None:
-    """From the front and the middle by the chain alone, from the end by the head."""
+    """The chain alone finds it at the front and in the middle, the head at the end."""
     lines, head = lines_of_log(count, key)
     place = data.draw(st.integers(0, len(lines) - 1))
     last = place == len(lines) - 1
@@ -58,7 +58,7 @@ def test_any_line_that_is_removed_is_found(
 def test_any_two_lines_that_are_swapped_are_found(
     count: int, key: AuditKey | None, data: st.DataObject
 ) -> None:
-    """And called reordered, at the first that is not where it was."""
+    """They are called reordered, at the first that is not where it was."""
     lines, head = lines_of_log(count, key)
     first = data.draw(st.integers(1, len(lines) - 2))
     second = data.draw(st.integers(first + 1, len(lines) - 1))
@@ -91,7 +91,7 @@ def test_any_line_that_is_put_in_is_found(
     lines.insert(place, new)
     finding = judged(b"".join(lines), key, head.hash)
     if place == len(lines) - 1 and key is None and new.startswith(b'{"seq":') and finding is None:
-        return  # without a key, anybody may go on with a log
+        return  # without a key, anybody may continue a log
     assert finding is not None
 
 
@@ -107,7 +107,7 @@ def test_a_key_keeps_others_from_going_on_with_a_log() -> None:
 
 
 def test_who_lacks_the_key_cannot_seal_a_log_anew() -> None:
-    """A whole log that was written anew with another content, and no key, is found with the key."""
+    """A log that was rewritten with other content and without the key is found with the key."""
     lines, _ = lines_of_log(3)
     finding = judged(b"".join(lines), KEY)
     assert finding is not None
@@ -115,7 +115,8 @@ def test_who_lacks_the_key_cannot_seal_a_log_anew() -> None:
 
 
 def test_a_line_that_was_sealed_anew_is_named() -> None:
-    """Without a key one line can be forged; the next one tells, and the forged one is named."""
+    """Without a key one line can be forged; the next one reveals it, and the forged one is
+    named."""
     lines, head = lines_of_log(4)
     before = msgspec.json.decode(lines[1])
     lines[2] = seal(Head(before["seq"], before["hash"]), event(77), None)[0]
@@ -126,7 +127,7 @@ def test_a_line_that_was_sealed_anew_is_named() -> None:
 
 @pytest.mark.parametrize("spoil", [False, True])
 def test_a_torn_line_is_told_from_tampering(spoil: bool) -> None:
-    """What a crash left is good when a record accounts for it, and only for these very bytes."""
+    """A crash's torn line is good when a record accounts for it, and only for these very bytes."""
     lines, head = lines_of_log(2)
     torn = seal(head, event(3), None)[0][:40]
     note, head = seal(head, recovered_record([torn], opens=False, at=AT), None)
@@ -142,7 +143,7 @@ def test_a_torn_line_is_told_from_tampering(spoil: bool) -> None:
 
 
 def test_an_unaccounted_torn_line_is_named_as_such() -> None:
-    """Before the next start has noted it, nobody can tell a crash from a cut."""
+    """Before the next start has noted it, a crash looks the same as a cut."""
     lines, _ = lines_of_log(2)
     finding = judged(b"".join(lines)[:-20])
     assert finding is not None
@@ -150,7 +151,7 @@ def test_an_unaccounted_torn_line_is_named_as_such() -> None:
 
 
 def test_a_start_keeps_a_cut_in_the_log() -> None:
-    """A log that was cut at its end before a start is found to be, although it goes on."""
+    """A log that was cut at its end before a start is found to be, although it continues."""
     lines, old = lines_of_log(3)
     cut, head = lines_of_log(1)
     missing = {"seq": old.seq, "hash": old.hash}
@@ -162,7 +163,7 @@ def test_a_start_keeps_a_cut_in_the_log() -> None:
 
 
 def test_lost_records_are_counted() -> None:
-    """By the log's own account, which is part of the chain."""
+    """The log's own account counts them, and is part of the chain."""
     lines, head = lines_of_log(1)
     gap, _ = seal(head, gap_record(12, "queue", AT), None)
     checked = Checked()
@@ -183,7 +184,7 @@ def test_several_keys_are_tried() -> None:
 
 
 def test_keys_do_not_show() -> None:
-    """Neither in what a key prints nor in its name."""
+    """A key is neither in its printed form nor in its name."""
     assert "a key for tests" not in repr(KEY)
     assert KEY.lines.hex() not in repr(KEY)
     assert KEY.lines.hex()[:16] != KEY.id

@@ -1,4 +1,4 @@
-"""What became of an edit, read from the records alone."""
+"""The effect of an edit, read from the records alone."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_other_engines_have_to_forget_too() -> None:
 
 
 def test_a_later_forget_ends_the_influence() -> None:
-    """Of the same message or of everything, in the same session, once it is confirmed."""
+    """It is a confirmed forget of the same message or of everything, in the same session."""
     spliced = turn("amortize", Outcome.SPLICED)
     cases = {
         "same": (turn("forget", forgot=CLOSED, index=2), 2),

@@ -1,4 +1,4 @@
-"""A log that was damaged or is written just now: what is told of it stays true and readable."""
+"""A log that is damaged or being written: its report stays true and readable."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fail_disk(own: AuditWriter) -> None:
 
 
 def test_each_lost_record_is_counted_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often the disk fails, the log and the metric say as many as there were."""
+    """The log and the metric give the number of lost records, however often the disk fails."""
     metrics = counters()
     own = writer(path, metrics=metrics)
     own.start()
@@ -57,7 +57,7 @@ def test_each_lost_record_is_counted_once(path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_loss_is_told_without_another_record(path: Path) -> None:
-    """When the disk works again, and at the latest when the proxy ends."""
+    """It is reported when the disk works again, and at the latest when the proxy ends."""
     metrics = counters()
     own = writer(path, metrics=metrics)
     own.start()
@@ -71,7 +71,7 @@ def test_a_loss_is_told_without_another_record(path: Path) -> None:
 def test_a_log_that_is_rotated_while_it_is_read_is_good(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files are looked up anew: what has moved meanwhile isn't missing."""
+    """The files are looked up again: a file that has moved meanwhile isn't missing."""
     file = chain_file(path, max_bytes=4096)
     file.open()
     file.append([event(number) for number in range(1, 40)])
@@ -91,7 +91,7 @@ def test_a_log_that_is_rotated_while_it_is_read_is_good(
 
 
 def shown(path: Path, *options: str) -> tuple[int, str]:
-    """What ``leyline audit show`` says of a log."""
+    """Return the output of ``leyline audit show`` for a log."""
     result = CliRunner().invoke(build_app(), ["audit", "show", str(path), *options])
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result.exit_code, result.output
@@ -158,7 +158,7 @@ def edited(**changes: object) -> dict[str, object]:
 def test_records_that_cannot_be_read_do_not_hide_the_others(
     path: Path, broken: dict[str, object], json: tuple[str, ...]
 ) -> None:
-    """Who can write to the file can't keep the rest of it from being shown."""
+    """A writer to the file can't keep the rest of it from being shown."""
     write(path, {"kind": "start"}, broken, edited())
     _, output = shown(path, *json)
     assert "amortized" in output

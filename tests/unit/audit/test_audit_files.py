@@ -36,7 +36,7 @@ def kinds(path: Path) -> list[str]:
 
 
 def test_a_log_goes_on_over_restarts(path: Path) -> None:
-    """Each start and stop is a record, and the chain doesn't begin anew."""
+    """Each start and stop is a record, and the chain doesn't begin again."""
     for number in (1, 2):
         file = chain_file(path, key=KEY)
         file.open()
@@ -77,7 +77,7 @@ def test_files_follow_each_other(path: Path) -> None:
 
 
 def test_one_earlier_file_can_be_checked_alone(path: Path) -> None:
-    """A file that went on from another begins with a record that says so."""
+    """A file that continued another begins with a record that says so."""
     file = chain_file(path, max_bytes=4096)
     file.open()
     file.append([event(number) for number in range(60)])
@@ -107,7 +107,7 @@ def test_old_files_go_and_the_log_says_so(path: Path) -> None:
 
 
 def test_a_file_that_is_missing_in_the_middle_is_found(path: Path) -> None:
-    """The file behind it doesn't fit the one before."""
+    """The file after it doesn't fit the one before."""
     file = chain_file(path, max_bytes=4096)
     file.open()
     file.append([event(number) for number in range(80)])
@@ -164,8 +164,9 @@ def crashed(file: Any) -> None:
 @given(st.data())
 @settings(deadline=None, max_examples=examples(60))
 def test_any_crash_is_told_from_any_cut(data: st.DataObject) -> None:
-    """Wherever the file ends when a proxy starts on it: behind what was confirmed to be on the disk
-    it was a crash, and the log is good; before it somebody cut it, and the log never is again."""
+    """A cut is distinguished wherever the file ends when a proxy starts on it: after the bytes
+    confirmed to be on the disk it was a crash, and the log is good; before them somebody cut it,
+    and the log never is again."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "audit.jsonl"
         file = chain_file(path, key=KEY)
@@ -187,7 +188,7 @@ def test_any_crash_is_told_from_any_cut(data: st.DataObject) -> None:
 
 
 def test_a_crash_right_behind_a_rotation_is_recovered(path: Path) -> None:
-    """The new file has a torn first line only, or isn't there yet: the chain goes on."""
+    """The new file has a torn first line only, or isn't there yet: the chain continues."""
     for left in (b'{"seq":9,"prev', b"", None):
         file = chain_file(path, max_bytes=4096)
         file.open()
@@ -206,7 +207,7 @@ def test_a_crash_right_behind_a_rotation_is_recovered(path: Path) -> None:
 
 
 def test_a_cut_at_the_end_is_found_by_the_saved_head(path: Path) -> None:
-    """Also after the proxy was started on what was left."""
+    """It is found even after the proxy was started on the rest."""
     file = chain_file(path)
     file.open()
     file.append([event(1), event(2)])
@@ -225,7 +226,7 @@ def test_a_cut_at_the_end_is_found_by_the_saved_head(path: Path) -> None:
 
 
 def test_a_head_that_was_noted_elsewhere_must_be_there(path: Path) -> None:
-    """Whoever cuts the log and its saved head is found by a hash kept in another place."""
+    """A cut of the log and its saved head is found by a hash kept in another place."""
     file = chain_file(path)
     file.open()
     file.append([event(1)])
@@ -242,7 +243,7 @@ def test_a_head_that_was_noted_elsewhere_must_be_there(path: Path) -> None:
 
 
 def test_two_writers_of_one_file_are_refused(path: Path) -> None:
-    """The second is told to take a file of its own; when the first has ended, it may."""
+    """The second is sent to a file of its own; when the first has ended, it may use this one."""
     first, second = chain_file(path), chain_file(path)
     first.open()
     with pytest.raises(AuditLockedError, match="own file"):
@@ -254,7 +255,7 @@ def test_two_writers_of_one_file_are_refused(path: Path) -> None:
 
 
 def test_a_file_is_claimed_before_the_start(path: Path) -> None:
-    """Whoever claims first has it, also before anything was written."""
+    """The first to claim a file has it, also before anything was written."""
     first, second = chain_file(path), chain_file(path)
     first.claim()
     with pytest.raises(AuditLockedError):
@@ -276,7 +277,7 @@ def test_another_kind_of_file_is_left_alone(path: Path) -> None:
 
 
 def test_a_full_disk_costs_records_and_is_told(path: Path) -> None:
-    """A write that takes a part leaves a torn line; what is lost stands in the log afterwards."""
+    """A write that takes a part leaves a torn line; the log afterwards says what is lost."""
     metrics = counters()
     own = writer(path, metrics=metrics)
     own.start()
@@ -338,7 +339,8 @@ def test_a_slow_disk_delays_nobody_and_the_gap_is_in_the_log(path: Path) -> None
 
 
 def test_texts_that_wait_are_bounded(path: Path) -> None:
-    """Not by their number alone: few large ones are dropped, too, but never the only one."""
+    """Their number is not the only bound: few large ones are dropped, too, but never the only
+    one."""
     own = writer(path)
     for number in range(4):
         own.offer(partial(event, number), 40 << 20)

@@ -1,4 +1,4 @@
-"""What the proxy records of its turns, before engines that are told what to answer."""
+"""The proxy's records of its turns, in front of scripted engines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def kept(path: Path, kind: str = "turn") -> list[dict[str, Any]]:
 
 
 def engine_that_forgets(counts: list[ForgetCounts]) -> FakeEngine:
-    """An engine whose receipts tell of a forget, each time they are asked for."""
+    """An engine whose receipts report a forget, each time they are asked for."""
     engine = FakeEngine()
     asked = iter(counts)
     last = [counts[0]]
@@ -88,7 +88,7 @@ async def test_what_others_hold_is_not_called_erased(path: Path) -> None:
 
 
 async def test_a_forget_without_a_receipt_is_unconfirmed(path: Path) -> None:
-    """Nobody vouches for it, so it is not claimed."""
+    """Nothing vouches for it, so it is not claimed."""
     engine = FakeEngine()
     engine.gives_receipts = False
     engine.answers = [chat_json()]
@@ -100,7 +100,7 @@ async def test_a_forget_without_a_receipt_is_unconfirmed(path: Path) -> None:
 
 
 async def test_a_message_that_its_client_removed_is_recorded(path: Path) -> None:
-    """With its role and its hash, although no index tells where it was."""
+    """The record has its role and its hash, although no index says where it was."""
     engine = FakeEngine(capability=None)
     engine.answers = [chat_json() for _ in range(3)]
     first = [*tool_session(2), {"role": "user", "content": "And the next."}]
@@ -118,7 +118,7 @@ async def test_a_message_that_its_client_removed_is_recorded(path: Path) -> None
 
 
 async def test_an_edited_message_is_recorded_with_both_hashes(path: Path) -> None:
-    """Of the whole text as it was, and as it is."""
+    """The record has the hashes of the whole text before and after."""
     engine = FakeEngine(capability=None)
     engine.answers = [chat_json() for _ in range(2)]
     first = tool_session(2)
@@ -144,7 +144,7 @@ async def test_without_a_key_no_text_is_hashed(path: Path) -> None:
 
 
 async def test_edits_of_a_conversation_from_elsewhere_are_unknown(path: Path) -> None:
-    """Another proxy may have sent the text before; the log doesn't claim that nobody had it."""
+    """Another proxy may have sent the text before; the log doesn't claim the opposite."""
     engine = FakeEngine()
     engine.answers = [chat_json()]
     policy = "truncate_older_than:n=0,max_chars=60"
@@ -173,7 +173,7 @@ async def test_a_refused_turn_is_recorded(path: Path) -> None:
 async def test_a_fault_of_the_log_fails_no_request(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The record is lost, which is counted and stands in the log."""
+    """The record is lost; the loss is counted and is in the log."""
 
     def broken(*_: Any) -> None:
         raise RuntimeError("a fault")
@@ -189,7 +189,7 @@ async def test_a_fault_of_the_log_fails_no_request(
 
 
 async def test_a_second_proxy_on_one_file_does_not_start(path: Path) -> None:
-    """It says why, and the first one goes on."""
+    """It says why, and the first one continues."""
     engine = engine_that_forgets([ForgetCounts(overwritten=1)])
     async with proxy_before(engine, audit_file=path, log_level="error") as client:
         with pytest.raises(RuntimeError, match="own file"):
@@ -201,7 +201,7 @@ async def test_a_second_proxy_on_one_file_does_not_start(path: Path) -> None:
 
 
 async def test_each_proxy_has_a_file_by_its_name(tmp_path: Path) -> None:
-    """``{instance}`` in the name of the file stands for the proxy's."""
+    """``{instance}`` in the name of the file is replaced by the proxy's name."""
     settings = {"audit_file": tmp_path / "a-{instance}.jsonl", "log_level": "error"}
     async with (
         proxy_before(FakeEngine(), audit_instance="one", **settings),

@@ -83,7 +83,7 @@ def test_goals_are_met_or_not(splice_ms: float, excess: int, met: tuple[bool, ..
 
 
 def test_several_at_once_are_held_to_a_quarter_of_radix() -> None:
-    """And what wasn't measured has no goal."""
+    """A missing measurement has no goal."""
     found = level(35)
     assert goals(found, 4)["ttft_share_of_radix"]["bound"] == 0.25
     assert set(goals({"splice": found["splice"]}, 4)) == {"prefilled"}

@@ -46,7 +46,7 @@ def made(seed: str) -> Session:
 
 
 def kept(name: str, tokens: tuple[int, ...]) -> Retained:
-    """A turn with what was generated behind it."""
+    """A turn followed by what was generated."""
     return Retained(name, (*tokens, 7, 8))
 
 
@@ -71,7 +71,7 @@ def test_a_conversation_has_its_size_and_grows_turn_by_turn(session: Session) ->
 
 
 def test_the_edit_swaps_one_word_and_moves_what_follows(session: Session) -> None:
-    """Before the word and behind it the tokens are the same, shifted."""
+    """The tokens before and after the word are the same, shifted."""
     start, end = session.word
     assert session.shift != 0
     assert session.edited == session.replayed[: len(session.edited)]

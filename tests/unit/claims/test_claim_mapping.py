@@ -44,7 +44,7 @@ def turn_of(messages: list[Message], dropped: set[int] | None = None) -> Retaine
 
 
 def text_of(turn: RetainedTurn, predicate: Predicate) -> str:
-    """What the predicate's tokens say; a token is a character."""
+    """The text of the predicate's tokens; a token is a character."""
     return "".join(map(chr, turn.tokens[predicate.start : predicate.end]))
 
 
@@ -97,7 +97,7 @@ def test_a_predicate_never_leaves_its_turn(first: int, last: int, start: int, en
 
 
 def test_a_prompt_without_an_answer_has_no_kv_of_its_last_token() -> None:
-    """Nor has an answer: what was generated last was never read."""
+    """An answer has none either: the token generated last was never read."""
     messages: list[Message] = [{"role": "user", "content": "a"}]
     turn = retained(Prepared(tuple(messages), (SentMessage(messages[0], 0),)))
     assert message_spans(turn)[0][1] == len(turn.tokens) - 1

@@ -1,4 +1,4 @@
-"""What is remembered of live claims for the case that the engine is restarted."""
+"""The memory of live claims for the case that the engine is restarted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIVING = [state for state in ClaimState if state.lives]
 def status(
     name: str, state: ClaimState = ClaimState.MATERIALIZED, tenant: str = "a"
 ) -> ClaimStatus:
-    """Where a claim stands."""
+    """The status of a claim."""
     claim = Claim(
         id=name, tenant=tenant, session="s", kind=ClaimKind.HARD, predicate=Predicate("t", 0, 4)
     )
@@ -28,7 +28,7 @@ def names(memory: ClaimMemory) -> list[str]:
 
 
 def test_what_another_run_doesnt_have_is_harmed() -> None:
-    """Claims that both have go on; a first run harms nothing."""
+    """Claims that both have continue; a first run harms nothing."""
     memory = ClaimMemory()
     assert memory.restart("run-1", [status("kept"), status("gone")]) == ()
     (gone,) = memory.restart("run-2", [status("kept"), status("new")])
@@ -55,7 +55,7 @@ def test_a_harmed_claim_that_is_made_anew_is_harmed_no_more() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([*LIVING, *ENDED])), max_size=30))
 def test_what_lives_is_what_was_last_said(said: list[tuple[str, ClaimState]]) -> None:
-    """However claims come and go; and a whole list says it of all."""
+    """They hold however claims come and go; and a whole list covers all."""
     memory = ClaimMemory()
     last: dict[str, ClaimState] = {}
     for name, state in said:

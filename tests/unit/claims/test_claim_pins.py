@@ -32,7 +32,7 @@ def wanted(turn: RetainedTurn, index: int = 1, terms: Pin | None = None) -> Want
 
 
 def test_equal_kv_is_one_place_whatever_the_turn_is_called() -> None:
-    """What follows the message is of no matter; text, place and lineage before its end are."""
+    """Text after the message doesn't matter; text, place and lineage before its end do."""
     first = wanted(turn_of("one", "plan"))
     assert wanted(turn_of("one", "plan", "more", name="t1")).place != first.place, (
         "the last message's span ends with the prompt"
@@ -49,7 +49,7 @@ def test_equal_kv_is_one_place_whatever_the_turn_is_called() -> None:
 
 
 def test_a_pin_is_due_at_half_its_time_or_when_it_means_something_else() -> None:
-    """Not before."""
+    """It isn't due earlier."""
     there = wanted(turn_of("one", "plan", "a"), terms=Pin(ttl_s=100))
     held = HeldPin(there, 1, sent_at=50.0)
     assert not held.is_due(there, 99.9)
@@ -105,13 +105,13 @@ def test_what_a_policy_pins_is_what_a_caller_may_say(terms: dict[str, Any]) -> N
     ],
 )
 def test_a_policy_that_pins_on_impossible_terms_is_told(terms: dict[str, Any]) -> None:
-    """By the name of the term."""
+    """The message gives the name of the term."""
     with pytest.raises(ValueError, match=next(iter(terms))):
         pin({"role": "user", "content": "x"}, **terms)
 
 
 def test_an_object_without_terms_pins_like_true() -> None:
-    """Also before policies; false doesn't."""
+    """It does so before policies, too; false doesn't."""
     said = [{"pin": {}}, {"pin": True}, {"pin": False}, {}]
     messages: list[Message] = [{"role": "user", "content": "x", "leyline": each} for each in said]
     found = annotations_of(messages)

@@ -253,7 +253,7 @@ async def test_an_engine_that_fails_is_the_engines_fault() -> None:
 
 @pytest.mark.parametrize(("mine", "status"), [("secret", 201), ("other", 502)])
 async def test_commands_are_signed(mine: str, status: int) -> None:
-    """An engine with a secret obeys who shares it; who doesn't is told what to look at."""
+    """An engine with a secret obeys a sender that shares it; any other learns what to look at."""
     engine = ClaimsEngine(secret="secret")
     async with proxy(engine, hints_secret=mine) as client:
         await chat(client)
@@ -274,7 +274,7 @@ async def test_bodies_are_bounded() -> None:
 
 
 async def test_events_are_read_in_pages() -> None:
-    """``seq`` of a page is what the next one goes on from; numbers below zero are an error."""
+    """``seq`` of a page is where the next one continues; numbers below zero are an error."""
     async with proxy(ClaimsEngine()) as client:
         await chat(client)
         await client.post(CLAIMS, json=claim(id="plan"))

@@ -131,8 +131,8 @@ async def test_a_pin_is_renewed_when_half_its_time_is_over(
 
 
 async def test_a_pin_follows_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What changes before it gives it another place, which a later revision claims; a text of
-    equal length does so as well, because the KV behind it is another."""
+    """A change before it gives it another place, which a later revision claims; so does a text of
+    equal length, because the KV after it is different."""
     engine = ClaimsEngine()
     async with talking(engine, monkeypatch) as talk:
         await talk.turn(conversation(True, 1))
@@ -163,7 +163,8 @@ async def test_what_is_pinned_no_more_is_released(
 
 
 async def test_a_refused_pin_is_told_with_the_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By message, with the limit; it is tried again after a while and then no more told."""
+    """It is reported by message, with the limit; it is tried again after a while and no longer
+    reported."""
     engine = ClaimsEngine(claims=1)
     pinned = conversation(True)
     pinned[0]["leyline"] = {"pin": True}
@@ -185,7 +186,7 @@ async def test_a_refused_pin_is_told_with_the_next_turn(monkeypatch: pytest.Monk
 
 
 async def test_a_pin_that_gave_way_is_claimed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A soft claim may be evicted; the next turn has its KV again and says so anew."""
+    """A soft claim may be evicted; the next turn has its KV again and says so again."""
     engine = ClaimsEngine()
     async with talking(engine, monkeypatch, claims_interval_s=0.02) as talk:
         await talk.turn(conversation(True))
@@ -200,7 +201,7 @@ async def test_a_pin_that_gave_way_is_claimed_again(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_policy_can_pin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it says of a message is worth as much as the caller's word."""
+    """A policy's word on a message counts as much as the caller's."""
 
     class PinsPlans:
         name, mode = "pins_plans", "amortize"
@@ -220,7 +221,7 @@ async def test_a_policy_can_pin(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_revision_that_another_proxy_made_is_followed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The pin is renewed behind the latest one."""
+    """The pin is renewed after the latest one."""
     engine = ClaimsEngine()
     async with talking(engine, monkeypatch) as talk:
         account = await talk.turn(conversation(True))

@@ -1,4 +1,4 @@
-"""Requests that don't fit beside hard claims: what their callers are told."""
+"""Requests that don't fit beside hard claims, and the answers that their callers get."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_the_owner_is_told_which_claim_is_in_the_way(stream: bool, by_even
 
 
 async def test_others_are_told_a_number() -> None:
-    """Neither the id nor the size of another tenant's claim is theirs to know."""
+    """They learn neither the id nor the size of another tenant's claim."""
     async with claimed(id="secret-plan") as (client, _):
         answer = await chat(client, BLUE, "y" * 300)
     error = answer.json()["error"]
@@ -97,7 +97,7 @@ async def test_a_claim_can_be_released_while_refused_requests_retry() -> None:
 
 
 async def test_a_stream_that_outgrows_its_room_ends_with_the_named_error() -> None:
-    """What came before stays; the error is told by the same code, and the turn isn't retained."""
+    """The text so far stays; the error has the same code, and the turn isn't retained."""
     async with claimed(ttl_s=90) as (client, engine):
         engine.breaks_off = 1
         answer = await chat(client, RED, "y" * 300, stream=True)

@@ -22,7 +22,7 @@ RED = {"authorization": "Bearer r"}
 
 @asynccontextmanager
 async def proxy(engine: ClaimsEngine, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a proxy that looks often, with one turn of session ``s`` behind it."""
+    """A client of a proxy that looks often, after one turn of session ``s``."""
     options = {"claims_interval_s": 0.02, "handshake_interval_s": 0.05, "log_level": "error"}
     async with proxy_before(engine, **{**options, **settings}) as client:
         client.headers.update(RED if "api_keys" in settings else {})
@@ -57,7 +57,7 @@ async def samples(client: httpx.AsyncClient, prefix: str) -> dict[str, float]:
 
 
 async def test_claims_of_a_restarted_engine_are_harmed() -> None:
-    """Whoever asks is told the state and the cause, in the claim and in its events."""
+    """A client that asks gets the state and the cause, in the claim and in its events."""
     engine = ClaimsEngine()
     async with proxy(engine) as client:
         await submit(client, "plan")
@@ -80,7 +80,7 @@ async def test_claims_of_a_restarted_engine_are_harmed() -> None:
 
 
 async def test_a_harmed_claim_can_be_made_anew() -> None:
-    """On a turn that the new run holds; the old turn is none, and the error says so."""
+    """It names a turn that the new run holds; the old turn is none, and the error says so."""
     engine = ClaimsEngine()
     async with proxy(engine) as client:
         old = await submit(client, "plan")
@@ -114,7 +114,7 @@ async def test_claims_that_ended_before_a_restart_arent_harmed() -> None:
 
 
 async def test_a_new_proxy_learns_of_live_claims_by_itself() -> None:
-    """So that a later restart of the engine is reported for them, too."""
+    """A later restart of the engine is therefore reported for them, too."""
     engine = ClaimsEngine()
     async with proxy(engine) as client:
         await submit(client, "plan")
@@ -228,7 +228,7 @@ async def submit_again(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_failing_disk_fails_no_request(tmp_path: Path) -> None:
-    """The events are counted as lost, and claims go on."""
+    """The events are counted as lost, and claims continue."""
     engine = ClaimsEngine()
     async with proxy(engine, audit_file=tmp_path) as client:  # a folder can't be written to
         await submit(client, "plan")
@@ -243,7 +243,7 @@ async def test_a_failing_disk_fails_no_request(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [1, 3])
 async def test_events_that_were_dropped_unseen_are_counted(kept: int) -> None:
-    """A gap in the numbers is told, not passed over."""
+    """A gap in the numbers is reported, not passed over."""
     engine = ClaimsEngine()
     async with proxy(engine) as client:
         await submit(client, "plan")

@@ -84,7 +84,7 @@ def test_what_is_expected_follows_from_the_policy(policy: str, in_sight: set[str
 
 
 def test_expectations_in_words() -> None:
-    """In sight the value is expected, else a look-up."""
+    """The value is expected in sight, else by a look-up."""
     assert (IN_SIGHT.text, IN_SIGHT.expected) == ("What is `feed=`?", "basil")
     assert CUT.expected == "a look-up (was copper)"
 

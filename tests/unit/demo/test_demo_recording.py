@@ -33,7 +33,7 @@ def workshop(tmp_path: Path) -> Workshop:
 
 
 def test_the_session_is_long_enough(shipped: RecordedSession) -> None:
-    """More than 30 requests, and a last one of more than 60,000 characters (15K tokens)."""
+    """It has more than 30 requests, and a last one of more than 60,000 characters (15K tokens)."""
     assert shipped.id == SESSION_ID and shipped.license == "Apache-2.0"
     assert len(shipped.requests) == len(TURNS) > 30
     assert len(json.dumps(shipped.requests[-1].messages)) > 60_000
@@ -49,7 +49,7 @@ def test_it_has_failures_retries_and_a_multi_call_turn(shipped: RecordedSession)
 
 
 def test_every_call_is_answered_once(shipped: RecordedSession) -> None:
-    """Each tool call has a result of the same id, right behind the message that made it."""
+    """Each tool call has a result of the same id, right after the message that made it."""
     messages = shipped.requests[-1].messages
     called = [c["id"] for m in messages for c in m.get("tool_calls", ())]
     answered = [m["tool_call_id"] for m in messages if m["role"] == "tool"]

@@ -75,13 +75,13 @@ async def test_what_hangs_in_a_thread_keeps_nobody() -> None:
 
 
 def test_a_report_is_text() -> None:
-    """Also where a path isn't: JSON and terminals take it."""
+    """It is text even where a path isn't: JSON and terminals take it."""
     assert json.dumps(document([fail("a", "\udcff", "mend \udcff")])).isascii()
     assert msgspec.json.encode(document([fail("a", "\udcff", "mend \udcff")]))
 
 
 async def test_a_server_that_never_ends_its_answer() -> None:
-    """Neither fills the memory nor takes the time; nor does one that nests without end."""
+    """It neither fills the memory nor takes the time; nor does one that nests without end."""
 
     async def endless(_: httpx.Request) -> httpx.Response:
         async def body() -> AsyncIterator[bytes]:
@@ -138,7 +138,7 @@ async def test_each_upstream_has_a_check_of_its_own() -> None:
 
 
 def test_every_flag_of_serve_is_a_setting() -> None:
-    """What serve takes, doctor takes, and both make the same settings of it."""
+    """Doctor takes all that serve takes, and both make the same settings of it."""
     values = {
         "undeclared": ["tool=exact"],
         "api_key": ["red:hunter2hunter2"],
@@ -164,7 +164,7 @@ def test_every_flag_of_serve_is_a_setting() -> None:
 
 
 def test_variables_that_are_no_settings() -> None:
-    """A misspelt one is told with the nearest name; what is far from all is somebody else's."""
+    """A misspelt one is reported with the nearest name; one far from all is somebody else's."""
     environ = {"LEYLINE_POTR": "1", "LEYLINE_HOST": "h", "LEYLINE_XYZZY_QUUX": "1", "PATH": ""}
     (found,) = unknown_variables(environ)
     assert found.place == "LEYLINE_POTR"
@@ -174,8 +174,7 @@ def test_variables_that_are_no_settings() -> None:
 
 
 def test_which_setting_an_upstream_is() -> None:
-    """One URL and several are two settings; a fault names the flag for the one that it stands
-    for."""
+    """One URL and several are two settings; a fault names the flag for the right one."""
     flags: dict[str, object] = dict.fromkeys(inspect.signature(serve.serve).parameters)
     assert serve.sources_of({**flags, "upstream": ["http://a"]}).flags == {"upstream": "--upstream"}
     named = serve.sources_of({**flags, "upstream": ["a=http://a", "http://u:p@b"]})

@@ -1,4 +1,4 @@
-"""What facts mean for a proxy: verdicts without servers."""
+"""Facts and their verdicts for a proxy, without servers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def store(*servers: stores.ServerFacts, **facts: object) -> dict[str, Finding]:
 
 
 def needs(**own: object) -> engines.EngineNeeds:
-    """What a proxy with usual settings asks of an engine."""
+    """The demands of a proxy with usual settings on an engine."""
     usual: dict[str, object] = {
         "name": "a",
         "client": UpstreamClient.__new__(UpstreamClient),
@@ -82,7 +82,7 @@ def test_a_sound_redis_is_green() -> None:
 def test_a_redis_that_is_slow_or_refuses(
     facts: dict[str, object], name: str, status: Status
 ) -> None:
-    """Only what is wrong is told, with a fix."""
+    """Only faults are reported, with a fix."""
     found = store(**facts)
     wrong = {name: each for name, each in found.items() if each.status is not Status.OK}
     assert wrong.keys() == {name}
@@ -111,7 +111,7 @@ def test_one_server_of_a_cluster_is_enough() -> None:
     ],
 )
 def test_errors_of_redis_are_told_without_their_text(error: Exception, words: str) -> None:
-    """What the server said may hold anything; the variable that holds the URL is named."""
+    """The server's text may hold anything; the variable that holds the URL is named."""
     finding = stores.unreachable(STORE, error)
     told = f"{finding.detail} {finding.fix}"
     assert words in told
@@ -136,7 +136,7 @@ def test_a_refused_write_is_told_in_the_words_of_redis(refusal: ResponseError, f
 
 
 def test_certificates_to_trust_are_a_setting() -> None:
-    """Where there is one for that Redis; else the process's are."""
+    """The setting of that Redis is used if there is one; else the process's are."""
     error = ssl.SSLCertVerificationError("self-signed")
     own = stores.StoreNeeds(STORE.options, "redis", "leyline", "session_store", "LEYLINE_CA")
     assert "LEYLINE_CA" in stores.unreachable(own, error).fix
@@ -152,7 +152,7 @@ def test_places_of_urls_hold_no_password() -> None:
 
 
 def test_why_a_server_cant_be_reached() -> None:
-    """The first cause that tells something is told, however deep it lies."""
+    """The first informative cause is reported, however deep it lies."""
 
     def wrapped(cause: BaseException) -> BaseException:
         outer = RuntimeError("outer")
@@ -207,7 +207,7 @@ CAPABILITY_FACTS = {name: getattr(CAPABILITY, name) for name in CAPABILITY.__str
     ],
 )
 def test_secrets_agree_or_not(facts: engines.SecretFacts, words: str) -> None:
-    """Two answers tell all cases apart."""
+    """Two answers distinguish all cases."""
     finding = engines.secret_verdict(needs(), facts)
     assert (finding.status is Status.FAIL) == bool(words)
     assert words in finding.detail
@@ -252,7 +252,8 @@ def test_first_answers_of_an_engine() -> None:
 
 
 def test_keys_and_who_gets_in() -> None:
-    """Open to all only on loopback; expired keys are told by id, soon expiring ones by tenant."""
+    """A proxy is open to all only on loopback; expired keys are reported by id, soon expiring ones
+    by tenant."""
     day = 86_400.0
     keys = [parse_key("red:k1 expires=1970-01-03"), parse_key("blue:k2")]
     assert configured.keys_verdict((), "127.0.0.1", 0).status is Status.OK
@@ -264,7 +265,7 @@ def test_keys_and_who_gets_in() -> None:
 
 
 def test_the_hosts_of_an_open_proxy() -> None:
-    """One that is reached from elsewhere by a name has to name it; with keys nobody asks."""
+    """A proxy that is reached by a name from elsewhere has to name it; with keys it need not."""
     anywhere = "0.0.0.0"  # noqa: S104
 
     def verdict(**settings: Any) -> tuple[Status, str]:
@@ -319,7 +320,7 @@ def test_a_container_has_less_memory_than_its_machine(tmp_path: Path) -> None:
 
 
 def test_packages_are_those_that_are_required() -> None:
-    """Missing and wrong ones are named; extras that nobody asked for don't count."""
+    """Missing and wrong ones are named; extras that weren't required don't count."""
     needed = [
         "pytest>=1",
         "pytest>=9000",
@@ -333,7 +334,7 @@ def test_packages_are_those_that_are_required() -> None:
 
 
 def test_what_prometheus_says() -> None:
-    """Not ready, no series, targets that are down, rules that are broken or missing."""
+    """It says: not ready, no series, targets that are down, rules that are broken or missing."""
 
     def verdicts(**facts: object) -> dict[str, Status]:
         given = prometheus.PrometheusFacts("u", **{"ready": 200, "proxies": 1, **facts})  # type: ignore[arg-type]

@@ -61,7 +61,8 @@ def test_no_fault_of_a_policy_that_forgets_lets_a_request_pass(function: Any, fa
 
 @pytest.mark.parametrize(("function", "fault"), FAULTS)
 def test_other_faults_are_skipped_as_before(function: Any, fault: str) -> None:
-    """Of a policy that tidies up, of one whose faults are to be skipped, and of a dry run."""
+    """They are faults of a policy that tidies up, of one whose faults are to be skipped, and of a
+    dry run."""
     skips = PolicySession(on_fault="skip")
     bad = Plugin(function, "bad", mode="forget")
     for policy, session in (
@@ -80,13 +81,13 @@ def test_other_faults_are_skipped_as_before(function: Any, fault: str) -> None:
 
 @pytest.mark.parametrize("trusted", [True, False])
 def test_a_trusted_policy_is_checked_before_it_is_believed(trusted: bool) -> None:
-    """What is found only once all have run refuses the request, too."""
+    """A fault found only once all have run refuses the request, too."""
     bad = Plugin(lambda ms, _: ms[:-1], "bad", mode="forget", trusted=trusted)
     assert run(bad).refused == PolicyFault("bad", "lost_last_user")
 
 
 def test_what_takes_too_long_is_refused() -> None:
-    """Also where too many calls hang to try another."""
+    """So is a call when too many others hang to try it."""
 
     def never(call: Any) -> Any:
         raise PolicyTimeoutError
@@ -96,7 +97,7 @@ def test_what_takes_too_long_is_refused() -> None:
 
 
 def test_its_second_look_counts_as_much_as_its_first() -> None:
-    """What another policy wrote may hold what it looks for."""
+    """Another policy's text may hold what it looks for."""
 
     def once(messages: list[Message], context: Context) -> Any:
         if "new" in str(messages):
@@ -138,8 +139,8 @@ def test_a_mode_that_cannot_be_told_is_a_forget(modes: list[Any]) -> None:
     "change", [lambda m: edit(m, stub="[]", mode="forget"), lambda m: drop(m, mode="forget")]
 )
 def test_what_a_policy_made_this_session_forget_does_not_come_back(change: Any) -> None:
-    """Whatever it calls itself: one that tidied up and marked a forget may not fail on the next
-    turn, and one that marked none may."""
+    """The policy's own claims don't matter: one that tidied up and marked a forget may not fail on
+    the next turn, and one that marked none may."""
     fails = False
 
     def marks(messages: list[Message], context: Context) -> Any:

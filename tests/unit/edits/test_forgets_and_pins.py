@@ -1,4 +1,4 @@
-"""What policies and verbs have forgotten, pinned or shortened, in one list and over turns."""
+"""The forgets, pins and shortenings of policies and verbs, in one list and over turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leyline_proxy.model.prepared import Change
 
 
 def named(message: Message) -> bool:
-    """Whether it is the user's first message, or made from it."""
+    """Return True if it is the user's first message, or made from it."""
     return message.get("name") == "first"
 
 
@@ -31,7 +31,7 @@ SHORTEN = at(1, lambda m: edit(m, stub="[short]"))
 
 
 def test_a_pin_does_not_hold_back_a_forget() -> None:
-    """A message that is pinned and to be forgotten goes, whoever says so."""
+    """A message that is pinned and to be forgotten goes, at anyone's demand."""
     verbs = run(client=said(1, pin=True, forget=True))
     assert "a question" not in str(verbs.messages)
     assert list(verbs.forget_marks) == [1]
@@ -64,7 +64,7 @@ def test_a_pin_does_not_hold_back_a_forget() -> None:
 def test_a_forget_of_one_message_survives_what_later_policies_do(
     first: Transform, after: Transform, trusted: bool
 ) -> None:
-    """The demand stays, whether the message is edited, moved or dropped behind it."""
+    """The demand stays if the message is later edited, moved or dropped."""
     prepared = run(Plugin(first, "first", trusted=trusted), Plugin(after, trusted=trusted))
     assert prepared.faults == ()
     assert list(prepared.forget_marks) == [1]
@@ -73,7 +73,7 @@ def test_a_forget_of_one_message_survives_what_later_policies_do(
 
 @pytest.mark.parametrize("trusted", [True, False])
 def test_a_forget_finds_a_message_that_a_policy_moved(trusted: bool) -> None:
-    """What was moved is still the client's message that the engine has read."""
+    """A moved message is still the client's message that the engine has read."""
     move = Plugin(lambda ms, _: [ms[0], *ms[2:-1], ms[1], ms[-1]], "moves", trusted=trusted)
     secret = Plugin(at(4, lambda m: edit(m, content="x", mode="forget")), trusted=trusted)
     prepared = run(move, secret)
@@ -83,7 +83,7 @@ def test_a_forget_finds_a_message_that_a_policy_moved(trusted: bool) -> None:
 
 
 def test_a_second_forget_of_a_message_is_a_new_demand() -> None:
-    """That a message was redacted before must not hide that more of it is to be forgotten now."""
+    """A message's earlier redaction must not hide that more of it is to be forgotten now."""
     redact = load_pipeline("redact:pattern=hunter2")
     client = [{"role": "user", "content": "hunter2 and more"}, *TALK]
     once = run(*redact, client=client)
@@ -132,7 +132,7 @@ def test_a_forgotten_call_keeps_no_arguments() -> None:
 
 
 def test_one_senseless_annotation_costs_no_other_its_effect() -> None:
-    """A policy may write what no request could; forgets go on."""
+    """A policy may write things that no request could; forgets continue."""
 
     def annotate(messages: list[Message], context: Context) -> list[Message]:
         del context
@@ -204,6 +204,6 @@ def test_a_pinned_result_keeps_its_call(trusted: bool) -> None:
 
 
 def test_a_policy_may_pin() -> None:
-    """What comes behind it leaves the message alone."""
+    """Later changes leave the message alone."""
     prepared = run(Plugin(at(1, pin)), Plugin(SHORTEN))
     assert prepared.messages == TALK

@@ -64,8 +64,8 @@ def steps(draw: st.DrawFn) -> list[Message]:
 
 @st.composite
 def sessions(draw: st.DrawFn) -> list[list[Message]]:
-    """The client's lists of some turns: most grow, in some the client edited what it sent, left
-    some of it out, moved it or began anew."""
+    """The client's lists of some turns: most grow; in some the client edited, left out or moved
+    messages, or began again."""
     head: list[Message] = [
         {"role": "system", "content": "be brief, the date is 2024-05-06"},
         {"role": "user", "content": "a task"},
@@ -217,8 +217,8 @@ PLUGINS: list[Change] = [
 def test_policies_of_others(
     turns: list[list[Message]], chosen: list[tuple[Change, bool]], is_sensitive: bool
 ) -> None:
-    """Whether they edit, drop, put in or write by hand, and whether they are trusted or not; what
-    is sensitive stays a forget."""
+    """They may edit, drop, put in or write by hand, trusted or not; sensitive text stays a
+    forget."""
 
     def addresses(message: Message) -> frozenset[str]:
         return frozenset({"a@example.org"} if "@" in str(message.get("content")) else ())
@@ -228,7 +228,7 @@ def test_policies_of_others(
 
 
 def test_a_policy_whose_mode_changes_is_accounted_for_anew() -> None:
-    """What another policy in the same place said of an edit is not taken over."""
+    """Another policy's word on an edit in the same place is not taken over."""
     talk: list[Message] = [
         {"role": "user", "content": "a task"},
         {"role": "user", "content": "another"},

@@ -1,4 +1,4 @@
-"""What policies are told of a session, and what is kept for them."""
+"""The facts of a session that policies get, and the facts kept for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from leyline_proxy.render import ChatRenderer
 
 
 def _computed(memos: PolicyMemos, message: Message, policies: Sequence[Policy]) -> bool:
-    """Whether something had to be computed of the message."""
+    """Return True if something had to be computed of the message."""
     computed: list[int] = []
     with memos.of("tenant", "session", policies) as memo:
         memo.get(message, "key", lambda _: computed.append(1))
@@ -24,7 +24,7 @@ def _computed(memos: PolicyMemos, message: Message, policies: Sequence[Policy]) 
 
 
 def test_a_memo_is_the_sessions_for_its_policies() -> None:
-    """What was computed is found on the next turn, but not by other policies."""
+    """A computed value is found on the next turn, but not by other policies."""
     memos, message = PolicyMemos(), {"role": "user", "content": "x"}
     one, other = load_pipeline("keep_all"), load_pipeline("keep_all")
     assert [_computed(memos, message, one) for _ in range(3)] == [True, False, False]
@@ -64,7 +64,7 @@ def test_tokens_count_text_and_calls() -> None:
 
 
 def test_tokens_are_counted_anew_by_another_tokenizer() -> None:
-    """What was computed with one says nothing of the other's."""
+    """A count by one tokenizer says nothing of the other's."""
     memos, policies = PolicyMemos(), load_pipeline("keep_all")
     one, other = cast("list[ChatRenderer]", [object(), object()])
     found: list[Memo] = []
@@ -79,7 +79,7 @@ def _prepared(messages: Sequence[Message]) -> Prepared:
 
 
 def test_messages_of_the_last_turn_are_the_same_objects() -> None:
-    """Where they stood, and also where the client moved them."""
+    """They are the same where they were, and also where the client moved them."""
     texts = [{"role": "user", "content": text} for text in ("a", "b", "c")]
     last = _prepared(texts)
     for order in ((0, 1, 2), (0, 2, 1), (1, 2), (0,), (2, 0, 1)):

@@ -1,4 +1,4 @@
-"""What a client gets, and the engine doesn't, when a policy fails that takes out secrets."""
+"""A policy that removes secrets fails: the client's answer, and nothing for the engine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def hiding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Counting(ClaimsEngine):
-    """An engine whose tokens only it can tell; it keeps what it is asked."""
+    """An engine whose tokens only it can count; it keeps what it is asked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,8 @@ class Counting(ClaimsEngine):
 @pytest.mark.usefixtures("hiding")
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 async def test_nothing_is_sent_and_the_client_is_told_why(path: str, body: dict[str, Any]) -> None:
-    """On every route, in the shape of its API: a status, a code, and the policy's name."""
+    """The answer, on every route and in the shape of its API, has a status, a code, and the
+    policy's name."""
     engine = FakeEngine()
     async with proxy_before(engine, policy="patched", log_level="error") as client:
         answer = await client.post(path, json=body)
@@ -82,7 +83,7 @@ async def test_nothing_is_sent_and_the_client_is_told_why(path: str, body: dict[
 
 @pytest.mark.usefixtures("hiding")
 async def test_the_operator_may_have_it_sent_all_the_same() -> None:
-    """With ``on_fault: skip`` the request goes on as it was, and receipt and metric say so."""
+    """With ``on_fault: skip`` the request continues unchanged, and receipt and metric say so."""
     engine = FakeEngine()
     async with proxy_before(engine, policy="patched", on_fault="skip", log_level="error") as client:
         answer = await client.post(CHAT, json=TALK)
@@ -97,8 +98,8 @@ async def test_the_operator_may_have_it_sent_all_the_same() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_tool_output_does_not_switch_a_redaction_off(stream: bool) -> None:
-    """What was redacted on the first turn is on the second, whatever came between, and the same
-    message is sent in the same words."""
+    """A message redacted on the first turn is redacted on the second, whatever came between, and is
+    sent in the same words."""
     engine = FakeEngine()
     engine.receipt = forgotten
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -165,7 +166,8 @@ async def test_to_count_tokens_no_secret_is_shown_to_the_engine(
 async def test_calls_that_hang_cost_no_other_tenant_its_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However many of the red tenant's do; until they end, its own requests are refused at once."""
+    """This holds for any number of the red tenant's; until they end, its own requests are refused
+    at once."""
     release = threading.Event()
 
     @function_policy(name="hangs", mode="forget")

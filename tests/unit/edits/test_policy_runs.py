@@ -33,7 +33,7 @@ _run = partial(run, client=TALK)
 
 @pytest.mark.parametrize("trusted", [True, False])
 def test_marks_name_mode_and_cause_of_single_edits(trusted: bool) -> None:
-    """An edit, a drop and an unmarked change of one policy are told apart."""
+    """An edit, a drop and an unmarked change of one policy are distinguished."""
 
     def transform(messages: list[Message], context: Context) -> list[Message]:
         del context
@@ -60,7 +60,7 @@ def test_marks_name_mode_and_cause_of_single_edits(trusted: bool) -> None:
 
 
 def test_edits_of_equal_looking_messages_are_told_by_their_origin() -> None:
-    """Where comparing texts would pair the wrong ones, the edited message says what it was."""
+    """Comparing texts would pair the wrong ones; the edited message names its origin."""
     client = [{"role": "user", "content": text} for text in ("a", "b", "c")]
 
     def transform(messages: list[Message], context: Context) -> list[Message]:
@@ -93,7 +93,7 @@ def _unjson(messages: list[Message], context: Context) -> list[Message]:
     ("function", "fault"), [(_mutate, "mutated"), (_fill, "bad_state"), (_unjson, "bad_state")]
 )
 def test_a_policy_that_breaks_a_rule_is_left_out(function: Any, fault: str) -> None:
-    """The turn goes on with the client's messages, and the fault has a name."""
+    """The turn continues with the client's messages, and the fault has a name."""
     prepared = _run(Plugin(function))
     assert [(f.policy, f.fault) for f in prepared.faults] == [("plugin", fault)]
     assert prepared.messages == TALK
@@ -110,7 +110,7 @@ def test_a_trusted_policy_that_breaks_a_rule_is_found_out() -> None:
 
 
 def test_a_limit_that_is_passed_is_a_fault_of_the_policy() -> None:
-    """What runs into the time limit is left out; a trusted policy is not limited."""
+    """A policy that runs into the time limit is left out; a trusted policy is not limited."""
 
     def never(call: Callable[[], list[Message]]) -> list[Message]:
         raise PolicyTimeoutError
@@ -123,7 +123,7 @@ def test_a_limit_that_is_passed_is_a_fault_of_the_policy() -> None:
 
 
 def test_state_is_kept_from_turn_to_turn_by_place() -> None:
-    """A policy finds what it left, nobody else's, and a failing turn loses nothing."""
+    """A policy finds what it left and no one else's, and a failing turn loses nothing."""
 
     def count(messages: list[Message], context: Context) -> list[Message]:
         context.state["turns"] = context.state.get("turns", 0) + 1
@@ -140,7 +140,7 @@ def test_state_is_kept_from_turn_to_turn_by_place() -> None:
 
 
 def test_a_forgetting_policy_counts_a_turn_once() -> None:
-    """It runs on the client's text and again behind others, but its state moves once."""
+    """It runs on the client's text and again after others, but its state moves once."""
 
     def count(messages: list[Message], context: Context) -> list[Message]:
         context.state["runs"] = context.state.get("runs", 0) + 1
@@ -187,7 +187,7 @@ def test_what_was_computed_of_a_message_is_not_computed_again() -> None:
 
 
 def test_taking_something_sensitive_away_is_a_forget() -> None:
-    """Whatever the policy says; an edit that leaves it in place keeps its mode."""
+    """It is so whatever the policy says; an edit that leaves it in place keeps its mode."""
 
     def sensitive(message: Message) -> frozenset[str]:
         return frozenset(word for word in text_of(message).split() if word.startswith("key-"))
@@ -257,7 +257,7 @@ def test_every_message_is_accounted_for(texts: list[str], fates: list[str], trus
 
 
 def test_a_policy_may_name_the_scope_to_share_with() -> None:
-    """What it says of a message reaches the plan, and never the engine's messages."""
+    """Its words on a message reach the plan, and never the engine's messages."""
 
     def transform(messages: list[Message], context: Context) -> list[Message]:
         del context
@@ -284,7 +284,7 @@ def test_a_policy_may_name_the_scope_to_share_with() -> None:
 def test_senseless_outcomes_cost_the_policys_own_edits(
     outcome: Any, fault: str, trusted: bool
 ) -> None:
-    """Whether or not it is trusted, and others' edits stay."""
+    """This holds with and without trust, and others' edits stay."""
     good = Plugin(SHORTEN, "good", trusted=True)
     prepared = run(Plugin(lambda ms, _: outcome(ms), trusted=trusted), good)
     assert [(each.policy, each.fault) for each in prepared.faults] == [("plugin", fault)]
@@ -328,7 +328,7 @@ def test_notes_hold_numbers() -> None:
 
 
 def test_a_state_is_json_of_its_own() -> None:
-    """What a policy does with it behind the turn changes nothing, and sets become lists."""
+    """The policy's later changes to it change nothing, and sets become lists."""
     kept: list[Any] = []
 
     def keep(messages: list[Message], context: Context) -> list[Message]:

@@ -65,7 +65,7 @@ def _raise(messages: list[Message]) -> Any:
     ],
 )
 def test_a_faulty_policy_costs_only_itself(function: Any, fault: str) -> None:
-    """The messages go on unedited, and the fault has a name."""
+    """The messages continue unedited, and the fault has a name."""
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}
     client = [
         _user("a"),

@@ -20,7 +20,7 @@ async def complete(client: httpx.AsyncClient, **members: Any) -> httpx.Response:
 
 @pytest.mark.parametrize("chosen", ["by the request", "by the operator"])
 async def test_a_prompt_is_searched_by_policies_that_forget(chosen: str) -> None:
-    """Whoever chose the policy: prompt, list of prompts and suffix go out without the secret."""
+    """Prompt, list of prompts and suffix go out without the secret, whoever chose the policy."""
     engine = FakeEngine(capability=None)
     engine.answers = [chat_json(), chat_json()]
     by_request = chosen == "by the request"
@@ -35,7 +35,7 @@ async def test_a_prompt_is_searched_by_policies_that_forget(chosen: str) -> None
 
 
 async def test_a_prompt_without_a_find_keeps_its_bytes() -> None:
-    """Nothing is written anew where nothing is taken out; policies that only shorten don't run."""
+    """Nothing is rewritten where nothing is taken out; policies that only shorten don't run."""
     engine = FakeEngine(capability=None)
     engine.answers = [chat_json(), chat_json()]
     raw = b'{"model" : "fake-model",\n "prompt":"caf\\u00e9", "n":1.0e0}'

@@ -46,7 +46,7 @@ def chars(message: Message) -> int:
 def turns(
     lists: Sequence[list[Message]], policies: Sequence[Policy], timing: Timing, window: int | None
 ) -> list[Prepared]:
-    """What is sent on each turn."""
+    """The messages sent on each turn."""
     sent: list[Prepared] = []
     for index, messages in enumerate(lists):
         now = prepare(messages, policies, (), index)
@@ -110,7 +110,8 @@ def test_a_history_that_the_caller_changed_is_edited_at_once() -> None:
 
 
 def test_the_balance_counts_what_is_behind_the_first_edit() -> None:
-    """Shorter by what goes, dearer by what stays behind it; this turn's messages are in neither."""
+    """The prompt is shorter by what goes, costlier by what stays after it; this turn's messages
+    count in neither."""
     before = prepare(talk([100, 50]), (), (), 0)
     now = prepare(talk([100, 50, 70]), CUT, (), 1)
     held = pending(before, now)
@@ -177,7 +178,7 @@ def test_more_reclaimed_never_makes_an_edit_wait(
 
 
 def test_costs_are_medians_of_what_turns_told() -> None:
-    """One slow turn changes little; short turns and answers in one piece tell nothing."""
+    """One slow turn changes little; short turns and answers in one piece show nothing."""
     book = CostBook()
     assert book.cost(splices=True) == EditCost(splices=True)
     for ttft_s in (0.1, 0.1, 9.0):

@@ -59,11 +59,11 @@ def test_every_text_of_a_message_is_looked_at() -> None:
     "settings", ["detectors=[nothing]", "pattern=(", "when='tokens > 3',pattern=x", "pattern=x | y"]
 )
 def test_what_means_nothing_is_refused(settings: str) -> None:
-    """At the start, with the reason."""
+    """It is refused at the start, with the reason."""
     with pytest.raises(PolicyError):
         sensitive_content(settings)
 
 
 def test_without_settings_nothing_is_sensitive() -> None:
-    """And nothing is searched."""
+    """Nothing is searched either."""
     assert sensitive_rule(sensitive_content(""), Memo()) is None

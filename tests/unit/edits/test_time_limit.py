@@ -31,7 +31,7 @@ def test_a_call_gives_what_it_returns_or_raises() -> None:
 
 
 def test_a_call_that_hangs_in_python_is_stopped() -> None:
-    """The caller goes on in time, and no thread stays behind."""
+    """The caller continues in time, and no thread is left."""
     limit = TimeLimit(0.05, max_stuck=1)
     for _ in range(3):  # more often than calls may hang: none does
         with pytest.raises(PolicyTimeoutError):
@@ -87,7 +87,8 @@ def test_calls_that_hang_cost_no_other_tenant_its_own() -> None:
 
 
 def test_a_stop_that_comes_late_hurts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls that end about when they are stopped leave other threads alone, and none behind."""
+    """Calls that end about when they are stopped leave other threads alone, and leave none
+    running."""
     hurt: list[object] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: hurt.append(args.exc_type))
     monkeypatch.setattr(sys, "unraisablehook", lambda args: hurt.append(args.exc_type))

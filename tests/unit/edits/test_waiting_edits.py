@@ -27,7 +27,7 @@ def turn(client: list[Message], *policies: Any, declared: Any = ()) -> Prepared:
 
 
 def test_another_declared_edit_of_the_same_message_does_not_wait() -> None:
-    """What the caller declares holds for the turn that declares it."""
+    """The caller's declaration holds for the turn that declares it."""
     first, second = (
         [DeclaredEdit(message=1, mode=Mode.AMORTIZE, replacement=text)] for text in ("one", "two")
     )
@@ -47,7 +47,7 @@ def test_a_verb_of_the_caller_does_not_wait() -> None:
 
 
 def test_while_edits_wait_markers_are_sent_as_they_are_now() -> None:
-    """A cache marker that has moved on must not stay behind."""
+    """A cache marker that has moved forward must not stay in its old place."""
     marked = [TALK[0] | {"cache_control": {"type": "ephemeral"}}, *TALK[1:]]
     grown = [*TALK, {"role": "user", "content": "go on"}]
     held = pending(turn(marked), turn(grown, Plugin(SHORTEN)))
@@ -119,7 +119,7 @@ def _fate(fate: str, name: str) -> Transform:
 def test_what_is_to_be_forgotten_is_forgotten(
     fates: list[tuple[str, int, bool]], pinned: set[int], waiting: set[int]
 ) -> None:
-    """Whoever else edits, moves, drops or pins the message, and whatever waits."""
+    """Others may edit, move, drop or pin the message, and anything may wait."""
     client: list[Message] = [
         {"role": "user", "name": f"n{number}", "content": text}
         | ({"leyline": {"pin": True}} if number in pinned else {})

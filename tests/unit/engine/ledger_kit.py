@@ -43,7 +43,7 @@ def turn_of(name: str, tokens: Sequence[int], lineage: tuple[LineageRun, ...] = 
 
 
 def computed(tokens: Sequence[int], known: dict[int, frozenset[int]]) -> tuple[frozenset[int], ...]:
-    """What each position has read: itself and all before it, or what its copied KV had read."""
+    """The reads of each position: itself and all before it, or those of its copied KV."""
     read: list[frozenset[int]] = []
     seen: frozenset[int] = frozenset()
     for position, token in enumerate(tokens):
@@ -61,11 +61,11 @@ def opened(tokens: Sequence[int], name: str = "t0") -> Turn:
 def spliced(
     ledger: SpanLedger, name: str, sources: Sequence[Turn], cuts: Sequence[CopySegment], fresh: int
 ) -> Turn:
-    """A turn of the first source's common prefix, copies, and what else is fresh.
+    """A turn of the first source's common prefix, copies, and other fresh tokens.
 
     Args:
         cuts: copies to chain; their ``dest`` is set here.
-        fresh: span of the fresh tokens between and behind them.
+        fresh: span of the fresh tokens between and after them.
     """
     base = sources[0]
     tokens: list[int] = base.spans[: cuts[0].dest]

@@ -85,8 +85,8 @@ def test_a_lineage_map_is_believed_if_it_is_sorted(starts: list[int]) -> None:
 def test_a_forget_directive_names_every_label_under_it(
     spans: list[tuple[int, int]], cuts: list[tuple[int, int, Mode]], names: set[str]
 ) -> None:
-    """Those that a token of it belongs to, or of what stands behind an insertion, and no others;
-    nothing is told where a token before its end has no label, or a name was never heard of."""
+    """They are the labels of its tokens, or of those after an insertion, and no others; nothing is
+    named where a token before its end has no label, or a name was never heard of."""
     labels = tuple(SpanLabel(str(index), *span) for index, span in enumerate(spans))
     source = SourceTurn("t", array("q", [0] * 12), "", (), SCOPE, SESSION, labels)
     ledger = SpanLedger()
@@ -225,15 +225,15 @@ def test_a_refused_edit_is_served_nothing_that_was_spliced() -> None:
 
 @pytest.mark.parametrize("splicing", [True, False])
 def test_a_turn_that_asks_for_nothing_is_refused_nothing(splicing: bool) -> None:
-    """Whether or not the engine splices, registering a turn is no edit."""
+    """Registering a turn is no edit, with and without a splicing engine."""
     engine = make_engine(splicing=splicing)
     _, record = run(engine, SOURCE, register("t1"))
     assert (record.receipt.outcome, record.receipt.reason) == (Outcome.UNEDITED, None)
 
 
 def test_a_second_splice_under_a_share_goes_on_with_the_first() -> None:
-    """A scope's KV begins in one place, however often it is edited behind it; the next turn finds
-    it under a map that the engine takes back."""
+    """A scope's KV begins in one place, however often it is edited later; the next turn finds it
+    under a map that the engine takes back."""
     engine = make_engine(pool=2000)
     run(engine, SOURCE, register("t1"))
     prompt, payload = edit(SOURCE, [Directive(60, 80)], tail=[9])

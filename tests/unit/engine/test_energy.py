@@ -27,7 +27,7 @@ class FakeNvml:
     """Two GPUs, whose counters a test moves; in millijoules, as NVML's."""
 
     class NVMLError(Exception):
-        """As ``pynvml.NVMLError``."""
+        """A stand-in for ``pynvml.NVMLError``."""
 
     def __init__(self) -> None:
         self.counters = dict.fromkeys(GPUS, 1_000_000)
@@ -56,7 +56,7 @@ class FakeNvml:
 
 
 class Tally(NoMetrics):
-    """Keeps what it is told of energy."""
+    """Keeps the energy reported to it."""
 
     def __init__(self) -> None:
         self.used = 0.0
@@ -85,7 +85,8 @@ def account(nvml: FakeNvml, tally: Tally) -> EnergyAccount:
 
 
 def test_a_window_is_shared_by_tokens(nvml: FakeNvml, tally: Tally, account: EnergyAccount) -> None:
-    """A request is told once, when it has ended, with its part of every window it computed in."""
+    """A request is reported once, when it has ended, with its part of every window it computed
+    in."""
     account.computed("a", 300)
     account.computed("b", 100)
     nvml.use(40.0)
@@ -112,7 +113,7 @@ def test_idle_power_is_nobodys(nvml: FakeNvml, tally: Tally, account: EnergyAcco
 def test_a_request_pays_for_no_idle_hours_before_it(
     nvml: FakeNvml, tally: Tally, account: EnergyAccount
 ) -> None:
-    """An idle engine reads nothing: what it used meanwhile counts in total, and is nobody's."""
+    """An idle engine reads nothing: its use meanwhile counts in total, and for no request."""
     for name in ("a", "b"):
         nvml.use(250_000.0)
         account.computed(name, 10)
@@ -126,7 +127,7 @@ def test_a_request_pays_for_no_idle_hours_before_it(
 def test_a_forward_without_tokens_has_no_share(
     nvml: FakeNvml, tally: Tally, account: EnergyAccount
 ) -> None:
-    """A window in which only such forwards ran is nobody's."""
+    """A window in which only such forwards ran counts for no request."""
     account.computed("a", 0)
     nvml.use(3.0)
     account.ended("a")
@@ -169,7 +170,7 @@ def test_after_a_gpu_was_lost_nothing_is_kept_of_requests(
     error: Exception,
     window: str,
 ) -> None:
-    """However it is lost, and whenever: no call fails, and memory doesn't grow."""
+    """No call fails and memory doesn't grow, however and whenever it is lost."""
     account.computed("a", 1)
     if window == "closed":
         account.settle()
@@ -188,7 +189,7 @@ def test_after_a_gpu_was_lost_nothing_is_kept_of_requests(
 def test_what_is_followed_is_bounded(
     nvml: FakeNvml, account: EnergyAccount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of requests of whose end nobody tells, the first are dropped."""
+    """Of requests whose end is never reported, the first are dropped."""
     monkeypatch.setattr("leyline_engine.energy._MOST_REQUESTS", 3)
     for number in range(9):
         account.computed(str(number), 1)
@@ -205,7 +206,7 @@ def opened(wish: str | None, nvml: FakeNvml, gpus: list[str], **more: Any) -> En
 
 @pytest.mark.parametrize("wish", [None, "", "auto", "on"])
 def test_energy_is_counted_where_it_can_be_read(wish: str | None, nvml: FakeNvml) -> None:
-    """Unless it is switched off."""
+    """It is counted unless it is switched off."""
     assert opened(wish, nvml, GPUS) is not None
     assert opened("off", nvml, GPUS) is None
 
@@ -214,7 +215,7 @@ def test_energy_is_counted_where_it_can_be_read(wish: str | None, nvml: FakeNvml
 def test_where_it_cannot_be_read_only_the_insistent_fail(
     fault: str, gpus: list[str], nvml: FakeNvml
 ) -> None:
-    """No driver, a GPU without the counter, an unknown GPU: ``on`` says why, ``auto`` goes on."""
+    """No driver, a GPU without the counter, an unknown GPU: ``on`` says why, ``auto`` continues."""
     nvml.fault = fault
     assert opened("auto", nvml, gpus) is None
     with pytest.raises(EnergyUnavailableError, match="NVML: Not"):
@@ -222,7 +223,7 @@ def test_where_it_cannot_be_read_only_the_insistent_fail(
 
 
 def test_what_goes_wrong_otherwise_stops_only_the_insistent(nvml: FakeNvml) -> None:
-    """As a torch that can't name its GPUs."""
+    """A torch that can't name its GPUs is an example."""
 
     def nameless() -> list[str]:
         raise AttributeError("uuid")
@@ -234,7 +235,7 @@ def test_what_goes_wrong_otherwise_stops_only_the_insistent(nvml: FakeNvml) -> N
 
 
 def test_without_a_gpu_there_is_nothing_to_read(nvml: FakeNvml) -> None:
-    """An engine on a CPU counts no energy; who insists is told."""
+    """An engine on a CPU counts no energy; ``on`` gets an error."""
     assert opened(None, nvml, []) is None
     with pytest.raises(EnergyUnavailableError, match="no NVIDIA GPU"):
         opened("on", nvml, [])
@@ -249,7 +250,8 @@ def test_an_unknown_wish_is_named(nvml: FakeNvml) -> None:
 def test_an_engines_requests_share_what_it_used(
     nvml: FakeNvml, tally: Tally, account: EnergyAccount
 ) -> None:
-    """By the tokens that the model computed for each: prompt, and output that was fed back."""
+    """Each has a share by the tokens that the model computed for it: prompt, and output that was
+    fed back."""
     loaded = LoadedModel("tiny", tiny_model(), None, "f" * 32, "")  # type: ignore[arg-type]
     engine = ReplayEngine(loaded, pool_tokens=600, metrics=tally, energy=account)
     for length, seed in ((100, 1), (50, 2)):

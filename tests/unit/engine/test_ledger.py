@@ -29,8 +29,8 @@ from leyline_engine.sources import SourceTurn
 @settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_no_reader_stands_before_the_ledgers(data: st.DataObject) -> None:
-    """Over chains of splices from several sources every reader lies at or behind the position
-    that the ledger gives, and a span that nothing read is given no reader but by glue."""
+    """Over chains of splices from several sources every reader lies at or after the position that
+    the ledger gives, and a span that nothing read is given no reader but by glue."""
     ledger = SpanLedger()
     spans = data.draw(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=3))
     turns = [opened([span for span, length in spans for _ in range(length)])]
@@ -63,7 +63,7 @@ def test_a_ledger_without_hidden_readers_would_be_caught() -> None:
 
 
 def test_a_reader_is_followed_through_a_second_splice() -> None:
-    """What read a span keeps it when it moves on, also where the span is gone since long."""
+    """A span's readers stay its readers when they move, even where the span is long gone."""
     ledger = SpanLedger()
     first = opened([1, 2, 3, 4, 5])
     second = spliced(ledger, "a", [first], [CopySegment(0, 2, 5, 1)], fresh=9)
@@ -76,7 +76,7 @@ def test_a_reader_is_followed_through_a_second_splice() -> None:
 
 
 def test_a_copy_from_before_a_span_has_not_read_it() -> None:
-    """Only what stood behind the span in its source carries it along."""
+    """Only text after the span in its source carries it along."""
     ledger = SpanLedger()
     first = opened([1, 1, 2, 3, 4, 4])
     moved = spliced(ledger, "a", [first], [CopySegment(0, 1, 3, 0)], fresh=9)
@@ -99,7 +99,7 @@ def test_a_struck_span_has_no_reader_any_more() -> None:
 
 
 def test_an_unknown_lineage_has_read_everything() -> None:
-    """Where the record of a lineage had to go, nothing under it counts as clean."""
+    """If a lineage's record had to go, nothing under it counts as clean."""
     ledger = SpanLedger(max_lineages=1)
     assert ledger.enter(SCOPE, Carried("a", 2, {})) == ()
     source = turn_of("t", [1, 1, 2, 2], (LineageRun(2, "a"),))
@@ -194,7 +194,7 @@ def test_names_are_known_until_a_bound_drops_them() -> None:
 
 
 def test_shared_starts_are_few_and_latest_first() -> None:
-    """What a scope shares is looked for at a bounded number of positions."""
+    """A scope's shared KV is looked for at a bounded number of positions."""
     ledger = SpanLedger()
     for start in range(MAX_SHARED_STARTS + 2):
         ledger.enter(SCOPE, Carried("share x", start, {}, "x"))

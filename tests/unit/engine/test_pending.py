@@ -33,7 +33,7 @@ class Judge:
         """Overwritten and shared, by open ticket."""
 
     def let_go(self, holders: Iterable[str]) -> None:
-        """What these held is to be overwritten next."""
+        """Mark the slots that these held to be overwritten next."""
         for holder in holders:
             for ticket, count in self.held.pop(holder, {}).items():
                 self.given_back[ticket] += count
@@ -45,11 +45,12 @@ class Judge:
         self.given_back.clear()
 
     def pending(self, ticket: str) -> int:
-        """What a ticket waits for."""
+        """The slots that a ticket waits for."""
         return sum(each.get(ticket, 0) for each in self.held.values()) + self.given_back[ticket]
 
     def check(self, told: dict[str, ForgetCounts]) -> None:
-        """What was told last of each open ticket is so; who waits for nothing ends."""
+        """Check that the last report of each open ticket is so; a ticket that waits for nothing
+        ends."""
         for ticket, reached in [*self.reached.items()]:
             assert told[ticket] == ForgetCounts(*reached, self.pending(ticket))
             if not self.pending(ticket):
@@ -58,8 +59,8 @@ class Judge:
 
 @given(st.lists(STEPS, max_size=20))
 def test_a_ticket_ends_when_all_that_waits_for_it_was_overwritten(steps: list[Any]) -> None:
-    """Whatever the order: a slot is pending until it is overwritten, counts once, and every change
-    is told, the last of them with nothing pending."""
+    """In any order, a slot is pending until it is overwritten and counts once, and every change is
+    reported, the last of them with nothing pending."""
     forgets, judge = PendingForgets(), Judge()
     told: dict[str, ForgetCounts] = {}
     for name, *rest in [*steps, ("let_go", HOLDERS), ("settle",), ("take",)]:

@@ -14,7 +14,7 @@ from leyline_engine.plan import clip_copies, forget_limit, plan_turn
 
 @dataclass(frozen=True)
 class Case:
-    """What plan_turn is given."""
+    """The arguments of plan_turn."""
 
     length: int
     prefix: int
@@ -70,7 +70,7 @@ def test_steps_tile_the_prompt(case: Case) -> None:
 
 @given(cases())
 def test_copies_stay_within_what_was_asked_and_is_there(case: Case) -> None:
-    """Every copied token was asked for at that place, is available, and lies behind the sink."""
+    """Every copied token was asked for at that place, is available, and lies after the sink."""
     plan = plan_turn(
         case.length,
         case.prefix,
@@ -122,7 +122,7 @@ def test_forget_limit() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 30)), max_size=6), st.integers(0, 60))
 def test_clip_copies(spans: list[tuple[int, int]], limit: int) -> None:
-    """What is left of each copy starts where it did and ends below the limit; none is empty."""
+    """The rest of each copy starts where it did and ends below the limit; none is empty."""
     copies = [CopySegment(0, start, start + size, 7) for start, size in spans]
     expected = [
         CopySegment(0, c.start, min(c.end, limit), c.dest)

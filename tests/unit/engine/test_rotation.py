@@ -70,7 +70,7 @@ def moves(draw: st.DrawFn) -> tuple[torch.Tensor, list[int], list[int], torch.Te
 def test_agrees_with_complex_multiplication(
     case: tuple[torch.Tensor, list[int], list[int], torch.Tensor, Pairing],
 ) -> None:
-    """Both pairings, any width and distance, each row by its own distance."""
+    """They agree for both pairings, any width and distance, each row by its own distance."""
     keys, computed_at, needed_at, inv_freq, pairing = case
     rotary = Rotary(inv_freq, pairing)
     moved = rotary.rotate(keys, torch.tensor(computed_at), torch.tensor(needed_at))

@@ -1,4 +1,4 @@
-"""What an engine counts, as series: catalogue, receipts, forgets, owners of slots."""
+"""The counts of an engine, as series: catalogue, receipts, forgets, owners of slots."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_counted_fails_nothing(
     method: str,
     told: tuple[object, ...],
 ) -> None:
-    """As with a full disk behind SGLang's series: it is logged, and no caller learns of it."""
+    """A full disk under SGLang's series, for example, is logged, and no caller learns of it."""
     metrics = PrometheusMetrics(registry)
 
     def full(name: str) -> object:
@@ -157,12 +157,12 @@ def _run(source: str, start: int, length: int) -> Run:
 
 RUNS = st.builds(_run, st.sampled_from("ab"), st.integers(0, 20), st.integers(1, 12))
 FIRST = {"a": 9, "b": 14}
-"""Where the paths of each source begin to be spliced; of one path, all claims agree."""
+"""The position where each source's paths begin to be spliced; of one path, all claims agree."""
 
 
 @given(st.lists(st.lists(RUNS, max_size=4), max_size=5))
 def test_pages_that_several_claims_hold_count_once(claims: list[list[Run]]) -> None:
-    """As if every page were counted by itself."""
+    """The result is as if every page were counted by itself."""
     holds = [(FIRST[run.source], [run]) for runs in claims for run in runs]
     pages = {page for runs in claims for page in pages_of(runs)}
     exact = sum(at < FIRST[source] for source, at in pages)
@@ -173,7 +173,7 @@ def test_pages_that_several_claims_hold_count_once(claims: list[list[Run]]) -> N
 def test_tokens_of_retained_turns_are_counted_as_they_come_and_go(
     steps: list[tuple[int, int, int]],
 ) -> None:
-    """Whatever is retained, named again, dropped for room, forgotten or cleared."""
+    """The counts hold for turns retained, named again, dropped for room, forgotten or cleared."""
     registry = SourceRegistry(max_sessions=3, max_turns=3)
     for session, turn, length in steps:
         key = ("tenant", f"s{session}")

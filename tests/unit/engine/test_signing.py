@@ -25,7 +25,7 @@ def over_the_wire(envelope: Envelope) -> dict[str, object]:
 
 
 def test_a_signed_envelope_is_taken() -> None:
-    """What the proxy signed reaches the engine whole."""
+    """The proxy's signed envelope reaches the engine whole."""
     hints = read_hints(over_the_wire(sign_envelope(ENVELOPE, "k")), "k")
     assert hints.invalid is None
     assert hints.payload == EditPayload(session="s", scope="t", turn="t1")

@@ -1,4 +1,4 @@
-"""How the shipped models' training data is made."""
+"""The making of the shipped models' training data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HIDING = Mix(hidden=0.7, counted=0.5, notes=(0.3, 0.6, 0.1))
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    """As training makes it."""
+    """The tokenizer, made as training makes it."""
     return train_tokenizer(1, max_context=131_072)
 
 
@@ -62,7 +62,7 @@ def test_any_text_survives_the_tokenizer(text: str, tokenizer: Any) -> None:
 
 
 def test_the_tokenizer_can_be_made_again(tokenizer: Any) -> None:
-    """Training it anew gives the same one: it depends on nothing but the project."""
+    """Training it again gives the same one: it depends on nothing but the project."""
     again = train_tokenizer(1, max_context=131_072).backend_tokenizer.to_str()
     assert json.loads(again) == json.loads(tokenizer.backend_tokenizer.to_str())
 
@@ -129,7 +129,7 @@ def test_a_hidden_output_is_seen_by_the_next_turns_only(tokenizer: Any) -> None:
 
 
 def forward(model: Any, batch: Batch) -> torch.Tensor:
-    """What the head reads, without gradients."""
+    """The input of the head, without gradients."""
     with torch.inference_mode():
         return hidden_states(model, batch.ids, batch.positions, batch.mask)
 
@@ -156,7 +156,7 @@ def test_what_is_hidden_has_no_direct_influence(tokenizer: Any) -> None:
 
 
 def test_the_training_forward_is_the_models_own() -> None:
-    """Where positions don't jump, hidden states are those of transformers' forward, bit for bit."""
+    """If positions don't jump, hidden states are those of transformers' forward, bit for bit."""
     model = new_model(model_config(vocab_size=300, eos_token_id=2, max_context=512), seed=0).eval()
     ids = torch.randint(0, 300, (2, 40), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():

@@ -8,5 +8,5 @@ from support.fake_engine import FakeEngine
 
 @pytest.fixture
 def engine() -> FakeEngine:
-    """An engine that answers as it is told."""
+    """An engine that answers by script."""
     return FakeEngine()

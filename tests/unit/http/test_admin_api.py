@@ -93,7 +93,7 @@ async def test_sessions_are_seen_across_tenants_and_can_be_let_go() -> None:
 
 
 async def test_tenants_show_limits_and_load() -> None:
-    """What each may do, what it has under way, and which keys it has, by id."""
+    """They show each tenant's rights, its work under way, and its keys by id."""
     own = {"red": {"weight": 2, "requests_per_minute": 30, "upstreams": ["engine"]}}
     given = {"api_keys": ["red:key-red expires=2999-01-01"], "tenants": own}
     async with both(FakeEngine(), upstream="http://127.0.0.1:9", **given) as (_, operator):
@@ -127,7 +127,7 @@ async def test_every_path_wants_the_admin_key(headers: dict[str, str]) -> None:
 
 
 async def test_files_are_read_again_on_demand(tmp_path: Path) -> None:
-    """A revoked key stops with the request that reloads; a wrong file is told as a problem."""
+    """A revoked key stops with the request that reloads; a wrong file is reported as a problem."""
     keys, policies = tmp_path / "keys", tmp_path / "policies.yaml"
     keys.write_text("red:key-1\n")
     policies.write_text("policies: [keep_all]\n")
@@ -197,7 +197,7 @@ def test_serve_runs_both_ports_and_stops_both() -> None:
 
 
 async def test_an_engine_can_be_drained_and_taken_back() -> None:
-    """What is drained says so, to operators and in readiness, and an unknown name is told."""
+    """A drained engine says so, to operators and in readiness, and an unknown name is reported."""
     async with both(FakeEngine()) as (proxy, operator):
         drained = await operator.post("/admin/upstreams/engine/drain", headers=AUTH)
         ready = (await proxy.get("/readyz")).json()

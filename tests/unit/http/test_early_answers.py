@@ -42,7 +42,7 @@ def client(address: Address) -> Iterator[socket.socket]:
 
 
 def answer(client: socket.socket, last: bytes = b"}") -> bytes:
-    """What comes until there is an error's end, or the connection's."""
+    """Return the answer up to an error's end, or the connection's."""
     found = b""
     with suppress(ConnectionError):
         while (received := client.recv(65536)) and not found.endswith(last):
@@ -78,7 +78,7 @@ def test_a_client_that_still_sends_reads_its_answer(
 
 
 def test_a_slow_body_reads_its_answer(client: socket.socket) -> None:
-    """Who is told that it was too slow, and goes on sending, reads that."""
+    """A client that keeps sending after the answer "too slow" reads that answer."""
     client.sendall(HEAD + KEY + b"content-length: %d\r\n\r\n" % LIMIT)
     time.sleep(0.5)
     client.sendall(b" " * LIMIT)
@@ -95,7 +95,7 @@ def test_a_connection_whose_request_is_here_stays(client: socket.socket) -> None
 
 
 def test_a_body_that_waits_to_be_asked_for_isnt(client: socket.socket) -> None:
-    """Where the answer is a refusal, the client isn't told to send what nobody reads."""
+    """If the answer is a refusal, the client isn't asked to send a body that no one reads."""
     client.sendall(HEAD + b"expect: 100-continue\r\ncontent-length: 10\r\n\r\n")
     found = answer(client)
     assert found.startswith(b"HTTP/1.1 401 ")

@@ -33,7 +33,7 @@ Address = tuple[str, int]
 
 @contextmanager
 def proxy(engine: FakeEngine | None = None, **settings: Any) -> Iterator[Address]:
-    """Where a proxy listens that runs as by ``leyline serve``."""
+    """The address of a proxy that runs as by ``leyline serve``."""
     with running_server(engine, **settings) as (_, address):
         yield address
 
@@ -179,7 +179,7 @@ async def test_headers_have_limits(headers: list[bytes], expected: int) -> None:
 
 
 async def test_headers_that_never_end_are_cut_off() -> None:
-    """Also when they come in small pieces of one header, of which the parser tells nothing."""
+    """This also holds for small pieces of one header, which the parser doesn't report."""
     with proxy(FakeEngine(), max_header_bytes=2048) as address:
         async with raw(address) as client:
             await client.send(b"GET / HTTP/1.1\r\nx: ")
@@ -241,7 +241,7 @@ async def test_many_small_parts_are_no_way_round(tight: Address) -> None:
 
 
 async def test_trailers_are_no_headers() -> None:
-    """What comes after a body can't pretend to be what was judged before it."""
+    """Fields after a body can't pretend to be the headers judged before it."""
     engine = FakeEngine()
     body = json.dumps({"model": MODEL, "messages": MESSAGES}).encode()
     async with AsyncExitStack() as stack:
@@ -255,7 +255,7 @@ async def test_trailers_are_no_headers() -> None:
 
 
 async def test_requests_that_wait_on_one_connection_are_few() -> None:
-    """Thousands of small requests sent at once behind one that takes its time aren't kept."""
+    """Thousands of small requests sent at once after a slow one aren't kept."""
     engine = FakeEngine()
     engine.answers = [Answer(hangs=True)]
     async with AsyncExitStack() as stack:
@@ -266,7 +266,7 @@ async def test_requests_that_wait_on_one_connection_are_few() -> None:
 
 
 async def test_a_refusal_doesnt_cut_into_an_answer() -> None:
-    """What is wrong with a further request isn't told in the middle of the answer before it."""
+    """A fault of a further request isn't reported in the middle of the answer before it."""
     engine = FakeEngine()
     first, *_ = chat_stream("x").chunks
     engine.answers = [Answer([first], content_type=SSE, hangs=True)]
@@ -327,8 +327,8 @@ async def test_a_slow_body_is_given_up(path: str, shape: str) -> None:
 
 
 async def test_bodies_that_come_have_a_limit_in_number() -> None:
-    """A tenant has no more of them in memory than may run and wait; where one is given up, another
-    may come, and who asks meanwhile is told to try later."""
+    """A tenant has no more of them in memory than may run and wait; if one is given up, another may
+    come, and any that comes meanwhile has to try later."""
     request = json.dumps({"model": MODEL, "messages": MESSAGES}).encode()
     whole = head(len(request), b"connection: close") + request
 
@@ -354,7 +354,7 @@ async def test_bodies_that_come_have_a_limit_in_number() -> None:
 
 
 async def test_a_body_too_large_ends_the_connection() -> None:
-    """What is behind the limit isn't read for ever."""
+    """Bytes after the limit aren't read for ever."""
     with proxy(FakeEngine(), max_body_bytes=1024) as address:
         async with raw(address) as client:
             await client.send(head(10_000_000) + b" " * 2000)
@@ -434,8 +434,8 @@ async def running(address: Address, tenant: str = "default") -> float:
 
 
 async def test_who_stops_reading_is_cut_off() -> None:
-    """Little is buffered for such a client, its place is free again after the time it has, and
-    the engine is told to stop; a slow one that goes on reading is served."""
+    """Little is buffered for such a client, its place is free again after the time it has, and the
+    engine has to stop; a slow one that keeps reading is served."""
     engine = Torrent()
     with serving(engine) as upstream, proxy(upstream=upstream, stall_timeout_s=0.6) as address:
         async with raw(address) as stalled, raw(address) as slow:

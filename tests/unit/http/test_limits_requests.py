@@ -46,7 +46,7 @@ def placed(deep: str, where: str) -> str:
 async def test_depth_is_never_the_proxys_failure(
     engine: FakeEngine, depth: int, array: bool
 ) -> None:
-    """Wherever a body is nested, and however deep: it is forwarded or a 400, on every route."""
+    """A body of any nesting and depth is forwarded or a 400, on every route."""
     places = ("content", "arguments", "member", "tools", "options", "context", "metadata", "user")
     deep = nested(depth, array=array)
     async with proxy_before(engine, policy="truncate_older_than:n=1,max_chars=100") as client:

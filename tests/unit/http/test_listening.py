@@ -1,4 +1,4 @@
-"""How connections are taken, and how a listening socket is closed, on real sockets."""
+"""Taking connections, and closing a listening socket, on real sockets."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def bound() -> socket.socket:
 
 
 def connected(stack: ExitStack, sock: socket.socket) -> list[socket.socket]:
-    """Clients whose connections the kernel has made; none was taken, as the loop stands still."""
+    """Clients whose connections the kernel has made; none was taken, as the loop is idle."""
     address = sock.getsockname()
     return [
         stack.enter_context(socket.create_connection(address, timeout=5)) for _ in range(CLIENTS)
@@ -116,7 +116,7 @@ class Full(socket.socket):
     full = True
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """As the kernel does."""
+        """Accept as the kernel does."""
         if self.full:
             self.full = False
             raise OSError(errno.EMFILE, "Too many open files")

@@ -127,7 +127,7 @@ async def test_an_answer_that_is_none_leaves_the_session_be(
 async def test_bad_requests_name_the_field(
     engine: FakeEngine, path: str, given_body: dict[str, Any], param: str
 ) -> None:
-    """In words and in the extra member; the engine isn't asked."""
+    """They do so in words and in the extra member; the engine isn't asked."""
     async with proxy_before(engine) as client:
         answer = await client.post(path, json=body(**given_body))
     document = answer.json()
@@ -170,7 +170,7 @@ async def test_annotations_are_refused_where_the_client_wrote_them(engine: FakeE
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"a": ' * 3000])
 async def test_bodies_that_are_no_json_object(engine: FakeEngine, raw: bytes) -> None:
-    """Are told so in the right shape."""
+    """The error says so in the right shape."""
     async with proxy_before(engine) as client:
         answer = await client.post(MESSAGES, content=raw)
     assert answer.status_code == 400
@@ -178,7 +178,7 @@ async def test_bodies_that_are_no_json_object(engine: FakeEngine, raw: bytes) ->
 
 
 async def test_a_deep_body_is_refused_and_fails_nothing(engine: FakeEngine) -> None:
-    """However deep a schema is, nobody gets a 500."""
+    """A schema of any depth gives no client a 500."""
     schema: dict[str, Any] = {}
     for _ in range(400):
         schema = {"items": schema}
@@ -258,7 +258,7 @@ def long(letter: str, size: int, **members: Any) -> dict[str, Any]:
 
 
 async def test_counting_before_an_engine_that_does_not_count(engine: FakeEngine) -> None:
-    """Nobody can tell then, and the error says so."""
+    """The count is unknown then, and the error says so."""
     async with proxy_before(engine) as client:
         answer = await client.post(COUNT, json=body())
         assert await metric(client, REQUESTS, f'route="{COUNT}"', 'status="501"') == 1

@@ -26,7 +26,7 @@ from support.metrics_page import REQUESTS, metric
 
 
 async def test_the_engine_gets_a_chat_request(engine: FakeEngine) -> None:
-    """With the proxy's envelope, and without what is between the client and Anthropic."""
+    """It has the proxy's envelope, and lacks the parts between the client and Anthropic."""
     headers = {
         "anthropic-version": "2023-06-01",
         "anthropic-beta": "context-management-2025-06-27",
@@ -82,7 +82,7 @@ async def test_an_answer_is_a_message_with_its_account(engine: FakeEngine) -> No
 
 
 def scripted(**members: Any) -> Answer:
-    """A stream with thinking, text and a call; usage comes behind the finish chunk."""
+    """A stream with thinking, text and a call; usage comes after the finish chunk."""
     call = {"index": 0, "id": "c1", "function": {"name": "ls", "arguments": ""}}
     deltas: list[dict[str, Any]] = [
         {"role": "assistant", "content": ""},
@@ -165,7 +165,7 @@ def test_however_the_engines_stream_is_cut(cuts: list[int]) -> None:
 
 @pytest.mark.parametrize("tail", [b"", b"data: [DONE]", b"data: [DONE]\n"])
 async def test_a_stream_may_lack_its_last_event(engine: FakeEngine, tail: bytes) -> None:
-    """What counts is that the engine said why it ended."""
+    """The engine's reason for the end is enough."""
     parts = [chunk({"content": "a"}), chunk({}, "stop"), *([tail] if tail else [])]
     engine.answers.append(Answer(parts, content_type=SSE))
     async with proxy_before(engine) as client:

@@ -154,8 +154,8 @@ def test_a_stream_passes_as_it_is_with_the_account_in_its_last_word(
 
 
 def test_what_nobody_has_searched_does_not_pass() -> None:
-    """Where secrets are taken out, a request isn't passed on with parts that have no place in chat
-    messages, whether any was found or not; a dry run takes none out."""
+    """If secrets are taken out, a request isn't passed on with parts that have no place in chat
+    messages, found or not; a dry run takes none out."""
     upstream = Upstream()
     text = {"type": "text", "text": "see", "citations": [{"cited_text": "key=7391"}]}
     body = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": [text]}]}
@@ -191,7 +191,7 @@ def test_an_edited_request_is_translated_instead() -> None:
     ],
 )
 def test_a_response_that_is_stored_is_translated_and_kept_here(more: dict[str, Any]) -> None:
-    """What is stored is kept apart by tenant, which the upstream can't do."""
+    """Stored responses are kept apart by tenant, which the upstream can't do."""
     upstream = Upstream()
     body: dict[str, Any] = {"model": MODEL, "input": "Hi", **more}
     with before(upstream) as client:
@@ -207,7 +207,7 @@ def test_a_response_that_is_stored_is_translated_and_kept_here(more: dict[str, A
 
 
 def test_a_request_that_says_two_things_is_translated() -> None:
-    """Which of two equal members an upstream takes isn't known, so it gets neither as it came."""
+    """An upstream may take either of two equal members, so it gets neither unchanged."""
     upstream = Upstream()
     raw = STATELESS[:-1] + b',"previous_response_id":"resp_x","previous_response_id":null}'
     with before(upstream) as client:

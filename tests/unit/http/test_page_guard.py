@@ -1,4 +1,4 @@
-"""What web pages can't do to a proxy without keys."""
+"""The limits of web pages against a proxy without keys."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_a_page_of_another_site_reads_and_writes_nothing() -> None:
 
 
 async def test_a_refusal_names_the_header_and_the_way_out() -> None:
-    """In the shape of the API that was called."""
+    """It has the shape of the API that was called."""
     async with open_proxy() as (client, engine):
         for headers, code in FOREIGN:
             refused = await client.get("/v1/leyline/sessions", headers=headers)
@@ -93,7 +93,7 @@ async def test_a_refusal_names_the_header_and_the_way_out() -> None:
 
 async def test_what_any_page_could_send_without_asking_is_refused() -> None:
     """A body of another type than JSON, or of none, runs no chat and takes no claim, in whatever
-    way its length is told."""
+    way its length is given."""
     async with open_proxy() as (client, engine):
         for path in WRITTEN:
             for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data",
@@ -185,7 +185,8 @@ async def test_a_link_on_any_page_opens_the_live_page_and_nothing_else() -> None
 
 
 async def test_forms_are_taken_where_the_api_takes_files() -> None:
-    """And where the operator lets all paths pass; never where a form could be a chat or a claim."""
+    """They also pass if the operator lets all paths pass; never where a form could be a chat or a
+    claim."""
     form = {"content-type": "multipart/form-data; boundary=x"}
     async with open_proxy() as (client, _):
         transcribed = await client.post("/v1/audio/transcriptions", headers=form, content=b"--x")
@@ -210,7 +211,7 @@ async def test_with_keys_configured_nobody_needs_the_guard() -> None:
 
 
 async def test_the_admin_api_is_guarded_as_well() -> None:
-    """By its own address, beside the key that it always needs."""
+    """Its own address guards it, beside the key that it always needs."""
     key = "a" * 16
     settings = Settings(admin_key=key, admin_port=1, admin_host="10.1.2.3", log_level="error")
     app = create_app(settings, engine_app=FakeEngine())
@@ -226,6 +227,6 @@ async def test_the_admin_api_is_guarded_as_well() -> None:
 
 @pytest.mark.parametrize("value", ["http://gpu1", "gpu1/", "a b", "gpu1:port", "*"])
 def test_a_host_that_is_none_is_refused_at_the_start(value: str) -> None:
-    """With what is wanted; a star would be a name that nothing has."""
+    """The message says what is wanted; a star would be a name that nothing has."""
     with pytest.raises(ValueError, match="NAME or NAME:PORT"):
         Settings(allowed_hosts=(value,))

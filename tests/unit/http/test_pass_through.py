@@ -142,7 +142,7 @@ async def test_what_isnt_known_to_store_nothing_upstream_is_refused() -> None:
 
 
 async def test_a_path_beyond_what_can_be_forwarded_is_the_callers_mistake() -> None:
-    """Written anew it may be three times as long as it came, and longer than clients take."""
+    """Rewritten it may be three times as long, and longer than clients take."""
     engine = Upstream()
     async with before(engine, pass_through="all") as client:
         answer = await client.get("/v1/a" + "%22" * 21_000)
@@ -152,8 +152,9 @@ async def test_a_path_beyond_what_can_be_forwarded_is_the_callers_mistake() -> N
 
 
 async def test_a_path_that_is_written_differently_doesnt_slip_through() -> None:
-    """Where all may pass, the proxy's own pages, ways out of /v1, and what an upstream may read as
-    another path still don't: least of all the paths whose requests are edited and salted."""
+    """With all paths allowed, some still don't pass: the proxy's own pages, ways out of /v1, and
+    those an upstream may read as another path, above all paths whose requests are edited and
+    salted."""
     engine = Upstream()
     paths = [
         "/v1/leyline/unknown",
@@ -202,7 +203,7 @@ async def test_a_path_means_the_same_to_the_upstream_as_to_the_proxy() -> None:
     ],
 )
 async def test_json_that_only_a_lenient_server_reads_brings_no_reserved_members(raw: bytes) -> None:
-    """What the proxy can't take them out of is refused."""
+    """JSON from which the proxy can't remove them is refused."""
     engine = Upstream()
     async with before(engine) as client:
         answer = await client.post("/v1/embeddings", content=raw, headers=JSON)
@@ -301,7 +302,7 @@ METHODS = st.just("POST") | st.sampled_from(["GET", "PUT", "PATCH", "DELETE", "H
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[Upstream, str, int]]:
-    """An upstream, and where a real server stands before it."""
+    """An upstream, and the address of a real server before it."""
     engine = Upstream()
     settings = Settings(log_level="error")
     with serving(create_app(settings, engine_app=engine)) as origin:
@@ -320,7 +321,7 @@ def served() -> Iterator[tuple[Upstream, str, int]]:
 def test_no_spelling_of_a_target_reaches_what_isnt_listed(
     served: tuple[Upstream, str, int], method: str, target: str
 ) -> None:
-    """Whatever line a client writes, the upstream sees a listed method and path, or nothing."""
+    """The upstream sees a listed method and path, or nothing, whatever line a client writes."""
     engine, host, port = served
     engine.taken.clear()
     head = b"%s %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -341,7 +342,7 @@ MODEL_PATH = re.compile(r"/v1/models/[A-Za-z0-9_.:@+-]+(/[A-Za-z0-9_.:@+-]+)*")
 
 
 async def test_each_listed_request_passes() -> None:
-    """In a proxy as it comes, without keys, and with a form where the API takes one."""
+    """It passes in a proxy as it comes, without keys, and with a form where the API takes one."""
     engine = Upstream()
     async with before(engine) as client:
         for each in STATELESS:

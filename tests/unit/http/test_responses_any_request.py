@@ -29,8 +29,8 @@ _MORE = st.fixed_dictionaries(
 async def test_any_request_is_answered_or_refused(
     asked: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    """Never with a failure of the proxy's own; what is refused is told in OpenAI's shape, and what
-    is answered can be read back."""
+    """Never with a failure of the proxy's own; a refusal has OpenAI's shape, and an answer can be
+    read back."""
     async with proxy_before(FakeEngine(), log_level="error") as client:
         content = json.dumps({**asked, **more})
         answer = await client.post("/v1/responses", content=content)
@@ -49,7 +49,7 @@ async def test_any_request_is_answered_or_refused(
 @settings(max_examples=examples(25))
 @given(st.text(min_size=1, max_size=20), st.dictionaries(st.text(max_size=6), st.text(max_size=4)))
 async def test_any_id_is_one_that_isnt_there(name: str, query: dict[str, str]) -> None:
-    """Unless a response has it."""
+    """It is missing unless a response has it."""
     async with proxy_before(FakeEngine(), log_level="error") as client:
         path = f"/v1/responses/{quote(name, safe='')}"
         for found in (

@@ -1,4 +1,4 @@
-"""Stored responses over HTTP: going on from them, who may read them, and that they end."""
+"""Stored responses over HTTP: continuing from them, reading rights, and their end."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def key(name: str) -> dict[str, str]:
 
 
 async def test_a_request_goes_on_from_a_stored_response(engine: FakeEngine) -> None:
-    """The engine is sent the whole conversation, and the session goes on, also with other
-    instructions and beside a user who has several conversations."""
+    """The engine is sent the whole conversation, and the session continues, also with other
+    instructions and for a user who has several conversations."""
     engine.answers.append(scripted())
     async with proxy_before(engine) as client:
         one = events((await client.post(RESPONSES, json=body([USER], stream=True))).text)
@@ -53,7 +53,7 @@ async def test_a_request_goes_on_from_a_stored_response(engine: FakeEngine) -> N
 
 
 async def test_a_header_names_the_session_where_there_is_one(engine: FakeEngine) -> None:
-    """The client's own choice goes before the response that it goes on from."""
+    """The client's own choice wins over the response that it continues from."""
     async with proxy_before(engine) as client:
         first = await ask(client)
         asked = body("More?", previous_response_id=first["id"])
@@ -62,7 +62,7 @@ async def test_a_header_names_the_session_where_there_is_one(engine: FakeEngine)
 
 
 async def test_items_may_be_referred_to(engine: FakeEngine) -> None:
-    """By the ids that answers gave them; the stored input has the items themselves."""
+    """The ids are those that answers gave them; the stored input has the items themselves."""
     async with proxy_before(engine) as client:
         first = await ask(client, [USER])
         item = first["output"][0]["id"]
@@ -79,7 +79,7 @@ async def test_items_may_be_referred_to(engine: FakeEngine) -> None:
 
 
 async def test_store_false_stores_nothing(engine: FakeEngine) -> None:
-    """Neither whole nor streamed; nor does a proxy that is to keep none."""
+    """Neither a whole nor a streamed answer is stored; a proxy that is to keep none stores none."""
     async with proxy_before(engine) as client:
         whole = await ask(client, store=False)
         streamed = await client.post(RESPONSES, json=body(store=False, stream=True))
@@ -93,7 +93,7 @@ async def test_store_false_stores_nothing(engine: FakeEngine) -> None:
 
 
 async def test_tenants_dont_see_each_others_responses(engine: FakeEngine) -> None:
-    """To read, to go on from, to refer to, to list, to delete: it isn't there."""
+    """They can't read, continue from, refer to, list or delete them: the response isn't there."""
     async with proxy_before(engine, api_keys=TWO) as client:
         first = (await client.post(RESPONSES, json=body(), headers=key("r"))).json()
         path = f"{RESPONSES}/{first['id']}"
@@ -134,7 +134,7 @@ async def test_a_deleted_response_is_gone_for_all_that_go_on_from_it(engine: Fak
 
 
 async def test_policies_see_stored_items_on_every_turn(engine: FakeEngine) -> None:
-    """What they take out never goes upstream; the stored copy is its owner's, as it was sent."""
+    """Text they take out never goes upstream; the stored copy is its owner's, as it was sent."""
     policy = "redact:patterns=[swordfish]"
     engine.receipt = forgotten
     async with proxy_before(engine, policy=policy) as client:
@@ -148,7 +148,7 @@ async def test_policies_see_stored_items_on_every_turn(engine: FakeEngine) -> No
 
 
 async def test_a_conversation_is_bounded(engine: FakeEngine) -> None:
-    """By what one request may hold: storing it part by part is no way around."""
+    """The bound is that of one request: storing it part by part is no way around."""
     async with proxy_before(engine, max_body_bytes=4096) as client:
         previous = None
         for _ in range(2):
@@ -167,7 +167,7 @@ async def test_a_conversation_is_bounded(engine: FakeEngine) -> None:
     ],
 )
 async def test_wrong_parameters_are_named(engine: FakeEngine, path: str, param: str) -> None:
-    """Of the routes of stored responses."""
+    """The routes of stored responses name them."""
     async with proxy_before(engine) as client:
         first = await ask(client)
         refused = await client.get(f"{RESPONSES}/{first['id']}{path}")
@@ -175,7 +175,7 @@ async def test_wrong_parameters_are_named(engine: FakeEngine, path: str, param: 
 
 
 async def test_references_dont_multiply_what_a_request_may_hold(engine: FakeEngine) -> None:
-    """A small body that names a large item many times is as long as what it stands for."""
+    """A small body that names a large item many times counts with the full length."""
     limits = {"red": {"max_body_bytes": 20_000}}
     async with proxy_before(engine, api_keys=TWO, tenants=limits) as client:
         large = body([{"role": "user", "content": "x" * 10_000}])

@@ -24,7 +24,7 @@ from support.responses_route import CALL, LS, RESPONSES, RESULT, USER, ask, body
 
 
 async def test_the_engine_gets_a_chat_request(engine: FakeEngine) -> None:
-    """With the proxy's envelope, and without what is between the client and OpenAI."""
+    """It has the proxy's envelope, and lacks the parts between the client and OpenAI."""
     headers = {
         "openai-organization": "o",
         "x-codex-turn-metadata": "{}",
@@ -143,7 +143,7 @@ async def test_chunks_may_be_cut_anywhere(cuts: list[int]) -> None:
 async def test_mistakes_are_told_in_the_clients_terms(
     engine: FakeEngine, status: int, asked: bytes, param: str | None
 ) -> None:
-    """In OpenAI's shape, before anything goes upstream."""
+    """They are reported in OpenAI's shape, before anything goes upstream."""
     async with proxy_before(engine) as client:
         headers = {"content-type": "application/json"}
         answer = await client.post(RESPONSES, content=asked, headers=headers)
@@ -155,7 +155,7 @@ async def test_mistakes_are_told_in_the_clients_terms(
 
 
 async def test_the_engines_refusal_keeps_its_words(engine: FakeEngine) -> None:
-    """And its code; places are the client's."""
+    """It keeps its code, too; places are the client's."""
     error = {"message": "messages[1] is odd.", "type": "odd", "param": "messages[1]", "code": "c"}
     document = json.dumps({"error": error}).encode()
     engine.answers += [Answer([document], status=422), Answer([b"down"], status=500)]
@@ -171,7 +171,7 @@ async def test_the_engines_refusal_keeps_its_words(engine: FakeEngine) -> None:
 
 @pytest.mark.parametrize("how", ["breaks", "error", "ends", "mixed"])
 async def test_a_stream_that_fails_says_so(engine: FakeEngine, how: str) -> None:
-    """With an error and a failed response as its last events; nothing is stored."""
+    """Its last events are an error and a failed response; nothing is stored."""
     begun = [chunk({"role": "assistant", "content": "a"})]
     told = b'data: {"error": {"message": "out of memory", "type": "abort"}}\n\n'
     loose = chunk({"tool_calls": [{"index": 0, "id": "c", "function": {"arguments": "{}"}}]})
@@ -191,7 +191,7 @@ async def test_a_stream_that_fails_says_so(engine: FakeEngine, how: str) -> None
 
 
 async def test_what_is_no_answer_is_a_bad_gateway(engine: FakeEngine) -> None:
-    """Before the turn counts, and nothing is stored."""
+    """It is one before the turn counts, and nothing is stored."""
     engine.answers.append(Answer([b'{"choices": []}']))
     async with proxy_before(engine) as client:
         answer = await client.post(RESPONSES, json=body())
@@ -211,8 +211,8 @@ async def test_numbers_of_any_size_come_back(engine: FakeEngine) -> None:
 
 
 async def test_tokens_that_cant_be_counted(engine: FakeEngine) -> None:
-    """Where the engine's template isn't known, truncation leaves it to the engine, and a count
-    isn't made up."""
+    """If the engine's template isn't known, the engine does the truncation, and a count isn't made
+    up."""
     async with proxy_before(engine) as client:
         response = await ask(client, [USER, USER, USER], truncation="auto")
         counted = await client.post(f"{RESPONSES}/input_tokens", json=body())

@@ -30,7 +30,7 @@ EVENT = st.sampled_from(
 
 @given(st.lists(EVENT), st.binary(max_size=5), st.integers(1, 7))
 def test_events_joined_are_the_stream(events: list[bytes], tail: bytes, size: int) -> None:
-    """However the network cuts a stream, its events and rest join to the same bytes."""
+    """A stream's events and rest join to the same bytes, however the network cuts it."""
     stream = b"".join(events) + tail
     splitter = EventSplitter()
     found: list[bytes] = []
@@ -97,7 +97,7 @@ LINE_ENDS = st.sampled_from(("\n", "\r\n", "\r"))
 
 @st.composite
 def chunks_of_events(draw: st.DrawFn) -> bytes:
-    """Events of a stream, some of which tell something."""
+    """Events of a stream, some of which say something."""
     events = []
     for members in draw(st.lists(st.lists(MEMBER, max_size=3), min_size=1, max_size=4)):
         end = draw(LINE_ENDS)

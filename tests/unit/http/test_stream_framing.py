@@ -37,11 +37,11 @@ NAMES = re.compile(
     rb'"(?:id|item_id|session|turn|message_id|created|created_at|completed_at|micros\w*)":'
     rb'\s*(?:"[^"]*"|[\d.]+)'
 )
-"""What differs from one request to the next."""
+"""The members that differ from one request to the next."""
 
 
 def answered(route: str, parts: Sequence[bytes]) -> bytes:
-    """What a client of ``route`` gets of an engine that sends these pieces."""
+    """Return what a client of ``route`` gets of an engine that sends these pieces."""
 
     async def ask() -> bytes:
         engine = FakeEngine(capability=CAPABILITY)
@@ -57,7 +57,7 @@ def answered(route: str, parts: Sequence[bytes]) -> bytes:
 
 @pytest.fixture(scope="module")
 def whole() -> dict[str, bytes]:
-    """What each route gives for events that come one by one."""
+    """Each route's output for events that come one by one."""
     return {route: answered(route, EVENTS) for route in ROUTES}
 
 
@@ -83,7 +83,7 @@ def test_the_pieces_that_events_arrive_in_make_no_difference(
 def test_line_ends_and_comments_of_the_engine_make_no_difference(
     route: str, ends: list[bytes], comments: list[bool], whole: dict[str, bytes]
 ) -> None:
-    """Whatever line ends the engine writes, translated events are the same; its comments keep the
+    """Translated events are the same for all line ends of the engine; its comments keep the
     connection alive and say nothing."""
     parts = []
     for event, end, comment in zip(EVENTS, ends, comments, strict=True):

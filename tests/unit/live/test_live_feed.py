@@ -81,7 +81,7 @@ def test_a_viewer_is_given_turns_with_tokens_and_edits() -> None:
 
 
 def test_a_tenant_is_told_nothing_of_another() -> None:
-    """Neither events nor their numbers tell a viewer that another tenant had a turn."""
+    """Neither events nor their numbers show a viewer that another tenant had a turn."""
     live, _, _ = feed()
     with live.viewing("red") as red, live.viewing("blue") as blue:
         red.begin_anew()
@@ -108,7 +108,7 @@ def test_where_nobody_looks_nothing_is_kept_but_sums() -> None:
 
 @given(st.lists(st.integers(0, 12), max_size=20))
 def test_a_viewer_gets_every_event_once_or_is_told_that_it_is_behind(bursts: list[int]) -> None:
-    """Whatever its pace, no event is lost without a word, doubled, or out of order."""
+    """No event is lost without notice, doubled, or out of order, at any pace of the viewer."""
     live, _, _ = feed(ring=8)
     sent = 0
     with live.viewing("red") as viewer:
@@ -145,7 +145,7 @@ def test_a_viewer_that_comes_back_goes_on_where_it_was() -> None:
 
 
 def test_a_ring_of_huge_turns_is_bounded_in_bytes() -> None:
-    """Turns of many edits push older events out; the newest is always told."""
+    """Turns of many edits push older events out; the newest is always reported."""
     live, _, _ = feed(ring=8, ring_bytes=20_000)
     huge = session(0)
     edits = huge.history[0].edits * 100
@@ -181,7 +181,8 @@ def test_a_list_of_sessions_has_an_end() -> None:
     "wrong", ["", "-", "x", "0", "ffffffff-1", "{epoch}-99", "{epoch}-", "{epoch}-²", "{epoch}--1"]
 )
 def test_ids_that_are_none_begin_anew(wrong: str) -> None:
-    """An id of another run, of an event that never was, or no id at all is no place to go on."""
+    """An id of another run, of an event that never was, or no id at all is no place to continue
+    from."""
     live, _, _ = feed()
     with live.viewing("red") as first:
         epoch = first.begin_anew().partition("-")[0]

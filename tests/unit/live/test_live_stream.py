@@ -160,7 +160,7 @@ async def test_engines_of_others_are_not_shown() -> None:
 
 
 async def test_a_viewer_that_was_cut_off_resumes() -> None:
-    """With the id of its last event a viewer is told what it missed, and no snapshot."""
+    """With the id of its last event a viewer gets what it missed, and no snapshot."""
     async with stack() as proxy:
         async with proxy.view() as seen:
             await seen.next("snapshot")
@@ -198,7 +198,7 @@ async def test_one_viewer_too_many_is_refused_and_a_place_is_given_back() -> Non
 
 
 async def test_claims_are_shown_to_their_tenant() -> None:
-    """A live claim is in the state of its tenant's viewers and in nobody else's."""
+    """A live claim is in the state of its tenant's viewers and in no other's."""
     async with stack(ClaimsEngine(), **KEYS) as proxy:
         await proxy.turn("s", **RED)
         body = {"session": "s", "id": "plan", "predicate": {"messages": [0, 1]}}
@@ -316,7 +316,7 @@ async def test_sessions_stay_while_their_store_is_out_of_reach() -> None:
 
 
 async def test_sessions_that_others_store_are_shown_too() -> None:
-    """A session that another proxy wrote, or that has expired, is told with the next look."""
+    """A session that another proxy wrote, or that has expired, is reported with the next look."""
     async with stack(**KEYS) as proxy:
         store, told = proxy.services.store, b""
         await proxy.turn("own", **RED)
@@ -337,7 +337,7 @@ async def test_sessions_that_others_store_are_shown_too() -> None:
 
 
 async def test_a_turn_that_ends_during_a_snapshot_is_told() -> None:
-    """What happens while stored sessions are read is told behind the snapshot."""
+    """Events during the reading of stored sessions are reported after the snapshot."""
     async with stack(**KEYS) as proxy:
         await proxy.turn("s", **RED)
         feed, session = proxy.services.feed, await proxy.services.store.get("red", "s")
@@ -356,7 +356,7 @@ async def test_a_turn_that_ends_during_a_snapshot_is_told() -> None:
 
 
 async def test_a_viewer_that_reads_too_slowly_begins_anew() -> None:
-    """What it missed is not kept for it: it is sent a snapshot, and then what comes next."""
+    """Events it missed are not kept for it: it is sent a snapshot, and then what comes next."""
     async with stack(**KEYS) as proxy:
         feed, parts = proxy.services.feed, []
         await proxy.turn("s", **RED)
@@ -382,7 +382,7 @@ async def test_a_viewer_that_reads_too_slowly_begins_anew() -> None:
 
 
 async def test_odd_session_ids_break_no_turn_and_no_stream() -> None:
-    """A session id that is no proper Unicode, or looks like an event, is told as it is."""
+    """A session id that is no proper Unicode, or looks like an event, is reported unchanged."""
     odd = "<b>\n\nevent: bye\n\ud800"
     async with stack(**KEYS) as proxy, proxy.view(**RED) as seen:
         await seen.next("snapshot")

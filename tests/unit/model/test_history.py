@@ -1,4 +1,4 @@
-"""Choosing the conversation that a message list goes on with."""
+"""Choosing the conversation that a message list continues."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def part(session: str, length: int) -> HistoryMatch:
     ],
 )
 def test_the_right_session_or_none(matches: list[HistoryMatch], chosen: str) -> None:
-    """A continuation is certain; an edited history counts when only one can be meant, and where it
-    turns out not to go on alike, the continuation is left."""
+    """A continuation is certain; an edited history counts when only one can be meant, and if it
+    later proves to differ, the continuation is left."""
     assert "".join(match.session for match in choose_sessions(matches, ROLES)) == chosen
 
 
@@ -69,7 +69,7 @@ def test_an_edited_history_shares_task_and_first_answer() -> None:
 
 
 def test_an_edited_history_goes_on_alike() -> None:
-    """Behind the edit an answer or a tool result must recur; a user's "go on" proves nothing."""
+    """After the edit an answer or a tool result must recur; a user's "go ahead" proves nothing."""
     stored = [1, 2, 3, 4, 5, 6]
     assert goes_on(stored, [1, 2, 3, 40, 5, 6], ROLES, 3)
     assert not goes_on(stored, [1, 2, 3, 40, 50, 60], ROLES, 3)
@@ -85,7 +85,7 @@ def test_equal_beginnings_have_equal_chains() -> None:
 
 
 def test_chains_are_keyed() -> None:
-    """Proxies with one secret find each other's sessions; nobody else's chains mean anything."""
+    """Proxies with one secret find each other's sessions; no other chains mean anything."""
     chain = history_chain([1, 2, 3], history_key("secret"))
     assert chain == history_chain([1, 2, 3], history_key("secret"))
     assert not set(chain) & set(history_chain([1, 2, 3], history_key("another")))
@@ -110,7 +110,7 @@ PRINTS = st.lists(st.integers(0, 30), min_size=1, max_size=8)
 def test_what_goes_on_from_a_conversations_list_is_that_conversations(
     stored: list[int], more: list[int]
 ) -> None:
-    """Whatever comes behind, a list that begins with the whole of a stored one carries it on."""
+    """A list that begins with the whole of a stored one continues it, whatever comes after."""
     roles = ["assistant"] * len(stored + more)
     assert carries_on([stored], stored + more, roles)
 

@@ -153,7 +153,7 @@ def test_depth_is_limited_before_anything_recurses(kind: str) -> None:
 
 @given(st.integers(0, 4))
 def test_a_list_is_checked_from_where_it_is_new(known: int) -> None:
-    """What earlier messages called is known to later ones."""
+    """Calls of earlier messages are known to later ones."""
     messages: list[Message] = [
         {"role": "user", "content": [{"type": "text", "text": "a task"}]},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},

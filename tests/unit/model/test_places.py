@@ -1,4 +1,4 @@
-"""Where a session's KV may lie, as it moves from engine to engine."""
+"""The engines where a session's KV may lie, as it moves from engine to engine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_run_owes_what_it_did_not_confirm() -> None:
 
 
 def test_an_engine_that_retains_nothing_is_no_place_and_its_demands_are_owed_by_others() -> None:
-    """A turn that an ordinary server took leaves the others' debt behind it."""
+    """A turn that an ordinary server took leaves the others' debt in place."""
     places = after_turn({}, "a1", "a", demanded=False)
     places = after_turn(places, "", "plain", demanded=True)
     assert owed(places) == {"a1": "a"}
@@ -50,7 +50,7 @@ def test_an_engine_that_retains_nothing_is_no_place_and_its_demands_are_owed_by_
 
 
 def test_a_place_that_has_changed_since_its_erasure_began_stays() -> None:
-    """What it was given, or came to owe, meanwhile isn't erased."""
+    """Its new KV or new debt meanwhile isn't erased."""
     seen = after_turn({}, "a1", "a", demanded=False)["a1"]
     for changed in (
         after_turn({"a1": seen}, "a1", "a", demanded=False),
@@ -62,7 +62,7 @@ def test_a_place_that_has_changed_since_its_erasure_began_stays() -> None:
 
 
 def test_engines_that_have_changed_names_stay_places() -> None:
-    """A run that is known to go on isn't taken for one that ended, whatever it was called."""
+    """A run known to continue isn't taken for one that ended, whatever it was called."""
     places = {"r1": Place("a", owed=True), "r2": Place("b")}
     found = after_turn(places, "r2", "a", demanded=False, alive={"r1", "r2"})
     assert owed(found) == {"r1": "a"}
@@ -79,7 +79,7 @@ def test_a_place_that_owes_goes_last() -> None:
 
 
 def test_places_are_bounded_and_the_newest_stay() -> None:
-    """However often a session moves, its account stays small."""
+    """A session's account stays small, however often it moves."""
     places: dict[str, Place] = {}
     for number in range(3 * MAX_PLACES):
         places = dict(after_turn(places, f"r{number}", f"e{number}", demanded=False))

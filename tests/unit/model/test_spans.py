@@ -1,4 +1,4 @@
-"""Where messages lie in a prompt, beyond their contents."""
+"""The place of messages in a prompt, beyond their contents."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def prompts(draw: st.DrawFn) -> tuple[Rendered, int]:
 
 @given(prompts())
 def test_extents_reach_from_neighbour_to_neighbour(drawn: tuple[Rendered, int]) -> None:
-    """From the content before to the content behind; anywhere, where the template moves messages
-    about and a message has no place of its own."""
+    """An extent reaches from the content before to the content after; it is unlimited where the
+    template moves messages about and a message has no place of its own."""
     prompt, count = drawn
     spans, length = prompt.spans, len(prompt.tokens)
     in_order = [span.message for span in spans] == sorted(span.message for span in spans)

@@ -1,4 +1,4 @@
-"""What a turn counts, before scripted engines."""
+"""The counts of a turn, before scripted engines."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_an_engine_that_failed_is_no_overhead_either() -> None:
 
 
 async def test_avoided_time_is_no_queue_time() -> None:
-    """What a splice spared is told by how long the engine takes, however long requests waited."""
+    """The engine's time measures what a splice spared, however long requests waited."""
     engine = FakeEngine(capability=CAPABILITY)
     tokens = TokenCounts(prompt=2000, spliced=1000, prefilled=1000)
     engine.receipt = lambda message_id: Receipt(
@@ -136,8 +136,8 @@ async def test_avoided_time_is_no_queue_time() -> None:
 
 
 async def test_series_stand_before_their_first_event() -> None:
-    """What a rate must not miss stands at 0 after the first turn of a tenant on a model; so does
-    what has no tenant, from the start."""
+    """Series that a rate must not miss are at 0 after the first turn of a tenant on a model; those
+    without a tenant are so from the start."""
     engine = FakeEngine(capability=CAPABILITY)
     async with proxy_before(engine) as client:
         at_once = await series_at_zero(client)

@@ -1,4 +1,4 @@
-"""Where every prompt token came from, and who is to blame for what was lost."""
+"""The origin of every prompt token, and the blame for what was lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EDITS = ["policy", "declared", "undeclared", "template", "tools"]
 
 @st.composite
 def reaches(draw: st.DrawFn) -> Reach:
-    """Disjoint stretches behind more and more edits, as a comparison gives them."""
+    """Disjoint stretches after more and more edits, as a comparison gives them."""
     stretches: list[Stretch] = []
     at, first, hard = 0, "", ""
     for _ in range(draw(st.integers(0, 5))):
@@ -38,7 +38,7 @@ def reaches(draw: st.DrawFn) -> Reach:
 
 @st.composite
 def counts(draw: st.DrawFn) -> TokenCounts:
-    """What an engine tells; its numbers may contradict each other."""
+    """An engine's counts; its numbers may contradict each other."""
     prompt = draw(st.integers(0, 1500))
     prefix = draw(st.integers(-5, 1600))
     spliced = draw(st.integers(-5, 1600))
@@ -56,7 +56,7 @@ def copies(draw: st.DrawFn) -> list[tuple[int, int]]:
 def test_every_token_is_accounted_for(
     reach: Reach, tokens: TokenCounts, pieces: list[tuple[int, int]], told: int | None
 ) -> None:
-    """Cached, spliced, lost and new tokens are the prompt, whatever an engine tells."""
+    """Cached, spliced, lost and new tokens are the prompt, whatever an engine reports."""
     found = settle(reach, tokens, copies=pieces, told=told)
     lost = sum(found.busts.values())
     assert found.cached + found.spliced + lost + found.fresh == max(0, tokens.prompt)
@@ -69,7 +69,7 @@ def test_every_token_is_accounted_for(
 def _slow(
     reach: Reach, prompt: int, cached: int, pieces: Sequence[tuple[int, int]]
 ) -> dict[str, int]:
-    """Token by token: who lost what, where the engine made all copies behind its own prefix."""
+    """Find token by token who lost what, if the engine made all copies after its own prefix."""
     spliced = {p for start, end in pieces for p in range(max(start, cached), end)}
     lost: dict[str, int] = {}
     for start, end, first, hard in reach.stretches:
@@ -113,8 +113,8 @@ def test_more_cache_is_never_more_loss(reach: Reach, prompt: int, data: st.DataO
 
 @given(st.integers(0, 2000), st.integers(0, 2000), st.integers(1, 3000))
 def test_without_edits_the_engine_alone_loses(held: int, cached: int, prompt: int) -> None:
-    """What nobody edited and isn't cached was lost by the engine, and is missing in its own count,
-    too: both agree."""
+    """Unedited text that isn't cached was lost by the engine, and is missing in its own count, too:
+    both agree."""
     reach = Reach((Stretch(0, held, "", ""),) if held else (), known=True)
     cached = min(cached, prompt)
     found = settle(reach, TokenCounts(prompt, cached, 0, prompt - cached, 0), told=cached)
@@ -133,7 +133,7 @@ def test_a_page_is_no_loss() -> None:
 
 
 def test_the_edit_that_cuts_is_to_blame() -> None:
-    """Behind a spliced edit and an exact one, the exact one is; without the splice the first is."""
+    """After a spliced edit and an exact one, the exact one is; without the splice the first is."""
     stretches = (Stretch(0, 100, "", ""), Stretch(120, 400, "policy", ""))
     reach = Reach((*stretches, Stretch(420, 900, "policy", "undeclared")), known=True)
     spliced = TokenCounts(1000, 100, 280, 620, 0)
@@ -160,7 +160,7 @@ def test_more_than_was_expected_is_found() -> None:
 
 
 def test_a_splice_that_was_refused_is_missing() -> None:
-    """What was planned to be copied and wasn't is expected, lost to the edit, and missing."""
+    """A planned copy that wasn't made is expected, lost to the edit, and missing."""
     reach = Reach((Stretch(0, 100, "", ""), Stretch(120, 900, "policy", "")), known=True)
     found = settle(reach, TokenCounts(1000, 100, 0, 900, 0), copies=[(120, 900)])
     assert found.busts == {"policy": 780}
@@ -168,7 +168,7 @@ def test_a_splice_that_was_refused_is_missing() -> None:
 
 
 def test_a_turn_that_forgets_is_not_reconciled() -> None:
-    """Nobody can expect what has read the forgotten to be cached still."""
+    """KV that has read the forgotten text can't be expected to be cached still."""
     reach = Reach((Stretch(0, 500, "", ""),), known=True)
     found = settle(reach, TokenCounts(1000, 0, 0, 1000, 0), reconciled=False)
     assert (found.missing, found.found) == (0, 0)
@@ -176,8 +176,8 @@ def test_a_turn_that_forgets_is_not_reconciled() -> None:
 
 
 def test_an_estimate_blames_the_edit_for_what_lies_behind_it() -> None:
-    """Where only messages are known, as much was lost as was kept behind the edit, at most what
-    was prefilled; what was expected can't be said."""
+    """If only messages are known, the loss is as much as was kept after the edit, at most what was
+    prefilled; the expected part is unknown."""
     reach = Reach((Stretch(0, 300, "undeclared", "undeclared"),), known=True, estimated=True)
     found = settle(reach, TokenCounts(1000, 500, 0, 500, 0), told=500)
     assert found.busts == {"undeclared": 300}
@@ -186,7 +186,7 @@ def test_an_estimate_blames_the_edit_for_what_lies_behind_it() -> None:
 
 
 def test_the_first_edit_before_a_token_is_its_cause() -> None:
-    """Of two edits the first one names what lies behind both, the first that is no amortized one
+    """Of two edits the first one names what lies after both, the first that isn't amortized names
     what a splice can't carry; the token that was generated last has no KV."""
 
     def edit(at: int, cause: str, mode: Literal["amortize", "exact"]) -> Edit:

@@ -1,4 +1,4 @@
-"""Who changed what, and therefore how: one change at a time, then several in one place."""
+"""The author of each change, and so its mode: one change at a time, then several in one place."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_caller_who_copies_a_policys_edit_has_edited() -> None:
 
 
 def test_other_tools_are_exact_whatever_is_mapped() -> None:
-    """A change of tool definitions is nobody's text, and no template's doing."""
+    """A change of tool definitions is no author's text, and no template's doing."""
     before = prepare(talk("user", "text"), [], [], 0)
     changed = talk("user", "another text that was changed")
     every = dict.fromkeys(("tool", "user", "assistant", "system", "template"), "amortize")
@@ -153,7 +153,7 @@ def test_a_declaration_covers_its_own_message_only(mode: Mode) -> None:
 
 
 def test_a_removed_and_an_inserted_message_have_each_its_role() -> None:
-    """Where a tool's text made place for a user's, both must be mapped."""
+    """If a tool's text made place for a user's, both must be mapped."""
     before = talk("function", "what the function returned")
     after = talk("user", "what the user said in its place")
     sources, turn = prepare(before, [], [], 0), prepare(after, [], [], 1)
@@ -171,7 +171,7 @@ def test_a_plan_names_no_text() -> None:
 
 
 def test_a_misplaced_content_lends_no_licence() -> None:
-    """What the user changed isn't taken for a part of the tool result before it."""
+    """A user's change isn't taken for a part of the tool result before it."""
 
     def conversation(result: str, question: str) -> list[Message]:
         return [

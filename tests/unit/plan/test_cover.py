@@ -82,7 +82,7 @@ def test_the_source_in_use_goes_on() -> None:
 
 
 def test_the_longest_beginning_is_taken_first() -> None:
-    """Whatever comes later is copied; the beginning is found."""
+    """The beginning is found, and everything after it is copied."""
     newest = [Kept(0, 40, 0), Kept(60, 300, 60)]
     older = [Kept(0, 120, 0)]
     assert cover([newest, older], 0)[0] == Piece(0, Kept(0, 40, 0)), "20 tokens more: not worth it"

@@ -1,4 +1,4 @@
-"""What a turn demands to be forgotten: bound wherever it was read, asked for once, told once."""
+"""A turn's demands to forget: bound wherever the text was read, asked for once, reported once."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_was_once_made_of_a_message_is_forgotten_with_it(
     wanted: set[str],
     departed: bool,
 ) -> None:
-    """A text that the caller had put in its place for a turn may tell of it, though this list has
+    """A text that the caller had put in its place for a turn may reveal it, though this list has
     the message back elsewhere, and whether or not that turn is still retained."""
     holding = retained(prepare(first, [], [], 0))
     telling = retained(prepare(second, [], [], 1), "t1", before=[holding])
@@ -106,7 +106,7 @@ def test_what_was_once_made_of_a_message_is_forgotten_with_it(
 
 
 def test_moving_a_message_hides_no_demand() -> None:
-    """A message that the caller moved to the end and a policy redacts was read where it stood."""
+    """A message that the caller moved to the end and a policy redacts was read in its old place."""
     messages = [*BASE, LEAK, BEHIND, {"role": "user", "content": "and the last one, unchanged"}]
     moved = [*BASE, *messages[3:], LEAK]
     source = retained(prepare(messages, [], [], 0))

@@ -1,6 +1,6 @@
 """Names of messages in the engine's ledger: stable, never another's, and complete when it counts.
 
-Each message of these conversations tells in its own text which it is, so the judge needs no diff.
+Each message of these conversations names itself in its own text, so the judge needs no diff.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ STEPS = ("append", "append", "edit", "drop", "again", "branch", "move")
 
 
 def text(number: int, version: int = 0) -> str:
-    """A text that tells who it is, half of which an edit leaves alone."""
+    """A text that names its message, half of which an edit leaves alone."""
     words = random.Random(number)
     body = " ".join(f"{words.randrange(10**6)}" for _ in range(6))
     return f"[{number}] {body} {'' if version == 0 else f'edit {version}'}"
 
 
 def number_of(message: Message) -> int:
-    """Which message it is."""
+    """The number in the message's text."""
     return int(message["content"].partition("]")[0][1:])
 
 
@@ -70,7 +70,7 @@ class Talk:
         self.denoted: dict[str, int] = {}
         """The message that a name was given to."""
         self.labels: dict[int, set[str]] = {}
-        """Names under which the engine was told of a message's text, answers included."""
+        """Names under which the engine was given a message's text, answers included."""
 
     def prepared(self, messages: list[Message], policies: list[Policy] = []) -> Prepared:  # noqa: B006
         """The turn's lists."""
@@ -133,7 +133,7 @@ def walks(draw: st.DrawFn) -> list[tuple[list[Message], Message | None, Drop]]:
         ever |= {number_of(m): m for m in turn}
         current = [*turn, *([answer] if answer else []), fresh("user")]
         steps = draw(st.lists(st.sampled_from(STEPS), max_size=2))
-        if "edit" in steps:  # what is moved and rewritten at once is nobody's but a new message
+        if "edit" in steps:  # text that is moved and rewritten at once can only be a new message
             steps = [step for step in steps if step in ("append", "drop", "edit")]
         for step in steps:
             place = draw(st.integers(1, len(current) - 1))
@@ -174,8 +174,8 @@ def test_a_name_denotes_one_message(walk: list[tuple[list[Message], Message | No
 def test_a_forget_names_all_that_a_message_was_called(
     walk: list[tuple[list[Message], Message | None, Drop]], data: st.DataObject
 ) -> None:
-    """Whatever turn the engine was told a message's text in, a later demand reaches that name, and
-    none of a message that stands in the list beside it."""
+    """A later demand reaches the name of whatever turn gave the engine a message's text, and no
+    name of a message beside it in the list."""
     talk = Talk()
     for messages, answer, policy in walk[:-1]:
         talk.send(talk.prepared(messages, [policy]), answer)
@@ -237,14 +237,14 @@ def assistant(number: int, version: int = 0) -> Message:
 
 
 def test_an_answer_has_the_engines_name() -> None:
-    """What follows the list that a turn answered is what the engine generated in it."""
+    """The text after a turn's list is the engine's own generated answer."""
     talk = turns_of([user(1)], outputs=[text(2)])
     _, names = talk.names(talk.prepared([user(1), assistant(2), user(3)]))
     assert [name.id for name in names.client] == ["t0.0", "t0.out", "t1.2"]
 
 
 def test_a_regenerated_answer_is_the_one_that_goes_on() -> None:
-    """Of two answers to one list, the tokens tell which was taken; both are named in doubt."""
+    """Of two answers to one list, the tokens show which was taken; both are named in doubt."""
     talk = turns_of([user(1)], [user(1)], outputs=[text(2), text(4)])
     _, names = talk.names(talk.prepared([user(1), assistant(2), user(3)]))
     assert (names.client[1].id, names.client[1].former) == ("t0.out", ("t1.out",))
@@ -272,7 +272,7 @@ def test_a_name_outlives_a_policy_that_drops_the_message() -> None:
 
 
 def test_what_a_policy_writes_answers_for_what_it_drops() -> None:
-    """A summary may tell of the messages in whose place it stands."""
+    """A summary may retell the messages that it replaces."""
 
     class Summarize:
         name, mode = "summarize", "amortize"
@@ -311,7 +311,7 @@ def redacted(talk: Talk, messages: list[Message]) -> tuple[Prepared, tuple[str, 
 
 
 def test_a_new_message_needs_no_forget() -> None:
-    """Nobody has read it; only where the account has a hole, anything may have."""
+    """Nothing has read it; only where the account has a hole, anything may have."""
     talk = turns_of([user(1)], outputs=[text(2)])
     messages = [user(1), assistant(2), user(3)]
     assert redacted(talk, messages)[1] == ()
@@ -330,7 +330,7 @@ def test_a_demand_that_was_met_is_no_new_one() -> None:
 
 
 def test_a_demand_that_reached_everything_was_met_too() -> None:
-    """Names that were too many to tell are not asked for again and again."""
+    """Names that were too many to list are not asked for again and again."""
     olds = [user(number) for number in range(10, 10 + MAX_FORMER + 1)]
     talk = turns_of([user(1), *olds])
     prepared, forget = redacted(talk, [user(1), user(5000)])
@@ -347,8 +347,8 @@ UNKNOWN = Session("", "", "", (), (), 0, 0)
 
 
 def unknown(messages: list[Message], *, named: bool) -> tuple[tuple[str, ...], bool]:
-    """What the first request of a session forgets that redacts its first message, and whether some
-    of it can't be reached."""
+    """The forgets of a session's first request that redacts its first message, and if some of it
+    can't be reached."""
     edit = DeclaredEdit(message=0, replacement="[gone]", mode=Mode.FORGET)
     prepared = prepare(messages, [], [edit], 0)
     names = name_spans("t0-a", prepared, (), UNKNOWN.departed, None)
@@ -358,19 +358,20 @@ def unknown(messages: list[Message], *, named: bool) -> tuple[tuple[str, ...], b
 
 @pytest.mark.parametrize("messages", [[user(1)], [user(1), assistant(2), user(3)]])
 def test_a_name_that_the_proxy_does_not_know_may_have_been_in_use(messages: list[Message]) -> None:
-    """Also before its first answer: the same request may have been sent with the secret in it."""
+    """It may even before its first answer: the same request may have been sent with the secret in
+    it."""
     assert unknown(messages, named=True) == ((ANYTHING,), False)
 
 
 def test_an_unknown_conversation_without_a_name_is_unreachable() -> None:
-    """Nothing lies under an id that the proxy has just made up; what an engine holds of a
-    conversation under way lies under one that nobody knows."""
+    """Nothing lies under an id that the proxy has just made up; an engine holds a conversation
+    under way under an unknown id."""
     assert unknown([user(1), assistant(2), user(3)], named=False) == ((), True)
     assert unknown([user(1)], named=False) == ((), False)
 
 
 def reaches(talk: Talk, messages: list[Message], place: int) -> bool:
-    """Whether a redaction of that message reaches all that may hold it."""
+    """Return True if a redaction of that message reaches all that may hold it."""
     edit = DeclaredEdit(message=place, replacement="[gone]", mode=Mode.FORGET)
     prepared = prepare(messages, [], [edit], 1)
     _, names = talk.names(prepared)
@@ -378,7 +379,7 @@ def reaches(talk: Talk, messages: list[Message], place: int) -> bool:
 
 
 def test_what_lies_untraced_is_unreachable_and_what_came_later_is_not() -> None:
-    """On every later turn, until the demand has been told once."""
+    """This holds on every later turn, until the demand has been reported once."""
     opening = [user(1), assistant(2), user(3)]
     talk = turns_of(opening)
     talk.session = replace(talk.session, untraced=1)
@@ -398,7 +399,7 @@ def test_what_lies_untraced_is_unreachable_and_what_came_later_is_not() -> None:
 
 
 def test_a_demand_beside_a_turn_under_way_reaches_everything() -> None:
-    """The other request may have brought the message; once the demand is met, nobody asks again."""
+    """The other request may have brought the message; once the demand is met, it isn't repeated."""
     talk = turns_of([user(1)], outputs=[text(2)])
     messages = [user(1), assistant(2), user(3)]
     talk.session = replace(talk.session, in_flight=frozenset({"t1-b"}))
@@ -409,14 +410,14 @@ def test_a_demand_beside_a_turn_under_way_reaches_everything() -> None:
 
 
 def test_losses_are_made_good_by_forgetting_everything() -> None:
-    """Only those that were known when everything was forgotten."""
+    """Only those that were known when everything was forgotten are."""
     session = turns_of([user(1)]).session.lose_turn().lose_turn()
     assert session.account_for(2).unnamed == 0
     assert session.lose_turn().account_for(2).unnamed == 1
 
 
 def test_too_many_names_are_anything() -> None:
-    """Lists that no bound could hold are told as what reaches everything."""
+    """Lists that no bound could hold are reported as reaching everything."""
     olds = [user(number) for number in range(10, 10 + MAX_FORMER + 1)]
     talk = turns_of([user(1), *olds, user(2)])
     _, names = talk.names(talk.prepared([user(1), user(5000), user(2)]))

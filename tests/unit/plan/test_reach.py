@@ -1,4 +1,4 @@
-"""What a prompt has in reach, as the comparison with retained turns tells it."""
+"""A prompt's tokens in reach, by the comparison with retained turns."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_is_in_reach_stands_in_a_retained_turn(
 def test_an_engine_that_does_as_planned_loses_nothing_unplanned(
     session: Session, spec: str
 ) -> None:
-    """Where the head is cached and all copies are made, nothing is missing, and no edit that was
+    """If the head is cached and all copies are made, nothing is missing, and no edit that was
     spliced over is to blame."""
     messages = list(session.turns[-1].prepared.client) if session.turns else history(1)
     messages.append({"role": "user", "content": "Go on."})
@@ -90,8 +90,8 @@ def test_what_was_generated_last_is_out_of_reach() -> None:
 
 
 def test_messages_stand_for_tokens_where_those_are_unknown() -> None:
-    """Without edits all that the last prompt had is in reach, behind an edit the share of messages
-    that were kept, and nothing where the tail was taken off."""
+    """Without edits all of the last prompt is in reach, after an edit the share of messages that
+    were kept, and nothing where the tail was taken off."""
     last = after_turn(blank("s"), history(6)).turns[-1]
     assert last.receipt is not None
     held, context = last.receipt.tokens.prompt, last.rendered.context

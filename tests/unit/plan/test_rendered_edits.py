@@ -160,7 +160,8 @@ class Conversation:
         self.turns.append(turn)
 
     def _check(self, plan: TurnPlan, prompt: Rendered) -> None:
-        """Copies are what stands at their place, and directives make of the source what is sent."""
+        """Check that copies equal the text at their place, and that directives turn the source into
+        the prompt."""
         by_name = {turn.turn: turn for turn in self.turns}
         sources = [by_name[ref.turn].tokens for ref in plan.sources]
         for segment in plan.segments:
@@ -185,7 +186,7 @@ def copied_tokens(plan: TurnPlan) -> int:
 
 
 def test_the_tokens_are_the_models_own(templates_dir: Path) -> None:
-    """What is rendered piece by piece is what DeepSeek's tokenizer makes of the whole text."""
+    """The tokens rendered piece by piece are those of DeepSeek's tokenizer for the whole text."""
     for name in TEMPLATES:
         renderer = renderer_of(templates_dir / f"{name}.jinja")
         messages = agent_session()[: 2 if name in NO_TOOL_CALLS else None]
@@ -243,7 +244,7 @@ def test_a_dropped_call_takes_its_result_along(renderer: ChatRenderer) -> None:
 
 
 def test_merged_roles_lose_only_the_result_that_is_cut(renderer: ChatRenderer) -> None:
-    """Where a template puts parallel results into one block, cutting the first keeps the second."""
+    """If a template puts parallel results into one block, cutting the first keeps the second."""
     both = {
         "role": "assistant",
         "content": "I read both.",
@@ -270,7 +271,8 @@ def test_merged_roles_lose_only_the_result_that_is_cut(renderer: ChatRenderer) -
 
 
 def test_another_set_of_tools_is_exact(renderer: ChatRenderer) -> None:
-    """A tool more changes the beginning of the prompt: nobody declared that, nothing is copied."""
+    """One more tool changes the beginning of the prompt: it is undeclared, and nothing is
+    copied."""
     conversation = Conversation(renderer, TEMPLATE)
     messages = agent_session()
     conversation.send(messages, TOOLS[:2])
@@ -314,7 +316,7 @@ def test_stripped_thinking_is_the_templates_own_edit(name: str, templates_dir: P
 
 
 def test_a_redacted_result_is_forgotten_under_every_template(renderer: ChatRenderer) -> None:
-    """What matches is cut out in mode forget, and nothing that has read it is copied."""
+    """A match is cut out in mode forget, and nothing that has read it is copied."""
     conversation = Conversation(renderer)
     messages = agent_session()
     messages[5] = result(1, "config\npassword=hunter2 and more\n" + LONG[:600])

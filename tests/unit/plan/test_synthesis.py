@@ -37,7 +37,8 @@ CONVERSATIONS = st.lists(
 def plan_from(
     source: RetainedTurn, prepared: Prepared, rules: UndeclaredRules = NOTHING
 ) -> TurnPlan:
-    """The plan against one turn, before an engine that computes its first positions anew."""
+    """Return the plan against one turn, before an engine that computes its first positions
+    again."""
     return plan_of([source], prepared, rules, sink=ATTENTION_SINK)
 
 
@@ -83,7 +84,7 @@ def test_kept_runs_are_equal_and_tile_with_hunks(
 def test_segments_tile_the_prompt_with_equal_tokens(
     old: list[Message], data: st.DataObject, rules: UndeclaredRules
 ) -> None:
-    """Segments cover the prompt in order, and each copy is what stands there."""
+    """Segments cover the prompt in order, and each copy equals the text there."""
     source, prepared = turn_of(old), prepare(_edited(data, old), [], [], 1)
     plan, prompt = (
         plan_from(source, prepared, rules),
@@ -114,7 +115,7 @@ def _agent(observation: str, *later: str) -> list[dict[str, Any]]:
 
 
 def test_a_mapped_role_is_amortised_and_an_unmapped_one_is_not() -> None:
-    """Only what the rules map is copied behind the change."""
+    """Only roles that the rules map are copied after the change."""
     source = turn_of(_agent("observation 123456789", "what comes behind it stays", "end"))
     changed = prepare(
         _agent("observation …", "what comes behind it stays", "end", "new"), [], [], 1
@@ -129,8 +130,8 @@ def test_a_mapped_role_is_amortised_and_an_unmapped_one_is_not() -> None:
 
 
 def test_an_exact_edit_cuts_what_lies_behind() -> None:
-    """Amortised edits before it still copy; nothing behind it does, nor is any edit there told of
-    as one that was spliced."""
+    """Amortised edits before it still copy; nothing after it does, nor is any later edit reported
+    as spliced."""
     first, last = ("stays the same in both turns",), "and this 123456789 closes the conversation"
     source = turn_of(_agent("observation 123456789", *first, "exactly so", last))
     messages = _agent("observation 123456789", *first, "EXACTLY so", last)
@@ -157,7 +158,7 @@ def test_forget_cuts_at_the_span_and_at_the_first_splice() -> None:
 
 
 def test_an_append_is_no_edit_and_keeps_its_lineage() -> None:
-    """A conversation that goes on asks for nothing and stays where its KV is."""
+    """A conversation that continues asks for nothing and stays where its KV is."""
     messages = _agent("observation", "more")
     runs = (LineageRun(50, "l"),)
     source = turn_of(messages, output="an answer</>", lineage=runs)

@@ -1,4 +1,4 @@
-"""What a plan may copy, judged by a second opinion on who changed what.
+"""The limits of a plan's copies, judged by a second opinion on who changed what.
 
 The conversations name each message's author in the text itself, so the judge needs no diff: it
 knows which characters a policy changed and which the caller did.
@@ -47,7 +47,7 @@ HIDDEN = "SECRET"
 def test_nothing_behind_a_callers_own_edit_is_copied(
     pair: tuple[list[Message], dict[int, str]], data: st.DataObject
 ) -> None:
-    """A policy may be amortised before the first undeclared change, never behind it."""
+    """A policy may be amortised before the first undeclared change, never after it."""
     messages, edits = pair
     target = data.draw(st.integers(0, len(messages) - 1))
     rule = Rule(f"word{target} ", "")
@@ -149,7 +149,7 @@ def hidden(messages: list[Message]) -> RetainedTurn:
     ids=["redact-cut", "cut-redact", "redact-drop"],
 )
 def test_a_forget_in_a_pipeline_binds(policies: list[Any]) -> None:
-    """Whatever other policies do to the message before or after, the turn forgets."""
+    """The turn forgets, whatever other policies do to the message before or after."""
     messages = [m for m in agent("fine") if "tool_calls" not in m and m["role"] != "tool"]
     messages.insert(2, {"role": "assistant", "content": LEAK})
     for source in (retained(prepare(messages, [], [], 0)), hidden(messages)):
@@ -167,7 +167,7 @@ def test_a_forget_in_a_pipeline_binds(policies: list[Any]) -> None:
     ],
 )
 def test_insertions_in_front_hide_no_forget(front: int) -> None:
-    """A newly redacted message binds wherever it stands in the caller's new list."""
+    """A newly redacted message binds at any place in the caller's new list."""
     messages = agent(LEAK, "fine")
     redact = [Rule(HIDDEN, "[gone]", "forget"), Rule("it is [gone] that is told", "[cut]")]
     notes = [{"role": "user", "content": f"note {number}"} for number in range(front)]
@@ -226,7 +226,7 @@ def test_what_is_dropped_already_can_be_forgotten() -> None:
 
 
 def test_a_redacted_answer_is_forgotten_behind_a_drop() -> None:
-    """What the model wrote is forgotten also when this turn sends fewer messages before it."""
+    """The model's text is forgotten also when this turn sends fewer messages before it."""
     messages = agent("fine")
     source = retained(prepare(messages, [], [], 0), output=f"{LEAK}</>")
     answered = [

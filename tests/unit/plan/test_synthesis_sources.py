@@ -107,7 +107,7 @@ def test_no_source_lends_what_lies_behind_a_callers_edit(
 
 
 WORTH_IT = 2 * MIN_SPLICED
-"""So many tokens behind a policy's edit are copied, whatever is too short to be kept among them."""
+"""So many tokens after a policy's edit are copied, whatever is too short to be kept among them."""
 BASE = [
     {"role": "system", "content": "a system prompt that is longer than the sink is wide"},
     {"role": "user", "content": "the task, at some length, so that it is worth a copy of its own"},
@@ -137,7 +137,7 @@ def test_a_prompt_draws_on_two_branches() -> None:
 
 
 def test_an_exact_edit_in_one_branch_is_no_obstacle_in_another() -> None:
-    """What one source may not lend, another that was never edited there does."""
+    """Text that one source may not lend is lent by another that was never edited there."""
     behind = {"role": "assistant", "content": "a long answer that stands behind it in both of them"}
     changed = {"role": "assistant", "content": "an assistant's words that the caller changed"}
     words = {"role": "assistant", "content": "an assistant's words as the model wrote them"}
@@ -150,7 +150,7 @@ def test_an_exact_edit_in_one_branch_is_no_obstacle_in_another() -> None:
 
 
 def test_a_continuation_looks_no_further() -> None:
-    """Where the newest turn simply goes on, it is the only one that is compared."""
+    """If the newest turn simply continues, it is the only one that is compared."""
     sources = sources_of([BASE, [*BASE, LEFT]], [])
     prepared = prepare([*BASE, LEFT, RIGHT], [], [], 2)
     prompt = render(prepared.messages)
@@ -162,7 +162,7 @@ def test_a_continuation_looks_no_further() -> None:
 
 
 def test_a_forgetting_turn_draws_on_one_source() -> None:
-    """Where anything is forgotten, only one branch is copied, up to what it may have read."""
+    """If anything is forgotten, only one branch is copied, up to what it may have read."""
     sources = sources_of([[*BASE, LEFT, LAST], [*BASE, RIGHT, LAST]], [])
     redact = Rule("folders", "[gone]", "forget")
     prepared = prepare([*BASE, LEFT, RIGHT, LAST], [redact], [], 2)

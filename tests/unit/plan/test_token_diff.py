@@ -199,7 +199,7 @@ THINKING, SAID = list(range(1000, 1060)), list(range(2000, 2050))
 
 
 def test_thinking_that_is_stripped_leaves_the_answer() -> None:
-    """What follows the thinking is kept, moved, and nobody's message is blamed."""
+    """The text after the thinking is kept, moved, and no message is blamed."""
     diff = answered(THINKING + SAID, SAID)
     assert [(run.start, run.end, run.dest) for run in diff.kept] == [(0, 40, 0), (100, 150, 40)]
     (hunk, *_) = diff.hunks
@@ -207,7 +207,7 @@ def test_thinking_that_is_stripped_leaves_the_answer() -> None:
 
 
 def test_an_answer_that_was_rewritten_is_its_messages_edit() -> None:
-    """Where the caller's text has more than the template could add, the message is named."""
+    """If the caller's text has more than the template could add, the message is named."""
     diff = answered(THINKING + SAID, [*range(3000, 3030), *SAID])
     (hunk, *_) = diff.hunks
     assert (hunk.start, hunk.new_start, hunk.new_end, hunk.new_messages) == (40, 40, 70, (1,))
@@ -216,7 +216,7 @@ def test_an_answer_that_was_rewritten_is_its_messages_edit() -> None:
 
 @pytest.mark.parametrize("now", [THINKING + SAID, list(range(4000, 4080)), THINKING[:5] + SAID[:9]])
 def test_an_answer_as_it_was_or_quite_another_is_no_edit(now: list[int]) -> None:
-    """Only a common beginning counts: what differs behind it is a new turn."""
+    """Only a common beginning counts: differing text after it is a new turn."""
     diff = answered(THINKING + SAID, now)
     assert len(diff.kept) == 1
     assert not [hunk for hunk in diff.hunks if hunk.new_start < diff.tail]
@@ -224,7 +224,7 @@ def test_an_answer_as_it_was_or_quite_another_is_no_edit(now: list[int]) -> None
 
 @given(tokens, tokens, st.integers(0, 40))
 def test_a_prompt_that_goes_on_needs_no_alignment(old: list[int], new: list[int], cut: int) -> None:
-    """Where nothing changed, the comparison is the same without a look at messages."""
+    """If nothing changed, the comparison is the same without a look at messages."""
     view = SourceView(array("q", old), (), min(cut, len(old)))
     for prompt in (array("q", new), array("q", old + new), array("q", old[:cut])):
         rendered = Rendered(prompt, ())

@@ -51,7 +51,8 @@ def test_a_first_turn_is_called_edited_exactly_when_its_messages_differ(
 
 @given(histories(), st.sampled_from(ALL))
 def test_the_same_edits_stand_on_the_next_turn(messages: list[Message], spec: str) -> None:
-    """What one turn lists, the same list lists no more: each edit is counted by cause and mode."""
+    """An edit listed on one turn isn't listed for the same list again: each edit is counted by
+    cause and mode."""
     first = prepared_by(spec, messages)
     listed = uncached_edits(first, None, ()).listed
     session = after_turn(blank("s"), messages, spec)
@@ -65,7 +66,7 @@ def test_the_same_edits_stand_on_the_next_turn(messages: list[Message], spec: st
 
 
 def test_a_grown_list_lists_only_the_new_edit() -> None:
-    """A masking policy masks one result more: that one is listed, the older ones stand."""
+    """A masking policy masks one result more: that one is listed, the older ones stay."""
     session = after_turn(blank("s"), history(3), MASK)
     prepared = prepared_by(MASK, history(4), session)
     found = uncached_edits(prepared, session, ())
@@ -75,7 +76,8 @@ def test_a_grown_list_lists_only_the_new_edit() -> None:
 
 
 def test_an_edit_that_the_plan_shows_is_not_listed_again() -> None:
-    """Neither a message of the plan's account nor what it says that a policy put in."""
+    """It is neither a message of the plan's account nor a message that a policy put in, by that
+    account."""
     session = after_turn(blank("s"), history(3), MASK)
     prepared = prepared_by(MASK, history(4), session)
     shown = EditRecord(7, "tool", "policy:last_n_observations", "amortize", (4, 9), 2)
@@ -83,7 +85,7 @@ def test_an_edit_that_the_plan_shows_is_not_listed_again() -> None:
 
 
 def test_a_message_put_in_is_listed_without_a_place() -> None:
-    """A policy's own message has no place in the client's list; the same one stands next time."""
+    """A policy's own message has no place in the client's list; the same one is there next time."""
     client = tuple(history(1))
     change = Change("policy:note", Mode.AMORTIZE)
     note = SentMessage({"role": "user", "content": "Mind the budget."}, None, (change,))

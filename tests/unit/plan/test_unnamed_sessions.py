@@ -1,5 +1,5 @@
-"""What may be reused in a session that no certain name tells: whoever sends the same messages is in
-it, so no KV may remember what its list doesn't show.
+"""Reuse in a session without a certain name: whoever sends the same messages is in it, so no KV may
+remember what its list doesn't show.
 
 The judge keeps an engine's KV as what each token has read, by the secrets that messages hold.
 """
@@ -28,7 +28,7 @@ Reads = list[frozenset[int]]
 
 
 def secret(index: int) -> str:
-    """What only message ``index`` says."""
+    """The secret that only message ``index`` holds."""
     return f"<secret {index}>"
 
 
@@ -51,7 +51,7 @@ def shown(messages: list[Message]) -> frozenset[int]:
 
 
 class Engine:
-    """What the KV of every turn has read, and under which lineage it lies."""
+    """The reads of every turn's KV, and the lineage under which it lies."""
 
     def __init__(self) -> None:
         self.turns: list[RetainedTurn] = []
@@ -75,7 +75,7 @@ class Engine:
         seen: frozenset[int] = frozenset()
         for at in range(len(text)):
             here = frozenset(i for i in range(COUNT) if text.startswith(secret(i), at))
-            # What is computed reads all that stands before it, with what that has read.
+            # A computed token reads all that is before it, with the reads of that.
             own = known.get(at, seen | here)
             seen |= own
             reads.append(own)
@@ -121,7 +121,7 @@ def turns(draw: st.DrawFn) -> tuple[Prepared, str]:
 
 @given(st.lists(turns(), min_size=2, max_size=6))
 def test_no_kv_remembers_what_the_list_does_not_show(given: list[tuple[Prepared, str]]) -> None:
-    """However lists are edited, and whoever's turns a session without a name has got."""
+    """This holds however lists are edited, and for anyone's turns in a session without a name."""
     engine = Engine()
     for prepared, output in given:
         engine.serve(prepared, UNNAMED, output)
@@ -140,7 +140,7 @@ def cut_by_policy(engine: Engine, rules: UndeclaredRules) -> None:
 
 def test_a_visible_list_does_not_find_what_a_policy_cut() -> None:
     """B sends what A's prompt showed: it is served, from KV that has read nothing else; under a
-    certain name the same list goes on where A's turn ended."""
+    certain name the same list continues where A's turn ended."""
     for rules, expected in ((UNNAMED, frozenset[int]()), (ANYTHING, frozenset({1}))):
         engine = Engine()
         cut_by_policy(engine, rules)
@@ -150,7 +150,7 @@ def test_a_visible_list_does_not_find_what_a_policy_cut() -> None:
 
 
 def test_all_that_is_spliced_is_left_from_the_first_place_on() -> None:
-    """Where a turn was spliced at several places, what lies between them remembers, too."""
+    """If a turn was spliced at several places, the text between them remembers, too."""
     engine = Engine()
     cut_by_policy(engine, UNNAMED)
     both = [Rule(secret(1), "nothing"), Rule(secret(3), "nothing", name="second")]
@@ -171,8 +171,8 @@ def test_a_list_that_shows_all_of_it_goes_on_with_what_is_spliced() -> None:
 
 
 def test_the_account_says_that_a_name_was_missing() -> None:
-    """By its own reason and the message that differs; an exact edit for all other reasons is not
-    told so."""
+    """The account gives its own reason and the message that differs; an exact edit for other
+    reasons gives another."""
     engine = Engine()
     cut_by_policy(engine, UNNAMED)
     plan = engine.serve(prepare(talk(5, 1), [], [], 2), UNNAMED, "")
@@ -193,7 +193,7 @@ def test_the_account_says_that_a_name_was_missing() -> None:
 
 
 def test_a_declaration_proves_nothing_of_who_declares() -> None:
-    """That its own change is meant may be said by whoever sends the visible list."""
+    """Any sender of the visible list may say that its own change is meant."""
     engine = Engine()
     engine.serve(prepare(talk(5), [], [], 0), UNNAMED, "")
     said = [DeclaredEdit(message=1)]

@@ -47,7 +47,7 @@ def _before_run(start: str, letter: str, size: int) -> str:
 
 
 def grows_too_fast(search: Callable[[str], object], made: Callable[[int], str]) -> bool:
-    """Whether four times the text takes clearly more than four times the processor time.
+    """Return True if four times the text takes clearly more than four times the processor time.
 
     Time is noisy, so what looks too fast on short texts is looked at again on longer ones, and it
     is the least of several times that counts.
@@ -74,7 +74,7 @@ def _seconds(search: Callable[[str], object], text: str) -> float:
 
 
 def _beginnings(tree: Any, begun: str = "") -> Iterator[str]:
-    """What a match may begin with, longer and longer, inside of groups, too."""
+    """Longer and longer beginnings of a match, inside of groups, too."""
     for item in tree:
         kind, argument = item
         if kind is _parser.SUBPATTERN:

@@ -46,7 +46,7 @@ def test_what_cannot_be_told_is_not_paired() -> None:
 
 
 def test_edited_copy_of_a_kept_message_goes() -> None:
-    """What is put back replaces its edited copy and doesn't stand beside it."""
+    """Text that is put back replaces its edited copy and doesn't appear beside it."""
     talk = [_user("a"), _call("1"), _result("1", "long"), _user("b")]
     after = [*talk[:2], {**talk[2], "content": "l"}, talk[3]]
     assert put_back(talk, after, {2}) == talk
@@ -62,13 +62,13 @@ def test_moved_message_is_put_back_once() -> None:
 
 
 def test_unclear_edit_around_a_kept_message_is_undone() -> None:
-    """Where a kept message may be the one that was edited, all around it stays."""
+    """If a kept message may be the edited one, all around it stays."""
     talk = [_user("a"), _user("b"), _call("1"), _result("1")]
     assert put_back(talk, [_user("?"), *talk[2:]], {0}) == talk
 
 
 def test_summary_stands_in_front_of_what_is_put_back() -> None:
-    """What the policy put in place of a span stays, where it can't be an edit of a kept message."""
+    """The policy's replacement of a span stays, where it can't be an edit of a kept message."""
     talk = [_call("1"), _result("1"), _call("2"), _result("2"), _user("b")]
     summary = {"role": "system", "content": "sum"}
     assert put_back(talk, [summary, talk[4]], {2, 3}) == [summary, *talk[2:]]
@@ -84,7 +84,7 @@ def test_tombstones_survive_unless_kept() -> None:
 
 
 def test_rejoined_graves_keep_their_places() -> None:
-    """Tombstones that a later policy didn't see stand where they stood."""
+    """Tombstones that a later policy didn't see are where they were."""
     a, b, c, d = (_user(name) for name in "abcd")
     graves = [drop(_user("x")), drop(_user("y")), drop(_user("z"))]
     whole = [graves[0], a, graves[1], b, c, graves[2]]
@@ -102,7 +102,7 @@ talks = st.lists(
 
 @given(talks, st.data())
 def test_kept_messages_stand_once_in_their_order(talk: list[Message], data: Any) -> None:
-    """Whatever a policy did, kept messages are there once, as they were, in their old order."""
+    """Kept messages are there once, unchanged and in their old order, whatever a policy did."""
     after = []
     for message in data.draw(st.permutations(talk)):
         fate = data.draw(st.sampled_from(["same", "copy", "by hand", "marked", "gone", "dropped"]))
@@ -123,7 +123,7 @@ def test_kept_messages_stand_once_in_their_order(talk: list[Message], data: Any)
 
 
 def test_thousands_that_are_alike_are_aligned_in_time() -> None:
-    """What stands once in either list is found; the rest is left as it was."""
+    """Text that occurs once in either list is found; the rest is left as it was."""
     before = [_user(f"{index}" if index % 100 == 0 else "ok") for index in range(6_000)]
     after = [dict(m) for i, m in enumerate(before) if i % 9 != 1]
     started = process_time()

@@ -1,4 +1,4 @@
-"""What every built-in policy promises, over generated conversations of several turns."""
+"""The promises of every built-in policy, over generated conversations of several turns."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ asked = st.sampled_from(
 
 @st.composite
 def turns(draw: st.DrawFn) -> list[Message]:
-    """What an assistant says and calls, the results, now and then a message of the user."""
+    """An assistant's texts and calls, the results, now and then a message of the user."""
     calls = draw(st.lists(asked, max_size=2))
     start = draw(st.integers(0, 6))  # ids are reused between turns, as some harnesses do
     said: Message = {"role": "assistant", "content": draw(contents)}
@@ -111,7 +111,7 @@ def test_every_built_in_policy_is_listed_here() -> None:
 
 
 class Written(dict[str, str]):
-    """What a model has written: an answer to everything."""
+    """A model's text: an answer to everything."""
 
     def get(self, key: str, default: Any = None) -> str:
         """The same for each question."""

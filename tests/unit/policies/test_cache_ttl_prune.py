@@ -77,7 +77,7 @@ def test_unknown_window_prunes_nothing() -> None:
 
 
 def test_oldest_are_cleared_until_there_is_room() -> None:
-    """Where trimming isn't enough the oldest results go, no more than needed."""
+    """If trimming isn't enough, the oldest results go, no more than needed."""
     messages = _texts(90, 90, 90, 90, 90, 90, 1, 1, 1)
     after = contents(sent(_policy(), messages, _after(300)))
     assert [text == GONE for text in after] == [True, True] + [False] * 7
@@ -90,7 +90,7 @@ def test_oldest_are_cleared_until_there_is_room() -> None:
 
 
 def test_newest_and_first_messages_stay() -> None:
-    """Results behind the last assistants, and those before the first user message, stay."""
+    """Results after the last assistants, and those before the first user message, stay."""
     first = [SYSTEM, *steps(("read", "s" * 900), start=50), USER]
     messages = [*first, *steps(*[("bash", "x" * 900)] * 4)]
     after = contents(sent(_policy(), messages, _after(300)))

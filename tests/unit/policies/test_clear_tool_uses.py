@@ -85,7 +85,7 @@ def test_either_trigger_is_enough() -> None:
 
 
 def test_edited_messages_are_the_same_objects_each_turn() -> None:
-    """What was cleared on one turn is the very same object on the next."""
+    """A message cleared on one turn is the very same object on the next."""
     context = Context()
     messages = talk(*[("bash", "x" * 50)] * 6)
     first = run(_policy(), messages[:-2], 0, context)
@@ -122,7 +122,7 @@ def test_older_and_custom_calls_lose_their_inputs() -> None:
 
 
 def test_reused_ids_are_told_apart() -> None:
-    """Where ids begin anew each turn, the tool is that of the call before the result."""
+    """If ids begin again each turn, the tool is that of the call before the result."""
     messages = [USER, *steps(("read", "one")), *steps(("bash", "two")), *steps(("bash", "three"))]
     after = sent(_policy(keep=0, exclude_tools=("read",)), messages)
     assert contents(after) == ["one", GONE, GONE]

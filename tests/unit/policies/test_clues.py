@@ -47,7 +47,7 @@ TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.sampled_from(WORDS), st.t
 def test_rules_find_the_same_with_and_without_clues(
     pieces: list[str], between: str, is_plain: bool
 ) -> None:
-    """Of every rule that looks for clues first."""
+    """They do for every rule that looks for clues first."""
     text = between.join(pieces)
     text = plain(text) if is_plain else text
     for rule in RULES_WITH_CLUES:
@@ -56,7 +56,7 @@ def test_rules_find_the_same_with_and_without_clues(
 
 
 def test_rules_have_clues() -> None:
-    """So that a text without any is not matched at all."""
+    """A text without any is therefore not matched at all."""
     assert Quarantine().rules == tuple(RULES)
     rules = list(map(Rule.of, RULES.values()))
     assert all(rule.clues for rule in rules)

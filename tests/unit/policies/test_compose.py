@@ -87,7 +87,8 @@ TALK = _talk(12)
 def _play(
     policy: Policy, talk: list[Message] = TALK, idle_s: float = 1.0
 ) -> tuple[list[list[Message]], Context]:
-    """What is sent on each turn, and the last turn's context; the state makes a trip as JSON."""
+    """Return the messages sent on each turn, and the last turn's context; the state makes a trip as
+    JSON."""
     state, memo, sent = "{}", Memo(), []
     context = Context()
     for turn, request in enumerate(requests_of(talk)):
@@ -103,7 +104,7 @@ def _cleared(messages: list[Message]) -> int:
 
 
 def test_what_was_committed_stays_committed() -> None:
-    """A gated policy edits when its trigger holds, and then sends the same until it holds anew."""
+    """A gated policy edits when its trigger holds, and then sends the same until it holds again."""
     sent, _ = _play(when(tokens(500), Clear()))
     counts = [_cleared(messages) for messages in sent]
     assert counts == [*[0] * 5, *[5] * 5, *[10] * 3]
@@ -113,7 +114,7 @@ def test_what_was_committed_stays_committed() -> None:
 
 
 def test_trigger_is_asked_of_what_would_be_sent() -> None:
-    """What was reclaimed once doesn't hold a trigger open; the client resends it on every turn."""
+    """Tokens reclaimed once don't hold a trigger open; the client resends them on every turn."""
     sent, _ = _play(when(tokens(500), Clear()))
     assert all(Context().total(messages) <= 500 for messages in sent)
     assert Context().total(TALK) > 1000
@@ -134,7 +135,7 @@ def test_at_least_waits_until_it_pays() -> None:
 
 
 def test_gates_must_open_together() -> None:
-    """A policy behind several gates acts only when all are open."""
+    """A policy inside several gates acts only when all are open."""
     gates = [when_gate(turns(5)), every_gate(2), at_least_gate(100)]
     sent, _ = _play(all_gates(Clear(), gates))
     assert [_cleared(messages) for messages in sent] == [0] * 6 + [6, 6, 8, 8, 10, 10, 12]
@@ -202,7 +203,7 @@ def test_shortened_history_is_no_trouble() -> None:
 def test_protected_messages_stay(
     guard: dict[str, int | list[str]], cleared: int, by_hand: bool
 ) -> None:
-    """What is protected is sent as it was, once and in its place, however the policy edits."""
+    """Protected messages are sent unchanged, once and in their place, however the policy edits."""
     policy = protect(Clear(by_hand=by_hand), **guard)  # type: ignore[arg-type]
     after = apply(policy, list(TALK), 0, Context())
     assert [message["role"] for message in after] == [message["role"] for message in TALK]
@@ -261,7 +262,7 @@ def _forget_first(messages: list[Message]) -> list[Message]:
 def test_forget_survives_every_later_policy(
     later: Callable[[list[Message]], list[Message]],
 ) -> None:
-    """What one policy marked as forget is forgotten, whatever a later one makes of the message."""
+    """A message that one policy marked as forget is forgotten, whatever a later one makes of it."""
     both = pipeline(Does("first", _forget_first), Does("later", later))
     assert both.mode == "amortize"
     after = run(both, list(TALK), 0, Context())

@@ -1,4 +1,4 @@
-"""What a policy may know, and how it is handed to policies that ask for it."""
+"""A policy's knowledge, and its delivery to policies that ask for it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_apply_leaves_out_what_was_dropped() -> None:
 
 
 def test_messages_are_counted_once_in_their_life() -> None:
-    """Tokens of a message are counted anew only when it is another object."""
+    """Tokens of a message are counted again only when it is another object."""
     counted: list[Message] = []
 
     def count(message: Message) -> int:
@@ -124,7 +124,8 @@ def test_memo_forgets_what_a_turn_did_not_ask_for() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=12), min_size=1, max_size=8))
 def test_results_of_lists_are_those_of_their_messages(lists: list[list[int]]) -> None:
-    """Whatever came, went or moved since the last list; each message is computed at most once."""
+    """This holds whatever came, went or moved since the last list; each message is computed at most
+    once."""
     messages = [{"role": "user", "content": str(number)} for number in range(10)]
     memo, made = Memo(), []
 
@@ -167,7 +168,7 @@ def test_results_are_told_apart_by_slot_and_key() -> None:
 
 
 def test_inner_state_is_a_part_of_the_outer() -> None:
-    """What a policy inside another leaves is found again, and kept from its neighbours."""
+    """The state that an inner policy leaves is found again, and kept from its neighbours."""
     context = Context(turn=9, idle_s=3.0)
     context.inner("a").state["x"] = 1
     assert context.inner("a").state == {"x": 1}
@@ -188,7 +189,7 @@ def test_attempt_leaves_no_trace() -> None:
 
 
 def test_notes_name_their_policy() -> None:
-    """A note of an inner policy stands in the same list, under the outer one's name."""
+    """A note of an inner policy is in the same list, under the outer one's name."""
     context = Context(policy="p")
     context.inner("a").note("near_limit", fraction=0.9)
     assert context.notes == [Note("p", "near_limit", {"fraction": 0.9})]
@@ -197,7 +198,7 @@ def test_notes_name_their_policy() -> None:
 
 
 def test_cost_of_an_edit_depends_on_the_engine() -> None:
-    """Behind an edit tokens are moved on an engine that splices, computed on any other."""
+    """After an edit tokens are moved on an engine that splices, computed on any other."""
     assert EditCost(splices=True, prefill_us=10, splice_us=0.5).of(100) == 50
     assert EditCost(splices=False, prefill_us=10, splice_us=0.5).of(100) == 1000
 

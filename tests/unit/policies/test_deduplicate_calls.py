@@ -54,7 +54,7 @@ def test_another_tool_is_another_call() -> None:
 
 
 def test_excluded_tools_are_left_alone() -> None:
-    """By default those that change something; a list of one's own replaces them."""
+    """By default they are those that change something; a list of one's own replaces them."""
     assert contents(sent(DeduplicateCalls(), _calls("{}", "{}", tool="write"))) == [
         "out 0",
         "out 1",

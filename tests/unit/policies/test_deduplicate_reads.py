@@ -56,7 +56,7 @@ def test_ignored_keys_say_nothing_of_the_part() -> None:
 
 
 def test_a_failed_reading_replaces_none() -> None:
-    """What was read before stays when reading it again failed, and the failure does too."""
+    """An earlier reading stays when reading again failed, and the failure does too."""
     messages = _reads({"path": "a"}, {"path": "a"})
     messages[-1]["content"] = "Error: no such file"
     assert contents(sent(DeduplicateReads(), messages)) == ["text 0", "Error: no such file"]

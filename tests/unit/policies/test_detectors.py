@@ -167,7 +167,7 @@ def test_the_whole_secret_goes(detector: str, secret: str, around: str) -> None:
     [(name, *each) for name, all_ in WITHIN.items() for each in all_],
 )
 def test_what_is_around_a_secret_stays(detector: str, text: str, secret: str) -> None:
-    """Where the shape takes in more than the secret, only the secret goes."""
+    """If the shape takes in more than the secret, only the secret goes."""
     assert _redacted(detector, text.format(secret)) == text.format("█")
 
 
@@ -188,7 +188,7 @@ def test_a_region_makes_national_numbers_known() -> None:
 
 
 def test_groups_are_all_of_a_kind() -> None:
-    """``keys`` and ``pii`` stand for their detectors, each loaded once."""
+    """``keys`` and ``pii`` include their detectors, each loaded once."""
     assert len(load_detectors(["keys", "aws_key"])) == len(load_detectors(KEYS))
     assert len(load_detectors(["pii", "keys"])) == len(load_detectors([*PII, *KEYS]))
 

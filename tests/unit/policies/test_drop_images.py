@@ -49,7 +49,7 @@ def test_newest_pictures_stay() -> None:
 
 
 def test_the_assistants_pictures_stay() -> None:
-    """What the model or the instructions show is neither counted nor replaced."""
+    """Pictures from the model or the instructions are neither counted nor replaced."""
     messages = [_shows(_image(), role="system"), _shows(_image(), role="assistant")]
     assert sent(DropImages(), messages) == messages
 

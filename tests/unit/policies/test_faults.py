@@ -75,7 +75,7 @@ def mixed(messages: list[Message], turn_idx: int) -> list[Message]:
     ],
 )
 def test_a_policy_that_may_forget_fails_closed(policy: Policy, closed: bool) -> None:
-    """Also inside others, and where it can't say what it does; a dry run never does."""
+    """It does so inside others, too, and where it can't say what it does; a dry run never does."""
     assert fails_closed(policy, "refuse") is closed
 
 
@@ -89,7 +89,7 @@ def test_the_operator_may_choose_otherwise(policy: Policy, closed: bool) -> None
 
 
 def test_what_forgot_before_counts_as_forgetting() -> None:
-    """Whatever it says of itself; unless its faults were chosen to be skipped."""
+    """It does whatever it says of itself, unless its faults were chosen to be skipped."""
     assert fails_closed(TIDY, "refuse", forgot=True)
     assert not fails_closed(TIDY, "skip", forgot=True)
     assert not fails_closed(dry_run(REDACT), "refuse", forgot=True)
@@ -105,7 +105,8 @@ def test_what_ships_says_what_it_does() -> None:
 
 
 def test_the_choice_is_a_setting_of_every_policy() -> None:
-    """As others are; what isn't known is refused, and a policy that forgets doesn't wait."""
+    """It is set like other settings; an unknown value is refused, and a policy that forgets doesn't
+    wait."""
     (skipped,) = load_pipeline("redact:pattern=x,on_fault=skip,protect_last=1")
     assert (skipped.name, skipped.mode) == ("redact", "forget")
     assert not fails_closed(skipped, "refuse")

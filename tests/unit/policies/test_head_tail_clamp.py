@@ -22,7 +22,7 @@ def _clamped(content: Any, **settings: Any) -> Any:
 
 
 def test_mini_swe_agent_prints_the_same() -> None:
-    """The text is what mini-swe-agent 2.4.6 prints behind the return code, to the letter.
+    """The text is that of mini-swe-agent 2.4.6 after the return code, to the letter.
 
     The digest is of ``observation_template`` in its config/benchmarks/swebench.yaml, rendered by
     Jinja for this output and return code 0.

@@ -1,4 +1,4 @@
-"""What a memo takes over from the turn before is what it would work out from scratch."""
+"""A memo takes over from the turn before only results that it would work out from scratch."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _pool() -> list[Message]:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[list[Message]]:
-    """The lists of some turns: most go on from the last, others edit, drop, put in, move or begin
-    anew. A message that stays is the same object."""
+    """The lists of some turns: most continue the last, others edit, drop, put in, move or begin
+    again. A message that stays is the same object."""
     pool = _pool()
     turns: list[list[Message]] = [[]]
     for change in draw(st.lists(st.sampled_from(CHANGES), min_size=1, max_size=8)):
@@ -103,7 +103,7 @@ SETTLED = st.lists(st.booleans(), min_size=9, max_size=9)
 def test_calls_and_results_are_those_of_the_list(
     turns: list[list[Message]], settled: list[bool]
 ) -> None:
-    """However the list came about, and whether or not anybody may change it."""
+    """They are, however the list came about, and with or without permission to change it."""
     for turn, context, _ in _contexts(turns, settled):
         assert context.calls(turn) == pair_calls(turn)
         assert context.results(turn) == tuple(
@@ -115,8 +115,8 @@ def test_calls_and_results_are_those_of_the_list(
 def test_edited_lists_are_made_as_from_scratch(
     turns: list[list[Message]], settled: list[bool], every: int
 ) -> None:
-    """Edits stand in the chosen places only, and one of a message is the same object on every
-    turn; a list without any is the one that was given."""
+    """Edits are in the chosen places only, and one of a message is the same object on every turn; a
+    list without any is the one that was given."""
     made: dict[int, tuple[Message, Message]] = {}
     for number, (turn, context, fresh) in enumerate(_contexts(turns, settled)):
         places = _chosen(turn, every if number % 3 else 0)
@@ -136,7 +136,7 @@ def test_edited_lists_are_made_as_from_scratch(
 def test_what_is_said_of_each_message_counts(
     turns: list[list[Message]], settled: list[bool]
 ) -> None:
-    """Where the same message is told something else, it is computed anew."""
+    """A message with other arguments than before is computed again."""
 
     def joined(message: Message, number: int) -> str:
         return f"{message['content']}/{number}"
@@ -151,7 +151,7 @@ def test_what_is_said_of_each_message_counts(
 def test_questions_about_a_list_are_answered_for_the_list(
     turns: list[list[Message]], settled: list[bool]
 ) -> None:
-    """Whether any message is such a one, and where they are."""
+    """The answers say if any message is such a one, and where they are."""
 
     def odd(message: Message) -> bool:
         return str(message["content"])[:1] in "13"
@@ -182,7 +182,7 @@ def test_folded_state_is_that_of_the_whole_list(
 
 
 def test_a_fold_takes_only_the_new_steps() -> None:
-    """A list that goes on costs what is new in it."""
+    """A list that continues costs only its new part."""
     taken: list[int] = []
     context = Context()
 
@@ -198,7 +198,7 @@ def test_a_fold_takes_only_the_new_steps() -> None:
 
 
 def test_a_step_that_fails_leaves_nothing() -> None:
-    """The next turn begins anew, and not with half of a state."""
+    """The next turn begins again, and not with half of a state."""
     context, fails = Context(), [True]
 
     def step(total: list[int], number: int) -> None:
@@ -222,8 +222,8 @@ def test_an_edit_that_fails_is_tried_again() -> None:
 
 
 def test_lists_are_compared_once() -> None:
-    """Who asks a second time where two lists differ gets the answer of the first time; a list that
-    may change is looked at anew."""
+    """A second question about the difference of two lists gets the first answer; a list that may
+    change is looked at again."""
     changes, first, second = Changes(), ({}, {}), [{}, {}]
     changes.settle(second)
     assert changes.between(first, second) == [0, 1]
@@ -235,7 +235,7 @@ def test_lists_are_compared_once() -> None:
 
 
 def test_who_makes_a_list_tells_what_differs() -> None:
-    """What is noted of a list isn't looked for, until the turn ends."""
+    """A noted difference of a list isn't looked for, until the turn ends."""
     changes, first, second = Changes(), ({}, {}), ({}, {})
     changes.note(first, second, (1,))
     assert changes.between(first, second) == (1,)

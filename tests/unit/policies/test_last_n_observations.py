@@ -27,7 +27,7 @@ def _chat(history: list[dict[str, Any]]) -> list[Message]:
 
 
 def _expected(messages: list[Message], changed: dict[str, str]) -> list[Message]:
-    """What SWE-agent made of the messages; but for the last user message, which stays here."""
+    """SWE-agent's version of the messages, but for the last user message, which stays here."""
     last = len(messages) - 1 if messages[-1]["role"] == "user" else None
     return [
         {**message, "content": changed.get(str(index), message["content"])}
@@ -92,7 +92,7 @@ def test_polling_moves_the_cut_in_steps() -> None:
 
 
 def test_tags_in_leylines_own_member_count() -> None:
-    """Tags may also stand in the member ``leyline``, which SWE-agent doesn't know."""
+    """Tags may also be in the member ``leyline``, which SWE-agent doesn't know."""
     old, new = talk(("bash", "a"))[3], talk(("bash", "b"))[3]
     old = {**old, "leyline": {"tags": ["keep_output"]}}
     new = {**new, "leyline": {"tags": ["remove_output"]}}

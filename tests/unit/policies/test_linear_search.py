@@ -48,7 +48,7 @@ def _searched() -> Iterator[tuple[str, str]]:
 
 
 def _patterns_in(held: Any) -> Iterator[UserPattern]:
-    """What a policy holds, itself or inside."""
+    """The patterns that a policy holds, itself or inside."""
     if isinstance(held, UserPattern):
         yield held
     elif isinstance(held, tuple):
@@ -64,7 +64,7 @@ SEARCHED = dict(_searched())
 
 @pytest.mark.parametrize("name", SEARCHED)
 def test_a_pattern_takes_time_in_proportion_to_the_text(name: str) -> None:
-    """On runs of what it looks for, on its beginnings over and over, and on both."""
+    """It does so on runs of its text, on its beginnings over and over, and on both."""
     pattern = regex.compile(SEARCHED[name])
 
     def search(text: str) -> None:
@@ -91,7 +91,7 @@ def test_all_patterns_are_among_them() -> None:
     ],
 )
 def test_patterns_that_are_not_linear_are_told(pattern: str) -> None:
-    """What the shipped ones were before, and an endless one, fail the test above."""
+    """Earlier versions of the shipped ones, and an endless one, fail the test above."""
     compiled = regex.compile(pattern)
 
     def search(text: str) -> None:
@@ -115,7 +115,7 @@ def _module_patterns(name: str) -> tuple[str, ...]:
 
 
 def _talk(text: str) -> list[Message]:
-    """The text in each place that policies look at, and enough behind it to make it old."""
+    """The text in each place that policies look at, and enough after it to make it old."""
     return [
         {"role": "system", "content": f"time\n{text}"},
         {"role": "user", "content": text},
@@ -128,7 +128,7 @@ def _talk(text: str) -> list[Message]:
 
 @pytest.mark.parametrize("name", BUILTINS)
 def test_a_policy_takes_time_in_proportion_to_the_text(name: str) -> None:
-    """Whatever tools print: beginnings of what its module looks for, and other runs."""
+    """It does for any tool output: beginnings of text that its module looks for, and other runs."""
     (policy,) = load_pipeline(SPECS[name][0])
     units = ["a", " ", "\n", "\\", "{", "<think>", "[File: (", "1:\n", "Error: ", "{'a':", '"\\"']
     made: dict[str, Callable[[int], str]] = {unit: partial(repeated, unit) for unit in units}
@@ -183,7 +183,7 @@ def test_no_pattern_hides_in_a_function() -> None:
     ids=lambda text: f"{text[:12]}…",
 )
 def test_no_tool_output_hides_a_key(attack: str) -> None:
-    """However it tries to use up the time, the keys beside it and in other messages go, it is sent
+    """The keys beside it and in other messages go however it tries to use up the time, it is sent
     itself, and on the next turn the same is sent."""
     policy, context = Redact(detectors=("keys", "pii")), Context()
     messages = [

@@ -74,7 +74,7 @@ def test_another_call_or_result_ends_a_circle(said: tuple[tuple[str, str], ...])
 
 
 def test_a_word_of_the_user_ends_a_circle() -> None:
-    """What the user asks for again is no repeat."""
+    """A repeat that the user asks for is no repeat."""
     messages = [USER, *_steps(A, A), USER, *_steps(A, start=2)]
     assert _guarded(messages) == messages
 

@@ -1,4 +1,4 @@
-"""What a policy says of single edits, and finding again what it was given."""
+"""A policy's remarks on single edits, and finding again what it was given."""
 
 from __future__ import annotations
 

@@ -35,14 +35,14 @@ START: list[Message] = [{"role": "user", "content": "go"}]
 
 
 def test_results_are_numbered_so_that_the_model_can_name_them() -> None:
-    """From the first on, and the same number on every turn."""
+    """The numbers run from the first on, and are the same on every turn."""
     two = [*START, *call(1), *call(2)]
     assert results(ModelPrune(), two) == ["output 1\n\n[result 1]", "output 2\n\n[result 2]"]
     assert results(ModelPrune(label=False), two) == ["output 1", "output 2"]
 
 
 def test_what_the_model_names_is_cleared() -> None:
-    """From the next turn on; the call of the tool and its answer stay."""
+    """It is cleared from the next turn on; the call of the tool and its answer stay."""
     arguments = {"results": [1, 3]}
     asked = [*START, *call(1), *call(2), *call(3), *call(4, "prune_context", arguments), *call(5)]
     assert results(ModelPrune(label=False), asked) == [
@@ -73,7 +73,7 @@ def test_what_means_nothing_clears_nothing(arguments: Any) -> None:
 
 
 def test_some_tools_are_spared() -> None:
-    """Whatever the model says."""
+    """They are, whatever the model says."""
     messages = [*START, *call(1, "skill"), *call(2, "prune_context", {"results": [1]})]
     policy = ModelPrune(label=False, exclude_tools=("skill",))
     assert results(policy, messages) == ["output 1", "output 2"]

@@ -46,7 +46,7 @@ def _cases() -> list[Any]:
 
 @pytest.mark.parametrize("case", _cases())
 def test_openhands_masks_the_same(case: dict[str, Any]) -> None:
-    """What OpenHands masked in a view is masked in its chat messages, with the same text."""
+    """Text that OpenHands masked in a view is masked in its chat messages, with the same text."""
     messages, places = _messages(FIXTURE["events"][: case["events"]])
     after = sent(ObservationMasking(attention_window=case["attention_window"]), messages)
     masked = {places[int(event)]: text for event, text in case["masked"].items()}

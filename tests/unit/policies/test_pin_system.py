@@ -21,7 +21,7 @@ def _talk(clock: str, *more: Message) -> list[Message]:
 def _turns(
     clocks: list[str], *, now: str = "end", context: Context | None = None
 ) -> list[list[Message]]:
-    """What is sent on each turn."""
+    """The messages sent on each turn."""
     (policy,) = load_pipeline(f"pin_system:now={now}")
     context = context or Context()
     sent = []
@@ -64,7 +64,7 @@ def test_the_time_may_be_left_out() -> None:
 
 
 def test_the_newest_result_bears_the_time() -> None:
-    """It goes where the least is behind it, and never into what the model said."""
+    """It goes where the least follows it, and never into the model's text."""
     context, policy = Context(), PinSystem()
     apply(policy, _talk("Time: 10:00"), 0, context)
     steps = [asks(call("c")), result("c", "out"), {"role": "assistant", "content": "begun"}]
@@ -74,7 +74,8 @@ def test_the_newest_result_bears_the_time() -> None:
 
 
 def test_changed_instructions_are_sent_as_they_are() -> None:
-    """What isn't a time on a line of the clock is the client's: it reaches the model at once."""
+    """Text other than a time on a line of the clock is the client's: it reaches the model at
+    once."""
     context = Context()
     _turns(["Time: 10:00"], context=context)
     changed = _talk("Time: 10:00")

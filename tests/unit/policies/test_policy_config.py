@@ -71,7 +71,7 @@ def test_tenant_beats_model_beats_default() -> None:
 
 
 def test_description_is_the_same_as_spec() -> None:
-    """Each pipeline is told in the spec language, which gives the same policies."""
+    """Each pipeline is written in the spec language, which gives the same policies."""
     found = parse_policies(GOOD, REGISTRY)
     told = found.describe()
     assert list(told) == [

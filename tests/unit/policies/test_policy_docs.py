@@ -1,4 +1,4 @@
-"""What the documentation shows works as it stands there."""
+"""The documentation's examples work as written."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _run(holding: str, **names: Any) -> dict[str, Any]:
 
 
 def _section(title: str) -> str:
-    """What stands under a heading of the page on using policies."""
+    """The text under a heading of the page on using policies."""
     return TEXT.split(f"\n{title}\n")[1].split("\n## ")[0]
 
 
@@ -67,7 +67,7 @@ def test_every_spec_can_be_loaded() -> None:
 
 
 def test_every_built_in_policy_is_listed_with_its_parameters() -> None:
-    """By name, with the defaults of numbers and of what is on or off."""
+    """The list is by name, with the defaults of numbers and of switches."""
     rows = _rows(_section("## Built in").split("\n### ")[0])
     assert rows.keys() >= BUILTINS.keys()
     for name in BUILTINS:
@@ -79,7 +79,7 @@ def test_every_built_in_policy_is_listed_with_its_parameters() -> None:
 
 
 def test_every_detector_is_listed() -> None:
-    """Under the group that it belongs to."""
+    """It is listed under the group that it belongs to."""
     rows = _rows(_section("## Built in").split("\n### ")[0])
     assert re.findall(r"\w+", rows["keys"]) == [*KEYS]
     assert re.findall(r"\w+", rows["pii"]) == [*PII]
@@ -102,7 +102,7 @@ def test_requested_edits_are_understood() -> None:
 
 
 def test_settings_of_the_scheduler_are_listed_with_their_defaults() -> None:
-    """As the proxy has them."""
+    """The page lists those of the proxy."""
     rows = _rows(_section("## When edits are sent"))
     fields = {name: f for name, f in Settings.model_fields.items() if name.startswith("edit_")}
     assert rows.keys() == fields.keys()
@@ -111,7 +111,7 @@ def test_settings_of_the_scheduler_are_listed_with_their_defaults() -> None:
 
 
 def test_every_fault_is_explained() -> None:
-    """Neither more nor fewer than the proxy tells apart."""
+    """The page has neither more nor fewer than the proxy distinguishes."""
     assert _rows(_section("## When a policy fails")).keys() == set(get_args(Fault))
 
 

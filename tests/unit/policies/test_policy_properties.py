@@ -1,4 +1,4 @@
-"""What holds for every built-in policy, over generated and recorded conversations."""
+"""Properties of every built-in policy, over generated and recorded conversations."""
 
 from __future__ import annotations
 

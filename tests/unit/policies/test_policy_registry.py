@@ -1,4 +1,4 @@
-"""Where policies come from, and what is said of those that can't be used."""
+"""The origins of policies, and the messages about those that can't be used."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_decorated_function_sets_name_and_mode() -> None:
     ],
 )
 def test_unusable_plugin_is_named(loaded: object, message: str) -> None:
-    """What an entry point gives is checked when it is loaded; its package is named."""
+    """An entry point's object is checked when it is loaded; its package is named."""
     with pytest.raises(PluginError, match=message) as caught:
         load_pipeline("it", _registry(loaded))
     assert "distribution d 1.0, entry point 'it = m:X'" in str(caught.value)
@@ -134,7 +134,7 @@ def test_constructor_errors_are_told_apart() -> None:
 
 @pytest.mark.parametrize("failure", [ImportError("no torch"), SystemExit(3), SyntaxError("bad")])
 def test_failing_import_is_named(failure: BaseException) -> None:
-    """However a plugin's import ends, the error names its package and entry point."""
+    """The error names a plugin's package and entry point, however its import ends."""
 
     def load() -> object:
         raise failure

@@ -121,7 +121,7 @@ steps = st.builds(
 
 
 def _meaning(step: Step) -> tuple[str, dict[str, Any]]:
-    """What matters of a step: for a list its items, else the text, and whether none is meant."""
+    """The meaning of a step: for a list its items, else the text, and if none is meant."""
     settings: dict[str, Any] = {}
     for key, value in step.settings:
         is_none = not value.quoted and value.text.lower() == "none"
@@ -131,7 +131,7 @@ def _meaning(step: Step) -> tuple[str, dict[str, Any]]:
 
 @given(st.lists(steps, max_size=4))
 def test_written_specs_read_back(pipeline: list[Step]) -> None:
-    """Whatever values a pipeline has, its text is read as the same pipeline."""
+    """A pipeline's text is read as the same pipeline, whatever values it has."""
     found = parse_steps(write_steps(pipeline))
     assert [_meaning(step) for step in found] == [_meaning(step) for step in pipeline]
 

@@ -183,7 +183,7 @@ def _quoted(text: str) -> str:
     )
 )
 def test_quoting_carries_any_text(steps: list[tuple[str, dict[str, str]]]) -> None:
-    """Whatever text a value holds, its quoted form is read back unchanged."""
+    """The quoted form of any text is read back unchanged."""
     spec = " | ".join(
         name + ":" + ",".join(f"{key}={_quoted(value)}" for key, value in settings.items())
         for name, settings in steps

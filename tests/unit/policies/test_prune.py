@@ -42,7 +42,7 @@ def _cleared(messages: list[Message], **settings: Any) -> list[bool]:
 
 
 def test_results_behind_the_protected_amount_are_cleared() -> None:
-    """Counted from the newest, what lies behind the protected tokens goes if it is enough."""
+    """Counted from the newest, results beyond the protected tokens go if it is enough."""
     assert _cleared(_session((30, 9), (31,), (5,), (5,))) == [True, False, False, False, False]
     assert _cleared(_session((30, 10), (31,), (5,), (5,))) == [True, True, False, False, False]
     assert _cleared(_session((21, 20, 20), (0,), (0,))) == [True, False, False, False, False]
@@ -76,7 +76,7 @@ def test_protected_tools_neither_go_nor_count() -> None:
 
 
 def test_prompt_changes_rarely_and_then_much() -> None:
-    """What is cleared changes only when more than the minimum has gathered anew."""
+    """The cleared part changes only when more than the minimum has gathered again."""
     turns = [(7, 4)] * 30
     counts = [sum(_cleared(_session(*turns[:size]))) for size in range(31)]
     steps_up = [new - old for old, new in pairwise(counts)]

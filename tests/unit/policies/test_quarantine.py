@@ -62,7 +62,7 @@ def test_injected_instructions_never_reach_the_model(rule: str, text: str) -> No
 
 @pytest.mark.parametrize(("rule", "text"), [(r, ts[0]) for r, ts in ATTACKS.items()])
 def test_the_line_names_the_rule_among_all(rule: str, text: str) -> None:
-    """Which of all the rules it was, not how many found something before it."""
+    """It names the rule itself, not the number of rules before it that found something."""
     assert contents(sent(Quarantine(), talk(("fetch", text)))) == [f"[quarantined: {rule}]"]
 
 
@@ -79,7 +79,7 @@ def test_every_rule_has_examples() -> None:
 
 
 def test_only_tool_results_are_searched() -> None:
-    """What the user, the instructions or the model say of such phrases is not touched."""
+    """Such phrases from the user, the instructions or the model are not touched."""
     attack = ATTACKS["override"][0]
     messages: list[Message] = [
         {**SYSTEM, "content": attack},

@@ -116,7 +116,7 @@ def _says(text: str) -> Message:
 
 
 def test_patterns_and_detectors_join() -> None:
-    """What any of them finds goes; what two of them find in part goes as one."""
+    """A find of any of them goes; overlapping finds of two go as one."""
     policy = Redact("a+b", patterns=("b+c", "x"), detectors=("email",))
     after = _one(policy, _says("aabbc x me@example.org y"))
     assert after["content"] == "[redacted] [redacted] [redacted] y"
@@ -192,7 +192,7 @@ def test_what_cannot_be_searched_in_time_is_withheld_if_wanted() -> None:
 
 
 def test_what_takes_too_long_costs_no_other_message_its_time() -> None:
-    """However many are withheld, the others are searched, and the same is sent on every turn."""
+    """The others are searched, however many are withheld, and the same is sent on every turn."""
     policy = Redact(ENDLESS, patterns=("sk-x",))
     messages = [*(_says(HOSTILE) for _ in range(6)), _says("fine"), _says("a sk-x")]
     context = Context()
@@ -204,7 +204,7 @@ def test_what_takes_too_long_costs_no_other_message_its_time() -> None:
 
 
 def test_a_timeout_may_fail_the_policy() -> None:
-    """Where that is wanted, nothing is withheld, and no part of the result is used."""
+    """If it is configured so, nothing is withheld, and no part of the result is used."""
     with pytest.raises(PatternTimeoutError):
         Redact(ENDLESS, on_timeout="fail").transform([_says("fine"), _says(HOSTILE)], 0)
 
@@ -280,7 +280,7 @@ def test_numbers_are_searched_as_they_are_written() -> None:
 
 
 def test_a_match_may_reach_from_one_part_into_the_next() -> None:
-    """Parts are one text to a model; the replacement stands where the match begins."""
+    """Parts are one text to a model; the replacement is where the match begins."""
     texts = ["login ", TOKEN[:9], TOKEN[9:20], f"{TOKEN[20:]} now", "x"]
     parts = [{"type": "text", "text": text} for text in texts]
     parts.insert(2, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}})
@@ -292,14 +292,14 @@ def test_a_match_may_reach_from_one_part_into_the_next() -> None:
 
 
 def test_an_escape_is_not_cut() -> None:
-    """The n of an escaped line break is no letter of the word behind it, and stays."""
+    """The n of an escaped line break is no letter of the word after it, and stays."""
     after = _one(Redact(detectors=("email",)), _says(r'{"to": "a\nme@example.org\nyou@x.org"}'))
     assert after["content"] == r'{"to": "a\n[redacted]\n[redacted]"}'
     assert _one(Redact(r"nme@\S+"), _says(r"a\nme@x"))["content"] == r"a[redacted]"
 
 
 def test_what_is_nested_without_end_goes_as_one() -> None:
-    """What lies deeper than any request may reach is not searched, and not sent either."""
+    """Text deeper than any request may reach is not searched, and not sent either."""
     deep: Any = "sk-abc"
     for _ in range(MAX_DEPTH + 2):
         deep = [deep]

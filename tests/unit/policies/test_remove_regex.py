@@ -22,7 +22,7 @@ def _user(content: Any) -> Message:
 
 
 def test_default_removes_diffs() -> None:
-    """What lies between the tags goes, over line breaks, in strings and in text parts."""
+    """The text between the tags goes, over line breaks, in strings and in text parts."""
     part = {"type": "text", "text": DIFF}
     image = {"type": "image_url", "image_url": {"url": "<diff></diff>"}}
     after = sent(RemoveRegex(), [_user(DIFF), _user([part, image])])

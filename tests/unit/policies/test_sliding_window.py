@@ -23,7 +23,7 @@ def _sent(policy: SlidingWindow, messages: list[Message], **facts: int) -> list[
 
 
 def _cuts(policy: SlidingWindow, messages: list[Message]) -> list[int]:
-    """How many messages are gone at each request of the conversation."""
+    """The number of messages gone at each request of the conversation."""
     ends = [end for end in range(2, len(messages) + 1) if messages[end - 1]["role"] != "assistant"]
     return [end - len(_sent(policy, messages[:end])) for end in ends]
 
@@ -36,7 +36,7 @@ def test_the_cut_moves_seldom_and_by_half() -> None:
 
 
 def test_head_and_tail_stay() -> None:
-    """Instructions, the first message behind them, and the newest messages are kept as they are."""
+    """Instructions, the first message after them, and the newest messages are kept unchanged."""
     messages = _talk(6)
     after = _sent(SlidingWindow(max_messages=12, keep_messages=4), messages)
     assert after == [*messages[:2], *messages[-4:]]
@@ -66,7 +66,7 @@ def test_keep_first_takes_whole_pairs() -> None:
 
 
 def test_the_task_at_hand_stays() -> None:
-    """The user's last message is kept when the cut is behind it, until the cut moves again."""
+    """The user's last message is kept when the cut is after it, until the cut moves again."""
     task: Message = {"role": "user", "content": "and now this"}
     messages = [*_talk(1), task, *(m for n in range(1, 7) for m in _step(n))]
     policy = SlidingWindow(max_messages=12, keep_messages=4)
@@ -78,7 +78,7 @@ def test_the_task_at_hand_stays() -> None:
 
 
 def test_the_cut_of_a_prefix_is_the_cut_it_had() -> None:
-    """Where the window began on a turn doesn't depend on what came after."""
+    """The start of the window on a turn doesn't depend on what came after."""
     messages, policy = _talk(40), SlidingWindow(max_messages=20, keep_first=0)
     cuts = _cuts(policy, messages)
     assert cuts == sorted(cuts)

@@ -1,4 +1,4 @@
-"""Summaries that take the place of what they tell of."""
+"""Summaries that take the place of what they cover."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def talk(steps: int, task: str = "a task") -> list[Message]:
 
 
 class Session:
-    """Turns of one session, with a model that answers when it is told to."""
+    """Turns of one session, with a model that answers on command."""
 
     def __init__(self, policy: Summarize = POLICY) -> None:
         self.policy = policy
@@ -65,7 +65,7 @@ def test_nobody_waits_for_a_summary() -> None:
 
 
 def test_the_summary_stands_for_what_it_tells_of_from_then_on() -> None:
-    """Same text, same place, on every later turn; what is newer follows in full."""
+    """It is the same text in the same place on every later turn; newer text follows in full."""
     session = Session()
     session.send(talk(6))
     session.answer("looked at six folders")
@@ -78,7 +78,7 @@ def test_the_summary_stands_for_what_it_tells_of_from_then_on() -> None:
 
 
 def test_the_conversation_may_grow_while_the_model_writes() -> None:
-    """The question stays the same, and its answer takes the place of the part that it tells of."""
+    """The question stays the same, and its answer takes the place of the part that it covers."""
     session = Session()
     session.send(talk(6))
     asked = session.wanted[0].key
@@ -103,7 +103,7 @@ def test_a_question_that_nobody_answers_is_given_up() -> None:
 
 
 def test_the_next_summary_takes_in_the_last_one() -> None:
-    """The model is shown it, and the conversation behind it."""
+    """The model is shown it, and the conversation after it."""
     session = Session()
     session.send(talk(6))
     session.answer("the first summary")
@@ -117,7 +117,7 @@ def test_the_next_summary_takes_in_the_last_one() -> None:
 
 
 def test_a_changed_history_throws_the_summary_away() -> None:
-    """What was redacted in it, or taken back, must not live on in its summary."""
+    """Text in it that was redacted or taken back must not live on in its summary."""
     session = Session()
     session.send(talk(6))
     session.answer("looked")
@@ -138,7 +138,7 @@ def test_the_model_is_shown_the_newest_part_that_fits() -> None:
 
 
 def test_the_window_triggers_too() -> None:
-    """At a share of it; without a known window, not at all."""
+    """It triggers at a share of it; without a known window, not at all."""
     session = Session(Summarize(trigger_tokens=None, trigger_fraction=0.5, keep_messages=4))
     session.send(talk(6))
     assert session.wanted == []
@@ -151,6 +151,6 @@ def test_the_window_triggers_too() -> None:
     ["trigger_tokens=0", "trigger_tokens=none", "trigger_fraction=2", "keep_messages=0"],
 )
 def test_settings_that_mean_nothing_are_refused(settings: str) -> None:
-    """With the key."""
+    """The error names the key."""
     with pytest.raises(SpecError, match=settings.partition("=")[0]):
         load_pipeline(f"summarize:{settings}")

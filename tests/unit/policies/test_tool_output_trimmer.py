@@ -15,7 +15,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A
 
 
 def _older(*results: tuple[str, Any]) -> list[Message]:
-    """These results, and two turns behind them."""
+    """These results, and two turns after them."""
     answer = {"role": "assistant", "content": "done"}
     return [*talk(*results), answer, USER, answer, USER]
 
@@ -33,7 +33,7 @@ def test_golden_preview() -> None:
 
 
 def test_recent_turns_stay() -> None:
-    """Outputs behind the last user messages but ``recent_turns`` stay, however large."""
+    """Outputs after the last user messages but ``recent_turns`` stay, however large."""
     long = "x" * 900
     messages = [*talk(("bash", long)), USER, *steps(("bash", long), start=5), USER]
     assert [len(text) < 300 for text in contents(sent(ToolOutputTrimmer(), messages))] == [
@@ -71,7 +71,7 @@ def test_images_are_counted_in_the_header() -> None:
 
 @pytest.mark.parametrize("limit", [1, 8, 9, 10, 15, 30, 45, 60, 80, 200])
 def test_parts_always_fit_the_limit(limit: int) -> None:
-    """Whatever the limit, what a part list becomes fits it."""
+    """The result of a part list fits any limit."""
     parts = [{"type": "text", "text": "t" * 300}, IMAGE, {"type": "file", "file": {"file_id": "f"}}]
     after = _trimmed(parts, max_output_chars=limit)
     assert len(after) <= limit
@@ -86,7 +86,7 @@ def test_unknown_parts_stay_whole() -> None:
 
 
 def test_reused_id_names_the_call_before_the_result() -> None:
-    """Where ids are used again, the preview names the call that the output answers."""
+    """If ids are used again, the preview names the call that the output answers."""
     messages = [
         USER,
         *(asks(call("0", "read")), result("0", "x" * 900)),

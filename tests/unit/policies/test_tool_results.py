@@ -1,4 +1,4 @@
-"""What the policies on tool results share."""
+"""The shared behaviour of the policies on tool results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ some_messages = st.lists(
 
 @given(some_messages)
 def test_tools_are_those_that_pairing_finds(messages: list[Message]) -> None:
-    """Whatever the order and reuse of ids, a result's tool is that of the call it answers."""
+    """A result's tool is that of the call it answers, in any order and reuse of ids."""
     paired = {index: each.name for each in pair_calls(messages) for index in each.results}
     found = tool_names(messages, Context())
     assert found == {

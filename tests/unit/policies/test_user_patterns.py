@@ -22,7 +22,7 @@ TEXT = "a" * 60 + "b"
 
 
 def test_a_transform_call_has_one_budget() -> None:
-    """However many texts a conversation has, the policy gives up soon, and without the pattern."""
+    """The policy gives up soon, and without the pattern, however many texts a conversation has."""
     messages: list[Message] = [{"role": "user", "content": TEXT} for _ in range(20)]
     begun = time.thread_time()
     with pytest.raises(PolicyError) as caught:
@@ -43,7 +43,7 @@ def test_the_budget_is_used_up_across_matches() -> None:
 
 
 def test_dropping_failed_calls_has_a_budget_too() -> None:
-    """The pattern that tells failures is the caller's as well."""
+    """The pattern that recognises failures is the caller's as well."""
     function = {"name": "f", "arguments": "{}"}
     messages: list[Message] = [
         {"role": "user", "content": "go"},
@@ -58,7 +58,7 @@ def test_dropping_failed_calls_has_a_budget_too() -> None:
 
 
 def test_other_threads_run_during_a_match() -> None:
-    """A match that goes on and on doesn't hold the interpreter."""
+    """A match that never ends doesn't hold the interpreter."""
     done = threading.Event()
     gaps: list[float] = []
 

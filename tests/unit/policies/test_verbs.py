@@ -1,4 +1,4 @@
-"""What annotations of messages bring about."""
+"""The effects of messages' annotations."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_results_and_calls_leave_a_stub() -> None:
 
 
 def test_the_last_message_of_the_user_never_goes() -> None:
-    """Whatever is said of it."""
+    """It stays, whatever is said of it."""
     messages: list[Message] = [{"role": "user", "content": "go"}, evict({"role": "user"})]
     assert _run(messages) == messages
 

@@ -32,7 +32,7 @@ def _context(**facts: Any) -> Context:
 
 
 def _said(policy: WarnNearLimits, messages: list[Message], **facts: Any) -> dict[int, str]:
-    """What is put behind the content of which message."""
+    """The text added to the content, by message."""
     after = apply(policy, messages, 0, _context(**facts))
     assert len(after) == len(messages)
     return {
@@ -43,7 +43,7 @@ def _said(policy: WarnNearLimits, messages: list[Message], **facts: Any) -> dict
 
 
 def test_nothing_is_said_below_the_threshold() -> None:
-    """A conversation that fits is left alone, and so is one whose window nobody knows."""
+    """A conversation that fits is left alone, and so is one whose window is unknown."""
     assert _said(WarnNearLimits(), _talk(2), window=100) == {}
     assert _said(WarnNearLimits(), _talk(50)) == {}
 
@@ -90,7 +90,7 @@ def test_parts_get_a_part() -> None:
 
 
 def test_at_the_end_it_is_a_message_of_its_own() -> None:
-    """As in the original, with this turn's figures, and the history as it was."""
+    """It is like the original, with this turn's figures, and the history is unchanged."""
     messages = _talk(4)
     after = apply(WarnNearLimits(place="end"), messages, 0, _context(window=125))
     assert after[:-1] == messages
@@ -98,7 +98,7 @@ def test_at_the_end_it_is_a_message_of_its_own() -> None:
 
 
 def test_being_near_the_limit_is_reported() -> None:
-    """On every such turn, and only then."""
+    """It is reported on every such turn, and only then."""
     for steps, expected in ((2, []), (3, [0.8]), (4, [1.0])):
         context = _context(window=100)
         apply(WarnNearLimits(), _talk(steps), 0, context)

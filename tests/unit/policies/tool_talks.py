@@ -43,12 +43,12 @@ def talk(*results: tuple[str, Any]) -> list[Message]:
 
 
 def contents(messages: list[Message]) -> list[Any]:
-    """What the tool results hold."""
+    """The contents of the tool results."""
     return [message["content"] for message in messages if message["role"] in ("tool", "function")]
 
 
 def sent(policy: Policy, messages: list[Message], context: Context | None = None) -> list[Message]:
-    """What ``policy`` makes of the messages, once it has proven not to change them.
+    """Return the messages that ``policy`` makes, once it has proven not to change its input.
 
     Messages that it doesn't edit must be the given objects, and the same context must give the
     same again.

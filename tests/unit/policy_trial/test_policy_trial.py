@@ -86,7 +86,7 @@ def test_nothing_edited_costs_what_is_new() -> None:
 
 
 def test_amortized_edit_is_spliced() -> None:
-    """A prefix cache computes all behind an edit anew, splicing the edited message alone."""
+    """A prefix cache computes all after an edit again, splicing the edited message alone."""
     found = _try(requests_of(_talk(4)), _policy(_stub_first_user_from(2)))
     assert _prefills(found) == [
         Prefill(200, 200, 200),
@@ -104,7 +104,7 @@ def test_amortized_edit_is_spliced() -> None:
 
 
 def test_forget_is_not_spliced() -> None:
-    """Behind an edit that forgets, all is computed anew, whatever the cache can do."""
+    """After an edit that forgets, all is computed again, whatever the cache can do."""
     found = _try(requests_of(_talk(4)), _policy(_stub_first_user_from(2), "forget"))
     assert _prefills(found)[2] == Prefill(110, 230, 230)
 
@@ -116,7 +116,7 @@ def test_forget_before_anything_was_cached_costs_nothing() -> None:
 
 
 def test_dropped_message_costs_nothing_where_it_is_spliced() -> None:
-    """Dropping reclaims the message and moves what lies behind it; forgetting computes that."""
+    """Dropping reclaims the message and moves the text after it; forgetting computes that."""
 
     def gone(messages: list[Message], turn_idx: int) -> list[Message]:
         return messages if turn_idx < 2 else [*messages[:2], drop(messages[2]), *messages[3:]]
@@ -129,7 +129,7 @@ def test_dropped_message_costs_nothing_where_it_is_spliced() -> None:
 
 
 def test_clients_own_edits_are_exact() -> None:
-    """What the client changed itself is computed anew with all behind it, on any cache."""
+    """The client's own changes are computed again with all after them, on any cache."""
     talk = _talk(3)
     changed = [talk[0], _message("user", "changed"), *talk[2:]]
     removed = [talk[0], *talk[2:]]
@@ -139,7 +139,8 @@ def test_clients_own_edits_are_exact() -> None:
 
 
 def test_policys_own_messages_are_no_ones_edit() -> None:
-    """A message that a policy puts in, moves on or takes back doesn't cost what lies behind it."""
+    """A message that a policy puts in, moves forward or takes back doesn't cost the text after
+    it."""
 
     def note(messages: list[Message], turn_idx: int) -> list[Message]:
         said = _message("user", f"note {turn_idx}", 20)
@@ -179,7 +180,7 @@ def test_state_idle_time_and_window_are_handed_on() -> None:
 
 
 def test_faults_are_counted_by_policy() -> None:
-    """A policy that raises, hangs or drops the user's message is named, and the rest goes on."""
+    """A policy that raises, hangs or drops the user's message is named, and the rest continues."""
 
     def hangs(messages: list[Message], turn_idx: int) -> list[Message]:
         return messages if turn_idx else [1 / 0]  # type: ignore[list-item]
@@ -203,7 +204,7 @@ specs = st.sampled_from(
 
 @given(specs, st.integers(0, 50))
 def test_figures_add_up(spec: str, seed: int) -> None:
-    """What policies reclaim is what isn't sent, and splicing never costs more than a prefix."""
+    """Policies reclaim exactly the unsent part, and splicing never costs more than a prefix."""
     policies = load_pipeline(spec)
     for session in synthetic_sessions(seed, sessions=1, turns=8):
         found = try_session("s", session, policies, TrialOptions())
@@ -258,7 +259,7 @@ def _request(count: int = 3) -> dict[str, Any]:
     ],
 )
 def test_each_shape_is_read(tmp_path: Path, name: str, text: str, turns: list[int]) -> None:
-    """Lists, requests, lines of either, and recordings are told apart by what they hold."""
+    """Lists, requests, lines of either, and recordings are distinguished by their content."""
     file, packed = tmp_path / name, tmp_path / f"{name}.gz"
     file.write_text(text)
     packed.write_bytes(gzip.compress(text.encode()))
@@ -332,14 +333,14 @@ def test_table_shows_figures_and_faults(report: TrialReport) -> None:
 
 
 def test_turns_are_shown_on_demand(report: TrialReport) -> None:
-    """Each session's turns, with the policies that edit anew, are a table of their own."""
+    """Each session's turns, with the policies that edit again, are a table of their own."""
     console = Console(record=True, width=100, force_terminal=False, file=io.StringIO())
     print_trial(console, TrialReport(report.sessions[:1]), "title", turns=True)
     assert "truncate_older_than 1" in console.export_text()
 
 
 def test_verdict_is_honest() -> None:
-    """Nothing edited, and nothing to edit, are told as that."""
+    """The trial says so if nothing was edited, or if there was nothing to edit."""
     calm = TrialReport((_try(requests_of(_talk(2)), _policy(lambda m, _: m)),))
     assert verdict(calm.totals()) == "The policies edit nothing on these sessions."
     assert verdict(TrialReport(()).totals()) == "There is no prompt to edit."

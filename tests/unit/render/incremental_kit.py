@@ -1,4 +1,5 @@
-"""Rendering from memory against rendering anew, with nothing of the former's code in the latter."""
+"""Rendering from memory against rendering afresh, with nothing of the former's code in the
+latter."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ Tools = list[dict[str, Any]] | None
 
 @dataclass(frozen=True)
 class Expected:
-    """A prompt, done anew."""
+    """A prompt, rendered afresh."""
 
     text: str
     ids: array[int]

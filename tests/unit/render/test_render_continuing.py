@@ -1,4 +1,4 @@
-"""A prompt that goes on from an earlier one is the prompt made anew."""
+"""A prompt that continues an earlier one equals the prompt made afresh."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_join_goes_on_from_the_one_before(
 def test_lasting_messages_render_as_others_do(
     template: str, said: list[tuple[str, str]], lengths: list[int], forks: bool
 ) -> None:
-    """Growing, shrinking and forking lists of the same objects give the prompt made anew."""
+    """Growing, shrinking and forking lists of the same objects give the prompt made afresh."""
     remembering = ChatRenderer(template, {}, tokenizer_json())
     messages: list[Message] = [{"role": role, "content": text} for role, text in said]
     for length in lengths:
@@ -82,7 +82,7 @@ def test_messages_that_do_not_last_are_looked_at_again() -> None:
 
 
 def test_the_longest_beginning_is_found_by_its_objects() -> None:
-    """Equal objects are no beginning; the very same are, if the list ends soon behind them."""
+    """Equal objects are no beginning; the very same are, if the list ends soon after them."""
     held: Beginnings[list[int], str] = Beginnings(1000)
     items = [[number] for number in range(20)]
     held.put(items[:5], "five", 1)

@@ -78,7 +78,7 @@ def test_a_conversation_that_ends_with_the_assistant_ends_with_the_user() -> Non
 
 
 def test_dialects_are_found_by_name() -> None:
-    """An unknown one is an error: nobody may guess."""
+    """An unknown one is an error: guessing is forbidden."""
     assert dialect_of("sglang", "", takes_parts=True) == SglangDialect(True, {})
     with pytest.raises(ValueError, match="other"):
         dialect_of("other", "")
@@ -99,7 +99,7 @@ def engine_tokens() -> array[int]:
 
 
 def test_contents_are_found_in_the_engines_tokens() -> None:
-    """Each stands where its text is; one whose text occurs twice is not located."""
+    """Each span is where its text is; a content whose text occurs twice is not located."""
     tokens = engine_tokens()
     found = renderer().locate(tokens, MESSAGES, {})
     decode = tokenizer_of(CHAT_TEMPLATE).decode
@@ -122,7 +122,7 @@ def test_tokens_that_their_text_does_not_give_again_have_no_spans() -> None:
 
 
 def test_the_context_tells_options_apart() -> None:
-    """What else steers the prompt is in the digest, for the comparison of turns."""
+    """Every other option of the prompt is in the digest, for the comparison of turns."""
     tokens, reader = engine_tokens(), renderer()
     low, high = (
         reader.locate(tokens, MESSAGES, {"reasoning_effort": effort}).context

@@ -78,7 +78,7 @@ def test_remembered_prompts_of_whole_sessions(sources: dict[str, str], traces_di
 
 
 class CountingMemory(FragmentMemory):
-    """Counts what is rendered anew."""
+    """Counts the messages that are rendered again."""
 
     anew = 0
 
@@ -90,7 +90,7 @@ class CountingMemory(FragmentMemory):
 def test_an_append_renders_what_is_new_and_the_exchange_before(
     sources: dict[str, str], traces_dir: Path
 ) -> None:
-    """However long the conversation is, at most its last two messages are rendered once more."""
+    """At most the last two messages of a conversation are rendered once more, at any length."""
     for name in sources.keys() - READ_ALL:
         template = ChatTemplate(sources[name], {"bos_token": "<bos>"})
         memory = CountingMemory()
@@ -115,7 +115,7 @@ def test_an_append_renders_what_is_new_and_the_exchange_before(
 
 
 def test_templates_that_read_all_are_run_as_they_are(sources: dict[str, str]) -> None:
-    """Where each iteration reads the whole list there is nothing to remember."""
+    """If each iteration reads the whole list there is nothing to remember."""
     forgetful = {
         name
         for name, source in sources.items()

@@ -33,7 +33,7 @@ MESSAGES = 16
 
 
 def is_refused(name: str, messages: list[dict[str, Any]]) -> bool:
-    """Whether no form of such a conversation can be rendered with the template."""
+    """Return True if no form of such a conversation can be rendered with the template."""
     most = max(len(message.get("tool_calls") or ()) for message in messages)
     return (name in ONE_CALL_AT_A_TIME and most > 1) or (name in NO_CALLS and most > 0)
 

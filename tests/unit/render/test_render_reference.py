@@ -71,7 +71,7 @@ def test_every_published_template_renders_as_in_transformers(
 
 
 def test_spans_hold_the_contents(templates_dir: Path) -> None:
-    """Where a template emits contents verbatim, decoding a span gives the content back."""
+    """If a template emits contents verbatim, decoding a span gives the content back."""
     template = (templates_dir / "Qwen-Qwen2.5-7B-Instruct.jinja").read_text()
     tokenizer = tokenizer_of(template)
     rendered = renderer_of(tokenizer, template).render(CHAT, None)
@@ -83,6 +83,6 @@ def test_spans_hold_the_contents(templates_dir: Path) -> None:
 
 @pytest.mark.parametrize("source", ["{{ raise_exception('no') }}", "{{ messages[99].role }}"])
 def test_a_refusing_template_raises(source: str) -> None:
-    """Whatever the template trips over reaches the caller as an exception."""
+    """Any error of the template reaches the caller as an exception."""
     with pytest.raises(Exception, match="template"):
         renderer_of(tokenizer_of(source), source).render(CHAT, None)

@@ -59,7 +59,7 @@ def test_spans_hold_exactly_the_contents(contents: list[str], template: Any) -> 
 
 
 def test_a_content_that_is_written_twice_has_no_span() -> None:
-    """Where a template repeats a content, neither place is its own."""
+    """If a template repeats a content, neither place is its own."""
     messages = conversation(["once", "twice"])
 
     def render(list_: Sequence[Mapping[str, Any]]) -> str:

@@ -30,7 +30,8 @@ TEMPLATES = 10
 
 
 def plainly(message: dict[str, Any]) -> dict[str, Any]:
-    """As serving engines hand messages to templates: texts as strings, arguments as objects."""
+    """Return messages as serving engines hand them to templates: texts as strings, arguments as
+    objects."""
     plain = {"role": message["role"], "content": text_of(message)}
     plain |= {key: message[key] for key in ("tool_call_id", "name") if message.get(key)}
     if message.get("tool_calls"):

@@ -28,7 +28,8 @@ def test_pieces_give_the_tokens_of_the_whole(first: str, second: str) -> None:
 
 @given(st.lists(texts | st.text("<|im_start>", max_size=6), max_size=6), st.integers(0, 5))
 def test_joined_texts_have_the_tokens_of_the_whole(parts: list[str], again: int) -> None:
-    """Also where a special token begins in one text and ends in another, or in a third."""
+    """This holds where a special token begins in one text and ends in another, or in a third,
+    too."""
     pieces = PieceTokenizer(tokenizer_json())
     plain = Tokenizer.from_str(tokenizer_json())
     for order in (parts, parts[again:] + parts[:again], parts):
@@ -50,7 +51,7 @@ def test_a_split_special_token_is_one_token() -> None:
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
 def test_tokenizers_whose_pieces_depend_on_each_other(flag: str) -> None:
-    """Where special tokens look at their neighbours, the text is tokenised as a whole."""
+    """If special tokens look at their neighbours, the text is tokenised as a whole."""
     document = tokenizer_json(**{flag: True})
     pieces = PieceTokenizer(document)
     plain = Tokenizer.from_str(document)

@@ -1,4 +1,4 @@
-"""A tokenizer with overlapping special tokens, texts for it, and where their tokens must stand."""
+"""A tokenizer with overlapping special tokens, texts for it, and the places of their tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tokenizer_json(**flags: bool) -> str:
 
 
 def check_places(encoded: Encoded, text: str, starts: list[int]) -> None:
-    """Every character leads to the first token that begins there or behind."""
+    """Every character leads to the first token that begins there or later."""
     wanted = [
         next((i for i, start in enumerate(starts) if start >= char), len(starts))
         for char in range(len(text) + 1)

@@ -32,7 +32,7 @@ PREFILL_S = 0.05
 
 @dataclass
 class Service:
-    """A chat service that answers as it is told and keeps what it was sent."""
+    """A chat service that answers by script and keeps its requests."""
 
     receipt: dict[str, Any] | None = None
     status: int = 200
@@ -67,7 +67,7 @@ def _event(delta: dict[str, Any], finish: str | None, **extra: Any) -> bytes:
 
 @pytest.fixture
 def service() -> Service:
-    """What the scripted service answers."""
+    """The answer of the scripted service."""
     return Service(receipt=RECEIPT)
 
 

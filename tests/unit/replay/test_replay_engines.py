@@ -21,7 +21,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_an_address_without_its_engine_is_refused(trace: Path) -> None:
-    """Whoever gives an address is not served by the engine in this process."""
+    """A caller that gives an address is not served by the engine in this process."""
     done = CliRunner().invoke(build_app(), ["replay", str(trace), "--url", "http://127.0.0.1:1"])
     assert done.exit_code == 2
     assert "add --engine sglang" in " ".join(done.output.split())

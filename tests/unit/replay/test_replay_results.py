@@ -42,7 +42,7 @@ class ScriptedDriver:
         self.sessions: list[str] = []
 
     def send(self, request: TraceRequest, *, session: str, place: tuple[int, int]) -> RequestResult:
-        """As ChatDriver.send."""
+        """Send a request like ChatDriver.send."""
         self.sessions.append(session)
         if place in self.refused:
             raise RequestRefusedError("HTTP 400: too long")
@@ -109,7 +109,7 @@ def test_arms_by_name() -> None:
 
 
 def test_a_refusal_ends_its_session_only() -> None:
-    """The requests behind a refused one are not sent, the next session is, and a note says so."""
+    """The requests after a refused one are not sent, the next session is, and a note says so."""
     request = TraceRequest(({"role": "user", "content": "hi"},))
     sessions = [RecordedSession("a", (request,) * 3), RecordedSession("ü\n", (request,))]
     driver = ScriptedDriver({(0, 1)})

@@ -61,7 +61,7 @@ def test_the_tap_passes_on_and_remembers(tap: PromptTap) -> None:
 
 
 def test_other_requests_leave_no_trace(tap: PromptTap) -> None:
-    """Only chat requests are kept; without one there is no prompt to tell."""
+    """Only chat requests are kept; without one there is no prompt to record."""
     asyncio.run(post(tap, "/tokenize", {"model": "m", "messages": [{"content": "x"}]}))
     with pytest.raises(AccountError, match="no chat request"):
         asyncio.run(tap.tokens())

@@ -54,7 +54,7 @@ def test_a_declared_boundary_is_left_out() -> None:
 
 
 def test_a_removed_message_shifts_but_does_not_lose_tokens() -> None:
-    """What lies behind a removed span is unchanged although its position moved."""
+    """Text after a removed span is unchanged although its position moved."""
     before = list(range(200))
     after = before[:60] + before[90:] + [1000]
     assert unchanged_tokens(before, after) == 200 - 30 - SINK

@@ -37,7 +37,7 @@ def messages(draw: st.DrawFn, at: int = 0) -> Message:
 
 @st.composite
 def bodies(draw: st.DrawFn) -> list[bytes]:
-    """A session's requests: most go on, some change or leave out what was there before."""
+    """A session's requests: most continue, some change or leave out earlier messages."""
     written = [json.dumps({"role": "system", "content": LONG})]
     found = []
     style = draw(st.sampled_from(((",", ":"), (", ", ": "))))
@@ -63,7 +63,7 @@ def bodies(draw: st.DrawFn) -> list[bytes]:
 
 
 def read(memory: BodyMemory, raw: bytes) -> ReadBody:
-    """As the proxy reads a body."""
+    """Read a body as the proxy does."""
     body = memory.read(OWNER, raw)
     if body is None:
         members = msgspec.json.decode(raw)
@@ -110,7 +110,7 @@ def test_what_was_there_before_is_the_same_objects() -> None:
 
 
 def test_owners_share_nothing() -> None:
-    """Another owner's body is decoded anew, though it be the same."""
+    """Another owner's body is decoded again, even an equal one."""
     memory = BodyMemory()
     read(memory, request(LONG))
     assert memory.read("another", request(LONG, "more")) is None
@@ -136,7 +136,7 @@ def test_what_decoding_would_refuse_or_read_otherwise_is_left_to_it(raw: bytes) 
 
 
 def test_a_list_that_stands_in_a_body_twice_is_not_remembered() -> None:
-    """Where the messages begin must be certain."""
+    """The start of the messages must be certain."""
     memory = BodyMemory()
     listed = json.dumps([{"role": "user", "content": LONG}])
     raw = f'{{"copy":{listed},"messages":{listed}}}'.encode()
@@ -155,7 +155,7 @@ def test_the_memory_is_bounded() -> None:
 
 
 def test_a_session_takes_the_room_of_its_latest_body() -> None:
-    """A body gives way to the one that goes on from it."""
+    """A body gives way to the one that continues it."""
     memory = BodyMemory()
     texts = [LONG]
     for number in range(50):

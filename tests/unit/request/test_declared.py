@@ -148,7 +148,7 @@ def test_another_user_message_may_take_the_place_of_the_last() -> None:
 
 @pytest.mark.parametrize("content", [None, [IMAGE]])
 def test_text_can_be_put_where_there_is_none(content: Any) -> None:
-    """Into a call without a text, or before an image; it is never lost."""
+    """It can be put into a call without a text, or before an image; it is never lost."""
     talk = [{"role": "user", "content": "go"}, {"role": "assistant", "content": content}]
     edit = DeclaredEdit(message=1, chars=(0, 0), replacement="a note")
     after = prepare(talk, [], [edit], 0).messages[1]
@@ -157,7 +157,7 @@ def test_text_can_be_put_where_there_is_none(content: Any) -> None:
 
 
 def test_insertions_at_one_place_keep_their_order() -> None:
-    """As they were declared."""
+    """They keep the order of their declaration."""
     edits = [DeclaredEdit(message=0, chars=(1, 1), replacement=text) for text in "zyx"]
     assert prepare([{"role": "user", "content": "ab"}], [], edits, 0).messages[0]["content"] == (
         "azyxb"
@@ -228,7 +228,7 @@ VERBS = st.sampled_from(
 def test_a_declared_forget_is_carried_out_or_refused(
     talk: list[Message], data: st.DataObject
 ) -> None:
-    """Whatever else is said of other messages."""
+    """It is, whatever else is said of other messages."""
     said = [data.draw(VERBS) for _ in talk]
     told = [
         {**message, "leyline": verb} if verb else message

@@ -1,4 +1,4 @@
-"""Which session a request belongs to."""
+"""The session to which a request belongs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_a_conversation_is_continued_and_edited(store: MemorySessionStore)
 
 
 async def test_conversations_that_open_alike_stay_apart(store: MemorySessionStore) -> None:
-    """Two users with one opening and, by chance, one first answer each go on with their own."""
+    """Two users with one opening and, by chance, one first answer each continue their own."""
     first = await seen(store, [SYSTEM, TASK])
     second = await seen(store, [SYSTEM, TASK])
     assert first.session_id != second.session_id
@@ -124,7 +124,7 @@ def dated(number: int, *rest: dict[str, Any]) -> list[dict[str, Any]]:
 async def test_a_conversation_beside_another_stays_one_though_its_opening_changes(
     store: MemorySessionStore,
 ) -> None:
-    """A request for a title may take the harness's name first: the agent behind it is still one
+    """A request for a title may take the harness's name first: the agent after it is still one
     session, and so is the one that it sends out."""
     title = await seen(store, [SYSTEM, {"role": "user", "content": "Give a title."}], NAME)
     assert title.session_id == "run"
@@ -139,7 +139,7 @@ async def test_a_conversation_beside_another_stays_one_though_its_opening_change
 
 
 async def test_a_name_may_stand_for_any_number_of_conversations(store: MemorySessionStore) -> None:
-    """Each begins a session of its own, and those that are appended to go on with theirs."""
+    """Each begins a session of its own, and those that are appended to continue theirs."""
     tasks = [{"role": "user", "content": f"Task {number}."} for number in range(9)]
     begun = [await seen(store, [SYSTEM, task], NAME) for task in tasks]
     assert len({found.session_id for found in begun}) == 9
@@ -149,8 +149,8 @@ async def test_a_name_may_stand_for_any_number_of_conversations(store: MemorySes
 
 
 async def test_a_name_is_held_only_while_its_first_turn_runs(store: MemorySessionStore) -> None:
-    """Another conversation gets another id meanwhile; if the turn comes to nothing, the name is
-    free, and nothing stays behind."""
+    """Another conversation gets another id meanwhile; if the turn fails, the name is free, and
+    nothing is left."""
     openings = Openings()
     first = await identify(store, asked([TASK], NAME), openings=openings)
     beside = await identify(store, asked([AGAIN], NAME), openings=openings)
@@ -174,7 +174,7 @@ async def test_counting_takes_no_name(store: MemorySessionStore) -> None:
 
 @pytest.mark.parametrize("field", ["prompt_cache_key", "user"])
 async def test_names_are_kept_short(store: MemorySessionStore, field: str) -> None:
-    """A name may be as long as a body, but what is kept of it isn't, nor is it told."""
+    """A name may be as long as a body, but a long one is neither kept nor reported."""
     found = await seen(store, [SYSTEM, TASK], **{field: "long " * 1000})
     assert len(found.key) < 100
     assert "long" not in found.key
@@ -183,7 +183,7 @@ async def test_names_are_kept_short(store: MemorySessionStore, field: str) -> No
 
 
 async def test_a_request_that_fails_leaves_the_name_free() -> None:
-    """Whether the engine refused it or broke down: whoever comes next with the name has it."""
+    """After a refusal or a breakdown of the engine, the next request with the name has it."""
     engine = FakeEngine(capability=None)
     refusal = Answer([b'{"error": {"message": "no"}}'], status=400)
     broken = Answer([b"{"], status=503)

@@ -74,7 +74,7 @@ class Proxy:
 
 
 async def test_a_second_run_of_a_task_keeps_its_session() -> None:
-    """Though the first run's list begins alike at every turn."""
+    """It does so though the first run's list begins alike at every turn."""
     proxy = Proxy()
     first = [await proxy.ask(talk(rounds)) for rounds in range(7)]
     second = [await proxy.ask(talk(rounds)) for rounds in range(6)]
@@ -85,7 +85,8 @@ async def test_a_second_run_of_a_task_keeps_its_session() -> None:
 
 
 async def test_a_second_run_that_makes_two_answers_at_a_time_keeps_its_session() -> None:
-    """It isn't told by the length of a step alone: the other run doesn't go on as this one does."""
+    """The length of a step alone doesn't identify it: the other run doesn't continue as this one
+    does."""
     proxy = Proxy()
     for rounds in range(7):
         await proxy.ask(talk(rounds))
@@ -105,8 +106,8 @@ async def test_an_edited_run_is_found_beside_another_that_broke_off() -> None:
 
 
 async def test_two_turns_under_way_are_of_one_session_only_if_they_are_the_same() -> None:
-    """A retried request stays; another that goes on from the same turn gets a session of its own,
-    until the first is settled and its own history tells."""
+    """A retried request stays; another that continues the same turn gets a session of its own,
+    until the first is settled and its own history decides."""
     proxy = Proxy()
     session = await proxy.ask(talk(1))
     left, right = talk(2, "left", 1), talk(2, "right", 1)
@@ -114,7 +115,7 @@ async def test_two_turns_under_way_are_of_one_session_only_if_they_are_the_same(
     other = await proxy.begin(right)
     assert first.session_id == retried.session_id == session != other.session_id
     await proxy.settle(left, first)
-    # The retried one would put its shorter list after what goes on from it.
+    # The retried one would put its shorter list after its own continuation.
     ahead = await proxy.begin(talk(3, "left", 1))
     assert ahead.session_id != session
     for messages, found in ((left, retried), (right, other), (talk(3, "left", 1), ahead)):
@@ -129,8 +130,8 @@ async def test_two_turns_under_way_are_of_one_session_only_if_they_are_the_same(
     steps=st.lists(st.sampled_from("AABBX"), min_size=4, max_size=24),
 )
 def test_runs_under_way_at_once_never_mix(alike: int, steps: list[str]) -> None:
-    """Whatever the order in which two runs of a task send and get their turns, and whoever repeats
-    what was sent before them: no session holds a turn that isn't the run's own."""
+    """No session holds a turn that isn't the run's own, in any order in which two runs of a task
+    send and get their turns, and whoever repeats what was sent before them."""
 
     async def play() -> None:
         proxy = Proxy()
@@ -164,8 +165,9 @@ def test_runs_under_way_at_once_never_mix(alike: int, steps: list[str]) -> None:
 async def test_a_session_is_certain_by_its_name_alone(
     headers: dict[str, str], members: dict[str, Any], found: str, trust: str
 ) -> None:
-    """The caller's own, or a harness's, which is given to several conversations; not a key that
-    users share, nor what the messages tell, now or when the session goes on."""
+    """The name is the caller's own, or a harness's, which is given to several conversations; a key
+    that users share doesn't count, nor does the messages' content, now or when the session
+    continues."""
     proxy = Proxy()
     for rounds in (1, 2):
         request = asked(talk(rounds), headers, **members)
@@ -175,7 +177,7 @@ async def test_a_session_is_certain_by_its_name_alone(
 
 
 async def test_what_lies_beside_a_name_is_not_certain() -> None:
-    """Another conversation of the name is told from others by likeness, at first and later."""
+    """Another conversation of the name is recognised by likeness, at first and later."""
     proxy, name = Proxy(), {"x-session-id": "run"}
     title = [{"role": "user", "content": "Give a title."}]
     await proxy.settle(title, await proxy.begin(title, name))

@@ -74,7 +74,7 @@ def test_a_record_that_an_engine_adds_leaves_no_trace(
 def test_a_member_is_taken_wherever_it_stands(
     body: dict[str, Any], place: int, value: Any, indent: int | None
 ) -> None:
-    """A gateway may have written the answer anew; members of that name further in stay."""
+    """A gateway may have rewritten the answer; members of that name further in stay."""
     items = [*({**body, "in": {"a": 1, "x": 2}}.items())]
     items = [item for item in items if item[0] != "x"]
     raw = _encode(dict([*items[:place], ("x", value), *items[place:]]), indent)
@@ -97,7 +97,7 @@ def test_a_reserved_name_given_twice_goes_twice() -> None:
 
 
 def test_unchanged_messages_keep_their_bytes() -> None:
-    """Only the changed message is encoded anew; an unchanged list leaves the body alone."""
+    """Only the changed message is encoded again; an unchanged list leaves the body alone."""
     first, second = b'{"role": "user","content":"\\u00e9"}', b'{"role":"user","content":"b"}'
     body = b'{"messages":[' + first + b", " + second + b'],"t":1.0}'
     client = json.loads(body)["messages"]

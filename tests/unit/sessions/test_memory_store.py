@@ -52,7 +52,7 @@ async def test_the_oldest_go_first() -> None:
 
 
 async def test_a_tenant_with_heavy_sessions_pushes_out_its_own() -> None:
-    """Of the bytes, too, whoever has the most loses some, packed sessions included."""
+    """Of the bytes, too, the tenant that has the most loses some, packed sessions included."""
     heavy = [*range(4000)]
     kept = store(max_sessions=10, max_bytes=120 * 12_000)
     await kept.update("quiet", "mine", new_session("mine", "quiet"), [1])
@@ -114,7 +114,7 @@ async def test_an_extended_history_is_found() -> None:
 
 
 async def test_an_edited_history_needs_enough_in_common() -> None:
-    """A history that differs behind the first two messages is found, before them it isn't."""
+    """A history that differs after the first two messages is found, before them it isn't."""
     kept = store()
     await kept.update("t", "a", new_session("a"), [1, 2, 3, 4])
     found = await kept.matches("t", "", [1, 2, 30, 40], 2)

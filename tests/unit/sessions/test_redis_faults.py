@@ -1,4 +1,4 @@
-"""What Redis, or a session, does that nobody planned for: a turn is served all the same."""
+"""Unplanned faults of Redis, or of a session: a turn is served all the same."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 def store_at(url: str) -> RedisSessionStore:
-    """A proxy's store that nobody looks after."""
+    """A proxy's store without supervision."""
     link = RedisLink(RedisOptions(url, connect_timeout_s=0.3, timeout_s=0.3))
     return RedisSessionStore(link, ttl_s=60, seal=Seal([SECRET]))
 
@@ -45,7 +45,8 @@ async def turn(store: RedisSessionStore, name: str = "a", turns: int = 2) -> Non
 async def test_a_cluster_that_is_none_keeps_nobody_from_starting(
     server: RedisServer, *, listens: bool
 ) -> None:
-    """Nobody listens, or a server outside any cluster: the store says so, and turns are served."""
+    """With no listener, or a server outside any cluster, the store says so, and turns are
+    served."""
     port = server.port if listens else free_port()
     store = store_at(f"redis+cluster://127.0.0.1:{port}")
     try:
@@ -57,7 +58,7 @@ async def test_a_cluster_that_is_none_keeps_nobody_from_starting(
 
 
 async def test_a_cluster_that_dies_keeps_nobody_waiting(tmp_path: Path) -> None:
-    """One server or all of them: no turn fails, and the look for a return goes on."""
+    """Without one server or all of them no turn fails, and the look for a return continues."""
     with redis_cluster(tmp_path) as servers:
         store = store_at(f"redis+cluster://127.0.0.1:{servers[0].port}")
         try:
@@ -82,7 +83,7 @@ async def test_a_cluster_that_dies_keeps_nobody_waiting(tmp_path: Path) -> None:
 
 
 async def test_a_session_that_cannot_be_written_keeps_its_account(server: RedisServer) -> None:
-    """What no request could bring costs the sources, as in a session that is too long."""
+    """Content that no request could bring costs the sources, as in a session that is too long."""
     store = store_at(server.url)
     try:
         await store.connect()

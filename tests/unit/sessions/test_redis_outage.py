@@ -1,4 +1,5 @@
-"""Redis that is killed, hangs, is restarted or loses writes: nobody waits, no loss is forgotten."""
+"""Redis that is killed, hangs, is restarted or loses writes: no turn waits, no loss is
+forgotten."""
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ async def put(store: RedisSessionStore, name: str, turns: int, ends: str | None 
 
 
 def forgotten(session: Session | None) -> tuple[str, ...]:
-    """What a turn of the session demands to be forgotten that takes a secret out of it."""
+    """Return the forget demands of a session's turn that takes a secret out of it."""
     messages = history(0)
     prepared = prepare(messages, pipeline(r"redact:pattern='sk-\w+'"), (), 9)
     assert prepared.forget_marks
@@ -99,7 +100,7 @@ def forgotten(session: Session | None) -> tuple[str, ...]:
 
 
 async def test_a_killed_redis_keeps_nobody_waiting(server: RedisServer) -> None:
-    """Requests are told of nothing, at once, and the store says that it is out of reach."""
+    """Requests don't fail and don't wait, and the store says that it is out of reach."""
     async with proxy(server) as store:
         await put(store, "a", 2)
         server.kill()
@@ -119,7 +120,7 @@ async def test_a_killed_redis_keeps_nobody_waiting(server: RedisServer) -> None:
 
 
 async def test_a_hanging_redis_costs_one_time_limit(server: RedisServer) -> None:
-    """The first to ask waits for the time limit, and nobody after."""
+    """The first to ask waits for the time limit, and none after."""
     async with proxy(server) as store:
         await put(store, "a", 2)
         server.pause()
@@ -137,7 +138,7 @@ async def test_a_hanging_redis_costs_one_time_limit(server: RedisServer) -> None
 
 
 async def test_a_session_goes_on_after_an_outage_with_a_loss(server: RedisServer) -> None:
-    """What was stored is there again; after what ran meanwhile a forget is one of everything."""
+    """Stored data is there again; after turns during the outage a forget covers everything."""
     async with proxy(server) as store:
         await put(store, "a", 2)
         await put(store, "quiet", 2)
@@ -186,7 +187,7 @@ async def test_a_forget_of_everything_settles_a_loss(server: RedisServer) -> Non
 
 
 async def test_a_forget_during_an_outage_is_one_of_everything(server: RedisServer) -> None:
-    """Nobody can tell what an engine holds of a session that can't be read, be it new or not."""
+    """An engine's content of a session that can't be read is unknown, be it new or not."""
     async with proxy(server) as store:
         assert ANYTHING not in forgotten(await store.get("t", "a"))
         server.kill()
@@ -196,7 +197,7 @@ async def test_a_forget_during_an_outage_is_one_of_everything(server: RedisServe
 async def test_too_many_losses_are_one_of_all_sessions(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where they can't be remembered one by one, every session that was stored has a loss."""
+    """If they can't be remembered one by one, every session that was stored has a loss."""
     monkeypatch.setattr(store_module, "Losses", lambda: Losses(limit=3))
     async with proxy(server) as store:
         await put(store, "quiet", 2)
@@ -241,7 +242,7 @@ async def test_a_restart_between_two_proxies_is_noticed(server: RedisServer) -> 
 
 
 async def test_an_empty_redis_after_a_restart_is_a_new_start(tmp_path: Path) -> None:
-    """A Redis that keeps nothing loses sessions, and they begin anew."""
+    """A Redis that keeps nothing loses sessions, and they begin again."""
     with redis_server(tmp_path) as server:
         async with proxy(server) as store:
             await put(store, "a", 2)
@@ -283,7 +284,7 @@ async def test_a_turn_of_a_killed_proxy_is_a_loss(server: RedisServer) -> None:
 async def test_a_proxy_killed_during_an_outage_is_noticed(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it remembered is gone with it: every session has a loss once it has been silent."""
+    """Its memory is gone with it: every session has a loss once it has been silent."""
     monkeypatch.setattr(store_module, "_SILENT_S", 0.5)
     monkeypatch.setattr(store_module, "_BEAT_S", 0.1)
     async with proxy(server, killed=True) as store:

@@ -55,7 +55,7 @@ def response(name: str, text: str = TEXT) -> StoredResponse:
 
 
 async def test_a_response_is_kept_until_it_is_deleted(opener: Opener) -> None:
-    """What was put is got, by its tenant alone, and that it was deleted is told once."""
+    """A stored response is read by its tenant alone, and its deletion is reported once."""
     store = opener()
     assert await store.get("t", "r1") is None
     await store.put("t", "r1", response("r1"))
@@ -97,7 +97,7 @@ async def test_the_oldest_go_first(opener: Opener) -> None:
 
 
 async def test_one_tenant_pushes_out_no_other(opener: Opener) -> None:
-    """Whoever holds the most loses its own oldest; what was deleted or has ended counts no more."""
+    """The tenant that holds the most loses its own oldest; deleted and ended ones count no more."""
     store = opener(most=4)
     await store.put("blue", "b", response("b"))
     for name in "acdefg":

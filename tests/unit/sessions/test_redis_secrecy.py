@@ -79,7 +79,7 @@ def everything(server: RedisServer) -> bytes:
 
 
 def data_of(server: RedisServer, tenant: str = "t", name: str = "a") -> bytes:
-    """What is stored of a session."""
+    """The stored data of a session."""
     with server.client() as client:
         found = client.hget(Keys("leyline").session(tenant, name), "d")
     assert found is not None
@@ -109,7 +109,7 @@ async def test_no_text_lies_in_the_open(server: RedisServer, secrets: tuple[str,
 
 
 async def test_without_a_key_only_the_account_outlives_a_proxy(server: RedisServer) -> None:
-    """The proxy itself goes on splicing; another has turns' receipts, and a loss of account."""
+    """The proxy itself keeps splicing; another has turns' receipts, and a loss of account."""
     async with proxy(server) as store, proxy(server) as other:
         await put(store, history(2, TASK))
         own = await put(store, history(3, TASK))
@@ -150,7 +150,8 @@ async def test_keys_are_rotated(server: RedisServer) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "made-up", "gone", "other-tenant"])
 async def test_damaged_values_are_losses(server: RedisServer, damage: str) -> None:
-    """A value that doesn't open is no session: its conversation goes on with a loss of account."""
+    """A value that doesn't open is no session: its conversation continues with a loss of
+    account."""
     async with proxy(server, NEW) as store:
         await put(store, history(2, TASK))
         await put(store, history(2, TASK), tenant="other")
@@ -218,7 +219,7 @@ async def test_a_session_that_is_too_long_keeps_its_account(server: RedisServer)
 
 @given(st.binary(max_size=300), st.text(max_size=8), st.text(max_size=8), st.binary(max_size=300))
 def test_only_the_owner_opens(data: bytes, tenant: str, session: str, noise: bytes) -> None:
-    """What was closed opens for its owner alone; noise opens for nobody."""
+    """A closed value opens for its owner alone; noise never opens."""
     seal, owner = Seal([NEW, OLD]), owner_of(tenant, session)
     closed = seal.close(data, owner)
     assert seal.open(closed, owner) == data
@@ -231,7 +232,7 @@ def test_only_the_owner_opens(data: bytes, tenant: str, session: str, noise: byt
 
 
 def test_names_of_entries_tell_nothing(tmp_path: Path) -> None:
-    """Neither tenant nor session id stands in a name, and no two owners share one."""
+    """Neither tenant nor session id is in a name, and no two owners share one."""
     keys = Keys("p")
     names = {keys.session("red", "blue"), keys.session("redb", "lue"), keys.session("", "redblue")}
     assert len(names) == 3

@@ -1,4 +1,4 @@
-"""Redis behind TLS: the server must prove who it is."""
+"""Redis over TLS: the server must prove its identity."""
 
 from __future__ import annotations
 

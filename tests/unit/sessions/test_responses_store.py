@@ -25,7 +25,7 @@ def store(**bounds: Any) -> MemoryResponseStore:
 
 
 async def test_a_tenant_finds_its_own() -> None:
-    """Nobody else does, under the same id or another; neither can anybody else delete it."""
+    """No one else does, under the same id or another; neither can anyone else delete it."""
     kept = store()
     await kept.put("red", "r1", response("r1", "secret"))
     assert await kept.get("red", "r1") == response("r1", "secret")
@@ -37,7 +37,7 @@ async def test_a_tenant_finds_its_own() -> None:
 
 
 async def test_what_wasnt_used_for_long_is_gone() -> None:
-    """A use counts anew."""
+    """A use restarts the count."""
     clock = Clock()
     kept = store(ttl_s=10.0, clock=clock)
     await kept.put("t", "a", response("a"))
@@ -52,7 +52,7 @@ async def test_what_wasnt_used_for_long_is_gone() -> None:
 
 
 async def test_one_tenant_pushes_out_no_other() -> None:
-    """Whoever holds the most loses its own oldest, by number and by bytes alike."""
+    """The tenant that holds the most loses its own oldest, by number and by bytes alike."""
     kept = store(max_responses=4)
     await kept.put("blue", "b", response("b"))
     for number in range(10):
@@ -70,7 +70,7 @@ async def test_one_tenant_pushes_out_no_other() -> None:
 
 
 async def test_the_least_recently_used_goes_first() -> None:
-    """Where there are too many, or too many bytes; one that alone is too large isn't kept."""
+    """This happens with too many, or too many bytes; one that alone is too large isn't kept."""
     kept = store(max_responses=2)
     for name in ("a", "b"):
         await kept.put("t", name, response(name))
@@ -100,7 +100,7 @@ _KEYS = st.tuples(st.sampled_from("tu"), st.sampled_from("abcd"))
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "get", "delete"]), _KEYS, st.integers(0, 60))))
 async def test_the_bounds_always_hold(steps: list[tuple[str, tuple[str, str], int]]) -> None:
-    """Whatever is put, read and deleted: what is found fits, and is what was put last."""
+    """A found response fits and is the last one put, whatever is put, read and deleted."""
     kept = store(max_responses=3, max_bytes=400)
     latest: dict[tuple[str, str], StoredResponse] = {}
     for action, key, size in steps:

@@ -51,7 +51,7 @@ def test_a_session_comes_back_as_it_was(session: Session) -> None:
 def test_messages_that_turns_share_are_the_same_objects(
     session: Session, data: st.DataObject
 ) -> None:
-    """What was one object in several lists is one object again."""
+    """One object in several lists is one object again."""
     found = decode_session(encode_session(session))
     assert found is not None
     first: dict[int, int] = {}
@@ -111,7 +111,7 @@ def test_a_record_of_something_else_is_a_miss(value: object) -> None:
 
 
 def test_a_small_blob_does_not_expand_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What claims to be longer than any session isn't opened, whether it says so or not; and what
+    """A blob longer than any session isn't opened, with or without a stated length, and one that
     would be too long isn't written."""
     session = long_session()
     good = encode_session(session)
@@ -148,7 +148,7 @@ def test_numbers_of_a_client_survive_exactly() -> None:
 
 
 def test_a_new_field_asks_for_a_new_format() -> None:
-    """Whoever adds a field to what is stored sees to it that it is stored."""
+    """A change that adds a field to the stored data must store it."""
     assert {field.name for field in fields(Session)} == {
         *("id", "tenant", "key", "turns", "history", "next_index", "updated", "created"),
         *("departed", "policy_states", "completions", "unnamed", "places", "in_flight"),

@@ -1,4 +1,4 @@
-"""Sessions in memory that nobody asks for: packed, small, and the same again when opened."""
+"""Sessions in memory without requests: packed, small, and the same again when opened."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_what_changes_while_it_is_packed_is_not_lost(
 
 
 async def test_a_session_that_cannot_be_packed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What no request could bring costs its bytes, and nothing else."""
+    """Content that no request could bring costs its bytes, and nothing else."""
     clock = Clock()
     store = kept(clock)
     strange = replace(blank("a"), policy_states={"0": {"x": object()}})
@@ -137,7 +137,7 @@ async def test_bytes_are_those_that_are_held() -> None:
 
 
 async def test_the_store_packs_by_itself() -> None:
-    """What runs beside the requests packs idle sessions."""
+    """A task beside the requests packs idle sessions."""
     store = MemorySessionStore(max_sessions=9, ttl_s=1e9, idle_pack_s=0.05)
     await put(store, "a")
     in_use = store.held_bytes

@@ -1,4 +1,5 @@
-"""What every session store does alike: in memory, in Redis with and without a key, in a cluster."""
+"""The common behaviour of all session stores: in memory, in Redis with and without a key, in a
+cluster."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ async def put(store: SessionStore, name: str, turns: int, **options: str) -> Ses
 
 
 async def test_a_session_is_found_as_it_was_written(store: SessionStore) -> None:
-    """What an update returned is what is found by the id."""
+    """A look-up by the id finds the session that an update returned."""
     assert await store.get("t", "a") is None
     written = await put(store, "a", 1)
     written = await put(store, "a", 2)
@@ -125,7 +126,7 @@ async def test_a_continued_history_is_found(store: SessionStore) -> None:
 
 
 async def test_an_edited_history_is_found(store: SessionStore) -> None:
-    """A history that was edited behind task and first answer is found with its length in common."""
+    """A history that was edited after task and first answer is found with its length in common."""
     await put(store, "a", 3)
     edited = history(4, "a")
     edited[5] = {**edited[5], "content": "cleared"}
@@ -212,7 +213,7 @@ async def test_the_list_is_latest_first(store: SessionStore) -> None:
 
 
 async def test_a_deleted_session_is_gone(store: SessionStore) -> None:
-    """It is in no list and found by nothing, and that it went is told once."""
+    """It is in no list and found by nothing, and its deletion is reported once."""
     await put(store, "a", 2)
     await put(store, "b", 2)
     assert await store.delete("t", "a")

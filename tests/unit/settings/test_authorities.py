@@ -1,4 +1,4 @@
-"""Which hosts mean a proxy without keys, and whose pages may speak to it."""
+"""The hosts that mean a proxy without keys, and the pages that may speak to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def allows(hosts: object, text: str) -> bool:
 
 @given(st.sampled_from(LOOPBACK), st.sampled_from(["", ":80", ":8790", ":65535"]))
 def test_this_machine_is_always_meant(name: str, port: str) -> None:
-    """By each of its loopback names, at any port, wherever the proxy listens."""
+    """It is meant by each of its loopback names, at any port, wherever the proxy listens."""
     assert all(allows(hosts, name + port) for hosts in (HOME, EVERYWHERE, LAN))
 
 
@@ -33,7 +33,7 @@ def test_this_machine_is_always_meant(name: str, port: str) -> None:
 def test_a_name_that_only_looks_like_one_of_these_is_foreign(
     name: str, other: str, before: bool
 ) -> None:
-    """What a page's own name may be made of, whatever it contains."""
+    """A page's own name may contain anything, and stays foreign."""
     text = f"{other[1:]}{other[0]}{name}" if before else name + other
     assert not any(allows(hosts, text) for hosts in (HOME, EVERYWHERE, LAN))
 
@@ -54,7 +54,7 @@ def test_an_address_is_taken_where_the_proxy_listens_at_it() -> None:
 
 
 def test_a_port_that_is_named_is_meant_alone() -> None:
-    """A name without one stands for all of them."""
+    """A name without one covers all of them."""
     hosts = allowed_hosts("127.0.0.1", ["a", "b:1"])
     assert allows(hosts, "a") and allows(hosts, "A:2") and allows(hosts, "b:1")
     assert not allows(hosts, "b") and not allows(hosts, "b:2")
@@ -94,7 +94,7 @@ def test_a_page_is_trusted_that_is_the_proxys_own_or_named(
 
 @given(st.text(max_size=60))
 def test_any_text_is_read_without_a_fault(text: str) -> None:
-    """Whoever writes headers decides what stands in them."""
+    """Any client that writes headers decides their content."""
     found = parse_authority(text)
     assert found is None or EVERYWHERE.allows(found) in (True, False)
     assert HOME.trusts(f"http://{text}", found) in (True, False)

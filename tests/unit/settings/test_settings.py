@@ -64,7 +64,7 @@ def test_keys_come_from_all_three_places(tmp_path: Path) -> None:
 
 
 def test_wrong_settings_are_named_without_their_secrets(tmp_path: Path) -> None:
-    """A typo in the file, a bad rule and a bad key are told by name, the key's text not."""
+    """A typo in the file, a bad rule and a bad key are reported by name, the key's text not."""
     config = tmp_path / "leyline.yaml"
     config.write_text("prot: 1\n")
     with pytest.raises(ValidationError, match="prot"):
@@ -84,7 +84,7 @@ def test_wrong_settings_are_named_without_their_secrets(tmp_path: Path) -> None:
 
 
 def test_a_loop_that_isnt_installed_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a setting names by itself must be there; ``auto`` does without."""
+    """A loop that a setting names must be there; ``auto`` does without."""
     monkeypatch.setattr("leyline_proxy.settings.proxy.find_spec", lambda _: None)
     assert load_settings().loop == "auto"
     with pytest.raises(ValueError, match="uvloop isn't installed"):

@@ -1,4 +1,4 @@
-"""Broken configurations are told by line, variable or flag, with the fix, without a value."""
+"""Broken configurations are reported by line, variable or flag, with the fix, without a value."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_fault_is_the_writers_who_wins(tmp_path: Path) -> None:
 
 
 def test_objects_of_variables_and_of_the_file_are_put_together(tmp_path: Path) -> None:
-    """A fault is told of the one that its member is from."""
+    """A fault is reported for the source of its member."""
     config = tmp_path / "leyline.yaml"
     config.write_text("tenants: {red: {wieght: 2}}\n")
     assert f"{config}:1:17: tenants.red.wieght" in faults(config, LEYLINE_TENANTS='{"blue": {}}')
@@ -129,7 +129,7 @@ def test_two_ports_of_two_addresses_may_be_equal() -> None:
 
 
 def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
-    """Nobody mends one, starts again, and meets the next."""
+    """No one has to fix one, start again, and meet the next."""
     config = tmp_path / "leyline.yaml"
     config.write_text("port: x\nlog_level: loud\nmodle: m\n")
     assert faults(config).count("fix: ") == 3

@@ -28,7 +28,7 @@ def series(metrics: Metrics, name: str) -> list[dict[str, str]]:
 
 
 def test_more_claims_than_series_are_in_the_sums_alone() -> None:
-    """A claim that has series keeps them, whoever comes; when it ends, the next one gets them."""
+    """A claim that has series keeps them, whatever comes; when it ends, the next one gets them."""
     metrics = Metrics()
     shown = ClaimMetrics(metrics, {"red"})
     every = [status(f"c{number}") for number in range(MAX_SERIES + 2)]
@@ -70,7 +70,7 @@ def test_tenants_of_another_proxy_share_a_label() -> None:
 
 
 def test_events_are_counted_by_kind() -> None:
-    """Also those of no claim."""
+    """Those of no claim are counted, too."""
     metrics = Metrics()
     ClaimMetrics(metrics, ()).count([{"event": "locked"}, {"event": "ticked"}, {"event": "locked"}])
     value = metrics.registry.get_sample_value("leyline_claim_events_total", {"event": "locked"})

@@ -1,4 +1,4 @@
-"""Labels don't grow without end, whoever names their values."""
+"""Labels don't grow without end, whatever their values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def series(metrics: Metrics, name: str) -> dict[str, float]:
 
 
 def test_one_value_too_many_is_other() -> None:
-    """The first values keep their series, the rest share one, nothing is lost, and it is told."""
+    """The first values keep their series, the rest share one, nothing is lost, and it is
+    reported."""
     metrics = Metrics()
     for number in range(MOST_VALUES + 10):
         for _ in range(2):
@@ -50,7 +51,7 @@ def test_one_value_too_many_is_other() -> None:
 
 @pytest.mark.parametrize(("label", "cap"), [(n, c) for n, c in CAPS.items() if c is not None])
 def test_some_labels_have_room_for_more(label: str, cap: int) -> None:
-    """What settings and engines name may be many, and is bounded all the same."""
+    """The names in settings and engines may be many, and are bounded all the same."""
     bounds = LabelBounds()
     found = {bounds.admitted(label, str(number)) for number in range(cap + 5)}
     assert len(found) == cap + 1 and OTHER in found
@@ -67,7 +68,7 @@ def test_a_label_is_bounded_over_all_metrics() -> None:
 
 
 def test_tenants_and_models_without_end_start_few_series() -> None:
-    """Only so many stand at 0 before they count; meeting one again costs nothing."""
+    """Only so many are at 0 before they count; meeting one again costs nothing."""
     metrics = Metrics()
     for _ in range(2):
         for number in range(2000):
@@ -87,7 +88,7 @@ def test_a_value_without_end_is_other() -> None:
 
 @given(st.lists(st.tuples(st.text(max_size=4), st.text(max_size=4)), max_size=200))
 def test_no_count_gets_lost(pairs: list[tuple[str, str]]) -> None:
-    """Whatever the values are, the series add up, and there are no more than the caps allow."""
+    """The series add up for any values, and there are no more than the caps allow."""
     registry = CollectorRegistry()
     counter = BoundedCounter("c", "C.", ("one", "two"), registry=registry)
     bound(counter, LabelBounds(), removes=True)
@@ -104,7 +105,7 @@ def test_no_count_gets_lost(pairs: list[tuple[str, str]]) -> None:
 
 
 def test_removed_series_come_back_empty() -> None:
-    """A series that ended begins anew, by either way of naming its labels."""
+    """A series that ended begins again, by either way of naming its labels."""
     gauge = BoundedGauge("g", "G.", ("a", "b"), registry=CollectorRegistry())
     bound(gauge, LabelBounds(), removes=True)
     gauge.labels("1", "2").set(5)
@@ -115,7 +116,7 @@ def test_removed_series_come_back_empty() -> None:
 
 
 def test_series_that_cannot_end_stand_at_zero() -> None:
-    """Where other processes read them, an ended one says nothing is there."""
+    """If other processes read them, an ended one says nothing is there."""
     registry = CollectorRegistry()
     gauge = BoundedGauge("g", "G.", ("a",), registry=registry)
     bound(gauge, LabelBounds(), removes=False)

@@ -35,13 +35,13 @@ def generator(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def signature(spec: MetricSpec) -> str:
-    """What others' boards rely on."""
+    """The parts of a metric that others' boards rely on."""
     return f"{spec.name} {spec.kind} {','.join(sorted(spec.labels))}".rstrip()
 
 
 def test_a_renamed_metric_is_noticed() -> None:
-    """Names, kinds and labels are those of the committed list; whoever changes one breaks the
-    boards of others, and says so in the changelog."""
+    """Names, kinds and labels are those of the committed list; a change breaks the boards of
+    others, and the changelog says so."""
     found = sorted(map(signature, (*SPECS, *ENGINE_METRICS)))
     assert found == COMMITTED.read_text(encoding="utf-8").splitlines()
 
@@ -104,7 +104,7 @@ def test_metrics_are_named_and_explained_alike(spec: MetricSpec) -> None:
 
 
 def test_groups_are_disjoint_and_so_are_proxy_and_engine() -> None:
-    """A name is defined once, so that the embedded engine's series can stand beside the proxy's."""
+    """A name is defined once, so that the embedded engine's series can be beside the proxy's."""
     names = Tally(spec.name for spec in (*SPECS, *ENGINE_METRICS))
     assert set(names.values()) == {1}
     assert len({group.title for group in GROUPS}) == len(GROUPS)

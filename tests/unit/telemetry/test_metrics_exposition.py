@@ -41,8 +41,8 @@ leave()
 
 
 async def test_open_metrics_lead_to_single_requests() -> None:
-    """Asked for OpenMetrics, three histograms name the turn behind a measured value, and nothing
-    that the caller wrote."""
+    """Asked for OpenMetrics, three histograms name the turn of a measured value, and nothing that
+    the caller wrote."""
     engine = FakeEngine(capability=CAPABILITY)
     body = {"model": MODEL, "messages": tool_session(1), "max_tokens": 2}
     async with proxy_before(engine) as client:
@@ -75,7 +75,7 @@ async def test_open_metrics_lead_to_single_requests() -> None:
     ],
 )
 async def test_anything_else_is_plain_text_or_valid(accept: str) -> None:
-    """What a scraper says of formats never breaks the scrape."""
+    """A scraper's words on formats never break the scrape."""
     asked = exposition({"accept": accept})
     metrics = Metrics()
     metrics.erasures.labels("done").inc()
@@ -151,7 +151,7 @@ class _Worker:
 
 
 def test_several_processes_are_one(tmp_path: Path) -> None:
-    """Whichever is scraped tells the sums of all; the gauges of one that ended or was killed go,
+    """Each scraped process gives the sums of all; the gauges of one that ended or was killed go,
     and its counts stay."""
     workers = [_Worker(tmp_path, name) for name in ("first", "second", "third")]
     try:

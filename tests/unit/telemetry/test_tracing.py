@@ -45,7 +45,7 @@ async def upstream_headers(
 
 
 async def test_engine_is_told_of_the_span_upstream(recorder: Recorder) -> None:
-    """The caller's trace goes on upstream, with the proxy's span as the parent, and its state."""
+    """The caller's trace continues upstream, with the proxy's span as the parent, and its state."""
     sent = await upstream_headers(
         recorder, [("traceparent", PARENT), ("tracestate", "vendor=1"), ("baggage", "a=b")]
     )
@@ -98,7 +98,7 @@ async def test_long_state_is_dropped_and_its_trace_goes_on(recorder: Recorder) -
 
 
 async def test_without_tracing_headers_pass_as_they_are() -> None:
-    """Where the proxy doesn't trace, the engine gets the caller's own context."""
+    """If the proxy doesn't trace, the engine gets the caller's own context."""
     engine = FakeEngine()
     async with proxy_before(engine) as http:
         sent = {"traceparent": PARENT, "tracestate": "vendor=1"}
@@ -107,7 +107,7 @@ async def test_without_tracing_headers_pass_as_they_are() -> None:
 
 
 async def test_unsampled_trace_goes_on_unsampled() -> None:
-    """A trace that the sampler leaves out has no spans, and the engine is told so."""
+    """A trace that the sampler leaves out has no spans, and the engine gets that mark."""
     recorder = Recorder(sampler=ALWAYS_OFF)
     sent = await upstream_headers(recorder, [("traceparent", PARENT)])
     assert sent["traceparent"].startswith(f"00-{TRACE}-")
@@ -116,7 +116,7 @@ async def test_unsampled_trace_goes_on_unsampled() -> None:
 
 
 def test_trace_id_is_that_of_the_request(recorder: Recorder) -> None:
-    """Whoever serves a request can ask for its trace's id, and nobody else gets one."""
+    """Code that serves a request can ask for its trace's id, and no other code gets one."""
     assert current_trace_id() is None
     headers = Headers({"traceparent": PARENT})
     with recorder.tracing.request("POST", CHAT, headers):
@@ -129,7 +129,7 @@ def test_trace_id_is_that_of_the_request(recorder: Recorder) -> None:
 
 
 def test_failover_is_an_event(recorder: Recorder) -> None:
-    """A request that goes on to another engine has a span of each attempt, and says why."""
+    """A request that moves to another engine has a span of each attempt, and says why."""
     engines = {name: FakeEngine() for name in ("a", "b")}
     with ExitStack() as stack:
         origins = {name: stack.enter_context(serving(each)) for name, each in engines.items()}
@@ -191,7 +191,7 @@ async def test_large_numbers_are_left_out(recorder: Recorder) -> None:
 
 
 async def test_work_behind_a_request_adds_nothing_to_it(recorder: Recorder) -> None:
-    """What goes on after the response has no stages of a request that has ended."""
+    """Work after the response has no stages of a request that has ended."""
     with recorder.tracing.request("POST", CHAT, Headers({})):
         trace = current_trace()
     with trace.stage("account"):

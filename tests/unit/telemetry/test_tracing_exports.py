@@ -1,4 +1,4 @@
-"""What leaves the process of traces: settings, limits, and exports that fail."""
+"""Traces that leave the process: settings, limits, and exports that fail."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from leyline_proxy.wiring.tracing import build_tracing
 CHAT = "/v1/chat/completions"
 ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "Say hello."}]}
 NOWHERE = "http://127.0.0.1:9"
-"""Nobody listens there."""
+"""Nothing listens there."""
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def loggers_of_opentelemetry() -> Iterator[None]:
     st.integers(1, 200),
 )
 def test_content_is_bounded_and_whole(messages: list[dict[str, Any]], limit: int) -> None:
-    """Whatever messages hold, their content is valid JSON with no more text than its limit."""
+    """The content of any messages is valid JSON with no more text than its limit."""
     shown = json.loads(messages_sent(messages, limit))
     texts = [part["content"] for message in shown for part in message["parts"]]
     assert sum(map(len, texts)) <= limit
@@ -102,7 +102,7 @@ def test_content_without_text_takes_no_room(message: dict[str, Any]) -> None:
 
 
 def test_callers_words_never_spoil_an_export(recorder: Recorder) -> None:
-    """Text that is no UTF-8 and text without end are mended: an exporter would drop the batch."""
+    """Text that is no UTF-8 and text without end are repaired: an exporter would drop the batch."""
     with recorder.tracing.request("POST", CHAT, Headers({})) as trace:
         trace.describe({"gen_ai.request.model": "\ud800" * 10_000})
         for _ in range(10_000):
@@ -185,7 +185,7 @@ class _Stuck(SpanExporter):
 
 
 def test_spans_that_find_no_room_are_told_of() -> None:
-    """Where spans end faster than they are exported, the log says that some are dropped."""
+    """If spans end faster than they are exported, the log says that some are dropped."""
     stuck = _Stuck()
     provider = TracerProvider(sampler=ALWAYS_ON, shutdown_on_exit=False)
     processor = BatchSpanProcessor(
@@ -227,7 +227,7 @@ def test_stdout_that_nobody_reads_is_told_once(
 def test_callers_headers_are_in_no_log(
     trace: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """OpenTelemetry complains of headers that are malformed and quotes them; nobody hears it."""
+    """OpenTelemetry quotes malformed headers in its complaints; the log shows none of it."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", NOWHERE)
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
     tracing = build_tracing(Settings(trace=trace), grace_s=0)
@@ -315,7 +315,7 @@ def test_without_the_extra_the_proxy_runs_and_says_what_to_install() -> None:
 async def test_web_framework_keeps_no_traces_of_its_own(
     monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
-    """Where the process has a provider of its own, the framework's telemetry stays off: its records
+    """If the process has a provider of its own, the framework's telemetry stays off: its records
     would quote exceptions and queries."""
     monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: recorder.provider)
     async with proxy_before(FakeEngine()) as http:

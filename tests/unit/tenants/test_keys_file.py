@@ -81,7 +81,7 @@ def test_plain_and_hashed_lines_are_the_same_key() -> None:
     ],
 )
 def test_wrong_lines_are_named_by_number_and_not_quoted(line: str) -> None:
-    """What is wrong is told, the key isn't."""
+    """The message names the fault, not the key."""
     with pytest.raises(KeyLineError, match="line 3") as caught:
         parse_keys(f"# first\nred:good\n{line}\n")
     assert SECRET not in str(caught.value)
@@ -95,7 +95,7 @@ def test_times_without_a_zone_are_utc() -> None:
 
 
 def test_a_key_expires_at_its_time() -> None:
-    """Until then it opens; from then on it is told apart from an unknown key."""
+    """Until then it opens; from then on it is distinguished from an unknown key."""
     now = [0.0]
     keys = parse_keys(
         "red:old expires=1970-01-02\nred:new\nred:twice expires=1970-01-02\nred:twice"
@@ -206,7 +206,7 @@ async def test_a_file_that_becomes_readable_is_read(tmp_path: Path) -> None:
 
 
 async def test_the_watch_outlives_what_a_new_tenant_breaks(tmp_path: Path) -> None:
-    """Whatever is wrong with a tenant that a file brings, the next file is read."""
+    """The next file is read, whatever is wrong with a tenant that a file brings."""
     file = tmp_path / "keys"
     file.write_text("red:k\n")
     taken: list[object] = []
@@ -224,7 +224,7 @@ async def test_the_watch_outlives_what_a_new_tenant_breaks(tmp_path: Path) -> No
 
 
 async def test_revocation_over_http(tmp_path: Path) -> None:
-    """A running proxy sees the file change by itself, and readiness tells of a broken one."""
+    """A running proxy sees the file change by itself, and readiness reports a broken one."""
     file = tmp_path / "keys"
     file.write_text("red:k1\n")
     request = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}

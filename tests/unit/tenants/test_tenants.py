@@ -45,7 +45,7 @@ def test_other_keys_open_nothing(headers: dict[str, str]) -> None:
 
 
 def test_faults_show_at_start_up() -> None:
-    """A mistyped policy or rule is told before the first request."""
+    """A mistyped policy or rule is reported before the first request."""
     with pytest.raises(UnknownPolicyError, match="truncate_older_than"):
         build_directory(Settings(policy="truncate_older"))
     with pytest.raises(OptionError):

@@ -79,8 +79,8 @@ async def listed(client: httpx.AsyncClient, who: str) -> dict[str, int]:
 async def test_a_foreign_session_id_is_a_session_of_ones_own(
     client: httpx.AsyncClient, header: str
 ) -> None:
-    """A tenant that says another's name, by any header that a harness has, and goes on with its
-    conversation, edited: nothing is spliced for it, and the owner's session is untouched."""
+    """A tenant that gives another's name, by any harness header, and continues its conversation,
+    edited, gets nothing spliced, and the owner's session is untouched."""
     name = {header: "shared-name"}
     first = await ask(client, "red", talk(LISTING, 4), name)
     forged = await ask(client, "blue", talk("[removed]", 5), name)
@@ -98,7 +98,7 @@ async def test_a_foreign_session_id_is_a_session_of_ones_own(
 async def test_a_conversation_is_never_recognised_across_tenants(
     client: httpx.AsyncClient,
 ) -> None:
-    """The same history without any name: the one who sends it second begins anew."""
+    """The same history without any name: the second sender begins again."""
     red = await ask(client, "red", talk(LISTING, 4), {})
     blue = await ask(client, "blue", talk("[removed]", 5), {})
     assert blue["tokens"]["spliced"] == 0

@@ -111,7 +111,7 @@ def moved(run: str, name: str, *, demanded: bool) -> Callable[[Session | None], 
 
 
 async def test_a_turn_that_an_engine_is_given_during_an_erasure_is_not_forgotten() -> None:
-    """What the session leaves there meanwhile is erased, too."""
+    """KV that the session leaves there meanwhile is erased, too."""
     async with world() as w:
         run = w.run("a")
         w.engines["a"].answers = [replace(chat_json(), pause_s=0.3)]

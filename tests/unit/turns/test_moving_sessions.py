@@ -32,7 +32,7 @@ SESSION = next(f"s{n}" for n in range(99) if ranked(f"s{n}", {"a": 1.0, "b": 1.0
 
 @dataclass
 class Pair:
-    """Two engines behind a proxy."""
+    """Two engines under one proxy."""
 
     engines: dict[str, FakeEngine]
     app: Any
@@ -55,12 +55,12 @@ class Pair:
         return self.ask(messages, session, leyline={"policy": REDACT})
 
     def forgets(self, name: str, session: str = SESSION) -> int:
-        """Requests of its own by which an engine was told to forget a session."""
+        """Requests of its own by which an engine was asked to forget a session."""
         own = [body for body in self.engines[name].bodies if b'"content":"."' in body]
         return sum(f'"session":"{session}"'.encode() in body for body in own)
 
     def obey(self, obeys: bool) -> None:
-        """Whether the engines confirm what they are told from now on."""
+        """Have the engines confirm their orders from now on, or not."""
         for engine in self.engines.values():
             engine.receipt = forgotten if obeys else deaf
 
@@ -69,7 +69,7 @@ class Pair:
         return asyncio.run(self.app.state.services.store.sessions("default"))
 
     def places(self) -> Mapping[str, Place]:
-        """Where the KV of the one session lies."""
+        """The places where the KV of the one session lies."""
         (line,) = self.sessions()
         session: Session = asyncio.run(self.app.state.services.store.get("default", line.id))
         return session.places
@@ -120,7 +120,7 @@ def test_a_forget_reaches_an_engine_that_is_still_at_work_on_an_earlier_turn() -
 
 
 def test_a_forget_of_a_turn_whose_client_left_is_carried_as_well() -> None:
-    """The engine was given the demand, so the others owe it, whoever waits for the answer."""
+    """The engine was given the demand, so the others owe it, with or without a client waiting."""
     with pair() as found:
         assert found.ask(ASKED).status_code == 200
         found.drain("a", True)
@@ -138,7 +138,7 @@ def test_a_forget_of_a_turn_whose_client_left_is_carried_as_well() -> None:
 
 
 def test_losses_of_account_are_forgotten_at_every_engine() -> None:
-    """What has no name in the account may have been read anywhere."""
+    """Text without a name in the account may have been read anywhere."""
     with pair() as found:
         assert found.ask(ANSWERED).status_code == 200
         assert set(found.places()) == {f"{'f' * 16}@a1", f"{'f' * 16}@b1"}
@@ -157,7 +157,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_an_engine_owes_what_it_did_not_confirm(failure: str) -> None:
-    """Whatever becomes of the turn that demands it; it is asked until it confirms."""
+    """It is asked until it confirms, whatever becomes of the turn that demands it."""
     limit_s = 3.0 if failure == "504" else None
     with pair(failover=False, total_timeout_s=limit_s) as found:
         assert found.ask(ASKED).status_code == 200
@@ -213,7 +213,7 @@ def test_a_demand_that_reached_no_engine_is_carried_when_one_is_back() -> None:
 
 
 def test_a_demand_that_could_not_be_remembered_is_refused() -> None:
-    """A tenant with too many debts is refused before anything is sent; plain turns go on."""
+    """A tenant with too many debts is refused before anything is sent; plain turns continue."""
     with pair(max_owed_forgets=1) as found:
         found.obey(False)
         assert found.redact(ANSWERED, "first").status_code == 200
@@ -262,7 +262,7 @@ def test_a_turn_that_a_forget_overtook_is_forgotten_when_it_ends() -> None:
 
 
 def test_a_turn_that_ended_while_a_forget_was_under_way_is_forgotten() -> None:
-    """The engine may have been given it behind the forget, which it confirmed only later."""
+    """The engine may have been given it after the forget, which it confirmed only later."""
     with pair(failover=False) as found:
         assert found.ask(ASKED).status_code == 200
         engine = found.engines["a"]

@@ -1,4 +1,4 @@
-"""The header by which a router behind the proxy keeps a session with its worker."""
+"""The header by which a router after the proxy keeps a session with its worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ REQUEST = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}
 
 
 async def test_the_affinity_header_is_the_proxys_alone() -> None:
-    """A client that sends it itself chooses no worker behind the router."""
+    """A client that sends it itself chooses no worker of the router."""
     engine = FakeEngine()
     async with proxy_before(engine, affinity_header="X-Route", log_level="error") as client:
         for path, body in ((CHAT, REQUEST), ("/v1/completions", {"model": MODEL, "prompt": "a"})):

@@ -1,4 +1,4 @@
-"""An engine whose answer has no end: little of it is kept, and the client is told."""
+"""An engine whose answer has no end: little of it is kept, and the client gets an error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Endless(FakeEngine):
 
 
 async def asked(engine: FakeEngine, route: str, stream: bool = False) -> httpx.Response:
-    """What a client is answered. The engine counts as up all the same."""
+    """Return a client's answer. The engine counts as up all the same."""
     async with proxy_before(engine, **SMALL) as client:
         answer = await client.post(route, json={"model": MODEL, "stream": stream, **ROUTES[route]})
         assert (await client.get("/readyz")).json()["upstreams"][0]["up"]
@@ -52,7 +52,7 @@ async def asked(engine: FakeEngine, route: str, stream: bool = False) -> httpx.R
 
 
 def told(error: Any) -> bool:
-    """Whether an error, in whatever API's shape, says what was wrong."""
+    """Return True if an error, in whatever API's shape, says what was wrong."""
     return "longer than" in json.dumps(error)
 
 
@@ -67,7 +67,7 @@ async def test_a_whole_answer_without_end_is_given_up(route: str) -> None:
 
 
 async def test_a_compressed_answer_is_measured_by_what_it_becomes() -> None:
-    """A few kilobytes that stand for many megabytes are too long."""
+    """A few kilobytes that expand to many megabytes are too long."""
     engine = FakeEngine()
     packed = gzip.compress(b" " * (8 * MIB))
     engine.answers = [Answer([packed], headers={"content-encoding": "gzip"})]
@@ -94,7 +94,7 @@ async def test_a_stream_that_says_nothing_without_end_is_a_502(
 
 @pytest.mark.parametrize("route", ["/v1/messages", "/v1/responses"])
 async def test_a_stream_that_is_kept_has_an_end(route: str) -> None:
-    """Where an answer is put together from its stream, the whole stream is bounded."""
+    """If an answer is put together from its stream, the whole stream is bounded."""
     engine = Endless(FIRST, kind=SSE)
     answer = await asked(engine, route, stream=True)
     *_, last = [event for event in answer.text.split("\n\n") if event]
@@ -103,7 +103,7 @@ async def test_a_stream_that_is_kept_has_an_end(route: str) -> None:
 
 
 async def test_a_stream_that_is_passed_on_may_be_long() -> None:
-    """Of bytes that go on as they come nothing is kept; but for an event without end."""
+    """Bytes passed on as they come are not kept, but for an event without end."""
     engine = FakeEngine()
     long = [FIRST] * (3 * MIB // len(FIRST))
     engine.answers = [
@@ -118,7 +118,7 @@ async def test_a_stream_that_is_passed_on_may_be_long() -> None:
 
 
 def test_the_connection_to_the_engine_is_closed() -> None:
-    """Over a real one, the engine learns at once that nobody reads its answer any more."""
+    """Over a real one, the engine learns at once that its answer has no reader any more."""
     engine = Endless(b" " * 65536)
     with (
         serving(engine) as upstream,

@@ -164,7 +164,7 @@ async def test_lifespan_starts_and_stops_the_application() -> None:
 
 
 async def test_an_application_without_lifespan_is_left_alone() -> None:
-    """Not knowing the lifespan protocol is no failure."""
+    """An unknown lifespan protocol is no failure."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError(scope["type"])

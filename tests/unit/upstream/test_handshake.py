@@ -87,7 +87,7 @@ async def test_another_run_of_the_engine_retains_nothing_of_the_first(engine: En
 
 
 async def test_an_engine_that_is_up_is_not_asked_before_a_turn(engine: Engine) -> None:
-    """What is known is enough."""
+    """Known facts are enough."""
     shake = handshake(engine)
     await shake.refresh()
     engine.asked.clear()
@@ -108,7 +108,7 @@ async def test_turns_that_wait_for_an_engine_share_a_question(engine: Engine) ->
 
 
 async def test_a_gateway_without_engines_serves_no_model() -> None:
-    """What answers the list of models with 502, 503 or 504 isn't up."""
+    """An engine that answers the list of models with 502, 503 or 504 isn't up."""
 
     async def gateway(request: httpx.Request) -> httpx.Response:
         return httpx.Response(503)

@@ -1,4 +1,4 @@
-"""The way to an engine: what a request has that goes there, and what no answer leaves behind."""
+"""The way to an engine: its requests' parts, and no traces of any answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from leyline_proxy.upstream.link import Link
 
 
 async def echo(request: Request) -> Response:
-    """What came, and a cookie."""
+    """Return the request's parts, and a cookie."""
     body = (await request.body()).decode()
     document = {
         "method": request.method,
@@ -47,7 +47,7 @@ async def slow(_: Request) -> Response:
 
 @pytest.fixture(scope="module")
 def origin() -> Iterator[str]:
-    """A server that tells what it was sent."""
+    """A server that reports what it was sent."""
     routes = [
         Route("/v1/echo", echo, methods=["GET", "POST"]),
         Route("/below/v1/echo", echo, methods=["GET", "POST"]),
@@ -59,7 +59,7 @@ def origin() -> Iterator[str]:
 
 
 async def told(link: Link, path: str, headers: Any = (), content: bytes = b"") -> dict[str, Any]:
-    """What the server says it was sent."""
+    """The server's report of what it was sent."""
     response = await link.send("POST", path, headers=headers, content=content)
     async with aclosing(response):
         await response.aread()
@@ -83,7 +83,7 @@ async def test_a_request_has_what_it_was_given_and_no_more(origin: str) -> None:
 
 
 async def test_no_cookie_of_one_answer_goes_along_with_the_next_request(origin: str) -> None:
-    """What a server tells one caller is nothing to the next."""
+    """A server's cookie for one caller is nothing to the next."""
     async with aclosing(link_to(origin)) as link:
         await told(link, "/v1/echo")
         again = await told(link, "/v1/echo")

@@ -1,4 +1,4 @@
-"""Which engine serves a session, before scripted engines."""
+"""The engine that serves a session, before scripted engines."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_sessions_of_an_engine_that_goes_down_spread_and_come_back() -> No
 
 
 async def test_an_engine_that_is_back_is_found_before_the_handshake_says_so() -> None:
-    """Where none is known to be up, each is asked once more before a request is given up."""
+    """If none is known to be up, each is asked once more before a request is given up."""
     engines = Engines(down=set(NAMES))
     pool = engines.pool()
     await pool.refresh()
@@ -83,7 +83,7 @@ async def test_an_engine_that_is_back_is_found_before_the_handshake_says_so() ->
 
 
 async def test_without_any_engine_the_best_ranked_one_is_left_to_fail() -> None:
-    """The caller is told of a failure of its own engine, not that nobody is there."""
+    """The caller gets a failure of its own engine, not a report that none is there."""
     pool = Engines(down=set(NAMES)).pool()
     await pool.refresh()
     assert (await pool.choose(key_of("a"), MODEL)).name == "a"

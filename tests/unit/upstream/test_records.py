@@ -68,7 +68,7 @@ async def test_no_answer_waits_for_its_record_beyond_the_budget(streamed: bool) 
 
 
 async def test_a_turn_without_a_record_is_a_loss_of_account() -> None:
-    """What the engine read in it has no names here, so the next forget is about everything."""
+    """Text that the engine read in it has no names here, so the next forget covers everything."""
     engine = FakeEngine()
     engine.scripted[RECEIPTS] = HANGS
     told: list[Any] = []
@@ -100,8 +100,8 @@ async def test_the_second_look_at_an_engine_has_what_is_left_of_the_budget() -> 
 
 
 def test_an_engine_whose_records_hang_serves_on() -> None:
-    """Of two crowds of requests the first waits for one budget and the second for none, and nobody
-    takes the engine for dead or for busy."""
+    """Of two crowds of requests the first waits for one budget and the second for none, and the
+    engine is taken for neither dead nor busy."""
     engine = FakeEngine()
     engine.scripted[RECEIPTS] = HANGS
     with ExitStack() as stack:
@@ -131,8 +131,8 @@ def test_an_engine_whose_records_hang_serves_on() -> None:
 
 
 async def test_handshakes_have_connections_of_their_own() -> None:
-    """Small questions that hang, however many, don't make an engine look dead; and whoever waits
-    for a connection in vain isn't sent to a setting that has nothing to do with it."""
+    """Small questions that hang, however many, don't make an engine look dead; and a request that
+    waits for a connection in vain isn't sent to a setting that has nothing to do with it."""
     engine = FakeEngine()
     engine.scripted["/tokenize"] = HANGS
     with serving(engine) as origin:
@@ -239,7 +239,7 @@ async def test_who_leaves_while_asking_says_nothing_of_the_engine() -> None:
 
 
 async def test_a_stream_of_errors_asks_for_one_record() -> None:
-    """However many events report an error, the turn has one budget."""
+    """The turn has one budget, however many events report an error."""
     actions = ("leyline.edit@1.0", "leyline.claim@1.0")
     engine = FakeEngine(capability=msgspec.structs.replace(CAPABILITY, actions=actions))
     engine.scripted[RECEIPTS] = HANGS

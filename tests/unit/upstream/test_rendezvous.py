@@ -23,7 +23,7 @@ def even(*engines: str) -> dict[str, float]:
 def test_an_order_without_a_name_is_the_order_less_that_name(
     engines: list[str], key: str, data: st.DataObject
 ) -> None:
-    """Whoever is taken away or added, the others keep their order for every session."""
+    """The others keep their order for every session, whichever is taken away or added."""
     gone = data.draw(st.sampled_from(engines))
     whole = ranked(key, even(*engines))
     rest = ranked(key, even(*(name for name in engines if name != gone)))

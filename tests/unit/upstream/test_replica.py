@@ -1,4 +1,4 @@
-"""What counts as an engine's failure, and when it gets requests again."""
+"""The failures that count against an engine, and its return to requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine that is slow in each of its phases, and what the client is told."""
+"""An engine that is slow in each of its phases, and the client's answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stalled(*chunks: bytes) -> Answer:
 async def test_an_engine_that_never_begins_is_given_up_after_the_first_token_timeout(
     stream: bool,
 ) -> None:
-    """However long it may be silent later, its first byte is waited for no longer than this."""
+    """Its first byte is waited for no longer than this, however long it may be silent later."""
     engine = FakeEngine()
     engine.answers = [Answer(hangs=True)]
     async with proxy_before(engine, first_token_timeout_s=LIMIT_S, idle_timeout_s=60) as client:

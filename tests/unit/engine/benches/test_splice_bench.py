@@ -46,7 +46,7 @@ def test_the_interval_encloses_the_median_by_rank() -> None:
 
 
 def test_longer_prefills_follow_the_parabola_of_those_that_ran() -> None:
-    """Linear and quadratic cost are told apart; noise can't bend the curve downwards."""
+    """Linear and quadratic cost are distinguished; noise can't bend the curve downwards."""
     seen = {1000: 3.0 + 2.0, 2000: 6.0 + 8.0}
     assert splice_kernel._extrapolate(seen, 4000) == pytest.approx(12.0 + 32.0)
     assert splice_kernel._extrapolate({1000: 5.0}, 4000) == pytest.approx(20.0)

@@ -21,7 +21,7 @@ class _Pool:
 
 
 def test_only_sessions_of_the_control_are_left_unrotated() -> None:
-    """Its copies stand where they stood, as the pool sees it; the pool itself is put back."""
+    """Its copies are where they were, as the pool sees it; the pool itself is put back."""
     pool = _Pool()
     splicer = SimpleNamespace(_pool=pool)
 

@@ -64,7 +64,7 @@ class NaiveShelf:
         self.locks.pop(claim, None)
 
     def rank(self, claim: ClaimKey, keys: array[int], priority: int) -> None:
-        """What there is of it."""
+        """Rank the part of the path that the tree holds."""
         assert claim not in self.ranks
         self.ranks[claim] = (self._path(keys), priority)
 
@@ -73,7 +73,7 @@ class NaiveShelf:
         self.ranks.pop(claim, None)
 
     def free(self) -> int:
-        """Slots that nobody has."""
+        """The number of slots without an owner."""
         return len(self.empty)
 
     def locked(self) -> set[Prefix]:
@@ -144,9 +144,9 @@ class Desk:
         return self.keeper.carry_out(SubmitClaim(claim))
 
     def status(self, name: str = "c", tenant: str = "t") -> ClaimStatus:
-        """Where a claim stands."""
+        """The status of a claim."""
         return self.keeper.book.status(tenant, name)
 
     def evict(self, amount: int) -> None:
-        """Evict, and tell the keeper."""
+        """Evict, and notify the keeper."""
         self.keeper.gave_way(self.shelf.evict(amount), "r")

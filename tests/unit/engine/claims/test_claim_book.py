@@ -164,8 +164,8 @@ def test_releasing_twice_changes_nothing() -> None:
 
 
 def test_claims_expire_at_the_tick_that_reaches_their_deadline() -> None:
-    """All whose time has come at once, earliest first, counted from the time that the engine had
-    been told when they came."""
+    """All claims whose time has come expire at once, earliest first, counted from the engine's time
+    when they came."""
     book = make_book()
     book.tick(1, 5_000)
     enter(book, make_claim("later", 2, ttl_s=21))
@@ -182,7 +182,7 @@ def test_claims_expire_at_the_tick_that_reaches_their_deadline() -> None:
 
 @pytest.mark.parametrize(("order", "now_ms"), [(1, 9_000), (3, 9_000), (2, 4_999)])
 def test_a_tick_out_of_order_changes_nothing(order: int, now_ms: int) -> None:
-    """Doubled, missing or back in time: ranks that went on would part."""
+    """Doubled, missing or back in time: ranks that continued would part."""
     book = make_book()
     book.tick(1, 5_000)
     enter(book, make_claim(ttl_s=1))
@@ -204,7 +204,7 @@ def test_a_hard_claim_locks_what_it_requires_and_no_neighbour() -> None:
 
 
 def test_evicting_a_locked_page_is_refused_and_changes_nothing() -> None:
-    """Also where a soft claim on the same pages would have given way."""
+    """It is refused even if a soft claim on the same pages would have given way."""
     book = make_book()
     enter(book, make_claim("soft", kind=ClaimKind.SOFT))
     enter(book, make_claim("hard"))
@@ -226,7 +226,7 @@ def test_a_soft_claim_holds_as_long_as_its_share_is_there() -> None:
 
 
 def test_lost_pages_harm_a_hard_claim_and_say_why() -> None:
-    """What is left of it is unlocked."""
+    """The rest of it is unlocked."""
     book = make_book()
     enter(book, make_claim())
     effects = book.lost((Run("x", 3, 4),), "device_fault")

@@ -65,7 +65,7 @@ def test_an_engine_that_nobody_brings_is_refused_and_the_others_named(name: str)
 def test_an_engine_that_is_not_installed_is_said_to_be_so(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is missing is named."""
+    """The message names the missing package."""
     point = EntryPoint("sglang", "no_such_package.litmus:open", command.ENGINES_GROUP)
     monkeypatch.setattr(command, "entry_points", lambda group: [point])
     result = run(name, "--engine", "sglang")
@@ -90,7 +90,7 @@ def test_the_replay_engine_plays_the_splicing_cases_too(
 
 
 def test_a_failed_case_is_told_and_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read stands beside what was expected."""
+    """The result is shown beside the expectation."""
     first, *rest = command.CASES
     broken = replace(first, outcomes=first.outcomes[:-1])
     monkeypatch.setattr(command, "CASES", (broken, *rest))

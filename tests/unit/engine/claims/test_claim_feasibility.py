@@ -17,12 +17,12 @@ from leyline_engine.claims.runs import joined
 SGLANG = Arithmetic(page_size=4, clip_output=32, strict=True)
 MICRO = Arithmetic(page_size=4, clip_output=32, strict=False, whole_pages=True)
 SHARED = {"x": ("x", 0), "y": ("x", 4), "z": ("y", 6), "none": ("none", 0)}
-"""What each source begins with: so many pages of another."""
+"""The beginning of each source: so many pages of another."""
 SOURCES = ("x", "y", "z")
 
 
 def page_of(source: str, number: int) -> tuple[str, int]:
-    """What a page is called: by the source that first brought it."""
+    """The name of a page: by the source that first brought it."""
     front, shared = SHARED[source]
     return page_of(front, number) if number < shared else (source, number)
 
@@ -120,7 +120,8 @@ def test_the_answer_is_that_of_counting_pages(
     arithmetic: Arithmetic,
     pages: int,
 ) -> None:
-    """Whether it fits, who is in the way, and the first deadline that helps; after changes too."""
+    """It gives the fit, the claims in the way, and the first deadline that helps; after changes
+    too."""
     usable, now = pages * 4, 40
     protection = Protection()
     for claim in claims:

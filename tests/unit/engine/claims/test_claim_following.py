@@ -1,4 +1,4 @@
-"""Where a claim's tokens are after an edit: the longest part that is left in one piece."""
+"""The place of a claim's tokens after an edit: the longest part that is left in one piece."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SOURCE = SourceTurn("t1", array("q", range(100)), "", (), "t", "s")
 
 
 def edited(pieces: list[tuple[int, int]], tail: int = 3) -> tuple[SourceTurn, list[CopySegment]]:
-    """A turn that has these parts of the source, one behind the other, and the copies for it.
+    """A turn that has these parts of the source, one after the other, and the copies for it.
 
-    What stands where it stood is a prefix and isn't copied.
+    Tokens that keep their place are a prefix and aren't copied.
     """
     tokens: list[int] = []
     copies: list[CopySegment] = []
@@ -53,7 +53,7 @@ def test_a_claim_goes_where_its_tokens_went(
 
 
 def test_tokens_that_stay_where_they_were_concern_no_claim() -> None:
-    """A cut behind it leaves it where it is."""
+    """A cut after it leaves it where it is."""
     turn, copies = edited([(0, 85), (90, 100)])
     assert followed(SOURCE.keys()[:80], 50, turn, [SOURCE], copies) is None
 
@@ -70,7 +70,7 @@ def test_a_turn_that_drew_on_something_else_concerns_no_claim() -> None:
 
 
 def test_copies_of_other_sources_are_not_the_claims() -> None:
-    """They are told apart by their index."""
+    """Their index distinguishes them."""
     turn, copies = edited([(0, 20), (30, 100)])
     theirs = [CopySegment(1, copy.start, copy.end, copy.dest) for copy in copies]
     other = SourceTurn("t0", array("q", range(500, 600)), "", (), "t", "s")

@@ -1,4 +1,4 @@
-"""The keeper over a naive cache: what it has the cache do, and what it tells of it."""
+"""The keeper over a naive cache: its demands on the cache, and its reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from leyline_engine.contract import (
 
 
 def test_a_hard_claim_locks_what_it_needs_and_what_that_stands_on() -> None:
-    """No token behind it."""
+    """No later token is locked."""
     desk = Desk()
     turn = desk.turn(range(10))
     desk.claim(turn.turn, 8, 4, share=0.5)
@@ -39,7 +39,7 @@ def test_a_hard_claim_locks_what_it_needs_and_what_that_stands_on() -> None:
 
 
 def test_what_no_claim_holds_has_no_name() -> None:
-    """Neither the rest of a span, nor what stands before a soft one."""
+    """The rest of a span has none, nor has the text before a soft one."""
     desk = Desk()
     turn = desk.turn(range(10))
     desk.claim(turn.turn, 10, share=0.3)
@@ -95,7 +95,7 @@ def test_an_eviction_elsewhere_is_no_fact_about_a_claim() -> None:
 
 
 def test_an_empty_cache_harms_all() -> None:
-    """And names nothing."""
+    """It names nothing."""
     desk = Desk()
     desk.claim(desk.turn(range(10)).turn, 10)
     desk.shelf.drop(list(desk.shelf.cached))
@@ -113,7 +113,7 @@ def candidate(prompt: int, output: int = 5, tenant: str = "t") -> Candidate:
 
 
 def test_what_is_cached_is_asked_for_only_near_the_limit() -> None:
-    """And counts once, as the claim's."""
+    """It counts once, as the claim's."""
     desk = Desk()
     turn = desk.turn(range(60))
     desk.claim(turn.turn, 60)
@@ -140,7 +140,7 @@ def test_what_is_cached_is_asked_for_only_near_the_limit() -> None:
 
 
 def test_hits_are_of_requests_that_find_all_of_a_claim() -> None:
-    """In its session, as far as its end."""
+    """A hit is in its session, as far as its end."""
     desk = Desk()
     turn = desk.turn(range(10))
     desk.claim(turn.turn, 8)
@@ -227,7 +227,7 @@ def test_tokens_that_are_not_there_fail_the_claim() -> None:
 
 
 def test_foreign_and_unknown_claims_have_one_answer() -> None:
-    """To every command that names one."""
+    """Every command that names one gets it."""
     desk = Desk()
     desk.claim(desk.turn(range(10)).turn, 8)
     for name, tenant in (("c", "u"), ("never", "t")):
@@ -246,7 +246,7 @@ def test_foreign_and_unknown_claims_have_one_answer() -> None:
 
 
 def test_only_what_is_locked_can_be_demoted() -> None:
-    """Once."""
+    """It can be demoted once."""
     desk = Desk()
     desk.claim(desk.turn(range(10)).turn, 8)
     assert desk.keeper.carry_out(DemoteClaim("t", "c")).problem is None

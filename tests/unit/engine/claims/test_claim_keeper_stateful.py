@@ -49,7 +49,7 @@ class KeeperMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.turns and self.desk.shelf.free() > 12)
     @rule(which=st.integers(0, 5), start=st.integers(0, 7), length=st.integers(1, 4))
     def edit(self, which: int, start: int, length: int) -> None:
-        """A part of a turn is cut out, what is behind it copied."""
+        """Cut out a part of a turn and copy the rest after it."""
         source = self.turns[which % len(self.turns)]
         whole = list(source.tokens[:-1])
         end = min(start + length, len(whole))
@@ -91,13 +91,13 @@ class KeeperMachine(RuleBasedStateMachine):
 
     @rule(amount=st.integers(1, 8))
     def evict(self, amount: int) -> None:
-        """What nobody locks."""
+        """Evict pages that nothing locks."""
         self.desk.evict(amount)
 
     @precondition(lambda self: self.desk.shelf.cached)
     @rule(which=st.integers(0, 99))
     def lose(self, which: int) -> None:
-        """A prefix and all behind it, whoever locks it."""
+        """Lose a prefix and all that follows it, whoever locks it."""
         shelf = self.desk.shelf
         top = sorted(shelf.cached)[which % len(shelf.cached)]
         gone = [prefix for prefix in shelf.cached if prefix[: len(top)] == top]
@@ -107,14 +107,14 @@ class KeeperMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(0, 2))
     def tick(self, seconds: int) -> None:
-        """Time goes on."""
+        """Let time pass."""
         self.ticks += 1
         keeper = self.desk.keeper
         keeper.tick(self.ticks, keeper.book.now_ms + 1000 * seconds)
 
     @invariant()
     def the_shelf_holds_what_the_book_says(self) -> None:
-        """As many locked tokens, and names for what is held alone."""
+        """The shelf has as many locked tokens, and names for pages that it alone holds."""
         keeper, shelf = self.desk.keeper, self.desk.shelf
         live = {(s.claim.tenant, s.claim.id): s for s in keeper.book.live()}
         assert len(shelf.locked()) == keeper.book.protected_pages
@@ -141,7 +141,7 @@ class KeeperMachine(RuleBasedStateMachine):
 
 
 def test_the_keeper_holds_neither_more_nor_less_than_it_promised() -> None:
-    """Whatever comes and goes."""
+    """This holds whatever comes and goes."""
     run_state_machine_as_test(
         KeeperMachine,
         settings=settings(max_examples=examples(150), stateful_step_count=40, deadline=None),

@@ -1,4 +1,4 @@
-"""What slots are called: by whoever brought them first, each page once, as long as it is needed."""
+"""The names of slots: by whoever brought them first, each page once, as long as it is needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_path_is_named_by_its_source_and_what_it_shares_by_the_first() -> None
 
 
 def test_only_named_slots_are_known() -> None:
-    """Whatever lies between them, runs that touch are one."""
+    """Runs that touch are one, whatever lies between them."""
     names = PageNames()
     names.name("x", [5, 6, 7, 8])
     assert names.known([5, 6, 99, 7]) == (Run("x", 0, 3),)
@@ -88,6 +88,6 @@ def test_names_are_one_to_one_whatever_is_named_and_forgotten(
 
 @pytest.mark.parametrize("slots", [[3, 1, 2], [1, 2, 3]])
 def test_runs_are_as_few_as_can_be(slots: list[int]) -> None:
-    """Whatever the slots' numbers, a path that one source brought is one run."""
+    """A path that one source brought is one run, whatever the slots' numbers."""
     names = PageNames()
     assert names.name("x", slots) == names.known(slots) == (Run("x", 0, 3),)

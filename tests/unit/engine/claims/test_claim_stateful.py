@@ -44,7 +44,7 @@ class ClaimMachine(RuleBasedStateMachine):
         self.events: list[AnyEvent] = []
         self.runtime = MicroRuntime(USABLE, page_size=PAGE, limits=LIMITS, sink=self.events.append)
         self.running: dict[str, bool] = {}
-        """Whether what they compute may be kept, by name."""
+        """True if their KV may be kept, by name."""
         self.lengths: dict[str, int] = {}
         self.requests = 0
         self.ticks = 0
@@ -249,7 +249,7 @@ class ClaimMachine(RuleBasedStateMachine):
 
 
 def test_the_book_keeps_its_promises_whatever_comes() -> None:
-    """Conservation, protection, one end per claim, and a trace that tells it all."""
+    """Conservation, protection, one end per claim, and a trace that shows it all."""
     run_state_machine_as_test(
         ClaimMachine,
         settings=settings(max_examples=examples(200), stateful_step_count=50, deadline=None),
@@ -268,7 +268,7 @@ class SpoiltTraces(ClaimMachine):
 
 
 def test_no_spoilt_trace_of_any_history_reads_like_the_whole() -> None:
-    """What holds for the litmus cases holds for whatever claims and requests do."""
+    """The rules of the litmus cases hold for whatever claims and requests do."""
     run_state_machine_as_test(
         SpoiltTraces,
         settings=settings(max_examples=examples(25), stateful_step_count=25, deadline=None),

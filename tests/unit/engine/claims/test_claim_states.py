@@ -36,7 +36,7 @@ def test_the_diagram_has_every_line_of_the_table_and_every_end() -> None:
 
 
 def test_at_most_one_line_applies() -> None:
-    """Whatever the facts, the table never leaves a choice."""
+    """The table never leaves a choice, whatever the facts."""
     for state, trigger, facts in product(State, Trigger, ALL_FACTS):
         targets = [
             row.target

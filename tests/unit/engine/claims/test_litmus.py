@@ -36,7 +36,7 @@ NAMES = [
 
 
 def test_the_suite_has_the_thirteen_cases() -> None:
-    """By name, each once."""
+    """It has each by name, once."""
     assert [case.name for case in CASES] == NAMES
 
 
@@ -59,7 +59,7 @@ def test_every_spoilt_trace_reads_otherwise(case: litmus.Case) -> None:
 
 
 def test_a_case_fails_where_outcomes_or_answers_differ() -> None:
-    """What is expected is compared, not only computed."""
+    """The expectation is compared, not only computed."""
     case = next(case for case in CASES if case.name == "two_tenants")
     assert not run_case(replace(case, outcomes=case.outcomes[:-1]), open_micro).passed
     assert not run_case(replace(case, told=("no",)), open_micro).passed
@@ -106,7 +106,7 @@ def test_an_engine_that_ignores_ranks_fails(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_traces_survive_the_jsonl_file() -> None:
-    """What was written down reads as what happened."""
+    """The written trace reads as it happened."""
     for case in CASES:
         result = run_case(case, open_micro)
         again = [msgspec.convert(event, AnyEvent) for event in result.events]

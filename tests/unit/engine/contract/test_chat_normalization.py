@@ -55,7 +55,7 @@ def called(arguments: Any) -> dict[str, Any]:
 
 
 def arguments_after(arguments: Any) -> Any:
-    """What becomes of a tool call's arguments."""
+    """The tool call's arguments after normalization."""
     (message,) = normalize_messages([called(arguments)], parts=False)
     return message["tool_calls"][0]["function"]["arguments"]
 
@@ -80,7 +80,7 @@ def test_normalising_changes_only_what_it_must(messages: list[Any], parts: bool)
 
 @given(st.dictionaries(st.text(max_size=4), JSON), st.sampled_from([None, 2]))
 def test_arguments_that_are_an_objects_text_become_the_object(value: Any, indent: Any) -> None:
-    """However the text is laid out; the call's other members stay."""
+    """They do in any layout of the text; the call's other members stay."""
     original = called(json.dumps(value, indent=indent))
     (message,) = normalize_messages([original], parts=True)
     expected = called(value)
@@ -108,7 +108,7 @@ def test_arguments_that_are_an_objects_text_become_the_object(value: Any, indent
     ids=lambda value: str(value)[:12],
 )
 def test_other_arguments_stay(arguments: Any) -> None:
-    """Also text whose object couldn't be written to a prompt; the message is the same object."""
+    """So does text whose object couldn't be written to a prompt; the message is the same object."""
     message = called(arguments)
     assert normalize_messages([message], parts=False)[0] is message
     assert arguments_after(arguments) == arguments
@@ -135,7 +135,7 @@ def test_no_calls_are_left_out(calls: Any) -> None:
 
 @pytest.mark.parametrize("content", [{}, {"content": None}])
 def test_no_content_is_empty_text(content: dict[str, Any]) -> None:
-    """Whether null or missing."""
+    """This holds for null and for missing content."""
     message = {"role": "assistant", **content, "refusal": None}
     expected = {"role": "assistant", "content": "", "refusal": None}
     assert normalize_messages([message], parts=True) == [expected]
@@ -179,7 +179,7 @@ def test_lists_of_parts(role: str, content: Any, with_parts: str | None, without
     ],
 )
 def test_a_template_that_loops_over_contents_takes_parts(source: str) -> None:
-    """However the content is reached."""
+    """It takes them however it reaches the content."""
     assert template_takes_parts(source)
 
 

@@ -101,7 +101,7 @@ def test_a_claim_survives_the_wire() -> None:
 def test_a_share_of_a_span_is_rounded_up_to_pages(
     start: int, length: int, hundredths: int, page: int
 ) -> None:
-    """As many whole pages as exact arithmetic on fractions says, and at least one."""
+    """The share is as many whole pages as exact arithmetic on fractions says, and at least one."""
     predicate = Predicate("s", start, start + length, hundredths / 100)
     first, end = predicate.page_span(page)
     assert first * page <= start < (first + 1) * page

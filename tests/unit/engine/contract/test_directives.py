@@ -53,7 +53,7 @@ def test_ten_thousand_directives_are_refused() -> None:
 
 
 def test_touching_spans_are_allowed() -> None:
-    """[2, 4) and [4, 6) don't overlap; an insertion behind a cut neither."""
+    """[2, 4) and [4, 6) don't overlap, nor does an insertion after a cut."""
     assert apply_directives(range(8), [Directive(2, 4), Directive(4, 6)]) == [0, 1, 6, 7]
     assert apply_directives(range(4), [Directive(1, 2), Directive(2, 2, (9,))]) == [0, 9, 2, 3]
 

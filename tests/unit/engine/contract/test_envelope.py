@@ -54,7 +54,7 @@ def test_round_trip_over_json() -> None:
 
 
 def test_who_asks_for_the_record_in_the_answer_says_so_in_an_action() -> None:
-    """It is known, so that nobody reports it as skipped, and nothing else asks."""
+    """The action is known, so it isn't reported as skipped, and nothing else asks."""
     asks = msgspec.to_builtins(edit_envelope("m1", PAYLOAD, receipt_in_answer=True))
     assert split_actions(parse_envelope(asks)) == (PAYLOAD, ())
     assert message_that_asks(asks) == "m1"
@@ -96,7 +96,7 @@ def test_what_doesnt_ask_for_the_record_as_known_here_gets_none(break_it: Any) -
     ],
 )
 def test_envelope_errors_name_the_field(break_it: Any, field: str) -> None:
-    """A missing or mistyped field of the envelope stands in the error."""
+    """The error names a missing or mistyped field of the envelope."""
     raw = wire()
     break_it(raw)
     with pytest.raises(EnvelopeError, match=field):
@@ -123,7 +123,7 @@ def test_envelope_errors_name_the_field(break_it: Any, field: str) -> None:
     ],
 )
 def test_payload_errors_name_the_field(break_it: Any, field: str) -> None:
-    """A missing or mistyped field of the edit payload stands in the error, with the action."""
+    """The error names a missing or mistyped field of the edit payload, with the action."""
     raw = wire()
     break_it(raw["actions"][0]["payload"])
     with pytest.raises(EnvelopeError, match=f"m1.edit.*{field}"):
@@ -185,7 +185,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_any_json_parses_or_is_refused(raw: object) -> None:
-    """Whatever arrives, the answer is an envelope or an EnvelopeError."""
+    """Any input gives an envelope or an EnvelopeError."""
     with suppress(EnvelopeError):
         assert isinstance(parse_envelope(raw), Envelope)
 
@@ -201,7 +201,7 @@ PLAUSIBLE = st.fixed_dictionaries(
 
 @given(PLAUSIBLE)
 def test_any_payload_decodes_or_is_refused(payload: dict[str, Any]) -> None:
-    """Whatever stands in the payload, the answer is a payload or an EnvelopeError."""
+    """Any content of the payload gives a payload or an EnvelopeError."""
     raw = wire()
     raw["actions"][0]["payload"] = payload
     with suppress(EnvelopeError):

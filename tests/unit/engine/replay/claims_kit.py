@@ -142,7 +142,7 @@ def command(engine: ReplayEngine, what: ClaimCommand) -> ClaimReply:
 
 
 def status(engine: ReplayEngine, name: str = "c", tenant: str = TENANT) -> ClaimStatus:
-    """Where a claim stands."""
+    """The status of a claim."""
     return engine.claims.keeper.book.status(tenant, name)
 
 
@@ -152,7 +152,7 @@ def kinds(engine: ReplayEngine) -> list[str]:
 
 
 def cached(engine: ReplayEngine, prompt: Iterable[int]) -> int:
-    """How much of a prompt is cached as exact KV."""
+    """The number of a prompt's tokens that are cached as exact KV."""
     return len(engine.cache.tree.peek(array("q", prompt)))
 
 

@@ -92,7 +92,7 @@ class Stage:
         self.gate = threading.Semaphore(0)
 
     def open_gate(self) -> None:
-        """Go on."""
+        """Let the thread continue."""
         self.gate.release(100_000)
 
     def submit(self, prompt: int, seed: int, turn: str = "", *, room: int = 4, **more: Any) -> Job:
@@ -117,7 +117,7 @@ class Stage:
         return reply
 
     def record(self, job: Job) -> TurnRecord:
-        """What is on file of a job."""
+        """The filed record of a job."""
         record = self.service.records.get(job.spec.request.request_id)
         assert record is not None
         return record

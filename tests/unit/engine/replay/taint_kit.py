@@ -1,4 +1,4 @@
-"""Who has read a secret token, followed slot by slot beside the engine.
+"""Readers of a secret token, followed slot by slot beside the engine.
 
 A flag per slot says whether its KV was computed with the secret token in view. Prefill spreads the
 flag along a sequence, a copy carries it over, an erase clears it. A slot that is free keeps it.

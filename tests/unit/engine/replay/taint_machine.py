@@ -1,4 +1,4 @@
-"""Who has read the secret: followed slot by slot beside the engine, at random."""
+"""Readers of the secret, followed slot by slot beside the engine, at random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads that lie: refused by name, the request served, nothing of the edit left behind."""
+"""Payloads that lie are refused by name, the request is served, and nothing of the edit is left."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_unsorted_lineage_without_an_edit() -> None:
 
 @pytest.mark.parametrize("forget", [(), ("m",), ("unheard of",)])
 def test_a_lineage_that_begins_behind_the_prompt(forget: tuple[str, ...]) -> None:
-    """It governs nothing: the last token is computed, and what nobody forgot is reused."""
+    """It governs nothing: the last token is computed, and KV that wasn't forgotten is reused."""
     engine = make_engine()
     label = (SpanLabel("m", 80, 90),)
     run(engine, SOURCE, msgspec.structs.replace(register("t1"), spans=label))

@@ -1,6 +1,6 @@
-"""Bad edits over HTTP: a named reason, an ordinary prefill, and nothing of the edit left behind.
+"""Bad edits over HTTP: a named reason, an ordinary prefill, and nothing left of the edit.
 
-Each case goes to one engine; a twin gets the same prompt and is told at most which turn it is.
+Each case goes to one engine; a twin gets the same prompt and learns at most which turn it is.
 Afterwards both hold the same, byte for byte, and both give the same answer to an honest edit.
 """
 
@@ -59,7 +59,7 @@ def words() -> PreTrainedTokenizerFast:
 
 
 def signed(payload: EditPayload, message: str, secret: str = SECRET) -> Any:
-    """An envelope as it stands in a request."""
+    """An envelope as a request carries it."""
     return msgspec.to_builtins(sign_envelope(edit_envelope(message, payload), secret))
 
 
@@ -71,10 +71,10 @@ class Session:
     turns: dict[str, list[int]] = field(default_factory=dict)
     """Tokens by turn, prompt and answer."""
     envelopes: dict[str, Any] = field(default_factory=dict)
-    """What was sent with each turn."""
+    """The envelope sent with each turn."""
 
     def kept(self) -> object:
-        """What the engine holds: tree, free slots, registry, stored bytes."""
+        """The engine's content: tree, free slots, registry, stored bytes."""
         engine = self.app.state.service._engine
         engine.check_integrity()
         return held(engine), contents(engine), engine.stats()
@@ -203,7 +203,7 @@ SPOILT: dict[str, tuple[Callable[[EditPayload], EditPayload], Reason]] = {
     "a lying length": (with_source(length=-1), Reason.TOKEN_MISMATCH),
     "an older turn's source": (with_source(turn="t1"), Reason.TOKEN_MISMATCH),
 }
-"""What is wrong with the honest edit, and the reason that is to be named."""
+"""The fault of the honest edit, and the reason that is to be named."""
 
 
 @pytest.mark.parametrize("name", SPOILT)
@@ -235,7 +235,7 @@ async def check_next(session: Session, twin: Session) -> None:
 
 
 def unsigned(honest: EditPayload) -> Any:
-    """An envelope that nobody signed."""
+    """An envelope without a signature."""
     return msgspec.to_builtins(edit_envelope("bad", honest))
 
 
@@ -266,7 +266,8 @@ UNTRUSTED: dict[str, Callable[[EditPayload], Any]] = {
 
 @pytest.mark.parametrize("name", UNTRUSTED)
 async def test_an_envelope_that_is_not_the_proxys_leaves_no_trace(name: str) -> None:
-    """Neither turn nor KV is kept, as no forget would find it; the answer is a plain prefill's."""
+    """Its turn and KV aren't kept, as no forget would find them; the answer is a plain
+    prefill's."""
     async with began() as session, began() as twin:
         prompt, honest = session.next_turn()
         before = session.kept()

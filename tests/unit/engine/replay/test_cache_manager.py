@@ -1,4 +1,4 @@
-"""What is published, shared and evicted, and that the integrity check sees damage."""
+"""Publishing, sharing and evicting, and an integrity check that sees damage."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AMORTIZE = Directive(40, 45)
 
 @pytest.mark.parametrize("kind", ["gqa", "mla"])
 def test_splice_moves_values_and_keys(kind: str) -> None:
-    """Behind an amortized cut the values are those of the source, the keys turned by δ."""
+    """After an amortized cut the values are those of the source, the keys turned by δ."""
     engine = make_engine(kind)
     run(engine, SOURCE, register("t1"))
     source = cached(engine, SOURCE)
@@ -85,7 +85,7 @@ def test_lineage_of_another_scope_is_not_served() -> None:
 
 
 def test_two_edits_with_equal_tokens_share_nothing() -> None:
-    """The same text left behind by two different cut spans: equal prompts, two lineages."""
+    """Two different cut spans leave the same text: equal prompts, two lineages."""
     head, rest = random_tokens(40, 4), random_tokens(40, 5)
     sources = [[*head, *span, *rest] for span in ([7, 7, 7], [8, 9])]
     engine = make_engine()
@@ -162,7 +162,7 @@ def test_evicted_source_is_named() -> None:
 
 
 def test_exhausted_pool_says_so() -> None:
-    """Running requests fill the pool: the next is told to wait, and fits when they end."""
+    """Running requests fill the pool: the next has to wait, and fits when they end."""
     engine = make_engine(pool=150)
     first = admit(engine, SOURCE)
     with pytest.raises(PoolExhaustedError):

@@ -58,7 +58,7 @@ class Chain:
         return target
 
     def errors(self, places: list[int]) -> list[float]:
-        """The error behind each splice of a chain that visits ``places``."""
+        """The error after each splice of a chain that visits ``places``."""
         slots = self.origin
         found = []
         for step, start in enumerate(places):
@@ -115,7 +115,7 @@ def turned(
 
 
 def places() -> list[int]:
-    """Where each splice of a chain puts its tokens."""
+    """The place where each splice of a chain puts its tokens."""
     return np.random.default_rng(3).integers(32, 4000, CHAIN).tolist()
 
 
@@ -128,7 +128,7 @@ def bound(dtype: torch.dtype) -> float:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", ["gqa", "mla"])
 def test_a_thousand_chained_splices_are_as_exact_as_one(kind: str, dtype: torch.dtype) -> None:
-    """The bound of a single splice holds behind every one of them."""
+    """The bound of a single splice holds after every one of them."""
     errors = begin(kind, dtype).errors(places())
     assert len(errors) == CHAIN
     assert max(errors) <= bound(dtype)
@@ -138,7 +138,8 @@ def test_a_thousand_chained_splices_are_as_exact_as_one(kind: str, dtype: torch.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", ["gqa", "mla"])
 def test_naive_chaining_drifts(kind: str, dtype: torch.dtype) -> None:
-    """Control: turning the rounded key again leaves the bound far behind, and goes on growing."""
+    """Control: turning the rounded key again passes the bound by far, and the error keeps
+    growing."""
     errors = begin(kind, dtype, naive=True).errors(places())
     assert errors[0] <= bound(dtype)
     assert max(errors[-100:]) > 5 * bound(dtype)
@@ -148,7 +149,7 @@ def test_naive_chaining_drifts(kind: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", ["gqa", "mla"])
 def test_a_chain_ends_in_the_bits_of_one_splice(kind: str, dtype: torch.dtype) -> None:
-    """Whatever way a key took, it is the one that a single splice to that place gives."""
+    """A key that took any way is the one that a single splice to that place gives."""
     chain = begin(kind, dtype)
     slots = chain.origin
     for step, start in enumerate(places()):

@@ -108,7 +108,7 @@ async def test_looking_costs_no_check_of_the_whole_pool(
 async def test_a_command_that_breaks_is_answered_and_the_engine_goes_on(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asked hears of it, the next one is served."""
+    """The caller hears of it, and the next one is served."""
 
     def broken(command: ClaimCommand) -> ClaimReply:
         raise ZeroDivisionError
@@ -168,7 +168,7 @@ async def test_a_stopped_engine_carries_nothing_out(stage: Stage) -> None:
 
 
 async def test_an_engine_without_a_desk_takes_no_claims() -> None:
-    """And says so."""
+    """It says so."""
     service = EngineService(make_engine(), lambda tokens: "")
     reply = await service.claims(ListClaims())
     assert reply.problem is not None and reply.problem.code is ProblemCode.UNSUPPORTED

@@ -1,4 +1,4 @@
-"""What no claim can keep: a forget, a flush, a fault."""
+"""The limits of claims: a forget, a flush, a fault."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def slots(engine: ReplayEngine, prompt: list[int]) -> list[int]:
 
 
 def test_a_forget_beats_a_claim() -> None:
-    """What is forgotten is overwritten at once, locked or not, and the claims on it are harmed."""
+    """Forgotten text is overwritten at once, locked or not, and the claims on it are harmed."""
     engine = make_engine(900)
     source = keep(engine, "t1", 200, 1)
     claim(engine, "t1", 150, id="hard")
@@ -84,7 +84,7 @@ def test_a_forget_beats_a_claim() -> None:
 
 
 def test_a_claim_over_what_others_sent_as_well_survives_a_forget() -> None:
-    """That KV isn't this session's alone."""
+    """Its KV isn't this session's alone."""
     engine = make_engine(900)
     source = keep(engine, "t1", 200, 1)
     run(engine, [*source, 3], named("o1", session="other"))
@@ -96,7 +96,7 @@ def test_a_claim_over_what_others_sent_as_well_survives_a_forget() -> None:
 
 
 def test_a_claim_cannot_keep_away_the_request_that_forgets_what_it_claims() -> None:
-    """What it claims is forgotten first, and then there is room."""
+    """The claimed text is forgotten first, and then there is room."""
     engine = make_engine(400)
     source = keep(engine, "t1", 300, 1)
     claim(engine, "t1", 300)
@@ -122,7 +122,7 @@ def test_a_refused_request_forgets_all_the_same() -> None:
 
 
 def test_a_forget_waits_for_running_requests_and_for_no_claim() -> None:
-    """What both hold is overwritten when the request ends."""
+    """Slots that both hold are overwritten when the request ends."""
     engine = make_engine(900)
     source = keep(engine, "t1", 200, 1)
     claim(engine, "t1", 200)
@@ -158,7 +158,7 @@ def test_a_flush_harms_every_claim() -> None:
 
 
 def test_lost_slots_harm_the_claims_on_them() -> None:
-    """Those behind the fault go as well: nothing could find them any more."""
+    """Slots after the fault go as well: nothing could find them any more."""
     engine = make_engine(600)
     source = keep(engine, "t1", 100, 1)
     claim(engine, "t1", 100, id="over")
@@ -177,7 +177,7 @@ def test_lost_slots_harm_the_claims_on_them() -> None:
 
 
 def test_labels_name_what_a_claimed_forget_reaches() -> None:
-    """By name, too: what never read the span stays claimed."""
+    """They name it for a forget by name, too: KV that never read the span stays claimed."""
     engine = make_engine(900)
     prompt = tokens(196, 1)
     labels = (SpanLabel("head", 0, 120), SpanLabel("secret", 120, 196))

@@ -58,7 +58,7 @@ def test_a_request_that_cannot_fit_beside_a_hard_claim_is_refused_at_once() -> N
 
 
 def test_other_tenants_claims_are_a_number() -> None:
-    """No id of theirs is told."""
+    """No id of theirs is reported."""
     engine = make_engine(400)
     keep(engine, "plan", 200, 1)
     claim(engine, "plan", 200, id="secret-name")
@@ -72,7 +72,7 @@ def test_other_tenants_claims_are_a_number() -> None:
 
 
 def test_what_a_request_shares_with_a_claim_counts_once() -> None:
-    """It goes on from claimed KV, which is there already; a stranger of the same size can't."""
+    """It continues from claimed KV, which is there already; a stranger of the same size can't."""
     engine = make_engine(400)
     plan = keep(engine, "plan", 300, 1)
     claim(engine, "plan", 300)
@@ -115,7 +115,7 @@ def test_nothing_is_refused_for_soft_claims() -> None:
 
 
 def test_a_soft_claim_goes_after_what_is_younger_and_unclaimed() -> None:
-    """Its priority is told as pressure, and its hits go on."""
+    """Its priority is reported as pressure, and its hits continue."""
     engine = make_engine(400)
     plan = keep(engine, "plan", 150, 1)
     young = keep(engine, "young", 150, 2)
@@ -155,7 +155,7 @@ def test_a_demoted_claim_stays_in_order_only() -> None:
 
 
 def test_nothing_else_is_held_by_a_claim() -> None:
-    """Half of a span, from the middle: that half and what it stands on, no more."""
+    """A claim on half of a span from the middle holds that half and what it builds on, no more."""
     engine = make_engine(400)
     plan = keep(engine, "plan", 200, 1)
     claim(engine, "plan", 180, 100, share=0.5)
@@ -176,7 +176,7 @@ def test_without_claims_names_and_ranks_cost_nothing() -> None:
 
 @pytest.mark.parametrize("by_request", [False, True])
 def test_write_no_admit_leaves_nothing_behind(by_request: bool) -> None:
-    """Neither KV nor a turn, and every slot comes back; what the cache holds is still used."""
+    """The session leaves no KV and no turn, and every slot comes back; cached KV is still used."""
     engine = make_engine(600)
     plan = keep(engine, "plan", 100, 1)
     if not by_request:
@@ -198,7 +198,7 @@ def test_write_no_admit_leaves_nothing_behind(by_request: bool) -> None:
 
 
 def test_an_edit_of_a_session_that_is_not_admitted_is_spliced_all_the_same() -> None:
-    """For itself alone."""
+    """The splice is for itself alone."""
     engine = make_engine(900)
     keep(engine, "t1", 240, 1)
     claim(engine, "t1", 40, kind=ClaimKind.SOFT, write_no_admit=True)
@@ -299,7 +299,7 @@ def test_claims_on_what_the_engine_does_not_know_are_refused() -> None:
 
 
 def test_limits_are_the_engines_own() -> None:
-    """As configured, by name."""
+    """They are as configured, by name."""
     engine = make_engine(600, share=0.1)
     keep(engine, "t1", 100, 1)
     assert claim(engine, "t1", 60).problem is None

@@ -1,4 +1,4 @@
-"""Claims behind the engine's thread: who waits, who is told, and when time passes."""
+"""Claims in the engine's thread: who waits, who gets a report, and when time passes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_one_behind_others_in_the_queue_is_refused_at_once(stages: list[St
 
 
 async def test_those_that_wait_are_looked_at_again_when_a_claim_comes(stages: list[Stage]) -> None:
-    """Only those for whom there is no room any more; the queue's order stays."""
+    """Only requests without room any more end; the queue's order stays."""
     stage = Stage(max_running=1)
     stages.append(stage)
     await stage.keep("plan", 200, 1)
@@ -93,7 +93,7 @@ async def test_those_that_wait_are_looked_at_again_when_a_claim_comes(stages: li
 
 
 async def test_a_claim_lets_go_by_itself_when_its_time_is_up(stage: Stage) -> None:
-    """Nobody asks, no request comes: the thread's own clock does it."""
+    """Nothing asks and no request comes: the thread's own clock does it."""
     await stage.keep("plan", 200, 1)
     await stage.claim("plan", 200, ttl_s=1)
     error = await refused(stage.submit(250, 2))
@@ -105,7 +105,7 @@ async def test_a_claim_lets_go_by_itself_when_its_time_is_up(stage: Stage) -> No
 
 
 async def test_a_refusal_counts_the_time_that_has_passed(stages: list[Stage]) -> None:
-    """Also where nothing was asked since the claim came."""
+    """It does so even if nothing was asked since the claim came."""
     clock = Clock()
     stage = Stage(clock=clock)
     stages.append(stage)
@@ -122,7 +122,7 @@ async def test_a_refusal_counts_the_time_that_has_passed(stages: list[Stage]) ->
 
 
 async def test_who_outgrows_its_room_beside_a_claim_is_told(stage: Stage) -> None:
-    """The younger of two answers ends with the error; its slots let the other go on."""
+    """The younger of two answers ends with the error; its slots let the other continue."""
     await stage.keep("plan", 100, 1)
     await stage.claim("plan", 100)
     first = stage.submit(100, 2, "first", room=60)
@@ -154,7 +154,7 @@ async def test_without_claims_an_answer_is_cut_short_as_before(stages: list[Stag
 
 
 async def test_a_waiting_request_that_is_too_long_is_no_claims_fault(stages: list[Stage]) -> None:
-    """It is told so when its turn comes."""
+    """It learns so when its turn comes."""
     stage = Stage()
     stages.append(stage)
     await stage.keep("plan", 200, 1)
@@ -166,7 +166,7 @@ async def test_a_waiting_request_that_is_too_long_is_no_claims_fault(stages: lis
 async def test_a_waiting_request_that_cannot_be_examined_is_answered(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fault is its own; the engine goes on."""
+    """The fault is its own; the engine continues."""
 
     def broken(request: GenerationRequest) -> GenerationRequest:
         raise ZeroDivisionError
@@ -179,7 +179,7 @@ async def test_a_waiting_request_that_cannot_be_examined_is_answered(
 
 
 def forgetful(turn: str) -> EditPayload:
-    """What has the plan's second half forgotten, and keeps the first."""
+    """A turn that forgets the plan's second half and keeps the first."""
     return named(turn, spans=(SpanLabel("head", 0, 100), SpanLabel("tail", 100, 200)))
 
 

@@ -1,4 +1,4 @@
-"""The tree as claims see it: what stays, what goes later, and that nobody else notices."""
+"""The tree as claims see it: it keeps some KV, evicts some later, and nothing else notices."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def cached(cache: CacheManager) -> set[Prefix]:
 
 
 def test_a_lock_holds_its_path_and_no_neighbour() -> None:
-    """The node is split at the edge; what goes on behind it can be evicted."""
+    """The node is split at the edge; the part after it can be evicted."""
     cache = make_cache(10)
     shelf = TreeShelf(cache)
     fill(cache, (1, 2, 3, 4, 5))
@@ -94,7 +94,7 @@ def test_a_lock_holds_its_path_and_no_neighbour() -> None:
 
 
 def test_looking_locking_and_ranking_touch_nobodys_recency() -> None:
-    """What was used least recently still goes first."""
+    """The least recently used still goes first."""
     cache = make_cache(10)
     shelf = TreeShelf(cache)
     fill(cache, (1, 2))
@@ -129,7 +129,7 @@ def test_what_ranks_higher_goes_later_and_equal_ranks_by_recency() -> None:
 
 
 def test_a_rank_stays_with_both_halves_of_a_node_that_splits() -> None:
-    """And is taken back from both."""
+    """It is taken back from both."""
     cache = make_cache(20)
     shelf = TreeShelf(cache)
     fill(cache, (1, 2, 3, 4))
@@ -178,7 +178,7 @@ def test_a_leaf_that_is_younger_or_in_use_was_not_passed_over() -> None:
 
 
 def test_ranks_that_nobody_gave_are_found() -> None:
-    """Or that somebody gave and a node lacks."""
+    """So are ranks that somebody gave and a node lacks."""
     cache = make_cache()
     shelf = TreeShelf(cache)
     fill(cache, (1, 2))
@@ -265,7 +265,7 @@ class ShelfMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 12))
     def evict(self, count: int) -> None:
-        """Nothing locked goes, nothing goes before what it outranks, and claims are told."""
+        """Nothing locked goes, nothing goes before what it outranks, and claims hear of it."""
         gone = self.cache.tree.evict_nodes(count)
         self.cache.release(np.concatenate([[], *(node.slots for node in gone)]).astype(np.int64))
         lost = self.used.keys() - cached(self.cache)
@@ -275,7 +275,7 @@ class ShelfMachine(RuleBasedStateMachine):
         for leaf in leaves:
             if not self._locked(leaf):
                 order = (self._rank(leaf), self.used[leaf])
-                # A node goes as a whole, so only what went with nothing behind it is compared.
+                # A node goes as a whole, so only prefixes that went alone are compared.
                 assert all(
                     (self._rank(prefix), self.used[prefix]) <= order
                     for prefix in lost
@@ -318,7 +318,7 @@ class ShelfMachine(RuleBasedStateMachine):
 
 
 def test_the_shelf_agrees_with_a_naive_one() -> None:
-    """Whatever claims lock and rank, and whatever is evicted in between."""
+    """They agree whatever claims lock and rank, and whatever is evicted in between."""
     run_state_machine_as_test(
         ShelfMachine,
         settings=settings(max_examples=examples(150), stateful_step_count=40, deadline=None),
@@ -326,7 +326,7 @@ def test_the_shelf_agrees_with_a_naive_one() -> None:
 
 
 def test_peek_finds_what_match_would() -> None:
-    """Also under a limit, and in an empty tree."""
+    """It does so under a limit, and in an empty tree, too."""
     tree = RadixTree()
     assert len(tree.peek(keys_of(1))) == 0
     tree.insert(keys_of(1, 2, 3), np.array([7, 8, 9]), "a")

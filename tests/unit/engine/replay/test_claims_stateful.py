@@ -82,7 +82,7 @@ class ClaimedEngine(RuleBasedStateMachine):
         request = ask(prompt, payload, room=output, admits=admits)
         before = self.engine.stats()
         try:
-            # Alone, whoever isn't refused finds its slots.
+            # Alone, a request that isn't refused finds its slots.
             sequence = start(self.engine, request)
         except RefusedByClaimError as error:
             assert error.refusal.own and not error.refusal.others
@@ -193,7 +193,7 @@ class ClaimedEngine(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(0, 3))
     def tick(self, seconds: int) -> None:
-        """Time goes on."""
+        """Let time pass."""
         self.ticks += 1
         self.now_ms += 1000 * seconds
         self.engine.claims.keeper.tick(self.ticks, self.now_ms)
@@ -210,7 +210,7 @@ class ClaimedEngine(RuleBasedStateMachine):
 
     @invariant()
     def promises_are_kept(self) -> None:
-        """What lives has what it requires."""
+        """Each live claim has what it requires."""
         for status in self.engine.claims.keeper.book.live():
             assert status.resident_tokens >= status.required_tokens
             assert status.remaining_ms is None or status.remaining_ms > 0
@@ -246,7 +246,7 @@ class ClaimedEngine(RuleBasedStateMachine):
 
 
 def test_the_engine_keeps_its_promises_whatever_comes() -> None:
-    """Conservation, protection, and a trace that tells it all."""
+    """Conservation, protection, and a trace that shows it all."""
     run_state_machine_as_test(
         ClaimedEngine,
         settings=settings(max_examples=examples(40), stateful_step_count=25, deadline=None),

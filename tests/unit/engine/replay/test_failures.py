@@ -1,4 +1,4 @@
-"""Failures injected at every stage: no slot, lock or record is left behind."""
+"""Failures injected at every stage leave no slot, lock or record."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_pool_write_fails_in_decode() -> None:
 @pytest.mark.parametrize("call", [1, 2])
 @pytest.mark.parametrize("payload", [None, PAYLOAD], ids=["prefix only", "splice"])
 def test_working_cache_that_cannot_be_filled(payload: EditPayload | None, call: int) -> None:
-    """A start that fails behind admission gives back the slots, the prefix and the copies."""
+    """A start that fails after admission gives back the slots, the prefix and the copies."""
     engine = prepared()
     before = snapshot(engine)
     pool = engine.cache.pool

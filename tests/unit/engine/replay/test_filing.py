@@ -1,4 +1,4 @@
-"""What the replay engine's thread files and counts, and when it reads levels."""
+"""The replay engine's thread files and counts, and reads levels at their time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def record(*, finished: bool, forgot: ForgetCounts | None = None) -> TurnRecord:
 
 
 def test_a_request_counts_once_when_it_ends(desk: Desk) -> None:
-    """Not when it begins; and only one that brought an envelope."""
+    """It doesn't count when it begins, and counts only with an envelope."""
     labels = {"outcome": "unedited", "reason": "none"}
     desk.filing.began(spec(), record(finished=False))
     assert desk.value("requests", **labels) is None
@@ -77,7 +77,7 @@ def test_a_forget_counts_as_it_proceeds(desk: Desk) -> None:
 
 @pytest.mark.parametrize("began", [False, True])
 def test_a_refused_request_counts_its_forget_once(desk: Desk, began: bool) -> None:
-    """Whether it was refused before it ran or while it did."""
+    """It counts once if it was refused before it ran, or while it did."""
     forgot = ForgetCounts(overwritten=3)
     if began:
         desk.filing.began(spec(), record(finished=False, forgot=forgot))
@@ -87,7 +87,7 @@ def test_a_refused_request_counts_its_forget_once(desk: Desk, began: bool) -> No
 
 
 def test_levels_are_read_once_a_second_and_when_the_engine_falls_idle() -> None:
-    """Not at each step."""
+    """They aren't read at each step."""
     clock, read = [5.0], []
     readings = Readings(lambda: read.append(clock[0]), now_s=lambda: clock[0])
     for _ in range(20):

@@ -38,7 +38,7 @@ def served_by_lineage(
 
 
 def test_forget_overwrites_and_frees() -> None:
-    """What only this session held behind the span is zero before anyone gets it again."""
+    """KV after the span that only this session held is zero before another gets its slots."""
     engine = make_engine()
     run(engine, SOURCE, register("t1"), decode=3)
     slots = cached(engine, SOURCE)[60:]
@@ -104,7 +104,7 @@ def test_forget_waits_for_running_requests() -> None:
 
 
 def test_a_running_turn_of_the_session_is_not_kept() -> None:
-    """What a turn computed beside a forget is no source for later ones and isn't matchable."""
+    """A turn computed beside a forget is no source for later ones and isn't matchable."""
     engine = make_engine()
     run(engine, SOURCE, register("t1"))
     beside = [*SOURCE, 1, 2, 3]
@@ -168,7 +168,7 @@ def test_forget_reaches_turns_that_are_no_longer_retained(turns: int) -> None:
 
 
 def test_slots_of_a_withheld_request_are_overwritten() -> None:
-    """What ran beside a forget read the span; its slots are blank before others get them."""
+    """A turn that ran beside a forget read the span; its slots are blank before others get them."""
     engine = make_engine()
     run(engine, SOURCE, register("t1"))
     running = admit(engine, SOURCE + random_tokens(50, 7), register("t2"))

@@ -64,7 +64,7 @@ def truncated(engine: ReplayEngine) -> tuple[list[int], tuple[LineageRun, ...]]:
 def forget(
     engine: ReplayEngine, prompt: list[int], lineage: tuple[LineageRun, ...], *names: str
 ) -> EditPayload:
-    """A payload that goes on with a lineage and forgets spans by name alone."""
+    """A payload that continues a lineage and forgets spans by name alone."""
     spans = (SpanLabel("m1", 0, 60), SpanLabel("rest", 60, len(prompt)))
     payload = EditPayload(session="s", scope=SCOPE, turn="forgetting", lineage=lineage)
     return labelled(payload, *spans, forget=names)
@@ -94,7 +94,7 @@ def test_a_span_truncated_turns_ago_is_forgotten_by_its_name() -> None:
 
 
 def test_a_forget_keeps_what_was_computed_before_the_spans_first_reader() -> None:
-    """A splice in front of the span has nothing to do with it; its KV goes on serving."""
+    """A splice in front of the span has nothing to do with it; its KV keeps serving."""
     engine = make_engine(pool=1200)
     run(engine, SOURCE, labelled(register("t1"), *LABELS))
     prompt, payload = edit(SOURCE, [Directive(40, 45), Directive(150, 160)], tail=[9])
@@ -107,7 +107,7 @@ def test_a_forget_keeps_what_was_computed_before_the_spans_first_reader() -> Non
     _, record = run(engine, prompt, labelled(payload, *after))
     lineage = record.receipt.lineage
     answer, forgot = run(engine, [*prompt, 5], forget(engine, [*prompt, 5], lineage, "m4"))
-    # m4 stood at 150 in its source; what was copied from before it, behind the first cut, stays.
+    # m4 was at 150 in its source; the copy from before it, after the first cut, stays.
     assert forgot.receipt.tokens.prefix == 145
     assert forgot.receipt.lineage == lineage
     assert not same_logits(answer, reference([*prompt, 5]))
@@ -115,7 +115,7 @@ def test_a_forget_keeps_what_was_computed_before_the_spans_first_reader() -> Non
 
 @pytest.mark.parametrize("names", [("never heard of",), (SECRET, "never heard of")])
 def test_an_unknown_name_spares_nothing_but_the_exact_prefix(names: tuple[str, ...]) -> None:
-    """A ledger that can't tell who read a span treats all spliced KV as its readers."""
+    """A ledger that doesn't know a span's readers treats all spliced KV as its readers."""
     engine = make_engine(pool=1200)
     prompt, lineage = truncated(engine)
     asked = [*prompt, 99]
@@ -126,7 +126,7 @@ def test_an_unknown_name_spares_nothing_but_the_exact_prefix(names: tuple[str, .
 
 
 def test_an_edit_beside_an_unknown_name_copies_nothing() -> None:
-    """What the ledger can't tell the readers of forbids copies, also where an edit offers some."""
+    """A span with readers unknown to the ledger forbids copies, also where an edit offers some."""
     engine = make_engine(pool=1200)
     prompt, lineage = truncated(engine)
     asked, payload = edit(
@@ -163,7 +163,7 @@ def test_a_directive_forgets_by_the_labels_under_it() -> None:
 
 
 def test_the_answer_of_a_turn_is_a_span_of_its_own() -> None:
-    """What the engine generated can be forgotten by the turn's name, and the prompt stays."""
+    """The engine's answer can be forgotten by the turn's name, and the prompt stays."""
     engine = make_engine(pool=1200)
     run(engine, SOURCE, labelled(register("t1"), *LABELS), decode=6)
     longer = [*SOURCE, 1, 2, 3]
@@ -231,7 +231,7 @@ def test_a_receipt_keeps_what_was_learned_while_its_request_ran() -> None:
     [(SCOPE, "crew", 182), (SCOPE, "", 60), (SCOPE, "others", 60), ("else", "crew", 60)],
 )
 def test_shared_kv_serves_the_scope_and_nobody_else(scope: str, share: str, prefix: int) -> None:
-    """What a turn splices under SHARE is found by the tenant's requests of that scope alone."""
+    """KV that a turn splices under SHARE is found by the tenant's requests of that scope alone."""
     engine = make_engine(pool=1200)
     run(engine, SOURCE, labelled(register("t1"), *LABELS))
     prompt, payload = edit(SOURCE, [CUT], tail=[9, 8])
@@ -245,7 +245,7 @@ def test_shared_kv_serves_the_scope_and_nobody_else(scope: str, share: str, pref
 
 
 def joined(engine: ReplayEngine) -> tuple[list[int], list[int], EditPayload]:
-    """Session y goes on with what s shared; then the prompt and payload of a splice of its own.
+    """Session y continues what s shared; then the prompt and payload of a splice of its own.
 
     Returns:
         The prompt of s, and of y's next turn with its payload.

@@ -127,7 +127,7 @@ def test_what_hangs_below_a_common_prefix_is_still_forgotten() -> None:
 
 
 def test_mixed_modes_splice_up_to_the_forget() -> None:
-    """An amortized cut before the forgotten span is spliced; all behind the span is new."""
+    """An amortized cut before the forgotten span is spliced; all after the span is new."""
     engine = make_engine()
     run(engine, SOURCE, register("t1"))
     values = [engine.cache.pool.read(layer, cached(engine, SOURCE)[45:60]) for layer in range(2)]
@@ -152,7 +152,7 @@ def test_mixed_modes_splice_up_to_the_forget() -> None:
 
 
 def test_mixed_modes_in_an_already_spliced_turn_forget_from_the_splice_on() -> None:
-    """Behind an earlier splice nothing may be reused, whatever precedes the forgotten span."""
+    """After an earlier splice nothing may be reused, whatever precedes the forgotten span."""
     engine = make_engine()
     run(engine, SOURCE, register("t1"))
     first, payload = edit(SOURCE, [Directive(40, 45)], tail=[9])
@@ -175,7 +175,7 @@ def test_mixed_modes_in_an_already_spliced_turn_forget_from_the_splice_on() -> N
 def test_a_second_source_that_names_the_span_limits_the_first(
     common: int, span: int, lent: int
 ) -> None:
-    """The first source lends only what precedes the span in the second and stands in both."""
+    """The first source lends only what precedes the span in the second and is in both."""
     engine = make_engine(pool=900)
     other = [*SOURCE[:common], *random_tokens(100 - common, 31)]
     run(engine, SOURCE, register("t1"))
@@ -261,7 +261,7 @@ def test_a_start_that_fails_behind_a_forget_withholds_what_runs() -> None:
 
 
 class BreakableErase:
-    """Stands in for the pool's erase; ``broken`` decides whether it fails."""
+    """A stand-in for the pool's erase; ``broken`` decides whether it fails."""
 
     def __init__(self, engine: ReplayEngine) -> None:
         self.broken = True
@@ -275,7 +275,7 @@ class BreakableErase:
 
 
 def test_an_erase_that_fails_is_retried() -> None:
-    """Slots that couldn't be overwritten are in nobody's hands until they are."""
+    """Slots that couldn't be overwritten have no owner until they are."""
     engine = make_engine()
     run(engine, SOURCE, register("t1"))
     slots = cached(engine, SOURCE)[60:]
@@ -301,7 +301,7 @@ def test_an_erase_that_fails_is_retried() -> None:
 
 
 def failed_forget(engine: ReplayEngine, session: str = "s") -> BreakableErase:
-    """A forget whose erase failed, and goes on failing: 40 slots wait to be overwritten."""
+    """A forget whose erase failed, and keeps failing: 40 slots wait to be overwritten."""
     erase = BreakableErase(engine)
     prompt, payload = edit(SOURCE, [FORGET], tail=[9], session=session)
     with pytest.raises(RuntimeError, match="x"):

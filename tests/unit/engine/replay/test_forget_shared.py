@@ -47,7 +47,7 @@ TOLD = [*HEAD, SECRET, *TAIL]
 LABELS = (SpanLabel("head", 0, 60), SpanLabel("secret", 60, 61), SpanLabel("tail", 61, len(TOLD)))
 CUTS = [Directive(40, 44), Directive(60, 61)]
 READER = 56
-"""Where the secret's first reader stands once both are cut; KV is moved from 40 on."""
+"""The position of the secret's first reader once both are cut; KV is moved from 40 on."""
 MORE = [5, 6, *text(40, 3)]
 
 
@@ -80,7 +80,7 @@ class Crew:
         return prefill(sequence), sequence.finish()
 
     def finds(self, turn: str = "y1", session: str = "y") -> Running:
-        """A request that goes on with what s shared."""
+        """A request that continues what s shared."""
         running = self.admit(self.longer, labelled(register(turn, session=session), self.longer))
         assert running.receipt.tokens.prefix == len(self.prompt)
         return running
@@ -111,7 +111,7 @@ class Crew:
         return self.admit([*HEAD, *text(30, 9)], payload)
 
     def remembered(self) -> int:
-        """How many slots hold something that has read the secret, free ones included."""
+        """Count the slots that hold something that has read the secret, free ones included."""
         return int(self.taint.flags.sum())
 
 
@@ -131,8 +131,8 @@ def again(crew: Crew) -> Running:
 
 
 def across(crew: Crew) -> Running:
-    """Spliced behind a gap in which the shared lineage's first reader stood: the prefix that was
-    found has read nothing, and the copies have."""
+    """Spliced after a gap that held the shared lineage's first reader: the prefix that was found
+    has read nothing, and the copies have."""
     running = crew.moves(Directive(45, READER + 2, tuple(text(READER + 2 - 45, 6))))
     assert running.receipt.tokens.prefix == 45
     return running
@@ -217,7 +217,7 @@ def test_an_answer_after_a_forget_is_that_of_somebody_who_never_heard_of_the_sec
 def test_the_same_tokens_spliced_anew_are_not_taken_for_those_that_were_forgotten(
     ends_first: bool,
 ) -> None:
-    """Under one shared name and beside a request that still holds the old KV, the new is found."""
+    """The new KV is found under one shared name and beside a request that still holds the old."""
     crew = Crew(CUTS[1:])
     running = crew.finds()
     told = [*HEAD, SECRET + 1, *TAIL]
@@ -239,7 +239,7 @@ def test_the_same_tokens_spliced_anew_are_not_taken_for_those_that_were_forgotte
 
 
 def test_what_waits_in_the_queue_finds_nothing_of_what_was_forgotten_meanwhile() -> None:
-    """A request that could not be admitted before the forget is an ordinary prefill behind it."""
+    """A request that could not be admitted before the forget is an ordinary prefill after it."""
     crew = Crew(CUTS[1:])
     crew.engine.examine(
         GenerationRequest(
@@ -256,7 +256,8 @@ def test_what_waits_in_the_queue_finds_nothing_of_what_was_forgotten_meanwhile()
 def test_a_running_splice_of_what_too_many_spans_are_known_of_is_withheld(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where the ledger has given up naming what shared KV has read, a copy may have read it."""
+    """When the ledger has given up naming the spans that shared KV has read, a copy may have read
+    it."""
     monkeypatch.setattr(leyline_engine.ledger, "MAX_READERS", 1)
     crew = Crew()
     running = own(crew)
@@ -271,7 +272,7 @@ def test_a_running_splice_of_what_too_many_spans_are_known_of_is_withheld(
 def test_a_running_request_outlives_what_the_ledger_knew_of_its_lineage(
     draws: Callable[[Crew], Running], name: str
 ) -> None:
-    """What it found or copied may have read anything then, and is withheld all the same."""
+    """The KV that it found or copied may have read anything then, and is withheld all the same."""
     crew = Crew()
     running = draws(crew)
     crew.engine.cache.ledger._max_lineages = 1
@@ -290,7 +291,7 @@ def test_a_running_request_outlives_what_the_ledger_knew_of_its_lineage(
 
 
 def test_a_request_that_drew_on_nothing_shared_is_not_withheld() -> None:
-    """A forget beside another session's own work, and beside what stands before the secret."""
+    """A forget leaves alone another session's own work, and text before the secret."""
     crew = Crew()
     prompt = [*HEAD[:40], *MORE]
     before = crew.admit(prompt, labelled(register("y1", session="y"), prompt))

@@ -27,7 +27,7 @@ STEM, REST = random_tokens(60, 3), random_tokens(120, 4)
 def cut_twice(
     engine: ReplayEngine, session: str, removed: list[int]
 ) -> tuple[torch.Tensor, tuple[LineageRun, ...]]:
-    """Cut a session's own text, cut before it, and go on: the last logits and lineage.
+    """Cut a session's own text, cut before it, and continue: the last logits and lineage.
 
     The tokens of all turns but the first are the same, whatever was removed.
     """
@@ -65,7 +65,8 @@ def test_the_same_edit_of_different_pasts_makes_two_lineages() -> None:
 
 
 def test_a_forget_finds_readers_behind_an_edit_between_two_cuts() -> None:
-    """An edit that goes on with the KV before a cut still knows who has read the text cut there."""
+    """An edit that continues with the KV before a cut still knows the readers of the text cut
+    there."""
     engine = make_engine(pool=2000)
     source = random_tokens(200, 3)
     labels = (
@@ -100,7 +101,7 @@ def test_a_forget_finds_readers_behind_an_edit_between_two_cuts() -> None:
     )
     readers = cached(engine, between, record.receipt.lineage)[95:]
     sequence = admit(engine, [*between, 5], asked)
-    # m5 stood behind the second cut; what was moved from between the two never read it.
+    # m5 was after the second cut; the KV moved from between the two never read it.
     assert sequence.receipt.tokens.prefix == 95
     assert len(readers) == len(between) - 95
     assert blank(engine, np.setdiff1d(readers, sequence.owned))

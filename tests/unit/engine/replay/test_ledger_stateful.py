@@ -1,6 +1,6 @@
-"""Who has read the secret, where every span has a name and some KV is shared with a second session.
+"""Readers of the secret, where every span has a name and some KV is shared with a second session.
 
-Spans are named by their tokens, so the secret is one span wherever it stands.
+Spans are named by their tokens, so the secret is one span in any place.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class LedgerMachine(TaintMachine):
     def _never_read(self) -> set[str]:
         """Retained turns of session s whose KV is all cached and hasn't read the secret.
 
-        Empty where the ledger has never heard of the secret, for then nothing can be told, and
-        once anything was shared: a shared lineage stands for several sequences, and what one of
-        them has read counts for all.
+        Empty where the ledger has never heard of the secret, for then nothing is known, and once
+        anything was shared: a shared lineage covers several sequences, and what one of them has
+        read counts for all.
         """
         found: set[str] = set()
         shared = any(self.engine.cache.ledger.shared_starts(SCOPE, SHARE))
@@ -74,7 +74,7 @@ class LedgerMachine(TaintMachine):
     def forget_by_name(
         self, which: int, tail: list[int], known: bool, splice: bool, share: bool
     ) -> None:
-        """The secret goes, wherever it stood; turns that never read it stay."""
+        """Forget the secret wherever it was; turns that never read it stay."""
         name, tokens, lineage = self.turns[which % len(self.turns)]
         cuts = [Directive(at, at + 1) for at, token in enumerate(tokens) if token == SECRET]
         prompt = [*apply_directives(tokens, cuts), *tail, 7]

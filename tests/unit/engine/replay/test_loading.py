@@ -107,7 +107,7 @@ def test_template_is_append_only_and_verbatim() -> None:
     ],
 )
 def test_load_errors_say_what_to_change(arguments: dict[str, Any], expected: str) -> None:
-    """Whatever can't be loaded gives one clear error."""
+    """Anything that can't be loaded gives one clear error."""
     with pytest.raises(ModelLoadError, match=expected):
         load_model(**{"device": "cpu", **arguments})
 

@@ -254,7 +254,7 @@ async def test_close_refuses_what_waits(engine: FakeEngine) -> None:
 
 
 def test_a_reader_whose_loop_is_gone_is_dropped(engine: FakeEngine, service: EngineService) -> None:
-    """A request whose event loop was closed ends instead of generating for nobody."""
+    """A request whose event loop was closed ends instead of generating for no client."""
     engine.gate = threading.Semaphore(0)
 
     async def submit() -> None:
@@ -268,7 +268,7 @@ def test_a_reader_whose_loop_is_gone_is_dropped(engine: FakeEngine, service: Eng
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=40))
 def test_queues_keep_every_item_once(actions: list[tuple[str, bool]]) -> None:
-    """Whatever the order of turns and removals, no item is lost or doubled."""
+    """No item is lost or doubled, in any order of turns and removals."""
     queues: ScopedQueues[int] = ScopedQueues()
     expected: dict[str, list[int]] = {"a": [], "b": [], "c": []}
     for number, (scope, add) in enumerate(actions):

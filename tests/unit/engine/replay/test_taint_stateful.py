@@ -1,4 +1,4 @@
-"""Who has read the secret, where nothing is known of spans: a forget spares the prompt alone."""
+"""Readers of the secret when spans are unknown: a forget spares the prompt alone."""
 
 from hypothesis import settings
 from support.examples import examples

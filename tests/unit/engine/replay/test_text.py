@@ -24,7 +24,7 @@ def pieces_of(text: str, cuts: Sequence[int]) -> list[str]:
 
 
 def run_matcher(pieces: Sequence[str], stops: Sequence[str]) -> tuple[str, bool]:
-    """What a matcher lets through, and whether it stopped."""
+    """The text that a matcher lets through, and if it stopped."""
     matcher = StopMatcher(stops)
     sent = ""
     for piece in pieces:
@@ -126,7 +126,7 @@ def test_what_is_no_call_stays_text(text: str) -> None:
     st.text(min_size=1, max_size=8),
 )
 def test_arguments_survive_any_json(arguments: dict[str, object], name: str) -> None:
-    """Whatever object the model wrote is what the caller decodes."""
+    """The caller decodes exactly the object that the model wrote."""
     call = parse_tool_call(json.dumps({"name": name, "arguments": arguments}))
     assert call is not None
     assert (call.name, json.loads(call.arguments)) == (name, arguments)

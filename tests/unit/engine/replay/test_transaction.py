@@ -1,9 +1,9 @@
-"""Whatever fails, and whenever: tree, pool and registry are as they were.
+"""After any failure, at any time, tree, pool and registry are as they were.
 
 For each stage of a request every single call is made to fail in turn: the first match, the second
 lock, the copy of the third segment, the rotation in the second layer. What is left is compared in
-full: keys, slots, owners and locks of the tree, the stored bytes behind each slot, the free slots,
-the registry.
+full: keys, slots, owners and locks of the tree, the stored bytes of each slot, the free slots, the
+registry.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ PAYLOAD = msgspec.structs.replace(
     ),
     turn="t3",
 )
-"""Three copies from two sources behind an exact prefix."""
+"""Three copies from two sources after an exact prefix."""
 DECODED = 2
 
 pytestmark = pytest.mark.usefixtures("one_salt")
@@ -78,7 +78,7 @@ def prepared(kind: str = "gqa") -> ReplayEngine:
 
 
 def state(engine: ReplayEngine) -> object:
-    """Everything that a request could leave behind."""
+    """Everything that a request could leave."""
     engine.check_integrity()
     return snapshot(engine), contents(engine), engine.stats()
 
@@ -117,7 +117,7 @@ class Turning:
 
 
 def rotary_of(engine: ReplayEngine) -> Any:
-    """The pool's rotary behind a stand-in, since the rotary itself is frozen."""
+    """The pool's rotary wrapped in a stand-in, since the rotary itself is frozen."""
     pool: Any = engine.cache.pool
     if not isinstance(pool.rotary, Turning):
         pool.rotary = Turning(pool.rotary)
@@ -178,7 +178,7 @@ def abort_behind(engine: ReplayEngine, stop: int) -> None:
 
 
 def serve_honestly(engine: ReplayEngine) -> torch.Tensor:
-    """The same edit once more, which nothing stands in the way of now."""
+    """Serve the same edit once more, with no obstacle now."""
     logits, record = run(engine, PROMPT, PAYLOAD, decode=DECODED)
     assert (record.receipt.outcome, record.receipt.reason) == (Outcome.SPLICED, Reason.SPLICED)
     assert record.receipt.tokens.spliced == 115
@@ -186,7 +186,7 @@ def serve_honestly(engine: ReplayEngine) -> torch.Tensor:
 
 
 def calls_of(stage: Stage, whole: bool, patch: pytest.MonkeyPatch) -> int:
-    """How often a request calls a stage: at admission, or from there to its end."""
+    """Count a request's calls of a stage: at admission, or from there to its end."""
     engine = prepared()
     with patch.context() as counting:
         if not whole:
@@ -204,7 +204,7 @@ def calls_of(stage: Stage, whole: bool, patch: pytest.MonkeyPatch) -> int:
 def test_a_failure_at_admission_leaves_everything_as_it_was(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever call fails, the request is served or fails, and neither leaves a trace."""
+    """The request is served or fails, whichever call fails, and neither leaves a trace."""
     stage = ADMISSION[name]
     total = calls_of(stage, False, monkeypatch)
     assert total >= AT_LEAST.get(name, 1)
@@ -242,7 +242,7 @@ def test_a_failure_while_running_leaves_what_an_abort_leaves(
                     done += 1
         running.abort()
         abort_behind(twin, done)
-        # The ledger is told of KV before it can be found, so it may know more than the twin's.
+        # The ledger learns of KV before it can be found, so it may know more than the twin's.
         assert held(engine) == held(twin), f"call {call} of {total}"
         assert contents(engine) == contents(twin)
         assert engine.stats() == twin.stats()
@@ -253,7 +253,7 @@ def test_a_failure_while_running_leaves_what_an_abort_leaves(
 def test_a_turn_that_cannot_be_retained_is_no_source(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it computed stays cached, as if it had ended; the registry is as it was."""
+    """Its computed KV stays cached, as if it had ended; the registry is as it was."""
     engine, twin = prepared(), prepared()
     registry = repr(engine.cache.registry._sessions)
     running = admit(engine, PROMPT, PAYLOAD)
@@ -274,7 +274,7 @@ def test_a_turn_that_cannot_be_retained_is_no_source(
 
 @pytest.mark.parametrize("kind", ["gqa", "mla"])
 def test_every_way_to_end_early_gives_everything_back(kind: str) -> None:
-    """Aborted behind any of its steps, a request keeps no slot and no lock."""
+    """Aborted after any of its steps, a request keeps no slot and no lock."""
     engine = prepared(kind)
     total = sum(1 for _ in steps(engine, admit(engine, PROMPT, PAYLOAD)))
     assert total >= 4
