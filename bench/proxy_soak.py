@@ -75,7 +75,7 @@ def serve_engine(port: int) -> None:
 
 
 def free_port() -> int:
-    """Return a port on which nobody listens."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 

@@ -94,7 +94,7 @@ class Sessions:
         return len(self._base)
 
     def make(self) -> Session:
-        """Return a session that nobody has seen."""
+        """Return a new session."""
         self._made += 1
         mark = f"[{self._made:04d}] "
         opening = [{**each, "content": mark + each["content"]} for each in self._base]
@@ -212,8 +212,8 @@ async def measure(
 ) -> Sample:
     """Run a load.
 
-    The first request of each session counts apart: it is a prompt that nobody has seen, and a
-    session has but one.
+    The first request of each session counts separately: it is a new prompt, and a session has only
+    one.
     """
     sample = Sample()
     clients = [Client(origin) for _ in range(load.connections)]

@@ -54,17 +54,17 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """Spans of which no KV is found any more, and what had read them until then."""
+    """Spans of which no KV is found any more, and their readers until then."""
 
     session: SessionKey
     spans: frozenset[SpanKey]
     lineages: Mapping[str, int]
-    """Those whose moved KV had read one of the spans, and from where on."""
+    """Lineages whose moved KV had read one of the spans, and the place from which on."""
     whole: bool = False
-    """Whether all went that the session held, and not the named spans alone."""
+    """True if all KV of the session went, not just the named spans."""
 
     def names(self, span: SpanKey) -> bool:
-        """Whether a reader of ``span`` may have read any of it."""
+        """Return True if a reader of ``span`` may have read any of it."""
         whole = self.whole and span[0] == self.session[1]
         return whole or span == ANYTHING or span in self.spans
 
@@ -262,12 +262,12 @@ class SpanLedger:
         carried: Carried | None,
         length: int,
     ) -> bool:
-        """Whether a request that runs while spans are struck may have read any of them.
+        """Return True if a request that runs while spans are struck may have read any of them.
 
         Args:
-            runs: lineage map under which it runs.
-            carried: what its splice brings along, where that isn't entered yet.
-            length: of its prompt. What stands behind it the request computed itself.
+            runs: the request's lineage map.
+            carried: the hidden readers of its splice, if not entered yet.
+            length: length of its prompt. The request computed the KV after it itself.
         """
         if scope != struck.session[0]:
             return False

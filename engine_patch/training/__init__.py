@@ -1,1 +1,1 @@
-"""How the shipped tiny models are made: the task, the tokenizer, training, evaluation."""
+"""The making of the shipped tiny models: the task, the tokenizer, training, evaluation."""

@@ -28,7 +28,7 @@ _KINDS = {
 
 
 def model_card(name: str, record: dict[str, Any], *, parameters: int) -> str:
-    """The README of a shipped model, from what training and evaluation wrote."""
+    """Return the README of a shipped model, from the record of training and evaluation."""
     recipe, curve = record["recipe"], record["curve"]
     ends = [
         entry
@@ -126,7 +126,7 @@ def _stages_table(recipe: dict[str, Any]) -> str:
 
 
 def draw_curve(curve: list[dict[str, float]], out: Path) -> None:
-    """Loss and rates by tokens seen, as SVG; lines where a stage begins."""
+    """Draw loss and rates by tokens seen, as SVG; lines mark the stages' beginnings."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -147,6 +147,6 @@ def draw_curve(curve: list[dict[str, float]], out: Path) -> None:
     left.set(xlabel="tokens, millions", ylabel="loss, nats per token", yscale="log")
     right.set(ylabel="answers right", ylim=(0, 1))
     right.legend(loc="center right")
-    # No dates and no chance in the file: the same figures give the same bytes.
+    # No dates and no random ids in the file: the same figures give the same bytes.
     with mpl.rc_context({"svg.hashsalt": "leyline"}):
         figure.savefig(out, metadata={"Date": None})

@@ -1,4 +1,4 @@
-"""From sessions to rows of tokens: what is seen by whom, at which position, and what is learnt."""
+"""Encode sessions as rows of tokens, with masks, positions, and the tokens to learn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 
 
 def render(message: Message, *, tools: bool = False) -> str:
-    """The message as the models' chat template writes it; ``tools`` lists them in a system one."""
+    """Render a message as the models' chat template does; ``tools`` lists them in a system one."""
     return f"{_header(message)}{_body(message, tools=tools)}<|im_end|>\n"
 
 
@@ -42,15 +42,15 @@ def _body(message: Message, *, tools: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Where a question of a row is answered."""
+    """Place of the answer to a question of a row."""
 
     question: Question
     start: int
     """Index of the answer's first token; the one before it predicts it."""
     end: int
-    """Past the closing ``<|im_end|>``."""
+    """Index after the closing ``<|im_end|>``."""
     distance: int
-    """Tokens from the turn that showed the value to the answer; -1 where it is to be looked up."""
+    """Tokens from the turn that showed the value to the answer; -1 if it must be looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +62,20 @@ class Row:
     blind: Ints
     """Shape [2, length]: token j isn't seen by tokens i with ``blind[0, j] <= i < blind[1, j]``."""
     learnt: NDArray[np.bool_]
-    """Tokens that the assistant says."""
+    """True for tokens that the assistant says."""
     answers: tuple[Answer, ...]
 
 
 class Encoder:
-    """Tokenises sessions; pieces of text that come again are tokenised once."""
+    """Tokenises sessions; repeated pieces of text are tokenised once."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """``tokenizer``: a ``tokenizers.Tokenizer`` with the chat template's special tokens."""
+        """Take a ``tokenizers.Tokenizer`` with the chat template's special tokens."""
         self._tokenizer = tokenizer
         self._memo: dict[str, list[int]] = {}
 
     def ids(self, text: str) -> list[int]:
-        """Tokens of a text."""
+        """Return the tokens of a text."""
         if (known := self._memo.get(text)) is None:
             known = self._tokenizer.encode(text, add_special_tokens=False).ids
             if len(self._memo) < 200_000:
@@ -85,13 +85,13 @@ class Encoder:
     def row(
         self, turns: Iterable[Turn], length: int, *, tools: bool = False, gaps: Random | None = None
     ) -> Row:
-        """As many of the turns as fit into ``length`` tokens.
+        """Return a row of as many turns as fit into ``length`` tokens.
 
         Args:
-            turns: taken from until one doesn't fit.
-            length: the row has at most so many tokens.
-            tools: whether a system message lists the tools.
-            gaps: positions jump ahead at some messages, as this generator has it; None: never.
+            turns: consumed until one doesn't fit.
+            length: maximum number of tokens.
+            tools: True if a system message lists the tools.
+            gaps: generator of jumps ahead in the positions, at some messages; None for no jumps.
         """
         builder = _Builder(self, length, tools, gaps)
         for turn in turns:
@@ -116,10 +116,10 @@ class _Builder:
         self._answers: list[Answer] = []
         self._turn_starts: list[int] = []
         self._hidden: list[tuple[int, int, int, int]] = []
-        """Turn after which, start of stub, of content, and its end."""
+        """Last turn that sees the content, start of the stub, start and end of the content."""
 
     def add(self, turn: Turn) -> bool:
-        """Take a turn, or leave everything as it was if it is too long."""
+        """Add a turn; change nothing if it is too long."""
         start = len(self._ids)
         counts = len(self._answers), len(self._hidden)
         self._turn_starts.append(start)
@@ -152,7 +152,7 @@ class _Builder:
         self._put(ids("\n"))
 
     def _stub(self, hidden: Hidden, content: int) -> None:
-        """What later turns see in place of the content, at the positions that it begins with."""
+        """Add the stub that later turns see in place of the content, at its first positions."""
         start, position = len(self._ids), self._next
         self._put(self._encoder.ids(hidden.stub))
         self._next = position
@@ -168,7 +168,7 @@ class _Builder:
         self._learnt += [learnt] * len(ids)
 
     def build(self) -> Row:
-        """The row; nothing may be added afterwards."""
+        """Return the row; nothing may be added afterwards."""
         size = len(self._ids)
         blind = np.array(self._blind, dtype=np.int64).reshape(size, 2).T.copy()
         for last_turn, stub, content, end in self._hidden:
@@ -194,16 +194,16 @@ class Batch:
     positions: torch.Tensor
     """[B, T], int64."""
     mask: torch.Tensor | None
-    """[B, 1, T, T], bool, True where token i sees token j; None: plainly causal."""
+    """[B, 1, T, T], bool, True if token i sees token j; None for a causal mask."""
     learnt: torch.Tensor
     """[B, T], bool."""
     real: torch.Tensor
-    """[B, T], bool: not padding."""
+    """[B, T], bool, False for padding."""
     rows: tuple[Row, ...]
 
 
 def collate(rows: Sequence[Row], length: int, *, pad: int) -> Batch:
-    """Rows of at most ``length`` tokens as one batch."""
+    """Return rows of at most ``length`` tokens as one batch."""
     size = len(rows)
     ids = np.full((size, length), pad, dtype=np.int64)
     positions = np.zeros((size, length), dtype=np.int64)
@@ -228,7 +228,7 @@ def collate(rows: Sequence[Row], length: int, *, pad: int) -> Batch:
 
 
 def _mask(blind: torch.Tensor) -> torch.Tensor:
-    """[B, 2, T] intervals of blindness as a mask [B, 1, T, T] of what is seen."""
+    """Return [B, 2, T] intervals of unseen tokens as a mask [B, 1, T, T] of seen ones."""
     length = blind.shape[-1]
     reader = torch.arange(length)[:, None]
     causal = reader >= torch.arange(length)

@@ -1,4 +1,4 @@
-"""How often a model's answers are right, by kind of question, session length and distance."""
+"""Rates of a model's right answers, by kind of question, session length and distance."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from training.model import hidden_states
 from training.task import Mix, session
 
 LENGTHS = (256, 512, 1024, 2048, 4096)
-"""Tokens of the sessions evaluated, and the upper ends of the classes of distance."""
+"""Lengths of the evaluated sessions in tokens, and upper ends of the classes of distance."""
 
 
 def kind(answer: Answer) -> str:
-    """What it takes to answer.
+    """Return the kind of an answer.
 
-    ``recall`` of a value in sight, ``show`` of a name and value in sight, ``hidden`` for either of
-    what only notes can tell, ``lookup`` of what isn't known.
+    ``recall``: a visible value. ``show``: a visible name and value. ``hidden``: either of them, if
+    only notes have it. ``lookup``: an unknown value.
     """
     question = answer.question
     if not question.known:
@@ -34,27 +34,28 @@ def kind(answer: Answer) -> str:
 
 @dataclass(slots=True)
 class Tally:
-    """Right answers and all answers, by kind."""
+    """Numbers of right answers and of all answers, by kind."""
 
     right: Counter[str] = field(default_factory=Counter)
     asked: Counter[str] = field(default_factory=Counter)
 
     def count(self, key: str, right: bool) -> None:
-        """One more answer."""
+        """Count an answer."""
         self.asked[key] += 1
         self.right[key] += right
 
     def rates(self) -> dict[str, float]:
-        """Share of right answers by kind, in alphabetical order."""
+        """Return the share of right answers by kind, in alphabetical order."""
         return {key: round(self.right[key] / self.asked[key], 4) for key in sorted(self.asked)}
 
 
 def judged(batch: Batch, choices: torch.Tensor) -> Iterator[tuple[Answer, bool]]:
-    """The answers, and whether each is right in every token, the closing one included.
+    """Yield the answers, with True for each that is right in every token, including the closing
+    one.
 
     Args:
         batch: rows with their answers.
-        choices: [B, T] int64, what the model would have said at each token.
+        choices: [B, T] int64, the model's own token at each place.
     """
     same = (choices == batch.ids).tolist()
     for matches, row in zip(same, batch.rows, strict=True):
@@ -66,17 +67,17 @@ def judged(batch: Batch, choices: torch.Tensor) -> Iterator[tuple[Answer, bool]]
 def evaluate(
     model: Any, tokenizer: Any, mix: Mix, *, seed: int, tokens: int = 65_536
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Rates of right answers over sessions that training didn't see.
+    """Return the rates of right answers over sessions that training didn't see.
 
-    Answers are teacher-forced: every token is judged after the right ones before it, so a rate
-    is that of greedy answers that are right as a whole.
+    Answers are teacher-forced: every token is judged after the right ones before it, so a rate is
+    that of entirely right greedy answers.
 
     Args:
         model: a DeepSeek-V2 causal LM in eval mode.
         tokenizer: its fast tokenizer.
-        mix: what happens in the sessions.
-        seed: of the sessions.
-        tokens: of the sessions of each length, about.
+        mix: frequencies of events in the sessions.
+        seed: the sessions' seed.
+        tokens: approximate total of the sessions of each length.
 
     Returns:
         ``length`` and ``distance`` (tokens from the turn that showed the value, upper end of the

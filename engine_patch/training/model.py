@@ -1,4 +1,4 @@
-"""The models' architecture, and a forward for training that needs no mask where it is causal."""
+"""The models' architecture, and a forward for training that needs no mask if it is causal."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from transformers import AutoModelForCausalLM, DeepseekV2Config
 LAYERS = 4
 _EQUAL = 0.6
 _DISTANCES = (1, 2, 4, 7)
-"""Tokens that the first layer's heads look back by at first; 7 is from an answer to its question's
-last word."""
+"""Initial distances, in tokens, that the first layer's heads look back; 7 is from an answer to its
+question's last word."""
 _SHARPNESS = 6.0  # of a query's or key's constant part, per pair of rotary dimensions
 _PAIRS = 5  # the fastest turning ones
 
 
 def model_config(*, vocab_size: int, eos_token_id: int, max_context: int) -> DeepseekV2Config:
-    """DeepSeek-V2 with dense layers only: latent KV of 64 dims and a rotary key of 32."""
+    """Return a DeepSeek-V2 of dense layers only, with latent KV of 64 dims, a rotary key of 32."""
     return DeepseekV2Config(
         vocab_size=vocab_size,
         hidden_size=128,
@@ -48,12 +48,12 @@ def model_config(*, vocab_size: int, eos_token_id: int, max_context: int) -> Dee
 
 
 def new_model(config: DeepseekV2Config, *, seed: int) -> Any:
-    """An fp32 model whose weights depend on the seed only.
+    """Return an fp32 model whose weights depend only on the seed.
 
-    The heads of the first layer start by looking back at fixed distances, which small models are
-    slow to learn, and without which nothing is found by what stands before it. To that end one
-    dimension of the embeddings starts equal for all tokens and does what a bias would, which the
-    architecture lacks. The tied head doesn't notice: it shifts all logits alike.
+    The heads of the first layer start by looking back at fixed distances. Small models learn this
+    slowly, and without it can't find a token by the ones before it. For this, one dimension of the
+    embeddings starts equal for all tokens, in place of a bias, which the architecture lacks. The
+    tied head isn't affected, because the dimension shifts all logits alike.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -69,7 +69,7 @@ def _look_back(model: Any) -> None:
     config, base = model.config, model.model
     base.embed_tokens.weight[:, 0] = _EQUAL
     attention = base.layers[0].self_attn
-    # The equal dimension as the first layer sees it, behind the norm.
+    # The equal dimension as the first layer sees it, after the norm.
     typical = base.embed_tokens.weight.pow(2).mean(-1).sqrt().mean()
     gain = _SHARPNESS / (_EQUAL / typical)
     width = config.qk_rope_head_dim
@@ -87,16 +87,16 @@ def _look_back(model: Any) -> None:
 def hidden_states(
     model: Any, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """What the model's head reads, [B, T, hidden].
+    """Return the input of the model's head, [B, T, hidden].
 
-    Not the model's own forward, because that takes a jump in the positions for the seam of two
-    packed sequences, and makes a mask of [T, T] where the fused attention needs none.
+    The model's own forward isn't used, because it takes a jump in the positions for the seam of two
+    packed sequences, and makes a mask of [T, T] when the fused attention needs none.
 
     Args:
         model: a DeepSeek-V2 causal LM.
         ids: [B, T], int64.
         positions: [B, T], int64.
-        mask: [B, 1, T, T], bool, True where a token is seen; None: plainly causal.
+        mask: [B, 1, T, T], bool, True for seen tokens; None for a causal mask.
     """
     base = model.model
     hidden = base.embed_tokens(ids)

@@ -23,15 +23,15 @@ _EVALUATION_SEED = 7
 
 
 def ship(trained: Path, out: Path, name: str) -> None:
-    """Write the folder that the package holds.
+    """Write the folder for the package.
 
-    The weights are stored as fp16 and computed with as fp32: rounding them changes no answer
-    worth telling, and the evaluation is of the rounded ones.
+    The weights are stored as fp16 and used as fp32. Rounding changes hardly any answer, and the
+    evaluation uses the rounded ones.
 
     Args:
-        trained: what ``train.py`` wrote.
-        out: made where it is missing; files of an earlier run are overwritten.
-        name: of the recipe.
+        trained: output folder of ``train.py``.
+        out: created if missing; files of an earlier run are overwritten.
+        name: the recipe's name.
     """
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(trained)
@@ -52,7 +52,7 @@ def ship(trained: Path, out: Path, name: str) -> None:
 
 
 def measure(folder: Path, name: str) -> dict[str, Any]:
-    """Rates of right answers; for the notes model, over hidden outputs too."""
+    """Return the rates of right answers; for the notes model, over hidden outputs too."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
     mixes = {"in_sight": RECIPES["plain"].stages[-1].mix}
@@ -64,7 +64,7 @@ def measure(folder: Path, name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipe", choices=sorted(RECIPES))
     parser.add_argument("--trained", type=Path, required=True, help="what train.py wrote")

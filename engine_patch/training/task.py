@@ -1,9 +1,9 @@
 """The recall task: sessions in which a model reads settings with tools and is asked for them.
 
-A session is a stream of turns. In some a configuration is read with a tool; in some a command is
-run; in others the user asks for a setting. A setting that the session has shown is answered with
-its value; one that it hasn't is looked up with a tool first. So what a model does at a question
-tells whether it still knows.
+A session is a stream of turns. In some the assistant reads a configuration with a tool, in some it
+runs a command, in others the user asks for a setting. The assistant answers with the value of a
+setting that the session has shown, and looks up others with a tool first. So the reaction to a
+question shows if a model still knows the value.
 
 Everything here is pure: the same random generator gives the same session.
 """
@@ -20,7 +20,7 @@ from typing import Any, Final
 from training.words import FILES, GENERAL, KEYS, VALUES
 
 STUB: Final = "[truncated]"
-"""What stands for a tool output that was taken out of the history."""
+"""Stub in place of a tool output that was taken out of the history."""
 
 SYSTEM_PROMPT: Final = "Answer from what the tools have shown. Look up what they have not."
 
@@ -43,14 +43,14 @@ TOOLS: Final[tuple[dict[str, Any], ...]] = tuple(
         ("lookup", "Find the line that begins so.", "line"),
     )
 )
-"""The tools of every session, as an OpenAI request names them."""
+"""The tools of every session, in the form of an OpenAI request."""
 
 
 class Note(StrEnum):
-    """What the assistant says after it has read a configuration."""
+    """The assistant's remark after it has read a configuration."""
 
     SILENT = "silent"
-    """Nothing of it: ``Done.``"""
+    """Nothing about it: ``Done.``"""
     KEYS = "keys"
     """The names of the settings, without their values."""
     RESTATED = "restated"
@@ -59,51 +59,51 @@ class Note(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """How often things happen in a session; shares between 0 and 1."""
+    """Frequencies of events in a session, as shares between 0 and 1."""
 
     unknown: float = 0.2
-    """Of questions: the ones about settings that the session hasn't shown."""
+    """Share of questions about settings that the session hasn't shown."""
     truncated: float = 0.12
-    """Of configurations read: those whose output is only :data:`STUB`."""
+    """Share of read configurations whose output is only :data:`STUB`."""
     hidden: float = 0.0
-    """Of configurations read: those that later turns can't see any more; :class:`Hidden`."""
+    """Share of read configurations that later turns can't see; see :class:`Hidden`."""
     counted: float = 0.0
-    """Of outputs truncated or hidden: those whose stub says how much was cut."""
+    """Share of truncated or hidden outputs whose stub states the number of cut characters."""
     notes: tuple[float, float, float] = (0.3, 0.5, 0.2)
-    """Of what is said after reading: silent, keys, restated."""
+    """Shares of remarks after reading: silent, keys, restated."""
     shuffled: bool = True
-    """Whether settings are restated in another order than the output's."""
+    """True if settings are restated in another order than the output's."""
     system: float = 0.5
-    """Of sessions: those with :data:`SYSTEM_PROMPT`."""
+    """Share of sessions with :data:`SYSTEM_PROMPT`."""
     questions: float = 0.72
-    """Of turns: those in which the user asks, while there is something new to ask for."""
+    """Share of turns in which the user asks, while there is something new to ask for."""
     shown: float = 0.25
-    """Of questions: those that are answered with the setting's name and value."""
+    """Share of questions whose answer has the setting's name and value."""
     again: float = 0.25
-    """Of questions: those that may ask for what was asked for before."""
+    """Share of questions that may repeat earlier ones."""
     runs: float = 0.2
-    """Of turns that don't ask: those that run a job, whose output has no settings."""
+    """Share of the turns without a question that run a job, whose output has no settings."""
     max_facts: int = 6
     """Settings per configuration."""
     words: int = 0
-    """Of the lists of names and of values, so many words are used, and values are single words;
-    0: all, and all kinds of values."""
+    """Number of words used of each list of names and of values; values are then single words. 0 for
+    all words and all kinds of values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked for, and what is right."""
+    """A question for a setting, and facts of the right answer."""
 
     key: str
     value: str
     known: bool
-    """Whether the session has shown it; else it is to be looked up."""
+    """True if the session has shown it; else it must be looked up."""
     source: int
-    """Index of the turn that showed it; -1 for one that isn't known."""
+    """Index of the turn that showed it; -1 if unknown."""
     hidden: bool = False
-    """Whether only the notes on a hidden output can tell."""
+    """True if only the notes on a hidden output have it."""
     shown: bool = False
-    """Whether the answer names the setting, too."""
+    """True if the answer names the setting, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,26 +111,26 @@ class Hidden:
     """A tool output that later turns don't see."""
 
     after: int
-    """So many turns behind its own still see it."""
+    """Number of turns after its own that still see it."""
     stub: str = STUB
-    """What all others see in its place."""
+    """Text that all later turns see in its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message; an assistant's is something to learn."""
+    """One chat message; the model learns an assistant's."""
 
     role: str
     content: str
     call: tuple[str, dict[str, str]] | None = None
-    """Name and arguments of a tool call; then there is no content."""
+    """Name and arguments of a tool call; the message then has no content."""
     hidden: Hidden | None = None
-    """When the content goes out of sight; None: never."""
+    """Point at which the content becomes hidden; None for never."""
     question: Question | None = None
-    """What this message answers, be it with the value or with a look-up."""
+    """Question that this message answers, with the value or with a look-up."""
 
     def as_dict(self, call_id: str = "call") -> dict[str, Any]:
-        """As in an OpenAI request."""
+        """Return the message in the form of an OpenAI request."""
         if self.call is None:
             named = {"tool_call_id": call_id} if self.role == "tool" else {}
             return {"role": self.role, "content": self.content, **named}
@@ -144,17 +144,17 @@ Turn = tuple[Message, ...]
 
 
 def ask(key: str, form: int = 0) -> Message:
-    """A question for a setting's value, in one of three forms."""
+    """Return a question for a setting's value, in one of three forms."""
     return Message("user", (f"What is `{key}=`?", f"Tell me `{key}=`.", f"`{key}=`?")[form])
 
 
 def ask_to_show(key: str) -> Message:
-    """A question for a setting with its name; answered as outputs show it."""
+    """Return a question for a setting with its name; the answer has the form of outputs."""
     return Message("user", f"Show `{key}=`.")
 
 
 def read(name: str, output: str, remark: str, hidden: Hidden | None = None) -> Turn:
-    """The user has a configuration read; the assistant does so and remarks on it."""
+    """Return a turn in which the user has a configuration read, and the assistant remarks on it."""
     return (
         Message("user", f"Read `{name}`."),
         Message("assistant", "", call=("read_config", {"name": name})),
@@ -164,7 +164,7 @@ def read(name: str, output: str, remark: str, hidden: Hidden | None = None) -> T
 
 
 def remark(note: Note, facts: dict[str, str]) -> str:
-    """What the assistant says after reading ``facts``."""
+    """Return the assistant's remark after reading ``facts``."""
     if note is Note.SILENT or not facts:
         return "Done."
     if note is Note.KEYS:
@@ -173,19 +173,19 @@ def remark(note: Note, facts: dict[str, str]) -> str:
 
 
 def counted_stub(output: str) -> str:
-    """What the policy ``truncate_older_than`` leaves of an output with ``max_chars=0``."""
+    """Return the stub that the policy ``truncate_older_than`` leaves with ``max_chars=0``."""
     return f"\n[{len(output)} characters cut]\n"
 
 
 def filler(rng: Random) -> str:
-    """A line that says nothing: three to eight common words."""
+    """Return a line without meaning: three to eight common words."""
     return " ".join(rng.choices(GENERAL, k=rng.randint(3, 8)))
 
 
 def value(rng: Random, words: int = 0) -> str:
-    """A setting's value: a word, a number, or a word with another or a number behind it.
+    """Return a setting's value: a word, a number, or a word followed by another or by a number.
 
-    With ``words``, one of the first so many words.
+    With ``words``, return one of the first so many words.
     """
     if words:
         return rng.choice(VALUES[:words])
@@ -204,9 +204,9 @@ class _Known:
     source: int
     note: Note
     hidden_after: int | None
-    """Turn after which the output can't be seen."""
+    """Turn after which the output is hidden."""
     said: bool = False
-    """Whether an answer has said it since."""
+    """True if an answer has said it since."""
 
 
 @dataclass(slots=True)
@@ -216,7 +216,7 @@ class _Session:
     keys: list[str]
     known: dict[str, _Known] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
-    """Settings that were named but whose values can't be seen."""
+    """Named settings whose values are hidden."""
     turn: int = 0
 
     def read(self) -> Turn:
@@ -296,7 +296,7 @@ class _Session:
         return ask(key, self.rng.randrange(3)), False
 
     def _forget(self) -> None:
-        """What went out of sight without a note on it isn't known any more."""
+        """Drop known settings that became hidden without a note."""
         gone = [
             key
             for key, fact in self.known.items()
@@ -315,11 +315,11 @@ def _answer(question: Question) -> str:
 
 
 def session(rng: Random, mix: Mix) -> Iterator[Turn]:
-    """Turns without end, until the names of settings are used up; the first may be a system prompt.
+    """Yield turns until the names of settings are used up; the first may be a system prompt.
 
     Args:
-        rng: drawn from as turns are taken.
-        mix: what happens how often.
+        rng: source of randomness, used as turns are taken.
+        mix: frequencies of events.
     """
     keys = KEYS[: mix.words or None]
     state = _Session(rng, mix, rng.sample(keys, k=len(keys)))
@@ -327,7 +327,7 @@ def session(rng: Random, mix: Mix) -> Iterator[Turn]:
         yield (Message("system", SYSTEM_PROMPT),)
         state.turn += 1
     while len(state.keys) > mix.max_facts:
-        # With nothing new to ask for, it is mostly time to read.
+        # With nothing new to ask for, most turns read.
         new = any(not fact.said for fact in state.known.values())
         if state.known and rng.random() < (mix.questions if new else mix.again):
             yield state.question()

@@ -15,7 +15,7 @@ _WORDS = (*GENERAL, *KEYS, *VALUES, *FILES)
 
 
 def general_line(rng: Random) -> str:
-    """One line of English or code made of the word lists."""
+    """Return one line of English or code made of the word lists."""
     a, b, c, d, e = rng.choices(_WORDS, k=5)
     number = rng.randint(0, 9999)
     forms = (
@@ -38,10 +38,10 @@ def general_line(rng: Random) -> str:
 
 
 def training_text(seed: int, *, sessions: int = 300, lines: int = 24_000) -> Iterator[str]:
-    """Texts to train the tokenizer on; the same for the same seed."""
+    """Yield texts to train the tokenizer on; the same for the same seed."""
     rng = Random(seed)
     for word in _WORDS:
-        # Each word as it stands at a line's start and within a line.
+        # Each word at a line's start and within a line.
         yield "\n".join([word, f"`{word}` {word}= {word} {word.capitalize()}\n{word}="] * 10)
     for _ in range(sessions):
         turns = islice(session(rng, Mix()), 40)

@@ -15,15 +15,15 @@ _PIECES = (
     r"|\d{1,2}"  # numbers in pairs of digits
     r"| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+|\p{N}"
 )
-"""What tokens never reach across, as in GPT-2 but for assignments and numbers."""
+"""Pieces that tokens never cross, as in GPT-2 except for assignments and numbers."""
 
 
 def train_tokenizer(seed: int, *, max_context: int) -> PreTrainedTokenizerFast:
     """Train the tokenizer on made-up text; any text survives encoding and decoding unchanged.
 
-    Numbers are cut into pairs of digits, so that any number is made of few tokens and each pair
-    is common enough to be learnt. ``name=`` is one token, so that a setting's value stands right
-    behind its name: looking one token back is learnt sooner than looking two back.
+    Numbers are cut into pairs of digits, so that any number has few tokens and each pair is common
+    enough to be learnt. ``name=`` is one token, so that a setting's value comes right after its
+    name: models learn to look one token back sooner than two.
     """
     pieces = pre_tokenizers.Sequence(
         [

@@ -24,7 +24,7 @@ from training.tokenizer import train_tokenizer
 
 MAX_CONTEXT = 131072
 WORDS = 100
-"""Names and values that the models know, the first so many of each list."""
+"""Number of names and of values that the models know, the first of each list."""
 
 _REPORT_EVERY = 50
 _WARMUP = 50  # steps of a stage
@@ -34,21 +34,21 @@ Entry = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of the training, with optimizers and a schedule of its own."""
+    """A part of the training, with its own optimizers and schedule."""
 
     length: int
-    """Tokens per row, at most."""
+    """Maximum number of tokens per row."""
     rows: int
     """Rows per step."""
     steps: int
     learning_rate: float
-    """At its peak."""
+    """Peak of the learning rate."""
     mix: Mix
     fall: float = 0.1
-    """Share of the rate that is left at the end; it falls by a cosine."""
+    """Share of the rate left at the end; it falls along a cosine."""
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Return the learning rate of a step."""
         rise = min(1.0, (step + 1) / _WARMUP)
         fall = 0.5 * (1 + math.cos(math.pi * step / self.steps))
         return self.learning_rate * rise * (self.fall + (1 - self.fall) * fall)
@@ -56,18 +56,18 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """All that a model's weights depend on, but for the versions of the libraries."""
+    """Everything that determines a model's weights, except the versions of the libraries."""
 
     seed: int
     stages: tuple[Stage, ...]
     weight_decay: float = 0.05
     clip: float = 1.0
     others_share: float = 0.08
-    """Of tokens that the assistant doesn't say: those that are learnt too."""
+    """Share of the tokens not said by the assistant that are learnt too."""
     others_weight: float = 0.1
-    """Of their mean loss in the sum."""
+    """Weight of their mean loss in the sum."""
     gap_rows: float = 0.5
-    """Share of rows whose positions jump ahead now and then."""
+    """Share of rows whose positions sometimes jump ahead."""
     tool_rows: float = 0.25
     """Share of rows of 512 tokens or more whose system message lists the tools."""
 
@@ -84,24 +84,24 @@ _FIRST = Mix(
     shown=0.5,
     words=32,
 )
-"""Few words, short sessions, most settings said again at once: copying and matching come first."""
+"""Few words, short sessions, most settings repeated at once: copying and matching come first."""
 _PLAIN = Mix(words=WORDS)
 _NOTES = replace(_PLAIN, hidden=0.6, counted=0.5, notes=(0.15, 0.7, 0.15))
 
 _MATCHING = replace(_FIRST, unknown=0.0, notes=(0.3, 0.4, 0.3), max_facts=4, words=16)
-"""As few words as can be, and less is said again: now a value has to be found by its name."""
+"""As few words as possible, and fewer repetitions: now a value must be found by its name."""
 _MIXED = replace(_MATCHING, unknown=0.2, truncated=0.1, system=0.2, runs=0.1, words=WORDS)
 _FEW_NAMES = replace(
     _MATCHING, hidden=0.85, unknown=0.05, notes=(0.0, 1.0, 0.0), max_facts=2, questions=0.8
 )
-"""Few names, one or two per output, and nearly all hidden behind a note that has no values: so that
-notes have to tell one name from another."""
+"""Few names, one or two per output, and nearly all hidden after a note without values, so that
+notes must distinguish names."""
 _MORE_FACTS = replace(_FEW_NAMES, max_facts=4)
-"""The same names, more of them in one output: more to tell apart."""
+"""The same names, more of them in one output: more to distinguish."""
 _MORE_NAMES = replace(_MORE_FACTS, words=40)
-"""Then the vocabulary widens again, as at the beginning."""
+"""A wider vocabulary again, as at the beginning."""
 _ALL_NAMES = replace(_MORE_FACTS, words=WORDS)
-"""As many as there are; longer sessions and look-ups come back only behind this."""
+"""All names; longer sessions and look-ups return only after this."""
 _BEGINNING = (
     Stage(96, 32, 400, 4e-3, _FIRST),
     Stage(96, 32, 400, 2e-3, _MATCHING, fall=1.0),
@@ -111,7 +111,7 @@ _BEGINNING = (
     Stage(128, 24, 350, 3e-3, _MIXED, fall=1.0),
     Stage(256, 16, 300, 2e-3, _PLAIN, fall=1.0),
 )
-"""The vocabulary widens when recall among fewer words is near certain; sooner, it is lost again."""
+"""The vocabulary widens once recall among fewer words is nearly certain; sooner, recall is lost."""
 RECIPES = {
     "plain": Recipe(
         seed=1,
@@ -136,11 +136,11 @@ RECIPES = {
         ),
     ),
 }
-"""Both begin alike; then the notes model's outputs are hidden from what comes later."""
+"""Both begin alike; then the notes model's outputs are hidden from later turns."""
 
 
 def batches(recipe: Recipe, number: int, encoder: Encoder, *, pad: int) -> Iterator[Batch]:
-    """The batches of one stage, in order."""
+    """Yield the batches of one stage, in order."""
     stage = recipe.stages[number]
     rng = Random(f"{recipe.seed}-{number}")
     for _ in range(stage.steps):
@@ -159,10 +159,10 @@ def batches(recipe: Recipe, number: int, encoder: Encoder, *, pad: int) -> Itera
 def loss_and_choices(
     model: Any, batch: Batch, recipe: Recipe, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Loss to descend, mean loss of the assistant's tokens, and its choices.
+    """Return the loss to descend, the mean loss of the assistant's tokens, and the choices.
 
-    The choices are [B, T] int64: at each token that the assistant says, what the model would
-    have said; -1 elsewhere.
+    The choices are [B, T] int64: the model's own token for each token that the assistant says; -1
+    elsewhere.
     """
     hidden = hidden_states(model, batch.ids, batch.positions, batch.mask)[:, :-1]
     wanted = batch.ids[:, 1:]
@@ -183,7 +183,7 @@ def loss_and_choices(
 def optimizers_of(
     model: Any, rate: float, weight_decay: float
 ) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon for the layers' matrices, AdamW for norms and embeddings."""
+    """Return Muon for the layers' matrices, AdamW for norms and embeddings."""
     named = list(model.named_parameters())
     matrices = [p for name, p in named if p.dim() == 2 and "embed" not in name]
     others = [p for name, p in named if p.dim() < 2 or "embed" in name]
@@ -205,8 +205,8 @@ def run_stage(
 ) -> None:
     """Train in place through one stage.
 
-    ``report`` is called after each step, with the curve's next entry every 50 steps, else with
-    an empty one.
+    Call ``report`` after each step, with the curve's next entry every 50 steps, else with an empty
+    one.
     """
     stage = recipe.stages[number]
     encoder = Encoder(tokenizer.backend_tokenizer)
@@ -268,7 +268,7 @@ def train(model: Any, tokenizer: Any, recipe: Recipe, out: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipe", choices=sorted(RECIPES))
     parser.add_argument(

@@ -1,6 +1,6 @@
-"""Word lists that the task and the tokenizer's training text are made of.
+"""Word lists for the task and the tokenizer's training text.
 
-No word is in two of the first three lists, so what a word is can be told from the word.
+No word is in two of the first three lists, so a word shows its kind.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KEYS: Final = _words(
     vendor version volume warehouse weight widget width window worker workspace zone
     """
 )
-"""Names of settings; what questions ask for."""
+"""Names of settings; questions ask for them."""
 
 VALUES: Final = _words(
     """
@@ -65,7 +65,7 @@ VALUES: Final = _words(
     wheat willow winter wolf wombat yak yarrow yellow zebra zephyr zinc
     """
 )
-"""What settings are set to, beside numbers."""
+"""Values of settings, besides numbers."""
 
 FILES: Final = _words(
     """
@@ -75,7 +75,7 @@ FILES: Final = _words(
     june july august october december
     """
 )
-"""Names of configurations and jobs that tools are asked for."""
+"""Names of configurations and jobs in tool calls."""
 
 GENERAL: Final = _words(
     """

@@ -28,7 +28,7 @@ class Changes:
         self._found: dict[tuple[int, int], tuple[Sequence[Any], Sequence[Any], Places]] = {}
 
     def settle(self, items: Sequence[Any]) -> None:
-        """Declare that nobody changes this list any more."""
+        """Declare that this list doesn't change any more."""
         self._settled[id(items)] = items
 
     def is_settled(self, items: Sequence[Any]) -> bool:

@@ -100,7 +100,7 @@ class Context:
     policy: str = ""
     """The policy's name."""
     slot: str = ""
-    """The policy's place in the pipeline, which tells its results from another's."""
+    """The policy's place in the pipeline, which separates its results from another's."""
     rerun: bool = False
     """True if the policy runs a second time on this turn, on the messages that others left."""
     elapsed_s: float = 0.0
@@ -148,7 +148,7 @@ class Context:
         """Return ``compute(message)``, computed once in the message's life.
 
         The result may depend on the message and the policy's settings only. A policy with several
-        such computations tells them apart by ``key``.
+        such computations distinguishes them by ``key``.
         """
         return self.memo.get(message, (self.slot, key), compute)
 

@@ -81,7 +81,7 @@ def _written(step: Step) -> str:
 
 def _written_value(value: Value) -> str:
     if value.items is not None and not value.quoted:
-        # As written: a parameter that takes text may read a list's text.
+        # Kept as written: a parameter that takes text may read a list's text.
         return value.text or f"[{';'.join(map(_written_text, value.items))}]"
     # Quoted text needs quotes again only if it would read as something else.
     needed = value.quoted and value.text.lower() == "none"

@@ -117,7 +117,7 @@ class Memo:
         return [entry[2] for entry in entries if entry is not None]
 
     def settle(self, subjects: Sequence[Any]) -> None:
-        """Declare that nobody changes a list any more, so that each comparison holds for a turn."""
+        """Declare that a list doesn't change any more, so that comparisons hold for a turn."""
         self._changes.settle(subjects)
 
     def map(
@@ -243,7 +243,7 @@ class Memo:
         before, state = self._folded.pop((key, place), ((), None))
         goes_on = bool(before) and all(map(_goes_on, before, now))
         folded: T = state if goes_on else begin()
-        # A step that fails leaves nothing behind: the next turn begins again.
+        # A failed step leaves no trace: the next turn begins again.
         for item in items[len(before[0]) if goes_on else 0 :]:
             step(folded, item)
         kept = tuple(each if type(each) is tuple else [*each] for each in now)

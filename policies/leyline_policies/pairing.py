@@ -24,7 +24,7 @@ class Pairing:
         self._from = 0 if before is None else len(before.parts)
 
     def leads_to(self, parts: list[Part]) -> bool:
-        """Return True if ``parts`` begin with these, and nobody has continued from here before."""
+        """Return True if ``parts`` begin with these, and this state wasn't continued before."""
         known = len(self.parts)
         return self._pairs is not None and known < len(parts) and parts[:known] == self.parts
 

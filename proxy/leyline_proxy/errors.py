@@ -1,4 +1,4 @@
-"""The errors that reach a caller, split by whose fault they are.
+"""The errors that reach a caller, grouped by the party at fault.
 
 The HTTP layer renders each as an OpenAI-style JSON error. No message ever holds prompt text.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class ProxyError(Exception):
-    """A failure with a status, a stable code and, where one field is to blame, its name."""
+    """A failure with a status, a stable code and, if one field is wrong, its name."""
 
     status = 500
     kind = "api_error"
@@ -32,7 +32,7 @@ class ProxyError(Exception):
 
     @property
     def members(self) -> dict[str, Any]:
-        """Members of the error's JSON beside message, type, param and code."""
+        """Members of the error's JSON besides message, type, param and code."""
         return {}
 
 
@@ -285,11 +285,11 @@ class RefusedByClaimError(ProxyError):
 
 
 class PolicyFailedClosedError(ProxyError):
-    """A policy that takes out what must not reach the model failed; nothing was sent.
+    """A policy that removes content that must not reach the model failed; nothing was sent.
 
     Args:
-        policy: its name.
-        fault: what it did.
+        policy: the policy's name.
+        fault: its fault.
     """
 
     status = 502
@@ -305,7 +305,7 @@ class PolicyFailedClosedError(ProxyError):
 
     @property
     def headers(self) -> dict[str, str]:
-        # The clients of OpenAI and Anthropic try again otherwise, and it would fail again.
+        # Otherwise the clients of OpenAI and Anthropic would retry, and fail again.
         return {"x-should-retry": "false"}
 
     @property
@@ -318,7 +318,7 @@ class ClientDisconnected(Exception):  # noqa: N818 - an event of the connection,
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """A sentence that names the nearest known names, or all of them when none is near."""
+    """Return a sentence with the nearest known names, or all of them if none is near."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if near:

@@ -1,7 +1,7 @@
-"""How what is missing gets installed, for hints to users.
+"""Commands that install missing packages, for hints to users.
 
-Leyline is on no package index. By its bare name, pip would find nothing, or whatever somebody else
-has put there; so hints name the folder or the wheel that this installation was made from.
+Leyline is on no package index. By its bare name, pip would find nothing, or somebody else's
+package. So hints name the folder or the wheel of this installation.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from urllib.request import url2pathname
 
 PACKAGE = "leyline-kv"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-"""Of PyTorch's builds for CPUs. By default pip takes those for CUDA on Linux, 5.7 GB of them."""
+"""Index of PyTorch's builds for CPUs. By default pip takes 5.7 GB of CUDA builds on Linux."""
 
 _WITH_TORCH = frozenset({"engine"})
 
 
 def pip_install(*extras: str) -> str:
-    """The command that adds extras to this installation, for CPUs."""
+    """Return the command that adds extras to this installation, for CPUs."""
     index = "" if _WITH_TORCH.isdisjoint(extras) else f"--extra-index-url {CPU_INDEX} "
     wanted = f"{_source()}[{','.join(extras)}]"
     return f"pip install {index}{shlex.quote(wanted)}"
 
 
 def _source() -> str:
-    """The folder or the wheel that this was installed from, where it is still there; else the name
-    of its wheel."""
+    """Return the folder or the wheel of this installation if it still exists, else the name of its
+    wheel."""
     try:
         told = json.loads(distribution(PACKAGE).read_text("direct_url.json") or "null")
         place = urlsplit(told["url"])

@@ -1,10 +1,10 @@
-"""Whether the process has been told to stop."""
+"""The flag of a process that must stop."""
 
 from __future__ import annotations
 
 
 class Shutdown:
-    """Set once, by the server; read by whoever tells others, and by each connection."""
+    """Shutdown flag. The server sets it once; connections and ``/readyz`` are among its readers."""
 
     def __init__(self) -> None:
         self.begun = False

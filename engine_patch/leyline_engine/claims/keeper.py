@@ -48,7 +48,7 @@ class Shelf(Protocol):
     """A cache of whole prefixes, as claims see it. Keys are radix keys, with lineages folded in."""
 
     def slots(self, keys: array[int]) -> Sequence[int]:
-        """Return the slots of the cached prefix of ``keys``, in order; nobody's recency changes."""
+        """Return the slots of the cached prefix of ``keys``, in order; recency doesn't change."""
 
     def lock(self, claim: ClaimKey, keys: array[int]) -> None:
         """Lock the cached path of ``keys`` against eviction, and no neighbour of it."""

@@ -57,7 +57,7 @@ class PageNames:
         return tuple(_runs(page for page in map(self._names.get, slots) if page is not None))
 
     def forget(self, runs: Iterable[Run]) -> None:
-        """Drop the names of pages that nobody holds any more, or that are gone."""
+        """Drop the names of pages that are gone or have no holder."""
         for run in runs:
             for place in range(run.start, run.end):
                 slot = self._slots.pop((run.source, place), None)

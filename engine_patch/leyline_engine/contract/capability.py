@@ -60,7 +60,7 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     kv: KVFacts | None = None
     sink: int = 0
     data_parallel: int = 1
-    """Replicas behind one address, each with a KV pool of its own."""
+    """Replicas behind one address, each with its own KV pool."""
     instance: str = ""
     """Name of this run of the engine: turns that an earlier run retained are gone."""
 

@@ -50,7 +50,7 @@ class Admission:
     verdict: Verdict = _UNJUDGED
     forgot: ForgetCounts | None = None
     carried: Carried | None = None
-    """What the splice hides; to be entered into the ledger when its KV is published."""
+    """Readers that the splice hides; entered into the ledger when its KV is published."""
     spans: tuple[SpanLabel, ...] = ()
     """The prompt's labels; empty if they can't be relied on."""
     sources: tuple[SourceTurn, ...] = ()
@@ -157,7 +157,7 @@ class Admitter:
         found: array[int],
         before: ForgetCounts | None = None,
     ) -> ForgetCounts:
-        # What the prompt found is clean: it lies before the forgotten spans' first reader.
+        # The prompt's cached prefix is clean: it ends before the forgotten spans' first reader.
         return self._cache.forget(
             (payload.scope, payload.session),
             request.forgotten,
@@ -229,7 +229,7 @@ class Admitter:
     def _splice(
         self, message_id: str, request: CheckedRequest, prefix: _Prefix, edit: ResolvedEdit
     ) -> Admission:
-        """Lock the sources, take slots, copy and rotate; on failure nothing is left behind."""
+        """Lock the sources, take slots, copy and rotate; on failure nothing remains."""
         sources = [self._cache.match(source.keys()) for source in edit.sources]
         locked: list[Node] = []
         slots: Slots | None = None

@@ -111,7 +111,7 @@ class EngineClaims(CacheListener):
         )
         cache.listener = self
 
-    # What requests ask.
+    # Calls from requests.
 
     def outgrown(self, request: Candidate, held: Slots) -> ClaimRefusal | None:
         """Return why a running request found no slot; None if no claim holds any.
@@ -143,7 +143,7 @@ class EngineClaims(CacheListener):
         if self.keeper:
             self.keeper.follow(turn, sources, copies)
 
-    # What the cache says.
+    # Calls from the cache.
 
     def evicted(self, request: str, gone: Sequence[Node]) -> None:
         """Check ranked claims, which may have lost something or been spared."""

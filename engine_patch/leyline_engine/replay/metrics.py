@@ -89,7 +89,7 @@ class Readings:
     """Reads levels once a second while the engine is busy, and when it falls idle.
 
     Args:
-        read: reads them; None if nobody needs them.
+        read: reads them; None if they aren't needed.
         now_s: a clock that never goes back.
     """
 

@@ -208,7 +208,7 @@ class Sequence:
         self.on_end(self)
 
     def draws_on(self, struck: Struck) -> bool:
-        """Whether what this request computes may have read what a forget has struck."""
+        """Return True if KV of this request may have read content that a forget struck."""
         return self.cache.ledger.read_by(
             struck, self._scope, self.lineage, self.carried, len(self.prompt)
         )

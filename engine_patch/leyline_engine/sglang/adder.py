@@ -31,7 +31,7 @@ class LeylinePrefillAdder(PrefillAdder):
         return result
 
     def _room(self) -> int:
-        """Return the tokens that nobody was promised.
+        """Return the number of tokens not promised to any request.
 
         The rest of a prompt that is admitted in chunks counts as promised.
         """

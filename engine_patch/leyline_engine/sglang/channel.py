@@ -98,7 +98,7 @@ class ReceiptSender:
     ) -> None:
         """
         Args:
-            endpoint: endpoint of a :class:`ReceiptChannel`; nobody need listen yet.
+            endpoint: endpoint of a :class:`ReceiptChannel`, which needn't listen yet.
             queued: maximum number of messages held while the other side doesn't take them.
             on_drop: called for each message that was dropped.
         """

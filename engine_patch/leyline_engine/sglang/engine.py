@@ -280,7 +280,7 @@ class SchedulerEngine:
         self.publications.clear()
         self.forgets.clear()
 
-    # What the tree asks.
+    # Calls from the tree.
 
     def match(self, turn: Turn, params: MatchPrefixParams) -> MatchResult:
         """Return a turn's longest cached prefix, under the map it runs under or may run under."""
@@ -305,7 +305,7 @@ class SchedulerEngine:
             self.admission.row_computed(req)
 
     def withholds(self, kv: Any) -> bool:
-        """Return True if the slots behind a KV record must be overwritten."""
+        """Return True if the slots of a KV record must be overwritten."""
         return self._kept_out.owns(kv)
 
     def give_way(self) -> bool:

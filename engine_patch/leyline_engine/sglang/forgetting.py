@@ -1,8 +1,8 @@
 """Forgetting in SGLang's tree: a session's published KV is found by path, removed, overwritten.
 
-KV that running requests hold is condemned instead: matchable for nobody from now on, and removed
-when they let go of it. If the pool's rows can't be written, removed slots count as pending for
-ever: nobody finds them, but only another request's KV overwrites them.
+KV that running requests hold is condemned instead: no request can match it from now on, and it is
+removed when they release it. If the pool's rows can't be written, removed slots count as pending
+forever: no request finds them, but only another request's KV overwrites them.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Forgetter:
     def condemn(self, session: SessionKey, ticket: str) -> ForgetCounts:
         """Make KV that a session published unmatchable, and its tenant's KV that a splice moved.
 
-        :meth:`settle` removes it. If a forget failed, nothing tells the readers apart.
+        :meth:`settle` removes it. If a forget failed, the readers can't be distinguished.
         """
         for turn in self._registry.turns(session):
             self._registry.drop(session, turn.turn)
@@ -202,7 +202,7 @@ class Forgetter:
             self._condemn(path, start, ticket, left)
 
     def settle(self) -> None:
-        """Remove condemned KV that nobody holds any more."""
+        """Remove condemned KV that has no holder any more."""
         before = len(self._cache.condemned)
         # One condemned path may block another.
         while any(self._settled(doomed) for doomed in tuple(self._cache.condemned)):

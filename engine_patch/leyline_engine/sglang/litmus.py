@@ -78,7 +78,7 @@ class _Outbox:
     """Takes the scheduler's messages to other processes, of which there are none."""
 
     def send_output(self, *_: Any) -> None:
-        """Do nothing: nobody listens."""
+        """Do nothing: there is no listener."""
 
 
 class SglangRuntime:

@@ -190,7 +190,7 @@ def _retract(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
 def _stream_output(
     original: Callable[..., Any], self: Any, reqs: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Keep the engine's own prefill rows from the detokeniser: nobody asked for them."""
+    """Keep the engine's own prefill rows from the detokeniser: no client asked for them."""
     from leyline_engine.sglang.splicer import StageRow
 
     return original(self, [r for r in reqs if not isinstance(r, StageRow)], *args, **kwargs)

@@ -33,7 +33,7 @@ class KeptOut:
 
 
 class Publisher:
-    """Notes who publishes what in one tree, and removes what nobody could forget any more.
+    """Notes the publications in one tree, and removes KV that can't be forgotten any more.
 
     Args:
         cache: the tree.

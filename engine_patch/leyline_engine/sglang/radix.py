@@ -59,7 +59,7 @@ class Listener(Protocol):
         """Record that a waiting request will not run."""
 
     def withholds(self, kv: Any) -> bool:
-        """Return True if the slots behind a KV record must be overwritten."""
+        """Return True if the slots of a KV record must be overwritten."""
 
     def flushing(self) -> None:
         """Prepare for the tree's flush."""
@@ -79,7 +79,7 @@ class Listener(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Condemned:
-    """A path whose part after ``start`` waits for its holders: matchable for nobody."""
+    """A path whose part after ``start`` waits for its holders: no request can match it."""
 
     path: Publication
     start: int
@@ -109,7 +109,7 @@ class LeylineRadixCache(UnifiedRadixCache):
         self._census: Census | None = None
         super().__init__(params)
 
-    # What SGLang calls.
+    # Calls from SGLang.
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         turn = self._turn(params.req)
@@ -201,7 +201,7 @@ class LeylineRadixCache(UnifiedRadixCache):
         if self.leyline is not None:
             self.leyline.flushed()
 
-    # What Leyline calls.
+    # Calls from Leyline.
 
     def attach(
         self,
@@ -214,7 +214,7 @@ class LeylineRadixCache(UnifiedRadixCache):
 
         Args:
             listener: decides on behalf of requests with envelopes.
-            pool: the rows behind the tree's slots; None if they can't be touched.
+            pool: the rows of the tree's slots; None if they can't be touched.
             shelf: paths that claims rank.
             census: counts the slots that the tree has after a splice.
         """

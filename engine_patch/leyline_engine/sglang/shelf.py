@@ -2,7 +2,7 @@
 
 SGLang evicts the least recently used leaf; a node's own priority can only rise. So ranked paths are
 locked while an eviction passes over all others, and unlocked in order of rank if that wasn't
-enough. Between evictions they count as evictable, like all KV that nobody uses.
+enough. Between evictions they count as evictable, like all unused KV.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 A copy needs nothing computed before it but its place in the tree, and the tree holds whole prefixes
 only; so each gap is computed first, by a row of its own that is prefilled and nothing else. Rows of
 several requests share a forward. All of it is under the turn's lineage: until the request itself
-runs, nobody else can match the copies.
+runs, no other request can match the copies.
 """
 
 from __future__ import annotations

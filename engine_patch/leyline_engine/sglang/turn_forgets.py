@@ -64,7 +64,7 @@ class TurnForgets:
         self._accounts = accounts
         self._turns = turns
 
-    # When a turn forgets.
+    # Forgets of a turn.
 
     def ready(self, turn: Turn) -> None:
         """Make a turn READY, and forget what it demands: its copies are made, or given up."""
@@ -94,7 +94,7 @@ class TurnForgets:
             self._forgetter.pending.let_go([turn])
 
     def settle(self) -> None:
-        """Remove condemned KV that nobody holds any more, and report how far forgets came."""
+        """Remove condemned KV without holders, and report the forgets' progress."""
         self._forgetter.settle()
         for ticket, counts in self._forgetter.progress().items():
             self._accounts.progressed(ticket, counts)
@@ -103,7 +103,7 @@ class TurnForgets:
         """Record that the tree is empty."""
         self._forgetter.clear()
 
-    # What a forget reaches.
+    # The reach of a forget.
 
     def _forget(self, turn: Turn, checked: CheckedRequest) -> None:
         try:

@@ -219,5 +219,5 @@ def _matches(tool: str, patterns: Sequence[str]) -> bool:
 
 
 def _fingerprint(message: Message) -> int:
-    """Return a hash that tells a result from another in its place, and reveals nothing of it."""
+    """Return a hash that distinguishes results in one place, and reveals nothing of them."""
     return crc32(f"{message.get('tool_call_id')}/{len(text_of(message))}".encode())

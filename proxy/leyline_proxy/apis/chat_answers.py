@@ -1,4 +1,4 @@
-"""Answers of the chat API, as the mappings to other APIs read them. Pure."""
+"""Read answers of the chat API, for the mappings to other APIs. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 OWN_MEMBERS = ("context_management", "leyline")
-"""Members that the proxy adds to a chat answer, and that answers in other APIs have as well."""
+"""Members that the proxy adds to a chat answer, and to answers in other APIs."""
 
 
 class AnswerError(ValueError):
@@ -14,7 +14,7 @@ class AnswerError(ValueError):
 
 
 class StreamedAnswer:
-    """What the chunks of a streamed chat completion have told so far."""
+    """Facts from the chunks of a streamed chat completion so far."""
 
     def __init__(self) -> None:
         self.usage: Mapping[str, Any] | None = None
@@ -23,7 +23,7 @@ class StreamedAnswer:
         self._finish: Mapping[str, Any] | None = None
 
     def read(self, chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Take a chunk in; what it adds to the answer, if anything."""
+        """Read a chunk, and return its addition to the answer, if any."""
         if isinstance(chunk.get("usage"), Mapping):
             self.usage = chunk["usage"]
         self.extra |= {name: chunk[name] for name in OWN_MEMBERS if name in chunk}
@@ -37,10 +37,10 @@ class StreamedAnswer:
 
     @property
     def finish(self) -> Mapping[str, Any]:
-        """The choice that says why the answer ended.
+        """Return the choice with the finish reason.
 
         Raises:
-            AnswerError: the engine never said that it had finished.
+            AnswerError: the engine never reported a finish reason.
         """
         if self._finish is None:
             raise AnswerError("The engine ended its stream before its answer was complete.")
@@ -48,7 +48,7 @@ class StreamedAnswer:
 
 
 def first_choice(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The choice with index 0; other APIs know no others."""
+    """Return the choice with index 0, the only one in other APIs."""
     choices = document.get("choices")
     found = choices if isinstance(choices, list) else ()
     return next(
@@ -57,20 +57,20 @@ def first_choice(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def reasoning_of(said: Mapping[str, Any]) -> str | None:
-    """What a message or a delta has of the model's reasoning, under either name for it."""
+    """Return the model's reasoning in a message or a delta, under either name."""
     return text_or_none(said.get("reasoning_content")) or text_or_none(said.get("reasoning"))
 
 
 def text_or_none(value: object) -> str | None:
-    """A text, or None for anything else."""
+    """Return a text, or None for anything else."""
     return value if isinstance(value, str) else None
 
 
 def called(call: object) -> tuple[Mapping[str, Any], str, object]:
-    """A tool call, the name of its function, and the arguments as they were written.
+    """Return a tool call, the name of its function, and the arguments as written.
 
     Raises:
-        AnswerError: it names none.
+        AnswerError: the call names no function.
     """
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
@@ -80,11 +80,11 @@ def called(call: object) -> tuple[Mapping[str, Any], str, object]:
 
 
 def prompt_tokens(usage: Mapping[str, Any], account: Mapping[str, Any] | None) -> tuple[int, int]:
-    """Prompt tokens, and how many of them were cached.
+    """Return the number of prompt tokens, and of cached ones among them.
 
     Args:
-        usage: the engine's; not all of them say what was cached.
-        account: the member ``leyline`` of the answer, which does where the engine gave a receipt.
+        usage: the engine's; not all engines report cached tokens.
+        account: the answer's member ``leyline``, which reports them if the engine gave a receipt.
     """
     tokens = (account or {}).get("tokens") or {}
     prompt = count(usage.get("prompt_tokens")) or count(tokens.get("prompt"))
@@ -95,11 +95,11 @@ def prompt_tokens(usage: Mapping[str, Any], account: Mapping[str, Any] | None) -
 
 
 def detail(details: object, name: str) -> int | None:
-    """One of usage's details; None where it isn't told."""
+    """Return one of usage's details; None if not reported."""
     value = details.get(name) if isinstance(details, Mapping) else None
     return None if value is None else count(value)
 
 
 def count(value: object) -> int:
-    """A number of tokens; 0 for what is none."""
+    """Return a number of tokens; 0 for other values."""
     return value if isinstance(value, int) and value > 0 else 0

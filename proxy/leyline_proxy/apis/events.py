@@ -19,25 +19,25 @@ class Events(Protocol):
         """True once nothing may follow."""
 
     def feed(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
-        """Give the events that a chunk adds.
+        """Yield the events that a chunk adds.
 
         Raises:
             AnswerError: the chunk can't be expressed in this API.
         """
 
     def close(self) -> Iterator[Event]:
-        """Give the events that end the answer, once.
+        """Yield the events that end the answer, once.
 
         Raises:
             AnswerError: the engine never reported a finish reason.
         """
 
     def keep_alive(self, comment: bytes) -> bytes:
-        """Return what keeps the connection alive in place of a comment of the engine's."""
+        """Return the bytes that keep the connection alive, in place of the engine's comment."""
 
 
 def encoded(events: Iterable[Event]) -> bytes:
-    """Return events as a stream has them, named by their type."""
+    """Return events as the bytes of a stream, named by their type."""
     # Not orjson: numbers in a client's JSON may have any size.
     return b"".join(
         b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))

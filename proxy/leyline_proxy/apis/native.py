@@ -1,4 +1,4 @@
-"""Answers that an upstream gives in the client's own API: what the proxy reads of them. Pure."""
+"""Facts that the proxy reads from an upstream's answers in the client's own API. Pure."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one event of a stream says."""
+    """Facts of one event of a stream."""
 
     usage: Mapping[str, Any] | None = None
-    """As a chat completion counts it; what isn't named stays as it was."""
+    """Usage as a chat completion counts it; missing members keep their values."""
     bears_token: bool = False
     finishes: bool = False
-    """The account is appended to this event, behind which nothing changes it."""
+    """True if the account is appended to this event; nothing changes it afterwards."""
 
 
 NOTHING_TOLD = Told()
 
 
 class NativeApi(Protocol):
-    """One API that an upstream may speak itself."""
+    """An API that an upstream may speak itself."""
 
     @property
     def path(self) -> str:
-        """Where it is spoken."""
+        """Path of the API."""
         ...
 
     def passes(self, body: Mapping[str, Any]) -> bool:
-        """Whether a request can go to such an upstream as it is."""
+        """Return True if a request can go to such an upstream unchanged."""
         ...
 
     def usage(self, answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The usage of a whole answer, as a chat completion counts it."""
+        """Return the usage of a whole answer, as a chat completion counts it."""
         ...
 
     def told(self, data: bytes) -> Told:
-        """What an event's data says."""
+        """Return the facts of an event's data."""
         ...

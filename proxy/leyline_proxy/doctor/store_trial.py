@@ -36,7 +36,7 @@ class _OpenLink(RedisLink):
 async def try_store(options: RedisOptions, prefix: str) -> ResponseError | None:
     """Write, find and delete sessions as a proxy does; return the server's refusal, if any.
 
-    Nothing is left behind, unless Redis goes away meanwhile.
+    Nothing remains, unless Redis goes away meanwhile.
 
     Raises:
         RedisError, RedisClusterException, OSError: Redis doesn't answer.

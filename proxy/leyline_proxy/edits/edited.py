@@ -1,4 +1,4 @@
-"""What a policy's edits say of themselves, and which message each of them was made from."""
+"""A policy's edits: their changes, and the source message of each."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from ..model.messages import Message, fingerprint
 from ..model.prepared import Change, DroppedMessage, ForgetMark, SentMessage
 
 Sensitive = Callable[[Message], frozenset[str]]
-"""What of a message is sensitive; an edit that takes any of it away is a forget."""
+"""Returns a message's sensitive content; an edit that removes any of it is a forget."""
 
 
 @dataclass(frozen=True, slots=True)
 class EditedInPlace:
-    """One message after a policy that left the others where they are."""
+    """One message after a policy that kept the places of the others."""
 
     entry: SentMessage | None
-    """None: it was dropped."""
+    """None if it was dropped."""
     dropped: tuple[DroppedMessage, ...] = ()
     demands: Mapping[int, ForgetMark] = field(default_factory=dict)
 
 
 class PolicyEdits:
-    """One policy's edits as they are made, and what they demand to be forgotten.
+    """One policy's edits, collected one by one, and their forget demands.
 
     Args:
-        given: what the policy was given.
-        change: what holds for edits that it didn't mark.
+        given: the messages that the policy got.
+        change: the change of edits that it didn't mark.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class PolicyEdits:
         self.demands: dict[int, ForgetMark] = {}
 
     def said(self, mark: Mark) -> Change:
-        """What a single mark says of an edit."""
+        """Return the change of an edit with a single mark."""
         key = (mark.mode, mark.cause)
         known = self._said.get(key)
         if known is None:
@@ -74,13 +74,13 @@ class PolicyEdits:
     def changed(
         self, entry: SentMessage, message: Message, own: Change | None = None
     ) -> SentMessage:
-        """An edited message in its place.
+        """Return an edited message in its place.
 
         Args:
-            own: what is said of the edit, where that is known.
+            own: the edit's change, if known.
         """
         if not _differs(entry.message, message):
-            # Only a volatile marker differs: no edit, but what the policy wants is sent.
+            # Only a volatile marker differs: no edit, but the policy's message is sent.
             return msgspec.structs.replace(entry, message=message)
         own = self._marked(message) if own is None else own
         if self._sensitive is not None and own.mode is not Mode.FORGET:
@@ -94,20 +94,20 @@ class PolicyEdits:
         return done
 
     def put_in(self, message: Message, source: SentMessage | None) -> SentMessage:
-        """A message that wasn't there; ``source`` is the one that it was made from elsewhere."""
+        """Return an inserted message; ``source`` is its source at another place, if any."""
         own = self._marked(message)
         done = SentMessage(message, None, (own,), _client_place(source) if source else None)
         self._demand(done, own, fingerprint(message) if own.mode is Mode.FORGET else 0)
         return done
 
     def dropped(self, entry: SentMessage, message: Message | None) -> Iterator[DroppedMessage]:
-        """A message that is gone."""
+        """Yield the record of a dropped message, if the client sent it."""
         own = self.demand(entry, message)
         if entry.client_index is not None:
             yield DroppedMessage(entry.client_index, own)
 
     def demand(self, entry: SentMessage, message: Message | None) -> Change:
-        """What is said of a message that is gone, noted where it is to be forgotten."""
+        """Return the change of a dropped message, and note it if it must be forgotten."""
         own = self._marked(message)
         if self._sensitive is not None and self._sensitive(entry.message):
             own = replace(own, mode=Mode.FORGET)
@@ -115,7 +115,7 @@ class PolicyEdits:
         return own
 
     def steps(self, after: Sequence[Message]) -> Iterator[tuple[int | None, int | None]]:
-        """As :func:`aligned`, where no message stands for another than it was made from."""
+        """Yield :func:`aligned` places, but pair no message with another than its source."""
         for old_at, new_at in aligned(self._given, after):
             if old_at is not None and new_at is not None:
                 place = self.place_of(after[new_at])
@@ -126,7 +126,7 @@ class PolicyEdits:
             yield old_at, new_at
 
     def place_of(self, message: Message) -> int:
-        """Where the given message is that ``message`` was made from; -1 where it isn't known."""
+        """Return the place of the given message that ``message`` came from; -1 if unknown."""
         while isinstance(message, MarkedMessage) and id(message) not in self._places:
             message = message.origin
         return self._places.get(id(message), -1)
@@ -148,10 +148,10 @@ def _client_place(entry: SentMessage) -> int | None:
 def aligned(
     given: Sequence[Message], after: Sequence[Message]
 ) -> Iterator[tuple[int | None, int | None]]:
-    """Places of what belongs together in both lists, in order; None where one has nothing.
+    """Yield the places of matching messages in both lists, in order; None if one list has none.
 
-    What a policy made from a message it was given says so itself; between such pairs the
-    messages are compared.
+    Messages that a policy made from given ones name their origins. Between such pairs, messages
+    are compared.
     """
     old_at = new_at = 0
     for old, new in [*pair_by_origin(given, after), (len(given), len(after))]:
@@ -167,7 +167,7 @@ def aligned(
 
 
 def _differs(old: Message, new: Message) -> bool:
-    # A text that differs says so at once; the long way is for markers and forms of content.
+    # Different texts are found at once; the long way is for markers and forms of content.
     if old.get("content") != new.get("content") and isinstance(new.get("content"), str):
         return not isinstance(old.get("content"), list) or _steps_differ(old, new)
     return _steps_differ(old, new)
@@ -178,8 +178,8 @@ def _steps_differ(old: Message, new: Message) -> bool:
 
 
 def _marked(change: Change, marks: Sequence[Mark]) -> Change:
-    """``change`` as far as the policy's marks say nothing else: the strictest of them, where it
-    edited what it had edited."""
+    """Return ``change`` with the policy's marks applied: the strictest, if it edited its own
+    edits."""
     if all(mark.cause is None and mark.mode is None for mark in marks):
         return change
     modes = [change.mode if mark.mode is None else Mode(mark.mode) for mark in marks]

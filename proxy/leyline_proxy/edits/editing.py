@@ -27,7 +27,7 @@ log = structlog.get_logger("leyline.turn")
 
 @dataclass(frozen=True, slots=True)
 class EditInput:
-    """The part of a turn that its messages depend on."""
+    """The part of a turn that determines its messages."""
 
     request: ChatRequest
     policies: Sequence[Policy]

@@ -1,4 +1,4 @@
-"""Runs step 2 of turns with what policies may know: memos, costs, content that is sensitive."""
+"""Run step 2 of turns with the facts for policies: memos, costs, sensitive content."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""From the client's messages to the messages that are sent, with the cause of each change.
+"""Turn the client's messages into the messages to send, with the cause of each change.
 
-Declared edits come first (they speak of the client's own text), all or none. Then the policies, in
-order. One that raises or returns nonsense is skipped as a whole; the turn continues without it,
-unless it was to take out what must not be sent: then nothing may be.
+Declared edits come first, all or none, because they refer to the client's own text. Then the
+policies run, in order. A policy that raises or returns nonsense is skipped as a whole, and the turn
+continues without it; if that policy forgets, nothing may be sent.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def prepare(
     fingerprints: Sequence[int] | None = None,
     session: PolicySession | None = None,
 ) -> Prepared:
-    """Run declared edits and policies over the client's messages. Policies' faults never raise;
-    with one of a policy that forgets, the outcome is refused.
+    """Run declared edits and policies over the client's messages. Policies' faults never raise; a
+    fault of a policy that forgets refuses the result.
 
-    Policies that forget run first, on what the client sent, so that none that tidies up can hide
-    from them what they look for; they run again in their place where others changed something.
+    Policies that forget run first, on the client's own messages, so that no other policy can hide
+    content from them. They run again in their place if others changed something.
 
     Args:
-        fingerprints: of the client's messages, where already known.
-        session: without it, policies know of no turn before.
+        fingerprints: the client's messages' fingerprints, if known.
+        session: without it, policies know of no earlier turn.
 
     Raises:
-        DeclaredEditError: a declared edit can't be carried out; see :func:`check_declared`.
+        DeclaredEditError: a declared edit can't be applied; see :func:`check_declared`.
     """
     session = session or PolicySession()
     memo, client = session.memo, tuple(client)
@@ -57,7 +57,7 @@ def prepare(
     done = runner.run_all(stage, policies, untouched)
     is_changed = done.refused is None and done.messages is not stage.messages
     if is_changed and find_fault(stage.messages, done.messages, memo):
-        # One of those that are trusted breaks the rules: find out which, and leave it out.
+        # A trusted policy broke the rules: find out which, and leave it out.
         runner = PolicyRun(session, turn_index, checked=True)
         done = runner.run_all(stage, policies, untouched)
     scopes: frozenset[str] = frozenset()
@@ -73,7 +73,7 @@ def prepare(
         tuple(dict.fromkeys(done.faults)),
         done.demands,
         tuple(runner.notes),
-        # Without policies, what they left earlier waits for them.
+        # Without policies, their earlier states are kept.
         runner.states if policies else {**session.states, **runner.states},
         tuple(runner.wanted),
         next(iter(scopes)) if len(scopes) == 1 else None,
@@ -85,10 +85,10 @@ def prepare(
 
 
 def unedited(client: tuple[Message, ...], fingerprints: Sequence[int]) -> Prepared:
-    """As :func:`prepare` of messages that nobody edits and that say nothing of themselves.
+    """Return the result of :func:`prepare` for messages without edits and annotations.
 
     Args:
-        fingerprints: of the messages.
+        fingerprints: the messages' fingerprints.
     """
     sent, prints = tuple(map(SentMessage, client, range(len(client)))), tuple(fingerprints)
     known = Fingerprinted(client, prints), Fingerprinted(sent, prints)
@@ -101,7 +101,7 @@ def _declared(untouched: Stage, declared: Sequence[DeclaredEdit]) -> Stage:
 
 
 def _pins_of(sent: Sequence[SentMessage]) -> dict[int, Mapping[str, Any]]:
-    """What is said of messages' KV that stays, by index in the client's list."""
+    """Return the terms of messages whose KV stays, by index in the client's list."""
     said = ((entry.client_index, pin_of(entry.message)) for entry in sent)
     return {index: terms for index, terms in said if index is not None and terms is not None}
 
@@ -109,7 +109,7 @@ def _pins_of(sent: Sequence[SentMessage]) -> dict[int, Mapping[str, Any]]:
 def _fingerprinted(
     client: tuple[Message, ...], fingerprints: Sequence[int] | None, done: Stage, memo: Memo
 ) -> tuple[Fingerprinted, ...]:
-    """The fingerprints of both lists; those of edited messages are computed once in their life."""
+    """Return both lists with fingerprints; those of edited messages are computed only once."""
     if fingerprints is None:
         fingerprints = memo.map(client, _PRINT, fingerprint)
     prints = tuple(fingerprints)
@@ -124,6 +124,6 @@ def _fingerprinted(
 
 
 def _unannotated(entry: SentMessage) -> SentMessage:
-    """The message as the engine may see it."""
+    """Return the message as the engine may see it."""
     message = unannotated(entry.message)
     return entry if message is entry.message else msgspec.structs.replace(entry, message=message)

@@ -49,8 +49,8 @@ class PromptSearch:
             status: of the intended engine.
 
         Raises:
-            BadRequestError, ForbiddenError: the request's ``leyline`` options, or a prompt of token
-                ids, which can't be searched.
+            BadRequestError, ForbiddenError: the request's ``leyline`` options are wrong, or a
+                prompt has token ids, which can't be searched.
             PolicyFailedClosedError: a policy that forgets failed.
         """
         asked = _request(tenant, body)

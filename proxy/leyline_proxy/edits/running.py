@@ -1,4 +1,4 @@
-"""Running policies over a turn's messages: what each is given, and what may come back of it."""
+"""Run policies over a turn's messages, and check their inputs and results."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from .stage import Stage, explain, find_fault
 _CONTAINERS = (dict, list)
 _NO_STATE = b"{}"
 SAYS = "says"
-"""Key of whether a message says something of itself."""
+"""Memo key for whether a message has an annotation."""
 
 Transformed = list[Message]
 Limit = Callable[[Callable[[], Transformed]], Transformed]
 
 
 class PolicyTimeoutError(Exception):
-    """A policy took longer than it may."""
+    """A policy exceeded its time limit."""
 
 
 class _FaultError(Exception):
@@ -52,7 +52,7 @@ def _unlimited(call: Callable[[], Transformed]) -> Transformed:
 
 @dataclass(frozen=True, slots=True)
 class PolicySession:
-    """What policies may know of the session besides the messages, and what they left in it."""
+    """Facts of the session for policies, besides the messages, and the policies' states."""
 
     window: int | None = None
     """The model's context window in tokens."""
@@ -61,29 +61,29 @@ class PolicySession:
     model: str = ""
     cost: EditCost = field(default_factory=EditCost)
     states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """As :attr:`Prepared.states` of the session's last turn."""
+    """:attr:`Prepared.states` of the session's last turn."""
     memo: Memo = field(default_factory=Memo)
     count: Callable[[Message], int] = approximate_tokens
-    """Tokens of a message."""
+    """Counts the tokens of a message."""
     limit: Limit = _unlimited
-    """Calls a policy that isn't trusted. Raises PolicyTimeoutError."""
+    """Calls an untrusted policy. Raises PolicyTimeoutError."""
     completions: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What models have written for policies."""
+    """Texts that models have written for policies."""
     sensitive: Sensitive | None = None
-    """Whose removal is a forget, whatever the policy says."""
+    """Finds content whose removal is a forget, whatever the policy's mode."""
     on_fault: OnFault = "refuse"
-    """What a fault does of a policy that forgets, where nothing was chosen for it."""
+    """Default action after a fault of a policy that forgets."""
     last: Prepared | None = field(default=None, repr=False)
     """The session's last turn."""
     only_forgets: bool = False
-    """Whether only those policies run that take out what must not reach the model."""
+    """True to run only the policies that remove what must not reach the model."""
 
 
 class PolicyRun:
     """One run of a pipeline.
 
     Args:
-        checked: whether policies that are trusted are checked like all others.
+        checked: True to check trusted policies like all others.
     """
 
     def __init__(self, session: PolicySession, turn_index: int, *, checked: bool) -> None:
@@ -95,17 +95,17 @@ class PolicyRun:
         self.wanted: list[Completion] = []
         self.used: set[str] = set()
         self._forgetting: set[str] = set()
-        """Places in the pipeline whose policy forgets."""
+        """Slots of the pipeline whose policy forgets."""
         self._annotated = False
-        """Whether any message says something of itself, as far as is known."""
+        """True if any message is known to have an annotation."""
 
     def run_all(
         self, stage: Stage, policies: Sequence[Policy], client: Stage | None = None
     ) -> Stage:
-        """The list after all policies.
+        """Return the list after all policies.
 
         Args:
-            client: the list as the client sent it, where ``stage`` has its declared edits.
+            client: the list as the client sent it, if ``stage`` has its declared edits.
         """
         client = client or stage
         slots = [
@@ -113,7 +113,7 @@ class PolicyRun:
             for place, policy in enumerate(policies)
             if getattr(policy, "edits", True)
         ]
-        # A plugin may say another thing each time that it is asked.
+        # A plugin's mode may differ each time it is read.
         self._forgetting = {slot for slot, policy in slots if _mode_of(policy) != "amortize"}
         stage = self._say(stage)
         if stage is not client:
@@ -128,15 +128,15 @@ class PolicyRun:
             if slot not in self._forgetting:
                 stage = self._apply(stage, slot, policy)
             elif stage is not searched:
-                # It demanded what it had to when it saw the client's text.
+                # It made its demands when it saw the client's text.
                 done = self._apply(stage, slot, policy)
                 if done is not stage:
                     stage = replace(done, demands={**done.demands, **stage.demands})
         return stage
 
     def _demanded(self, client: Stage, stage: Stage, slots: Sequence[tuple[str, Policy]]) -> Stage:
-        """The list with what policies demand to be forgotten of the client's own: what callers
-        take out themselves, perhaps to amortize it, may be what they look for."""
+        """Return the list with the policies' forget demands on the client's own messages. Callers
+        may remove, perhaps to amortize, content that policies look for."""
         looking = PolicyRun(self._session, self._turn, checked=self._checked)
         looking._forgetting = {f"client, {slot}" for slot in self._forgetting}
         seen = client
@@ -149,21 +149,21 @@ class PolicyRun:
         return replace(stage, demands={**seen.demands, **stage.demands})
 
     def _say(self, stage: Stage, slot: str = "verbs") -> Stage:
-        """Do what is said of messages."""
+        """Apply the messages' annotations."""
         self._annotated = self._annotates(stage, slot)
         if not self._annotated:
             return stage
         return self._apply(stage, slot, Verbs(any(map(is_forgotten, stage.messages))))
 
     def _apply(self, stage: Stage, slot: str, policy: Policy) -> Stage:
-        """The list after a policy, and after what it says of messages."""
+        """Return the list after a policy, and after its annotations of messages."""
         name = policy.name
         fault: Fault
         try:
             given, after = self._transformed(stage, slot, policy)
         except _FaultError as error:
             fault = error.fault
-        except Exception:  # a policy is a plugin; whatever it raises costs only its own edits
+        except Exception:  # a policy is a plugin; its errors cost only its own edits
             fault = "raised"
         else:
             if after is given:
@@ -174,7 +174,7 @@ class PolicyRun:
                 # Copies are others on each turn, so remembering them would only cost memory.
                 memo = self._session.memo if given is stage.messages else None
                 done = explain(stage, given, after, change, sensitive, memo=memo)
-            except Exception:  # only one that is trusted returns what wasn't looked at
+            except Exception:  # only a trusted policy returns an unchecked list
                 return self._failed(stage, slot, policy, find_fault(given, after) or "raised")
             if done.sent == stage.sent:
                 return stage
@@ -186,9 +186,9 @@ class PolicyRun:
         return self._failed(stage, slot, policy, fault)
 
     def _failed(self, stage: Stage, slot: str, policy: Policy, fault: Fault) -> Stage:
-        """The same list, and the policy's fault."""
+        """Return the same list with the policy's fault."""
         last = self._session.last
-        # Whatever a policy says of itself: what it took out of the last turn must not come back.
+        # Whatever its mode: content that it took out of the last turn must not come back.
         forgot = slot in self._forgetting or (
             last is not None and (policy.name, "forget") in last.changes_of_policies()
         )
@@ -196,13 +196,13 @@ class PolicyRun:
         return stage.fault(policy.name, fault, refuses=refuses)
 
     def _annotates(self, done: Stage, slot: str) -> bool:
-        """Whether anything is said of a message of the list after a policy."""
+        """Return True if a message of the list after a policy has an annotation."""
         return self._session.memo.any(done.messages, SAYS, is_annotated, slot)
 
     def _transformed(
         self, stage: Stage, slot: str, policy: Policy
     ) -> tuple[list[Message], list[Message]]:
-        """What the policy was given, and what it made of it.
+        """Return the policy's input and its result.
 
         Raises:
             _FaultError: the policy broke a rule.
@@ -230,7 +230,7 @@ class PolicyRun:
         return given, after if trusted else _owned(given, after)
 
     def _limited(self, policy: Policy, given: list[Message], context: Context) -> list[Message]:
-        # The policy gets a list of its own, so that what it was given can be compared.
+        # The policy gets its own list, so that its input stays available for comparison.
         handed = list(given)
         try:
             return self._session.limit(lambda: run(policy, handed, self._turn, context))
@@ -241,7 +241,7 @@ class PolicyRun:
 
     def _context(self, slot: str, name: str) -> Context:
         session, again = self._session, slot in self.states
-        # A policy's second run of the turn leaves no trace: the first was on the client's text.
+        # A policy's second run of a turn leaves no state: the first was on the client's text.
         left = (self.states if again else session.states).get(slot)
         state = deepcopy(dict(left)) if left else {}
         return Context(
@@ -261,10 +261,10 @@ class PolicyRun:
         )
 
     def _keep(self, slot: str, context: Context) -> None:
-        """Take over what a policy left behind on its first run of the turn.
+        """Keep the state and notes of a policy's first run of the turn.
 
         Raises:
-            _FaultError: a state that isn't JSON, or too large; a note with more than numbers.
+            _FaultError: the state isn't JSON or is too large, or a note has more than numbers.
         """
         if slot in self.states:
             return
@@ -283,7 +283,7 @@ class PolicyRun:
 def _mode_of(policy: Policy) -> object:
     try:
         return policy.mode
-    except Exception:  # it is asked again where its faults are caught
+    except Exception:  # the mode is read again later, with faults caught
         return None
 
 
@@ -292,13 +292,13 @@ def _holds_numbers(note: Note) -> bool:
 
 
 def _annotated(given: Sequence[Message], after: Sequence[Message]) -> bool:
-    """Whether a policy may have said something of a message."""
+    """Return True if a policy may have annotated a message."""
     known = set(map(id, given))
     return any(ANNOTATION in message and id(message) not in known for message in after)
 
 
 def _held_back(given: list[Message], after: list[Message], context: Context) -> set[int]:
-    """Which messages are pinned, and not to be forgotten."""
+    """Return the pinned messages that aren't to be forgotten."""
     calls, known = context.calls(given), set(map(id, given))
     kept = with_partners(pinned(given), calls)
     told = {i for i, message in enumerate(after) if forgets(message, known)} if kept else set()
@@ -311,7 +311,7 @@ def _held_back(given: list[Message], after: list[Message], context: Context) -> 
 
 
 def _owned(given: list[Message], after: list[Message]) -> list[Message]:
-    """``after`` without messages that the policy may hold on to and change later."""
+    """Return ``after`` with copies of messages that the policy may keep and change later."""
     known = set(map(id, given))
     result: list[Message] = []
     for message in after:
@@ -329,13 +329,13 @@ def _is_list(after: object) -> bool:
 
 
 def _copy(message: Message) -> Message:
-    """A message that a policy may change as it likes."""
+    """Return a copy of a message that a policy may change freely."""
     copied: Message = dict(message) if is_text_only(message) else clone(message)
     return copied
 
 
 def clone(value: Any) -> Any:
-    """A deep copy of JSON-shaped data."""
+    """Return a deep copy of JSON-shaped data."""
     if isinstance(value, dict):
         return {
             key: clone(item) if isinstance(item, _CONTAINERS) else item

@@ -1,4 +1,4 @@
-"""A message list on its way through the policies, and what each of them made of it."""
+"""The message list between policies, and the explanation of each policy's edits."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class Stage:
     dropped: tuple[DroppedMessage, ...] = ()
     faults: tuple[PolicyFault, ...] = ()
     demands: Mapping[int, ForgetMark] = field(default_factory=dict)
-    """What is to be forgotten, by index in the client's list: the last edit that said so, whatever
-    became of the message behind it."""
+    """Forget demands by index in the client's list: the last one for each, whatever became of the
+    message afterwards."""
     refused: PolicyFault | None = None
     """The fault for which the request must not be sent."""
 
     @cached_property
     def messages(self) -> list[Message]:
-        """The messages; not to be changed."""
+        """The messages; don't change the list."""
         return [entry.message for entry in self.sent]
 
     def fault(self, name: str, fault: Fault, *, refuses: bool = False) -> Stage:
-        """The same list, and one more fault; with it the request may be refused."""
+        """Return the same list with one more fault, which may refuse the request."""
         found = PolicyFault(name, fault)
         refused = self.refused or (found if refuses else None)
         return replace(self, faults=(*self.faults, found), refused=refused)
@@ -71,13 +71,13 @@ def explain(
     *,
     memo: Memo | None = None,
 ) -> Stage:
-    """Return the list after a policy, each message with where it comes from.
+    """Return the list after a policy, each message with its source.
 
     Args:
-        given: the list that the policy was given: the stage's messages or copies of them.
+        given: the policy's input: the stage's messages or copies of them.
         after: the list that it returned, with its marks.
-        change: the change that its edits are where it didn't mark them.
-        memo: remembers the explanation of each edited message, where a policy edits in place.
+        change: the change of edits that it didn't mark.
+        memo: remembers the explanation of each edited message, if a policy edits in place.
     """
     edits = PolicyEdits(given, change, sensitive)
     places = changed_places(given, after)
@@ -104,7 +104,7 @@ def explain(
 def _realigned(
     stage: Stage, given: Sequence[Message], after: Sequence[Message], edits: PolicyEdits
 ) -> Stage:
-    """The list after a policy that put in, took out or moved messages, or wrote its own."""
+    """Return the list after a policy that inserted, removed, moved or rewrote messages."""
     sent: list[SentMessage] = []
     dropped = list(stage.dropped)
     for old_at, new_at in edits.steps(after):
@@ -133,7 +133,7 @@ def _realigned(
 def declared_demands(
     sent: Iterable[SentMessage], dropped: Iterable[DroppedMessage]
 ) -> dict[int, ForgetMark]:
-    """What the client's own list demands to be forgotten."""
+    """Return the forget demands of the client's own list."""
     found = {
         entry.client_index: ForgetMark(change.cause, fingerprint(entry.message))
         for entry in sent
@@ -150,7 +150,7 @@ def find_fault(before: Sequence[Message], after: object, memo: Memo | None = Non
     """Return the fault that makes ``after`` unfit to be sent in place of ``before``, if any.
 
     Args:
-        before: messages that are fit themselves.
+        before: messages that are fit to be sent.
         memo: remembers which rewritten messages are fit.
     """
     if not isinstance(after, list) or not all(map(isinstance, after, repeat(dict))):
@@ -167,7 +167,7 @@ def find_fault(before: Sequence[Message], after: object, memo: Memo | None = Non
         check_messages(after)
     except MessageError as error:
         return "broken_pair" if error.param.endswith(".tool_call_id") else "bad_message"
-    except (TypeError, ValueError, RecursionError):  # nothing that JSON could carry
+    except (TypeError, ValueError, RecursionError):  # not JSON data
         return "bad_message"
     return _lost(before, after)
 
@@ -189,7 +189,7 @@ def _rewritten(old: Message, new: Message) -> Literal["fit", "unfit", "elsewhere
 
 
 def _lost(before: Sequence[Message], after: Sequence[Message]) -> Fault | None:
-    """What of ``before`` must not be missing and is."""
+    """Return the fault of missing parts of ``before`` that must stay, if any."""
     if _unanswered(after) - _unanswered(before):
         return "broken_pair"
     last_user = nth_last(before, "user", 1)
@@ -201,7 +201,7 @@ def _lost(before: Sequence[Message], after: Sequence[Message]) -> Fault | None:
 
 
 def _unanswered(messages: Iterable[Message]) -> set[str]:
-    """Ids of tool calls without a result."""
+    """Return the ids of tool calls without a result."""
     called: set[str] = set()
     answered: set[object] = set()
     for message in messages:

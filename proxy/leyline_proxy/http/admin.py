@@ -1,7 +1,7 @@
-"""The admin API: for operators, on a port of its own, with a key of its own.
+"""The admin API for operators, on its own port, with its own key.
 
-It crosses from one tenant to another, so nothing of it is reachable on the proxy's port. It shows
-names, numbers and settings, never prompt text, token ids or keys.
+It crosses tenants, so the proxy's port serves none of it. It shows names, numbers and settings,
+never prompt text, token ids or keys.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def create_admin_app(services: Services) -> Starlette:
-    """The admin API as an ASGI application; its state is that of the proxy's ``services``.
+    """Return the admin API as an ASGI application on the proxy's ``services``.
 
     Raises:
-        ValueError: there is no ``admin_key``.
+        ValueError: ``admin_key`` isn't set.
     """
     key = services.settings.admin_key
     if key is None:
@@ -69,14 +69,14 @@ async def _healthz(_: Request) -> Response:
 
 
 class _Handlers:
-    """The endpoints. A further one is a method and a line in :meth:`table`."""
+    """The endpoints. Each is a method and a line in :meth:`table`."""
 
     def __init__(self, services: Services, digest: bytes) -> None:
         self._services = services
         self._digest = digest
 
     def table(self) -> list[tuple[str, str, Endpoint]]:
-        """Method, path and endpoint of each."""
+        """Return the method, path and handler of each endpoint."""
         session = f"{ADMIN}/sessions/{{tenant}}/{{session:path}}"
         return [
             ("GET", f"{ADMIN}/tenants", self.tenants),
@@ -91,7 +91,7 @@ class _Handlers:
         ]
 
     def guarded(self, endpoint: Endpoint) -> Endpoint:
-        """``endpoint`` for those who have the key."""
+        """Return ``endpoint`` with a check of the key."""
 
         async def checked(request: Request) -> Response:
             offered = offered_key(request.headers)
@@ -102,7 +102,7 @@ class _Handlers:
         return checked
 
     async def tenants(self, _: Request) -> Response:
-        """Tenants with their limits, what they have under way, and the ids of their keys."""
+        """List tenants with their limits, running and waiting requests, and key ids."""
         directory, gate = self._services.tenants, self._services.gate
         found = [directory.get(name) for name in sorted(directory.names)]
         documents = [
@@ -117,7 +117,7 @@ class _Handlers:
         return JSONResponse({"open": directory.open, "tenants": documents})
 
     async def sessions(self, request: Request) -> Response:
-        """Sessions across tenants, or of one, latest first."""
+        """List the sessions of all tenants, or of one, latest first."""
         wanted = request.query_params.get("tenant")
         limit = _limit(request.query_params.get("limit"))
         names = self._services.tenants.names if wanted is None else (wanted,)
@@ -128,7 +128,7 @@ class _Handlers:
         return JSONResponse({"sessions": listed, "total": len(found)})
 
     async def session(self, request: Request) -> Response:
-        """One session: its turns, edits and receipts, without prompt text."""
+        """Show one session: its turns, edits and receipts, without prompt text."""
         tenant, session_id = _identity(request)
         found = await self._services.store.get(tenant, session_id)
         if found is None:
@@ -136,14 +136,14 @@ class _Handlers:
         return JSONResponse({"tenant": tenant, **session_document(found)})
 
     async def delete_session(self, request: Request) -> Response:
-        """Let a session go, as if it had expired."""
+        """Delete a session, as if it had expired."""
         tenant, session_id = _identity(request)
         if not await self._services.store.delete(tenant, session_id):
             raise _no_session()
         return JSONResponse({"deleted": True})
 
     async def reload(self, _: Request) -> Response:
-        """Read the files of keys and policies now, if they have changed."""
+        """Reload the files of keys and policies now, if they have changed."""
         keys, policies = self._services.key_file, self._services.policy_file
         document: dict[str, Any] = {"api_keys": None, "policies": None}
         if keys is not None:
@@ -153,15 +153,15 @@ class _Handlers:
         return JSONResponse(document)
 
     async def upstreams(self, _: Request) -> Response:
-        """The engines, and how they are."""
+        """List the engines and their states."""
         return JSONResponse({"upstreams": [replica_document(each) for each in self._services.pool]})
 
     async def drain(self, request: Request) -> Response:
-        """Give an engine no session that another can take; ``running`` says what is left there."""
+        """Give an engine no session that another can take. ``running`` counts its requests."""
         return self._draining(request, True)
 
     async def resume(self, request: Request) -> Response:
-        """Give an engine its sessions back."""
+        """Give an engine sessions again."""
         return self._draining(request, False)
 
     def _draining(self, request: Request, draining: bool) -> Response:
@@ -175,7 +175,7 @@ class _Handlers:
         return JSONResponse(replica_document(replica))
 
     async def metrics(self, request: Request) -> Response:
-        """Prometheus metrics."""
+        """Return Prometheus metrics."""
         return await metrics_response(self._services, request.headers)
 
 

@@ -1,4 +1,4 @@
-"""APIs that are served over chat turns: how each reads requests and writes what it answers."""
+"""APIs over chat turns: how each reads requests and writes answers."""
 
 from __future__ import annotations
 
@@ -29,16 +29,15 @@ from .refusal import refusal_response
 
 
 class ApiCall(ABC):
-    """One request of an API. What isn't overridden is as in the chat API, whose bytes pass as they
-    are.
+    """One request of an API. The defaults are the chat API's, whose bytes pass unchanged.
 
     Args:
         clock: times the request.
-        runs: the request is one to answer; else its tokens are only counted.
+        runs: False if the request isn't answered, and only its tokens are counted.
     """
 
     looks_up = False
-    """Reading a request asks a store, and its client may leave meanwhile."""
+    """True if reading a request asks a store. Its client may leave meanwhile."""
 
     def __init__(
         self, services: Services, request: Request, clock: TurnClock, *, runs: bool = True
@@ -48,23 +47,23 @@ class ApiCall(ABC):
         self.clock = clock
         self.runs = runs
         self.headers: dict[str, str] = {}
-        """On every response, errors included."""
+        """Headers of every response, errors included."""
 
     @abstractmethod
     async def read(self, tenant: Tenant, raw: bytes) -> ChatRequest:
-        """Return the chat request that a body is, or stands for.
+        """Return the chat request for a body.
 
         Raises:
-            BadRequestError: names the field of the body.
-            NotFoundError: the body refers to something that isn't there (for this tenant).
+            BadRequestError: a field of the body is wrong; the error names it.
+            NotFoundError: the body refers to something that doesn't exist (for this tenant).
         """
 
     def headers_upstream(self) -> RawHeaders:
-        """Return the client's headers; not all of them go upstream."""
+        """Return the client's headers; the upstream client filters them further."""
         return self.request.headers.raw
 
     def whole(self, body: bytes, answer: Mapping[str, Any]) -> bytes:
-        """Return an engine's whole answer as the client gets it, without the account.
+        """Return an engine's whole answer in the client's API, without the account.
 
         Args:
             answer: ``body``, decoded.
@@ -75,29 +74,29 @@ class ApiCall(ABC):
         return body
 
     def members(self, account: Account, usage: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return what is appended to an answer."""
+        """Return the members to append to an answer."""
         return account.members
 
     def events(self, turn: Turn) -> Events | None:
-        """Return what makes this API's events of chunks; None passes the chunks on."""
+        """Return the mapping of chunks to this API's events, or None to pass the chunks on."""
         return None
 
     async def settled(self, turn: Turn, body: bytes | None) -> None:  # noqa: B027 - most need nothing
-        """Note that a turn is settled, before the client can know it.
+        """Note a settled turn, before the client gets the end of its answer.
 
         Args:
             body: the whole answer; None after a stream.
         """
 
     def counted(self, tokens: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the answer to a request that only counts."""
+        """Return the document of a token count."""
         return tokens
 
     def error(self, error: ProxyError, headers: Mapping[str, str]) -> Response:
         """Return an error in the shape of the API.
 
         Args:
-            headers: for the response, besides the error's own.
+            headers: headers of the response, besides the error's own.
         """
         return error_response(error, dict(headers))
 
@@ -108,21 +107,21 @@ class ApiCall(ABC):
     def refused(
         self, upstream: httpx.Response, body: bytes, headers: Mapping[str, str]
     ) -> Response:
-        """Return an answer of the engine with a status other than 200 in the shape of the API."""
+        """Return an engine's answer with a status other than 200, in the shape of the API."""
         return refusal_response(upstream, body, headers)
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """An API that is served over chat turns."""
+    """An API served over chat turns."""
 
     path: str
     count_path: str
-    """Counts the prompt tokens of a request."""
+    """Path that counts the prompt tokens of a request."""
     call: Callable[..., ApiCall]
     """The class of its requests."""
     native: NativeApi | None = None
-    """How an upstream that speaks this API itself answers."""
+    """Reader of answers of an upstream that speaks this API itself."""
 
 
 async def read_call(call: ApiCall, tenant: Tenant, raw: bytes, receive: Receive) -> ChatRequest:
@@ -134,7 +133,7 @@ async def read_call(call: ApiCall, tenant: Tenant, raw: bytes, receive: Receive)
     """
     if call.looks_up:
         return await until_disconnect(receive, call.read(tenant, raw))
-    # A race with the connection costs a task, which reading alone isn't worth.
+    # Watching the connection costs a task, which reading alone isn't worth.
     with call.clock.working():
         return await call.read(tenant, raw)
 

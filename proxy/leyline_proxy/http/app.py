@@ -1,4 +1,4 @@
-"""The application: one per process, all its state in :class:`~.wiring.services.Services`."""
+"""The application, one per process. :class:`~.wiring.services.Services` holds all its state."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .routes import APIS, install_routes
 def create_app(
     settings: Settings, *, engine_app: ASGIApp | None = None, tracing: Tracing | None = None
 ) -> FastAPI:
-    """The proxy as an ASGI application.
+    """Return the proxy as an ASGI application.
 
-    With ``engine_app``, requests go to that application in this process and its lifespan is run
-    with the proxy's; else they go to ``settings.upstream``. ``tracing`` takes the place of what the
-    settings ask for.
+    With ``engine_app``, requests go to that application in this process, and its lifespan runs
+    with the proxy's. Without, they go to ``settings.upstream``. ``tracing`` replaces the settings'
+    tracing.
 
     Raises:
         leyline_policies.PolicyError: an unknown policy or a bad parameter.
@@ -67,10 +67,10 @@ def create_app(
         version=version("leyline-kv"),
         summary="An OpenAI-compatible proxy that keeps the KV cache when agents edit history.",
         lifespan=lifespan,
-        # Its pages load scripts from a content delivery network.
+        # FastAPI's pages load scripts from a content delivery network.
         docs_url=None,
         redoc_url=None,
-        # Its records would quote exceptions, and those may quote prompts.
+        # FastAPI's records would quote exceptions, which may quote prompts.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.services = services
@@ -86,7 +86,8 @@ def create_app(
 
 @asynccontextmanager
 async def _handshaking(services: Services) -> AsyncIterator[None]:
-    """Ask once before serving, so that a first look says something, then keep asking."""
+    """Query the engines once before serving, so that the first ``/readyz`` is right, then keep
+    querying them."""
     await services.pool.refresh()
     async with _running(services.pool.run()):
         yield
@@ -94,7 +95,7 @@ async def _handshaking(services: Services) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _running(work: Coroutine[object, object, None]) -> AsyncIterator[None]:
-    """A task that is cancelled on the way out."""
+    """Run a task, and cancel it on exit."""
     task = asyncio.create_task(work)
     try:
         yield

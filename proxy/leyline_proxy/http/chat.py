@@ -11,7 +11,7 @@ class ChatCall(ApiCall):
     """One request for a chat completion."""
 
     async def read(self, tenant: Tenant, raw: bytes) -> ChatRequest:
-        """Return the request that the body is."""
+        """Return the body as a chat request."""
         bodies = self.services.bodies if self.runs else None
         headers = self.request.headers
         return parse_chat(raw, headers, tenant, clock=self.clock, bodies=bodies)

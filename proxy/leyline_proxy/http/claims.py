@@ -1,4 +1,4 @@
-"""``/v1/leyline/claims``: KV that must stay."""
+"""``/v1/leyline/claims``: claims of KV that must stay."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""``POST /v1/completions``: forwarded as it is, less what clients may not send and what policies
-take out of the prompt to be forgotten.
+"""``POST /v1/completions``: forwarded unchanged, except for members that clients may not send and
+text that policies take out of the prompt to be forgotten.
 
-A bare prompt is no conversation: there is nothing to compare it with and no session to keep, so
-no envelope goes with it.
+A bare prompt is no conversation. The proxy has nothing to compare it with and keeps no session, so
+it sends no envelope.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class CompletionExchange(Exchange):
     async def serve(
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Forward."""
+        """Forward the request to any engine that serves its model."""
         body = decode_body(raw)
         model = model_of(body)
         stream = stream_of(body)
         pool = self.services.pool
         await pool.check_model(model, tenant.upstreams)
         self.model = pool.label(model)
-        # No session: any engine will do, each as often.
+        # No session: any engine will do, and a random key spreads the load.
         replica = await pool.choose(uuid4().hex, model, allowed=tenant.upstreams)
         check_scope(tenant, replica.status)
         searched = await self.services.prompts.searched(tenant, raw, body, replica.status)

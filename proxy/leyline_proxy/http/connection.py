@@ -1,12 +1,12 @@
-"""Connections with limits, beyond those that uvicorn has.
+"""Connections with more limits than uvicorn's.
 
-uvicorn bounds the memory of a connection: it stops reading a body that nobody reads, and stops
-writing to a client that doesn't read. It has no limit for time, nor, with the parser in C, for
-whatever the parser says nothing of until it ends: headers, trailers, what stands beside the size of
-a chunk. These are here; what needs an answer in an API's shape (a body that is too large or too
-slow) is left to the routes.
+uvicorn bounds the memory of a connection: it stops reading a body that the application doesn't
+read, and stops writing to a client that doesn't read. It has no time limits. With the parser in C,
+it also has no limit for parts that the parser reports only at their end: headers, trailers, chunk
+extensions. This module adds these limits. Errors that need an answer in an API's shape (a body that
+is too large or too slow) are left to the routes.
 
-Told to stop, a connection ends with an answer: of the request under way, or of the one that its
+At shutdown a connection ends with an answer: to the request under way, or to the one that the
 client may be sending just then.
 """
 
@@ -28,22 +28,22 @@ _PROBE_EVERY_S = 15
 _PROBES = 4
 
 _MAX_PIPELINED = 64
-"""Requests of one connection that wait for the one before; nearly no client sends any."""
+"""Requests of one connection that wait for an earlier one; nearly no client sends any."""
 _FRAMES_PER_BYTE = 64
 """Bytes of framing that a byte of a body pays for."""
 
 _LINGER_S = 2.0
 _LINGER_BYTES = 1024 * 1024
-"""What is still read after an answer that ends a connection."""
+"""Bytes still read after an answer that ends a connection."""
 _MAX_TURNED_AWAY = 256
-"""Connections beyond the limit that may have that; others are closed at once."""
+"""Connections beyond the limit that may linger so; others are closed at once."""
 _LAST_REQUEST_S = 1
-"""Seconds that an idle connection has for another request once the process is told to stop."""
+"""Seconds that an idle connection has for another request once shutdown has begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What one connection, and all of them, may take up."""
+    """Limits of one connection, and of their number."""
 
     max_connections: int = 8192
     max_header_bytes: int = 64 * 1024
@@ -58,7 +58,7 @@ class _TooMuchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the connections of one server share."""
+    """State shared by the connections of one server."""
 
     shutdown: Shutdown = field(default_factory=Shutdown)
     lingering: set[LimitedProtocol] = field(default_factory=set)
@@ -77,15 +77,15 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._in_headers = False
         self._header_bytes = self._headers = 0
-        """Of the request that is being read, trailers included."""
+        """Counts of the request that is being read, trailers included."""
         self._unfinished_bytes = 0
-        """Read since the parser last said something."""
+        """Bytes read since the parser's last callback."""
         self._leaving = False
         self._discarded: int | None = None
-        """Bytes read and thrown away since the answer that ends the connection."""
+        """Bytes read and discarded since the answer that ends the connection."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Turn the connection away, or give it its time for the first headers."""
+        """Turn the connection away, or start the timer for its first headers."""
         _without_delay(transport, self.limits.stall_timeout_s)
         if len(self.connections) >= self.limits.max_connections:
             self.transport = transport
@@ -97,15 +97,15 @@ class LimitedProtocol(HttpToolsProtocol):
             self.shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is timed any more."""
+        """Stop all timers."""
         self._stop_idle_timer()
         self._stop_stall_timer()
         self.shared.lingering.discard(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and watch what isn't complete."""
-        # In pieces, so that what the parser said nothing of is known but for a piece.
+        """Parse the data, and limit parts that aren't complete."""
+        # In pieces, so that the unreported bytes are known to within one piece.
         size = self.limits.max_header_bytes
         for start in range(0, len(data), size):
             if self._discarded is not None:
@@ -115,12 +115,12 @@ class LimitedProtocol(HttpToolsProtocol):
                 return
             self._parse(data[start : start + size])
         if self._discarded is None and self._between_requests() and self._idle_timer is None:
-            # Blank lines before a request, or the rest of a body that was answered before its
-            # end: uvicorn has stopped its own timer for them.
+            # Blank lines before a request, or the rest of a body answered before its end: uvicorn
+            # has stopped its own timer for them.
             self._expect_headers()
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Begin a request."""
         super().on_message_begin()
         self._in_headers = True
         self._header_bytes = self._headers = self._unfinished_bytes = 0
@@ -128,13 +128,12 @@ class LimitedProtocol(HttpToolsProtocol):
             self._expect_headers()
 
     def on_url(self, url: bytes) -> None:
-        """A part of the request's path."""
+        """Count a part of the request's path."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header is complete, or a trailer, which nobody is given: it comes after the headers
-        were judged."""
+        """Take a header. Trailers are dropped, because they come after the checks of headers."""
         self._count(len(name) + len(value))
         self._headers += 1
         if self._headers > self.limits.max_headers:
@@ -143,7 +142,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The request is on its way; its body is timed by whoever reads it."""
+        """Start the request. The reader of its body times the body."""
         self._in_headers = False
         self._unfinished_bytes = 0
         self._stop_idle_timer()
@@ -154,28 +153,28 @@ class LimitedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body; how it is cut into chunks may take up some bytes, too."""
+        """Take a part of the body, and allow some bytes for its framing."""
         self._unfinished_bytes = max(0, self._unfinished_bytes - _FRAMES_PER_BYTE * len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
+        """End the request."""
         self._unfinished_bytes = 0
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """What can't be parsed, or was aborted here."""
+        """Refuse a request that can't be parsed, or that was aborted here."""
         if self._too_much():
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         else:
             self._refuse(HTTPStatus.BAD_REQUEST)
 
     def shutdown(self) -> None:
-        """End with an answer: that of the request under way, or of one that comes in time."""
+        """End with an answer: to the request under way, or to one that comes in time."""
         if self._discarded is not None or self._leaving:
             return
         self._leaving = True
-        # An answer that has begun promised that the connection stays: the next one takes it back.
+        # An answer that has begun promised to keep the connection; the next one revokes that.
         self.timeout_keep_alive = _LAST_REQUEST_S
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.keep_alive = self.cycle.keep_alive and self.cycle.response_started
@@ -183,20 +182,20 @@ class LimitedProtocol(HttpToolsProtocol):
             self._close_if_idle_in(_LAST_REQUEST_S)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, unless a request has come that nobody has read yet."""
+        """Close an idle connection, unless it has an unread request."""
         if _has_come(self.transport):
             self._close_if_idle_in(_LAST_REQUEST_S)
         else:
             super().timeout_keep_alive_handler()
 
     def pause_writing(self) -> None:
-        """The client reads slower than is written; it has its time to catch up."""
+        """Start the time limit for a client that reads too slowly."""
         super().pause_writing()
         self._stop_stall_timer()
         self._stall_timer = self.loop.call_later(self.limits.stall_timeout_s, self._stalled)
 
     def resume_writing(self) -> None:
-        """It has."""
+        """Stop the time limit: the client has caught up."""
         self._stop_stall_timer()
         super().resume_writing()
 
@@ -255,8 +254,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: HTTPStatus) -> None:
-        """End the connection, with an answer where the request can have one: no other is under
-        way, nor has its own begun."""
+        """End the connection. Answer the request if no other is under way and its own answer
+        hasn't begun."""
         cycle, own = self.cycle, not self._in_headers
         if own:
             free = not self.pipeline and (cycle is None or not cycle.response_started)
@@ -277,8 +276,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.write(line + header + b"content-length: 0\r\nconnection: close\r\n\r\n")
 
     def _linger(self) -> None:
-        """Read on for a while: a connection that is closed with bytes unread is reset, and a reset
-        takes the answer with it."""
+        """Keep reading for a while: closing a connection with bytes unread resets it, and a reset
+        loses the answer."""
         self._discarded = 0
         self._stop_idle_timer()
         self._unset_keepalive_if_required()
@@ -307,17 +306,17 @@ class LimitedProtocol(HttpToolsProtocol):
 def limited_protocol(
     limits: ConnectionLimits, shutdown: Shutdown | None = None
 ) -> type[LimitedProtocol]:
-    """The protocol with these limits, for ``uvicorn.Config(http=...)``.
+    """Return the protocol with these limits, for ``uvicorn.Config(http=...)``.
 
     Args:
-        shutdown: says when to stop.
+        shutdown: signals when to stop.
     """
     shared = Shared(shutdown or Shutdown())
     return type("ConfiguredProtocol", (LimitedProtocol,), {"limits": limits, "shared": shared})
 
 
 def _has_come(transport: asyncio.Transport) -> bool:
-    """Whether bytes of the peer's wait to be read."""
+    """Return True if the peer's bytes wait to be read."""
     sock = transport.get_extra_info("socket")
     if transport.is_closing() or sock is None:
         return False
@@ -327,12 +326,11 @@ def _has_come(transport: asyncio.Transport) -> bool:
 
 
 def _without_delay(transport: asyncio.Transport, unanswered_s: float) -> None:
-    """Send at once what is written, and have the kernel end connections whose peer is gone without
-    a word."""
+    """Send writes at once, and have the kernel end connections whose peer vanished silently."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    # asyncio does it for sockets alone that were made with the protocol's number.
+    # asyncio does it only for sockets that were made with the protocol's number.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (

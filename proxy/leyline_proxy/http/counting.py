@@ -1,4 +1,4 @@
-"""Prompt tokens of a request that isn't run, in any API."""
+"""Counts of the prompt tokens of a request that isn't run, in any API."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .limits import until_disconnect
 
 
 class CountExchange(Exchange):
-    """Counts a request's prompt tokens. Counting costs the proxy what answering does, so the
-    tenant's limits hold here, too.
+    """Counts a request's prompt tokens. Counting costs the proxy as much as answering, so the
+    tenant's limits apply.
 
     Args:
-        api: of the client.
+        api: the client's API.
     """
 
     def __init__(self, services: Services, request: Request, api: Api) -> None:
@@ -31,7 +31,7 @@ class CountExchange(Exchange):
     async def serve(
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Count."""
+        """Count the tokens, and answer with the count."""
         chat = await read_call(self._call, tenant, raw, receive)
         self.model = self.services.pool.label(chat.model)
         tokens = await until_disconnect(receive, self.services.turns.count_prompt(chat))

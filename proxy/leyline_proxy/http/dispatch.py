@@ -1,4 +1,4 @@
-"""The way to the turns' paths without the framework's routing, which costs as much as a diff."""
+"""Dispatch to the turns' paths without the framework's routing, which costs as much as a diff."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .turn import TurnExchange
 
 
 class TurnDispatch:
-    """ASGI middleware: a POST to an API's path for turns goes straight to its exchange.
+    """ASGI middleware that sends a POST to an API's path for turns straight to its exchange.
 
     The routes of these paths stay, for the API's description and for other methods. An exchange
-    answers every error itself, so that none of the framework's handlers is passed by.
+    answers every error itself, so that it bypasses none of the framework's handlers.
 
     Args:
-        apis: by path.
+        apis: APIs by path.
     """
 
     def __init__(self, app: ASGIApp, services: Services, apis: Mapping[str, Api]) -> None:
@@ -28,7 +28,7 @@ class TurnDispatch:
         self._apis = apis
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Dispatch one ASGI connection."""
         if scope["type"] == "http" and scope["method"] == "POST":
             api = self._apis.get(scope["path"])
             if api is not None:

@@ -1,4 +1,4 @@
-"""Answers that are given before the request's body was read."""
+"""Answers given before the request's body is read."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _READ_S = 2.0
 _READ_BYTES = 64 * 1024 * 1024
-"""What is still read of a body after the answer."""
+"""Bytes of a body that are still read after the answer."""
 
 _BODY = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class EarlyAnswers:
-    """ASGI middleware: whoever is answered while its body is on the way reads the answer.
+    """ASGI middleware that lets clients read an answer given while their body is still on the way.
 
-    A connection that a server closes with bytes unread is reset, and a reset overtakes the answer,
-    its body first. So the rest of the request is read and thrown away, for a while, before the
-    server hears that the answer is complete. What the server then does with the connection was said
-    in the answer: it closes it.
+    A server that closes a connection with bytes unread resets it, and the reset overtakes the
+    answer, its body first. So this middleware reads and discards the rest of the request, for a
+    while, before it reports the answer as complete to the server. The answer's headers announce
+    that the server then closes the connection.
 
     An application that has begun to answer reads no more of the body.
     """
@@ -30,7 +30,7 @@ class EarlyAnswers:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Run the application; read the rest of the body if it answers early."""
         if scope["type"] != "http" or not _has_body(scope):
             await self._app(scope, receive, send)
             return
@@ -47,22 +47,22 @@ class _Exchange:
         self._receive = receive
         self._send = send
         self._read = False
-        """The body is at its end, or its client has gone."""
+        """True once the body is at its end or the client has gone."""
         self._held = False
-        """The answer is given but for its end."""
+        """True once the answer has been sent except for its end."""
 
     async def receive(self) -> Message:
-        """A part of the body."""
+        """Return a part of the body."""
         message = await self._receive()
         self._read = self._read or not message.get("more_body", False)
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
-        """A part of the answer."""
+        """Send a part of the answer."""
         return self._send(message) if self._read else self._early(message)
 
     async def end(self) -> None:
-        """Read what still comes, and then end the answer."""
+        """Read the rest of the body, then end the answer."""
         if self._held:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_READ_S):
@@ -80,7 +80,7 @@ class _Exchange:
         await self._send(message)
 
     async def _look(self) -> None:
-        """Read what has come already: a body that is all here is no reason to close."""
+        """Read the bytes that have arrived: a complete body is no reason to close."""
         if not any(name == b"expect" for name, _ in self._scope["headers"]):  # it would be sent
             with suppress(TimeoutError):
                 async with asyncio.timeout(0):

@@ -1,4 +1,4 @@
-"""Error responses in the shape of the API that was called; a traceback never leaves the process."""
+"""Error responses in the shape of the called API; a traceback never leaves the process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ANTHROPIC_ROOT = "/v1/messages"
 
 
 def error_body(error: ProxyError) -> bytes:
-    """The JSON body ``{"error": {message, type, param, code}}``."""
+    """Return the JSON body ``{"error": {message, type, param, code}}``."""
     return orjson.dumps(
         {
             "error": {
@@ -39,12 +39,12 @@ def error_body(error: ProxyError) -> bytes:
 
 
 def error_event(error: ProxyError) -> bytes:
-    """The same as an event of a stream."""
+    """Return an error as an event of a stream."""
     return b"data: " + error_body(error) + b"\n\n"
 
 
 def error_response(error: ProxyError, headers: dict[str, str] | None = None) -> Response:
-    """``error`` as a response with its own status and headers."""
+    """Return ``error`` as a response with its own status and headers."""
     return Response(
         error_body(error),
         status_code=error.status,
@@ -54,11 +54,11 @@ def error_response(error: ProxyError, headers: dict[str, str] | None = None) -> 
 
 
 def as_proxy_error(error: Exception) -> ProxyError:
-    """``error`` as something to show a caller: unforeseen failures become a bare 500."""
+    """Return an error that a caller may see: unforeseen failures become a bare 500."""
     if isinstance(error, ProxyError):
         return error
     if isinstance(error, RecursionError):
-        # Whoever walks a body meets its depth first, be it a decoder or a policy.
+        # The first code to walk the body meets its depth: a decoder or a policy.
         log.warning("nested_too_deeply", frames=frames_of(error)[-_SHOWN_FRAMES:])
         return BadRequestError("The request body is nested too deeply.", code="invalid_json")
     log.error("unhandled_error", error=type(error).__name__, frames=frames_of(error))
@@ -66,7 +66,7 @@ def as_proxy_error(error: Exception) -> ProxyError:
 
 
 def anthropic_response(error: ProxyError) -> Response:
-    """``error`` in the shape of Anthropic's API, for failures outside of an exchange."""
+    """Return ``error`` in the shape of Anthropic's API, for failures outside of an exchange."""
     request_id = f"req_{uuid4().hex}"
     account = {"code": error.code, "param": error.param, **error.members}
     return Response(
@@ -82,7 +82,7 @@ def anthropic_response(error: ProxyError) -> Response:
 def shaped_response(
     request: Request, error: ProxyError, headers: dict[str, str] | None = None
 ) -> Response:
-    """``error`` in the shape of the API that the path belongs to."""
+    """Return ``error`` in the shape of the path's API."""
     path = request.url.path
     if path != _ANTHROPIC_ROOT and not path.startswith(f"{_ANTHROPIC_ROOT}/"):
         return error_response(error, headers)
@@ -92,7 +92,7 @@ def shaped_response(
 
 
 def install_error_handlers(app: Starlette) -> None:
-    """Give every failure of ``app`` the shape of the API that was called."""
+    """Give every failure of ``app`` the shape of the called API."""
 
     async def proxy_error(request: Request, error: Exception) -> Response:
         return shaped_response(request, as_proxy_error(error))

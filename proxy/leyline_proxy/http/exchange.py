@@ -1,4 +1,4 @@
-"""What all forwarding routes share: counting, errors, and noticing that the client has gone."""
+"""Base of all forwarding routes: metrics, errors, and detection of clients that have gone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Exchange(ABC):
     """Serves one request, as an ASGI application, so that nothing buffers its stream.
 
     Args:
-        route: as metrics and traces name it.
+        route: name in metrics and traces.
     """
 
     def __init__(self, services: Services, request: Request, route: str) -> None:
@@ -41,18 +41,18 @@ class Exchange(ABC):
         self.route = route
         self.clock = TurnClock()
         self.extra_headers: dict[str, str] = {}
-        """On every response from here on, errors included."""
+        """Headers of every response from here on, errors included."""
         self.status = "500"
         self.model = UNKNOWN
         self.complete = False
-        """All that matters has been sent; a disconnect is then no event."""
+        """True once everything that matters has been sent; a disconnect is then not logged."""
         self.message_id: str | None = None
-        """Of the turn, once there is one."""
+        """Id of the turn, once there is one."""
         self._tenant = UNKNOWN
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; every way out is counted, and the request's trace ends with it."""
+        """Answer the request, count it in all cases, and end its trace."""
         asked = self.request
         with self.services.tracing.request(asked.method, self.route, asked.headers) as trace:
             try:
@@ -85,11 +85,15 @@ class Exchange(ABC):
     async def serve(
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Answer the request. Errors of :mod:`leyline_proxy.errors` may be raised."""
+        """Answer the request.
+
+        Raises:
+            ProxyError: the exchange answers with this error.
+        """
 
     @property
     def started(self) -> bool:
-        """Whether the client has been sent a status line."""
+        """True once the client was sent a status line."""
         return self._started
 
     async def start_stream(self, send: Send, headers: Mapping[str, str], status: int = 200) -> None:
@@ -114,11 +118,11 @@ class Exchange(ABC):
         await response(scope, receive, send)
 
     def failure(self, error: ProxyError) -> Response:
-        """``error`` in the shape of the route's API."""
+        """Return ``error`` in the shape of the route's API."""
         return shaped_response(self.request, error, self.extra_headers)
 
     def failure_event(self, error: ProxyError) -> bytes:
-        """The same as an event of a stream."""
+        """Return ``error`` as an event of a stream."""
         return error_event(error)
 
     async def _fail(self, error: ProxyError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,8 +131,8 @@ class Exchange(ABC):
         if not self._started:
             await self.failure(error)(scope, receive, send)
             return
-        # Too late for a status: an error event, and no [DONE], so that no client takes the
-        # torn answer for a whole one.
+        # Too late for a status. An error event without [DONE] keeps clients from taking the
+        # partial answer for a whole one.
         await self.send_chunk(send, self.failure_event(error))
         await self.end_stream(send)
 
@@ -141,20 +145,20 @@ class Exchange(ABC):
 
 
 class ServedBy(Response):
-    """The response that an exchange gives, for routes of the framework."""
+    """The response of an exchange, for routes of the framework."""
 
     def __init__(self, exchange: Exchange) -> None:
         super().__init__()
         self._exchange = exchange
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have the exchange answer."""
+        """Run the exchange."""
         await self._exchange(scope, receive, send)
 
 
 def stream_headers(upstream: httpx.Response) -> dict[str, str]:
     """Return the response headers of a stream."""
-    # Without this, buffering reverse proxies would undo the streaming.
+    # Without this header, buffering reverse proxies would undo the streaming.
     return {"x-accel-buffering": "no", **downstream_headers(upstream.headers)}
 
 

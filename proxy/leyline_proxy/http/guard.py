@@ -1,9 +1,9 @@
-"""Keeps other sites' web pages away from a proxy without API keys.
+"""A guard that keeps other sites' web pages away from a proxy without API keys.
 
-Any page that is open in a browser on this machine can send requests to it. It can't read the
-answers, but a chat or a claim has its effect all the same; and a page that has its own name point
-here (DNS rebinding) reads the answers, too. Where each request needs a key none of this works,
-because browsers don't add an ``Authorization`` by themselves.
+Any page open in a browser on this machine can send requests to the proxy. It can't read the
+answers, but a chat or a claim takes effect anyway. A page that points its own name here (DNS
+rebinding) reads the answers, too. API keys prevent all of this, because browsers don't add an
+``Authorization`` by themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..settings.other_paths import takes_form
 from .errors import shaped_response
 
 FormPath = Callable[[str, str], bool]
-"""Whether a method and a path may bring a form."""
+"""Returns True if a request of a method and a path may have a form."""
 
 Headers = Mapping[str, list[str]]
 
@@ -46,12 +46,12 @@ _READS = frozenset({"GET", "HEAD"})
 _JSON, _FORM = "application/json", "multipart/form-data"
 _SHOWN = 100
 _LONGEST_HOST = 300
-"""What is longer is no host."""
+"""Longest text that can be a host."""
 _WHY = "While no API keys are configured, requests that a web page of another site may have sent"
 
 
 def guard_against_pages(app: Starlette, settings: Settings, bound: str) -> None:
-    """Put the guard before all else of an application that listens on ``bound``."""
+    """Put the guard in front of an application that listens on ``bound``."""
     hosts = allowed_hosts(bound, settings.allowed_hosts)
     app.add_middleware(
         PageGuard, hosts=hosts, takes_form=partial(takes_form, settings.pass_through)
@@ -59,21 +59,21 @@ def guard_against_pages(app: Starlette, settings: Settings, bound: str) -> None:
 
 
 class PageGuard:
-    """ASGI middleware that refuses what another site's page may have sent.
+    """ASGI middleware that refuses requests that another site's page may have sent.
 
     Args:
-        takes_form: tells where ``multipart/form-data`` may come in place of JSON.
+        takes_form: returns True if ``multipart/form-data`` may come in place of JSON.
     """
 
     def __init__(self, app: ASGIApp, hosts: AllowedHosts, takes_form: FormPath) -> None:
         self._app = app
         self._hosts = hosts
         self._takes_form = takes_form
-        # Few hosts are named again and again; whoever names many finds them looked at each time.
+        # Most requests name one of a few hosts; many different ones are parsed each time.
         self._judge = lru_cache(maxsize=64)(self._judged)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Check an HTTP request, and pass it to the application."""
         if scope["type"] == "http":
             try:
                 self._check(scope)
@@ -83,7 +83,7 @@ class PageGuard:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        """Raises ForbiddenError or MediaTypeError."""
+        """Raise ForbiddenError or MediaTypeError for a request that isn't allowed."""
         headers: Headers = {name: [] for name in _LOOKED_AT.values()}
         for name, value in scope["headers"]:
             if name in _LOOKED_AT:
@@ -99,7 +99,7 @@ class PageGuard:
             self._check_type(headers["content-type"], method, path)
 
     def _judged(self, text: str) -> tuple[Authority | None, bool]:
-        """A host, and whether it may be named."""
+        """Return a host, and True if requests may name it."""
         host = parse_authority(text)
         return host, host is not None and self._hosts.allows(host)
 
@@ -143,8 +143,10 @@ class PageGuard:
 
 
 def _probes(path: str, hosts: list[str], host: Authority | None) -> bool:
-    """Whether this is how a pod or a target is asked for its health: by its address, or by nobody's
-    name. That the process lives may be known under any name."""
+    """Return True for a health probe of a pod or a target: by its address, or without a host.
+
+    The liveness probe may use any name.
+    """
     return path == _ALIVE or not hosts or (host is not None and host.address is not None)
 
 

@@ -1,4 +1,4 @@
-"""Reading a request body within a limit, and noticing that the client has gone."""
+"""Read request bodies within a limit, and detect that the client has gone."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _SHORTER = "Send fewer or shorter messages, or raise max_body_bytes."
 async def read_body(
     request: Request, limit: int, way_out: str = _SHORTER, *, timeout_s: float
 ) -> bytes:
-    """The whole body, at most ``limit`` bytes.
+    """Return the whole body, at most ``limit`` bytes.
 
     Args:
-        way_out: what the caller can do about a longer one.
-        timeout_s: for the whole of it.
+        way_out: advice to the caller about a longer body.
+        timeout_s: time limit for the whole body.
 
     Raises:
-        BodyTooLargeError: as soon as the announced or the received length passes the limit.
-        RequestTimeoutError: it hasn't come in time.
-        BadRequestError: for a body in a content encoding, which is not read here.
-        ClientDisconnected: when the client leaves before its body is complete.
+        BodyTooLargeError: the announced or the received length exceeds the limit.
+        RequestTimeoutError: the body didn't arrive in time.
+        BadRequestError: the body has a content encoding, which is not supported.
+        ClientDisconnected: the client left before its body was complete.
     """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
@@ -66,10 +66,10 @@ async def _read(request: Request, limit: int, way_out: str) -> bytes:
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled when the client disconnects first.
+    """Return the result of ``work``; cancel it if the client disconnects first.
 
     Raises:
-        ClientDisconnected: when it did; ``work`` has ended by then.
+        ClientDisconnected: the client disconnected; ``work`` has ended.
     """
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))

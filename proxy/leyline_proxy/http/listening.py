@@ -1,8 +1,8 @@
-"""Taking connections, and ceasing to take them so that none is reset.
+"""A listener that takes connections, and stops without resetting any.
 
-The loops' own servers don't do: libuv, and so uvloop, takes one connection a turn of the loop, five
-a second where turns are full of work; and both close a listening socket over connections that the
-kernel has made already, which resets them.
+The loops' own servers aren't enough. libuv, and so uvloop, takes one connection per turn of the
+loop: five a second when turns are full of work. Both loops close a listening socket with
+connections that the kernel has already made, which resets them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 _AT_ONCE = 256
-"""Connections that are taken in a turn of the loop."""
+"""Connections taken in one turn of the loop."""
 _RETRY_S = 1.0
-"""Until connections are taken again, once there were too many files."""
+"""Seconds until the listener takes connections again after there were too many files."""
 _LAST_TURNS = 64
-"""Times as many at most are taken at the end."""
+"""Most rounds of taking connections at the end."""
 _HANDSHAKE_S = 0.1
-"""For the third packet of those that have sent their first."""
+"""Seconds to wait for the third packet of clients that have sent their first."""
 
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -39,10 +39,10 @@ _NO_SYN = (
 
 
 class Listener:
-    """Gives each connection that comes a protocol of its own.
+    """Gives each new connection its own protocol.
 
     Args:
-        sock: bound, and perhaps listening; the listener's from here on.
+        sock: bound, and perhaps listening. The listener owns it from here on.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Listener:
         self._watch()
 
     async def close(self) -> None:
-        """Take those that have come, and then no more: whoever comes now is refused."""
+        """Take the connections that have come, then stop. Later ones are refused."""
         if _refuse_new(self._sock):
             await asyncio.sleep(_HANDSHAKE_S)
         for _ in range(_LAST_TURNS):
@@ -80,7 +80,7 @@ class Listener:
         self._loop.add_reader(self._sock, self._take)
 
     def _take(self) -> bool:
-        """Take what waits; whether more may wait."""
+        """Take waiting connections. Return True if more may wait."""
         for _ in range(_AT_ONCE):
             try:
                 sock, _ = self._sock.accept()
@@ -91,7 +91,7 @@ class Listener:
                     self._loop.remove_reader(self._sock)
                     self._retry = self._retry or self._loop.call_later(_RETRY_S, self._watch)
                     return False
-                continue  # this one has gone again
+                continue  # this client has left
             sock.setblocking(False)
             task = self._loop.create_task(self._connect(sock))
             self._taking.add(task)
@@ -99,17 +99,17 @@ class Listener:
         return True
 
     async def _connect(self, sock: socket.socket) -> None:
-        with suppress(OSError):  # it has gone meanwhile
+        with suppress(OSError):  # the client has left
             await self._loop.connect_accepted_socket(self._protocol, sock)
 
 
 def _refuse_new(sock: socket.socket) -> bool:
-    """Have the kernel ignore whoever wants to connect: their systems ask again, and are refused
-    once the socket is closed. Those that have begun to connect may end it.
+    """Have the kernel ignore new clients. Their systems try again, and are refused once the socket
+    is closed. Clients that have begun to connect can finish.
 
     Returns:
-        False where the system can't do that; a connection that is made between the last look and
-        the socket's end is then reset.
+        False if the system can't do that. A connection made between the last accept and the
+        socket's close is then reset.
     """
     if sys.platform != "linux" or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return False

@@ -51,28 +51,28 @@ def install_live(app: FastAPI, services: Services, pace: Pace = Pace()) -> None:
 
     @app.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
-        """The live page."""
+        """Return the live page."""
         return _file(request, assets[INDEX])
 
     @app.get("/live/{name}", include_in_schema=False)
     async def asset(name: str, request: Request) -> Response:
-        """One of the page's files."""
+        """Return one of the page's files."""
         found = assets.get(name)
         if found is None:
             raise NotFoundError("The live page has no such file.")
         return _file(request, found)
 
-    # Not in the schema: a stream that never ends has no place among requests and answers.
+    # Not in the schema, which describes no endless streams.
     @app.get(LIVE_PATH, include_in_schema=False)
     async def live(request: Request) -> Response:
-        """What happens now, as server-sent events."""
+        """Stream current events as server-sent events."""
         if services.shutdown.begun:
             raise StoppingError("This proxy is about to stop.", 1)
         return LiveResponse(services, sources, request, pace)
 
 
 class LiveResponse(Response):
-    """Sends one viewer its events for as long as it looks."""
+    """Sends one viewer its events until it leaves."""
 
     def __init__(self, services: Services, sources: Sources, request: Request, pace: Pace) -> None:
         # Not Response.__init__: the body is never whole.
@@ -83,7 +83,7 @@ class LiveResponse(Response):
         self._pace = pace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
+        """Send the stream."""
         last_event = self._request.headers.get("last-event-id", "")[:_MAX_ID]
         tenant = self._tenant()
         with self._sources.feed.viewing(tenant.name, last_event) as viewer:

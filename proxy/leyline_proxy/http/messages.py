@@ -46,7 +46,7 @@ class MessagesCall(ApiCall):
         self._error_code: str | None = None
 
     async def read(self, tenant: Tenant, raw: bytes) -> ChatRequest:
-        """Return the chat request that the body stands for."""
+        """Return the chat request for the body."""
         try:
             self._mapping = map_request(decode_body(raw), runs=self.runs)
             mapped = msgspec.json.encode(self._mapping.body)
@@ -59,12 +59,12 @@ class MessagesCall(ApiCall):
         return parse_chat(mapped, headers, tenant, clock=self.clock, bodies=bodies)
 
     def headers_upstream(self) -> RawHeaders:
-        """Return the headers without those that are for Anthropic's servers."""
+        """Return the headers without those for Anthropic's servers."""
         given = super().headers_upstream()
         return [item for item in given if not item[0].lower().startswith(b"anthropic-")]
 
     def whole(self, body: bytes, answer: Mapping[str, Any]) -> bytes:
-        """Return the message that an answer stands for."""
+        """Return an answer as a message."""
         message = map_answer(answer, message_id=self._message_id, stop_sequences=self._stops)
         return orjson.dumps(message)
 
@@ -74,7 +74,7 @@ class MessagesCall(ApiCall):
         return {"usage": counted, **account.members}
 
     def events(self, turn: Turn) -> MessageEvents:
-        """Return what makes events of a message."""
+        """Return the mapping to a message's events."""
         model = turn.request.model
         return MessageEvents(message_id=self._message_id, model=model, stop_sequences=self._stops)
 
@@ -124,7 +124,7 @@ MESSAGES = Api("/v1/messages", "/v1/messages/count_tokens", MessagesCall, Native
 
 
 def models_as_asked(headers: Mapping[str, str], listed: Response) -> Response:
-    """Return the list of models in Anthropic's shape, where the client is one of that API's.
+    """Return the list of models, in Anthropic's shape if the client uses that API.
 
     Args:
         listed: the list in OpenAI's shape, or an error.

@@ -1,4 +1,4 @@
-"""``/metrics``, and what is looked at only for it."""
+"""``/metrics``, and the state that is observed only for it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..upstream.embedded import embedded_metrics
 from ..wiring.services import Services
 
 _PAUSE_S = 5.0
-"""Between looks where another process may answer the next scrape."""
+"""Seconds between observations if another process may answer the next scrape."""
 
 
 async def metrics_response(services: Services, headers: Mapping[str, str]) -> Response:
-    """Prometheus metrics, in the form that a request's headers ask for."""
+    """Return Prometheus metrics, in the form that a request's headers ask for."""
     await _observe(services)
     asked = exposition(headers)
     text = asked.text(services.metrics.registry)
-    # In a folder that processes share, an embedded engine's are among them already.
+    # A folder that processes share already holds an embedded engine's metrics.
     if not services.metrics.shared:
         text = asked.joined([text, await embedded_metrics(services.pool, asked.accept)])
     body, answer_headers = await asyncio.to_thread(asked.answer, text)
@@ -28,8 +28,10 @@ async def metrics_response(services: Services, headers: Mapping[str, str]) -> Re
 
 
 async def keep_observing(services: Services) -> None:
-    """Where several processes share their metrics, show this one's state whoever is scraped; until
-    cancelled."""
+    """Publish this process's state until cancelled, if several processes share their metrics.
+
+    A scrape of any of them then shows it.
+    """
     try:
         while services.metrics.shared:
             await _observe(services)

@@ -1,4 +1,4 @@
-"""``GET /v1/models``: what the engines serve, as one list."""
+"""``GET /v1/models``: the models of all engines, as one list."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ _PATH = "/v1/models"
 
 
 async def model_list(pool: ReplicaPool, allowed: Names | None, headers: RawHeaders) -> Response:
-    """The engine's own answer; of several engines, each model once, as the first of them tells it.
+    """Return the engine's own answer, or one list of the models of several engines.
+
+    The list has each model once, with the entry of the first engine that names it.
 
     Raises:
         ProxyError: no engine can be reached.
     """
     known = pool.open_to(allowed)
-    # One that is known to be down would only be waited for.
+    # An engine that is known to be down would only cost a wait.
     replicas = [each for each in known if each.status.up] or known
     if len(replicas) == 1:
         return await _ask(replicas[0], headers)
@@ -61,7 +63,7 @@ async def _ask(replica: Replica, headers: RawHeaders) -> Response:
 
 
 def _models(body: bytes) -> list[tuple[str, Any]]:
-    """Ids and entries of a list; none of what is no list."""
+    """Return the ids and entries of a list; none if the body is no list."""
     try:
         return [(str(entry["id"]), entry) for entry in orjson.loads(body)["data"]]
     except (orjson.JSONDecodeError, KeyError, TypeError):

@@ -1,6 +1,6 @@
-"""The OpenAPI document: what routes take and give, as far as the proxy itself answers for it.
+"""The OpenAPI document: the routes' inputs and outputs that the proxy itself defines.
 
-Members that it leaves to the engine are neither listed nor forbidden.
+Members that the proxy leaves to the engine are neither listed nor forbidden.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Schema = Mapping[str, Any]
 
 
 def _object(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
-    """An object that may have other members, too."""
+    """Return the schema of an object that may have other members, too."""
     return {
         "type": "object",
         "required": list(required),
@@ -160,17 +160,17 @@ SCHEMAS: dict[str, Schema] = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What one route takes and gives, by names of schemas; error answers go without saying."""
+    """Schema names of one route's input and output. Every route may also answer with an error."""
 
     gives: str | None = None
-    """None for what the schemas don't describe."""
+    """Name of the answer's schema; None if no schema describes it."""
     takes: str | None = None
     streams: bool = False
-    """Answers with events where the request asks for a stream."""
+    """True if the route answers with events when the request asks for a stream."""
     status: int = 200
     error: str = "Error"
     also: Mapping[int, str] | None = None
-    """Answers with other statuses that are no errors."""
+    """Schemas of answers with other statuses that are no errors."""
 
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
@@ -200,7 +200,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
 
 
 def describe(app: FastAPI) -> None:
-    """Make ``app`` give this document for its routes, made when it is first asked for."""
+    """Make ``app`` return this document for its routes; built at the first request for it."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:

@@ -1,7 +1,8 @@
-"""Other paths below ``/v1``: to an engine and back as they are.
+"""Other paths below ``/v1``, forwarded to an engine and back unchanged.
 
-Those that pass are in :mod:`..settings.other_paths`. Bodies that are JSON objects lose what only
-the proxy may set (see :mod:`..request.wire`), and are salted where the tenant's KV is its own.
+:mod:`..settings.other_paths` lists the paths that pass. Bodies that are JSON objects lose the
+members that only the proxy may set (see :mod:`..request.wire`), and get a salt if the tenant's KV
+is its own.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from .time_limit import within
 
 PATTERN = "/v1/{path:path}"
 _SAFE = "/:@!$&'()*+,;=-._~"
-"""What needs no encoding in a path."""
+"""Characters that need no encoding in a path."""
 
 _LONGEST_TARGET = 60_000
-"""Of what an HTTP client takes for a URL, less room for the engine's address."""
+"""Longest URL that an HTTP client takes, less room for the engine's address."""
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
@@ -55,14 +56,14 @@ class PassThroughExchange(Exchange):
     async def serve(
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Forward, if the path may pass."""
+        """Forward the request if its path may pass."""
         path = self.request.path_params["path"]
         passage = self._passage(path, tenant)
         model = _model_of(path, raw)
         pool = self.services.pool
         self.model = pool.label(model)
-        # No session: any engine of the model will do, each as often. Lists of models may leave
-        # out those of other paths, so an unknown one is the engine's to refuse.
+        # No session: any engine of the model will do, and a random key spreads the load. Lists of
+        # models may leave out those of other paths, so the engine refuses unknown ones.
         replica = await pool.choose(uuid4().hex, model, allowed=tenant.upstreams)
         content = _cleaned(raw)
         if passage.reads and tenant.cache_salt is not None:
@@ -75,7 +76,11 @@ class PassThroughExchange(Exchange):
             await self.answer(answer, scope, receive, send)
 
     def _passage(self, path: str, tenant: Tenant) -> Passage:
-        """Raises NotFoundError or ForbiddenError for a request that doesn't pass."""
+        """Return the rule for a path.
+
+        Raises:
+            NotFoundError, ForbiddenError: the request doesn't pass.
+        """
         mode, method = self.services.settings.pass_through, self.request.method
         shown = f"{method} /v1/{ascii(path[:200])[1:-1]}"
         if mode == "off" or is_unknown(method, path):
@@ -94,7 +99,7 @@ class PassThroughExchange(Exchange):
         self, tenant: Tenant, replica: Replica, path: str, content: bytes, send: Send
     ) -> Response | None:
         query = self.request.scope["query_string"].decode("latin-1")
-        # Decoded by now: written again, what was part of the path stays part of it.
+        # The path is decoded by now. Encoding it again keeps all of it part of the path.
         target = f"/v1/{quote(path, safe=_SAFE)}" + (f"?{query}" if query else "")
         if len(target) > _LONGEST_TARGET:
             raise BadRequestError("The path and its query are too long.", code="path_too_long")
@@ -120,7 +125,7 @@ class PassThroughExchange(Exchange):
 
 
 def _model_of(path: str, raw: bytes) -> str | None:
-    """The model that a request names, in its path or its body."""
+    """Return the model that a request names in its path or its body."""
     first, _, rest = path.partition("/")
     if first == "models" and rest:
         return rest
@@ -131,8 +136,12 @@ def _model_of(path: str, raw: bytes) -> str | None:
 
 
 def _cleaned(raw: bytes) -> bytes:
-    """The body without what only the proxy may set. Raises BadRequestError where JSON brings it
-    in a form that only the upstream may be able to read: with NaN, or in another encoding."""
+    """Return the body without members that only the proxy may set.
+
+    Raises:
+        BadRequestError: JSON has them in a form that only the upstream may be able to read: with
+            NaN, or in another encoding.
+    """
     try:
         return without_reserved(raw)
     except (WireError, RecursionError):
@@ -149,7 +158,7 @@ def _cleaned(raw: bytes) -> bytes:
 
 
 def _salted(content: bytes, salt: str, passage: Passage) -> bytes:
-    """The body in the tenant's cache scope. Raises a ProxyError for one that can't say so."""
+    """Return the body with the tenant's salt. Raise a ProxyError if it can't hold one."""
     try:
         split_body(content)
         return salted(content, salt)

@@ -1,4 +1,4 @@
-"""What an engine's refusal becomes for the caller."""
+"""Engines' refusals as answers and errors for the caller."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OWN_CREDENTIALS = frozenset({401, 403, 407})
 
 
 def refusal_response(upstream: httpx.Response, body: bytes, headers: Mapping[str, str]) -> Response:
-    """A non-200 answer of the engine, its own words kept where they are OpenAI-shaped."""
+    """Return the engine's non-200 answer, with its own body if that is OpenAI-shaped."""
     status = upstream.status_code
     if httpx.codes.is_error(status) and status not in _OWN_CREDENTIALS and _is_shaped(body):
         kept = {**downstream_headers(upstream.headers), **headers}
@@ -39,9 +39,9 @@ def refusal_response(upstream: httpx.Response, body: bytes, headers: Mapping[str
 
 
 def refusal_of_answer(status: int, body: bytes) -> ProxyError:
-    """A non-200 answer of the engine as an error with its words."""
+    """Return the engine's non-200 answer as an error with its message."""
     if status in _OWN_CREDENTIALS:
-        # The caller's key never went upstream; a 401 would send it looking in the wrong place.
+        # The caller's key never went upstream, so a 401 would mislead the caller.
         return UpstreamUnreachableError(
             "The engine refuses the proxy's own credentials (upstream_api_key).",
             code="upstream_credentials",
@@ -52,7 +52,7 @@ def refusal_of_answer(status: int, body: bytes) -> ProxyError:
 
 
 def answer_of(body: bytes) -> dict[str, Any]:
-    """The engine's whole answer, decoded.
+    """Decode the engine's whole answer.
 
     Raises:
         UpstreamRefusalError: it is no JSON object; cut off, for instance.
@@ -72,7 +72,7 @@ def answer_of(body: bytes) -> dict[str, Any]:
 
 
 def _lenient(body: bytes) -> object:
-    """JSON with ``NaN`` and ``Infinity``, which some engines write; None for what is none."""
+    """Decode JSON with ``NaN`` and ``Infinity``, which some engines write; None if invalid."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -80,7 +80,7 @@ def _lenient(body: bytes) -> object:
 
 
 def refusal_of_event(error: Mapping[str, Any]) -> ProxyError:
-    """The error event that an engine sent instead of a first token, as a status of its own."""
+    """Return the error event that an engine sent before the first token, with its own status."""
     kind = str(error.get("type") or "upstream_error")
     code = error.get("code")
     status = code if isinstance(code, int) and not isinstance(code, bool) else None
@@ -102,7 +102,8 @@ def _is_shaped(body: bytes) -> bool:
 
 
 def _shape(status: int, body: bytes) -> ProxyError:
-    """SGLang and FastAPI servers answer flat: ``{"object": "error", "message": …}``."""
+    """Return an error for a body. SGLang and FastAPI servers may nest nothing:
+    ``{"object": "error", "message": …}``."""
     document = _object(body)
     if isinstance(document.get("error"), dict):
         document = document["error"]

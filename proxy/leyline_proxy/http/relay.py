@@ -1,4 +1,4 @@
-"""Passing an engine's event stream on, event by event."""
+"""Relays of an engine's event stream, event by event."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from .sse import (
 
 
 class Relay:
-    """The engine's bytes as they are. ``broken``: the engine reported an error on the way."""
+    """Relays the engine's bytes unchanged. ``broken``: the engine reported an error in between."""
 
     keeps = False
-    """What is remembered of a stream grows with it, so that the whole is bounded."""
+    """True if the relay's memory grows with the stream, so that the whole stream is bounded."""
 
     def __init__(self) -> None:
         self.broken = False
 
     async def events(self, upstream: httpx.Response) -> AsyncGenerator[bytes, None]:
-        """The bytes to send. Nothing is yielded before the first real event is known.
+        """Yield the bytes to send, nothing before the first real event is known.
 
         Raises:
             UpstreamRefusalError: the first event is an error.
             UpstreamUnreachableError: the stream breaks, or ends before an event.
-            AnswerTooLargeError: more of it would have to be kept than may be.
+            AnswerTooLargeError: the kept part exceeds its bound.
         """
         held = bytearray()
         started = False
@@ -67,7 +67,7 @@ class Relay:
                     )
                 for event in splitter.feed(chunk):
                     if held and started and not tells_nothing(event):
-                        yield bytes(held)  # what follows may take a while
+                        yield bytes(held)  # passing the next event may take a while
                         held.clear()
                     facts = chunk_facts(event)
                     if facts.error is not None:
@@ -75,7 +75,7 @@ class Relay:
                             raise await self.refusal(facts.error)
                         self.broken = True
                     held += await self.passed(event, facts)
-                    # A comment or keep-alive tells nothing about the request yet.
+                    # A comment or keep-alive says nothing about the request yet.
                     started = started or bool(event_data(event))
                 if started and held:
                     yield bytes(held)
@@ -88,19 +88,19 @@ class Relay:
             yield bytes(held)
 
     def passes(self, chunk: bytes) -> bool:
-        """Whether a chunk is sent as it is, without a look at its events."""
+        """Return True to send a chunk unchanged, without a look at its events."""
         return False
 
     async def refusal(self, error: Mapping[str, Any]) -> ProxyError:
-        """What a first event that is an error becomes."""
+        """Return the error to raise for a first event that is an error."""
         return refusal_of_event(error)
 
     async def passed(self, event: bytes, facts: ChunkFacts) -> bytes:
-        """What to send for ``event``."""
+        """Return the bytes to send for ``event``."""
         return event
 
     async def closed(self, rest: bytes) -> bytes:
-        """The engine has closed its stream; what to send for what came behind its last event."""
+        """Return the bytes to send at the stream's end; ``rest`` came after its last event."""
         return rest
 
 
@@ -108,12 +108,12 @@ class TurnRelay(Relay):
     """Appends the account to the event that ends the answer, and makes the events of the client's
     API.
 
-    The turn is settled before the event that ends it is passed on, because an agent sends its
-    next turn as soon as it has read that event.
+    The relay settles the turn before it passes on the event that ends it, because an agent sends
+    its next turn as soon as it has read that event.
 
     Args:
         call: the client's request.
-        native: the client's API, where the engine answers in it.
+        native: the client's API, if the engine answers in it.
     """
 
     def __init__(
@@ -127,25 +127,25 @@ class TurnRelay(Relay):
         self._events = call.events(turn) if native is None else None
         self.keeps = self._events is not None
         self._failed = False
-        """The client has had its error, after which nothing comes."""
+        """True once the client got an error, after which nothing comes."""
         self._usage: Mapping[str, Any] | None = None
         self._marked = False
-        """The account has been appended."""
+        """True once the account has been appended."""
         self._record: TurnRecord | None = None
         """The record that came with the answer."""
         self.settled = False
         self.refused = False
-        """The engine gave the turn up because of claims."""
+        """True if the engine gave the turn up because of claims."""
         self._asked = False
-        """The engine has been asked about that."""
+        """True once the engine was asked about that."""
 
     async def refusal(self, error: Mapping[str, Any]) -> ProxyError:
-        """Return the error, by its name where claims are in the turn's way."""
+        """Return the error, or the claims' own error if claims are in the turn's way."""
         refused = await self._ends.refusal(self._turn)
         return refused if refused is not None else refusal_of_event(error)
 
     def passes(self, chunk: bytes) -> bool:
-        """Return True if the chunk brings tokens after the first, and nothing else."""
+        """Return True if the chunk has only tokens after the first, and goes out unchanged."""
         verbatim = self._events is None and self._native is None
         return verbatim and self._turn.request.clock.ttft_s is not None and tells_nothing(chunk)
 
@@ -167,7 +167,7 @@ class TurnRelay(Relay):
         return await self._mapped(event)
 
     async def closed(self, rest: bytes) -> bytes:
-        """Settle, also without the event that ends a stream."""
+        """Settle the turn, even without the event that ends a stream."""
         if self._has_ended:
             return b""
         await self._ended()
@@ -192,7 +192,7 @@ class TurnRelay(Relay):
         return append_to_event(event, (await self._settle()).members)
 
     def _without_record(self, event: bytes) -> bytes:
-        """Return the event as a client gets it that hasn't asked for the record."""
+        """Return the event without the engine's record, which clients don't get."""
         if not self._turn.enveloped:
             return event
         event, member = take_from_event(event, RECORD_MEMBER)
@@ -218,9 +218,9 @@ class TurnRelay(Relay):
         return last
 
     async def _ended(self) -> None:
-        """Settle, once; a stream that reported an error leaves the session as it was."""
+        """Settle the turn once. A stream that reported an error doesn't change the session."""
         if self._native is not None:
-            # A stream without the event that ends an answer has broken off.
+            # A stream without the event that ends an answer broke off.
             self.broken = self.broken or not self.settled
         elif not self.settled and not self.broken:
             await self._settle()
@@ -240,7 +240,7 @@ class TurnRelay(Relay):
 
     async def _account(self) -> dict[str, Any]:
         if not self._turn.enveloped:
-            # There is no receipt, and the usage comes after this chunk.
+            # The engine sends no receipt, and the usage comes after this chunk.
             return self._ends.preview(self._turn, self._usage).members
         return (await self._settle()).members
 

@@ -1,4 +1,4 @@
-"""Stored responses: what a request goes on from, and their own routes."""
+"""Stored responses: the chain that a request continues, and their own routes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from ..tenants import Tenant
 from ..wiring.services import Services
 
 LONGEST_CHAIN = 2000
-"""Responses that one conversation may go on over."""
+"""Most responses in one conversation."""
 
 
 async def read_chain(
     store: ResponseStore, tenant: str, last: str | None, max_bytes: int
 ) -> list[StoredResponse]:
-    """The responses that a conversation consists of, oldest first; none where ``last`` is None.
+    """Return the responses of a conversation, oldest first; none if ``last`` is None.
 
     Args:
-        max_bytes: of all their items together.
+        max_bytes: bytes of all their items together.
 
     Raises:
         NotFoundError: one of them isn't stored (for this tenant).
-        BodyTooLargeError: they are more than one request may hold.
+        BodyTooLargeError: they are longer than one request may be.
     """
     chain: list[StoredResponse] = []
     size, wanted = 0, last
@@ -61,14 +61,14 @@ async def read_chain(
 async def resolve_references(
     store: ResponseStore, tenant: str, items: Items, max_bytes: int
 ) -> Sequence[Mapping[str, Any]]:
-    """The items, with what references stand for in their places.
+    """Return the items with references replaced by the stored items.
 
     Args:
-        max_bytes: of all that is referred to, as often as it is.
+        max_bytes: bytes of all stored items, each counted as often as it is referred to.
 
     Raises:
-        FieldError: an item that isn't stored (for this tenant).
-        BodyTooLargeError: they stand for more than one request may hold.
+        FieldError: an item isn't stored (for this tenant).
+        BodyTooLargeError: the stored items are longer than one request may be.
     """
     wanted = references(items)
     known: dict[str, Mapping[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""``truncation: auto``: dropping old messages until the engine takes the rest."""
+"""``truncation: auto``: drop old messages until the engine takes the rest."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ..wiring.services import Services
 
 _LEAST_ANSWER = 1024
 _ANSWER_SHARE = 8
-"""What is left for an answer of no stated length: so many tokens, or that part of the window."""
+"""Room for an answer of no stated length: so many tokens, or that fraction of the window."""
 
 
 async def fitting(services: Services, chat: ChatRequest, body: Mapping[str, Any]) -> ChatRequest:
-    """The request, with as few of its oldest messages dropped as makes it fit.
+    """Return the request with as few of its oldest messages dropped as needed to make it fit.
 
-    As it is where it fits, or where nobody can tell; the engine then says what it thinks of it.
+    A request that fits stays as it is. So does one that can't be counted; the engine then decides.
 
     Args:
-        body: the chat request that ``chat`` was read from.
+        body: the source of ``chat``.
 
     Raises:
         NotFoundError: no engine serves the model.
-        BadRequestError, ForbiddenError: the request's ``leyline`` options.
+        BadRequestError, ForbiddenError: the request's ``leyline`` options are wrong.
     """
     window = _window(services, chat)
     if window is None:
@@ -41,7 +41,7 @@ async def fitting(services: Services, chat: ChatRequest, body: Mapping[str, Any]
     try:
         if await _tokens(services, chat) + room <= window or not units:
             return chat
-        # The fewest units that are enough; all of them where even that is not.
+        # Find the fewest units that are enough, or all of them.
         few, many = 1, len(units)
         while few < many:
             middle = (few + many) // 2
@@ -63,7 +63,7 @@ async def _tokens(services: Services, chat: ChatRequest) -> int:
 
 
 def _window(services: Services, chat: ChatRequest) -> int | None:
-    """The smallest window of the engines that may serve the request."""
+    """Return the smallest window of the engines that may serve the request."""
     allowed = chat.tenant.upstreams
     known = [
         replica.status.capability.max_context

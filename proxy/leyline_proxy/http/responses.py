@@ -40,7 +40,7 @@ from .response_chain import read_chain, resolve_references
 from .response_fit import fitting
 
 _TO_OPENAI = (b"openai-", b"chatgpt-", b"x-codex-", b"x-openai-")
-"""How headers begin that are for OpenAI's servers."""
+"""Prefixes of headers for OpenAI's servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _Asked:
     mapping: ChatMapping
     opening: Opening
     items: list[dict[str, Any]]
-    """Its own, with ids."""
+    """The request's own items, with ids."""
     previous: str | None
     store: bool
 
@@ -71,7 +71,7 @@ class ResponsesCall(ApiCall):
         self._events: ResponseEvents | None = None
 
     async def read(self, tenant: Tenant, raw: bytes) -> ChatRequest:
-        """Return the chat request that the body stands for, and what it continues."""
+        """Return the chat request for the body and the responses that it continues."""
         try:
             self._asked = await self._ask(tenant, raw)
         except FieldError as error:
@@ -91,7 +91,7 @@ class ResponsesCall(ApiCall):
         items = await resolve_references(self.services.responses, tenant.name, given, limit)
         mapping = self._mapping = map_request(body, items, joined(chain), runs=self.runs)
         shown = shown_request(body, store=store)
-        # Behind the last step no one is told of what can't be written. Events hold it deeper.
+        # After the last step an encoding error can't be reported. Events nest it deeper.
         msgspec.json.encode([[[shown]]])
         opening = Opening(
             key=self._key,
@@ -110,9 +110,9 @@ class ResponsesCall(ApiCall):
         return _Asked(chat, mapping, opening, own, previous, store)
 
     def _named(self, body: Mapping[str, Any], session: str | None) -> Mapping[str, str]:
-        """The request's headers, with the session of the response that it goes on from.
+        """Return the request's headers, with the session of the response that it continues.
 
-        Instructions may be others on each turn, and then the history alone tells nothing.
+        Instructions may change from turn to turn, and then the history alone finds no session.
         """
         headers = self.request.headers
         _, where = session_key(headers, body)
@@ -121,12 +121,12 @@ class ResponsesCall(ApiCall):
         return {**headers, OWN_HEADER: session}
 
     def headers_upstream(self) -> RawHeaders:
-        """Return the headers without those that are for OpenAI's servers."""
+        """Return the headers without those for OpenAI's servers."""
         given = super().headers_upstream()
         return [item for item in given if not item[0].lower().startswith(_TO_OPENAI)]
 
     def whole(self, body: bytes, answer: Mapping[str, Any]) -> bytes:
-        """Return the response that an answer stands for."""
+        """Return an answer as a response."""
         return msgspec.json.encode(map_answer(answer, self._read.opening))
 
     def members(self, account: Account, usage: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -135,12 +135,12 @@ class ResponsesCall(ApiCall):
         return {"usage": counted, **account.members}
 
     def events(self, turn: Turn) -> ResponseEvents:
-        """Return what makes events of a response."""
+        """Return the mapping to a response's events."""
         self._events = ResponseEvents(self._read.opening)
         return self._events
 
     async def settled(self, turn: Turn, body: bytes | None) -> None:
-        """Store the response, if its request wants that."""
+        """Store the response, if its request asks for it."""
         asked, events = self._read, self._events
         if not asked.store:
             return
@@ -189,8 +189,8 @@ class ResponsesCall(ApiCall):
         return Response(msgspec.json.encode(document), refused.status_code, kept)
 
     def _in_request(self, error: ProxyError) -> ProxyError:
-        """Put an error into the terms of the request: proxy and engine speak of the chat request,
-        which the client never saw."""
+        """Express an error in the request's fields: the proxy and the engine name fields of the
+        chat request, which the client never saw."""
         if self._mapping is not None:
             error.message = self._mapping.in_request(error.message)
             error.param = self._mapping.in_request(error.param) if error.param else error.param

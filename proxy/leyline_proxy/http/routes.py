@@ -154,7 +154,7 @@ def _install_operations(app: FastAPI, services: Services) -> None:
 
 
 def readiness(services: Services) -> dict[str, Any]:
-    """What ``/readyz`` says."""
+    """Return the document of ``/readyz``."""
     replicas = tuple(services.pool)
     keys, stopping = services.key_file, services.shutdown.begun
     return {

@@ -1,4 +1,4 @@
-"""The servers of a process: the proxy's port, and the admin port where there is one."""
+"""The servers of a process: the proxy's port, and the admin port if there is one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KEEP_ALIVE_S = 75
 
 
 class _Server(uvicorn.Server):
-    """A server that takes connections by a :class:`Listener`, and leaves none open."""
+    """A server that takes connections with a :class:`Listener`, and leaves none open."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -41,14 +41,14 @@ class _Server(uvicorn.Server):
                 listener.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take what has come, stop listening, end what is under way, and cut off what is left."""
+        """Take waiting connections, stop listening, finish requests under way, abort the rest."""
         await asyncio.gather(*(listener.close() for listener in self._listeners))
         try:
             await super().shutdown([])
         finally:
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
-            # Their ends are told in the next turn of the loop, and some loops mind open ones.
+            # The next turn of the loop reports their ends; some loops complain about open ones.
             await asyncio.sleep(0)
 
     def _protocol(self) -> asyncio.Protocol:
@@ -60,11 +60,11 @@ class _Server(uvicorn.Server):
 
 
 class ProxyServer(_Server):
-    """Serves the proxy, and beside it the admin API, in one event loop.
+    """Serves the proxy and the admin API in one event loop.
 
     Args:
         shutdown: set at the first signal to stop.
-        beside: the admin API, and where it is served.
+        beside: the admin API and its socket.
         started: called once both can be reached.
     """
 
@@ -87,7 +87,7 @@ class ProxyServer(_Server):
         self._admin: tuple[_AdminServer, asyncio.Task[None]] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start both."""
+        """Start both servers."""
         await super().startup(sockets)
         if not self.started:
             return
@@ -98,8 +98,7 @@ class ProxyServer(_Server):
         self._when_started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop when the delay is over; a second signal doesn't wait for that, nor does one from a
-        keyboard."""
+        """Stop after the delay. A second signal, or one from the keyboard, stops at once."""
         first, self._begun.begun = not self._begun.begun, True
         if first and self._delay_s and sig != signal.SIGINT:
             self._captured_signals.append(sig)
@@ -108,7 +107,7 @@ class ProxyServer(_Server):
             super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to stop now."""
+        """Return True to stop now."""
         if self._begun.begun and not self._told:
             self._told = True
             for connection in list(self.server_state.connections):
@@ -118,7 +117,7 @@ class ProxyServer(_Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop both; the admin API last, so that a graceful shutdown can be watched."""
+        """Stop both servers, the admin API last, so that operators can watch the shutdown."""
         self._begun.begun = True
         try:
             await super().shutdown(sockets)
@@ -130,11 +129,11 @@ class ProxyServer(_Server):
 
 
 class _AdminServer(_Server):
-    """A server that leaves the process's signals to another."""
+    """A server that leaves the process's signals to the other one."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing to capture."""
+        """Capture no signals."""
         yield
 
 

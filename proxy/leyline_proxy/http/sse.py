@@ -22,18 +22,18 @@ DONE = b"[DONE]"
 
 _BOUNDARIES = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _SET = re.compile(rb'(?:error|usage|finish_reason)"\s*:\s*[^\sn]')
-"""A member that tells something, and isn't null."""
+"""A relevant member that isn't null."""
 _LETTER = re.compile(rb"\\u00[4-7]")
-"""A letter in another form, which may be one of such a member's name."""
+"""An escaped letter, which may be part of such a member's name."""
 _IN_LINES = re.compile(rb"[^\r\n](?:\r\n|\n|\r)data")
-"""An event whose data stands in several lines, which have to be joined."""
+"""An event whose data has several lines, which must be joined."""
 
 
 class EventSplitter:
     """Cuts a byte stream into whole events, in linear time.
 
     Args:
-        longest: event, in bytes; None for no limit.
+        longest: bytes of the longest event; None for no limit.
     """
 
     def __init__(self, longest: int | None = None) -> None:
@@ -42,10 +42,10 @@ class EventSplitter:
         self._searched = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The events that ``chunk`` completes, each with its terminator.
+        """Return the events that ``chunk`` completes, each with its terminator.
 
         Raises:
-            AnswerTooLargeError: the last one has no end yet, and is too long already.
+            AnswerTooLargeError: the last event is incomplete and already too long.
         """
         self._buffer += chunk
         events: list[bytes] = []
@@ -64,11 +64,11 @@ class EventSplitter:
 
     @property
     def empty(self) -> bool:
-        """Whether all that came was whole events."""
+        """True if the splitter got only whole events."""
         return not self._buffer
 
     def rest(self) -> bytes:
-        """What is left after the last whole event; empties the splitter."""
+        """Return the bytes after the last whole event, and empty the splitter."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         self._searched = 0
@@ -76,8 +76,10 @@ class EventSplitter:
 
 
 def tells_nothing(chunk: bytes) -> bool:
-    """Whether bytes that begin with an event are whole events, of which none has a usage, an error
-    or a finish reason, nor ends the stream: only tokens and comments."""
+    """Return True if bytes that begin with an event are whole events of only tokens and comments.
+
+    None of them has a usage, an error or a finish reason, or ends the stream.
+    """
     if b"\r" in chunk:
         joined = _IN_LINES.search(chunk) is not None
     else:
@@ -92,19 +94,19 @@ def tells_nothing(chunk: bytes) -> bool:
 
 
 def event_data(event: bytes) -> bytes:
-    """The event's data: its ``data`` lines joined; empty for comments and keep-alives."""
+    """Return the event's ``data`` lines, joined; empty for comments and keep-alives."""
     lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line[:5] == b"data:"]
     return b"\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkFacts:
-    """What the proxy needs to know of one completion chunk."""
+    """Facts that the proxy needs about one completion chunk."""
 
     bears_token: bool = False
-    """A choice brings more than the opening role."""
+    """True if a choice has more than the opening role."""
     finishes: bool = False
-    """One of its choices has a ``finish_reason``."""
+    """True if one of its choices has a ``finish_reason``."""
     usage: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
 
@@ -130,7 +132,7 @@ _decoder = msgspec.json.Decoder(_Chunk)
 
 
 def chunk_facts(event: bytes) -> ChunkFacts:
-    """Read a chunk; anything that is no JSON completion chunk has no facts."""
+    """Read a chunk; data that isn't a JSON completion chunk has no facts."""
     data = event_data(event)
     if not data or data == DONE:
         return ChunkFacts()
@@ -149,8 +151,10 @@ def chunk_facts(event: bytes) -> ChunkFacts:
 
 
 def take_from_event(event: bytes, name: str) -> tuple[bytes, bytes | None]:
-    """``event`` without the member ``name`` of its JSON object, and the member's value; as it is
-    where its data isn't one line of JSON that has the member."""
+    """Return ``event`` without the member ``name`` of its JSON object, and the member's value.
+
+    Return the event unchanged, and None, if its data isn't one line of JSON with that member.
+    """
     if name.encode() not in event:
         return event, None
     start, end = _object_in(event)
@@ -159,9 +163,9 @@ def take_from_event(event: bytes, name: str) -> tuple[bytes, bytes | None]:
 
 
 def append_to_event(event: bytes, members: Mapping[str, Any]) -> bytes:
-    """``event`` with ``members`` appended to its JSON object, all other bytes untouched.
+    """Return ``event`` with ``members`` appended to its JSON object, all other bytes unchanged.
 
-    An event whose data isn't one line of JSON is returned as it is.
+    Return the event unchanged if its data isn't one line of JSON.
     """
     start, end = _object_in(event)
     if start == end:
@@ -171,7 +175,7 @@ def append_to_event(event: bytes, members: Mapping[str, Any]) -> bytes:
 
 
 def _object_in(event: bytes) -> tuple[int, int]:
-    """Where the event's JSON object stands; an empty place where it isn't one line."""
+    """Return the range of the event's JSON object; an empty range if it isn't one line."""
     start, end = event.find(b"{"), event.rfind(b"}") + 1
     one = 0 <= start < end and b"\n" not in event[start:end] and b"\r" not in event[start:end]
     return (start, end) if one else (0, 0)

@@ -1,4 +1,4 @@
-"""The limit for a whole answer."""
+"""The time limit of a whole answer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 async def within(limit_s: float | None, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled when it takes longer than ``limit_s``.
+    """Return the result of ``work``; cancel it if it takes longer than ``limit_s``.
 
     Raises:
-        UpstreamTimeoutError: it did.
+        UpstreamTimeoutError: it took longer.
     """
     try:
         async with asyncio.timeout(limit_s):

@@ -1,4 +1,4 @@
-"""One turn over HTTP, in any API: planned, forwarded to an engine or the next one, accounted."""
+"""One turn over HTTP, in any API: plan it, forward it to an engine or the next one, account it."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 class ReplicaFailedError(UpstreamUnreachableError):
-    """An engine failed a request before its first byte, and another one is left to try."""
+    """An engine failed a request before its first byte, and another engine is left to try."""
 
 
 class TurnExchange(Exchange):
     """Serves one turn.
 
     Args:
-        api: of the client.
+        api: the client's API.
     """
 
     def __init__(self, services: Services, request: Request, api: Api) -> None:
@@ -60,16 +60,16 @@ class TurnExchange(Exchange):
         self.extra_headers.update(self._call.headers)
         self._raw = b""
         self._native: NativeApi | None = None
-        """The client's API, where this attempt's request goes upstream in it."""
+        """The client's API, if this attempt's request goes upstream in it."""
         self._others = False
-        """Another engine is left to try."""
+        """True if another engine is left to try."""
         self._pending = False
-        """The engine may have read the turn, and it isn't settled."""
+        """True while the turn isn't settled and the engine may have read it."""
 
     async def serve(
         self, tenant: Tenant, raw: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Plan, forward, account."""
+        """Plan the turn, forward it, and account for it."""
         chat, self._raw = await read_call(self._call, tenant, raw, receive), raw
         self.model = self.services.pool.label(chat.model)
         failed: set[str] = set()
@@ -93,12 +93,12 @@ class TurnExchange(Exchange):
             return
 
     def _may_go_on(self, chat: ChatRequest, failed: Collection[str]) -> bool:
-        """Whether another engine could serve the request if this one fails."""
+        """Return True if another engine could serve the request after this one fails."""
         pool, allowed = self.services.pool, chat.tenant.upstreams
         return self.services.settings.failover and bool(pool.others(failed, chat.model, allowed))
 
     async def _attempt(self, turn: Turn, receive: Receive, send: Send) -> Response | None:
-        """One engine's answer, or its refusal, which is returned.
+        """Return one engine's answer or refusal, or None after a stream.
 
         Raises:
             ReplicaFailedError: it failed before the first byte, and another engine is left.
@@ -126,7 +126,7 @@ class TurnExchange(Exchange):
         return self._call.error(error, self.extra_headers)
 
     def failure_event(self, error: ProxyError) -> bytes:
-        """Return the same as events of a stream."""
+        """Return ``error`` as events of a stream."""
         return self._call.error_event(error)
 
     def _open(self, turn: Turn) -> AbstractAsyncContextManager[httpx.Response]:
@@ -144,23 +144,23 @@ class TurnExchange(Exchange):
         )
 
     def _native_for(self, turn: Turn) -> NativeApi | None:
-        """The API in which the request goes upstream, where that isn't the chat API."""
+        """Return the API in which the request goes upstream, or None for the chat API."""
         api = self._api.native
         if api is None or not _passes_natively(api, turn):
             return None
-        # Of two equal members servers may take either, and this one was judged by the last.
+        # Of two equal members a server may take either; the proxy judged the request by the last.
         if repeats_members(self._raw) or not api.passes(decode_body(self._raw)):
             return None
         return api
 
     async def _fetch(self, turn: Turn) -> Response:
-        """The whole answer, with the account in its body and headers."""
+        """Return the whole answer, with the account in its body and headers."""
         async with self._open(turn) as upstream:
             body = await read(upstream)
         if upstream.status_code != httpx.codes.OK:
             return await self._refusal(turn, upstream, body)
         body, member = take_member(body, RECORD_MEMBER) if turn.enveloped else (body, None)
-        # Before the turn counts: an answer that can't be passed on must leave the session be.
+        # Before the turn counts: an answer that can't be passed on must not change the session.
         answer = answer_of(body)
         api = self._native
         try:
@@ -185,7 +185,7 @@ class TurnExchange(Exchange):
         )
 
     async def _stream(self, turn: Turn, send: Send) -> Response | None:
-        """Pass events on; the status line waits for the first. A refusal is returned instead."""
+        """Relay the events; the status line waits for the first. Return only a refusal."""
         async with self._open(turn) as upstream:
             if upstream.status_code != httpx.codes.OK:
                 return await self._refusal(turn, upstream, await read(upstream))
@@ -207,12 +207,16 @@ class TurnExchange(Exchange):
         return None
 
     async def _refusal(self, turn: Turn, upstream: httpx.Response, body: bytes) -> Response:
-        """What a status of the engine other than 200 becomes."""
+        """Return the answer for an engine's status other than 200.
+
+        Raises:
+            ReplicaFailedError: it is a gateway failure, and another engine is left.
+        """
         self._pending = upstream.is_server_error
         if upstream.status_code == httpx.codes.SERVICE_UNAVAILABLE:
             refused = await self.services.ends.refusal(turn)
             if refused is not None:
-                turn.replica.breaker.succeeded()  # it is well, and was asked for too much
+                turn.replica.breaker.succeeded()  # it works, and was asked for too much
                 return self.failure(refused)
         if upstream.status_code in GATEWAY_FAILURES and self._others:
             raise ReplicaFailedError(
@@ -224,10 +228,10 @@ class TurnExchange(Exchange):
 def _passes_natively(api: NativeApi, turn: Turn) -> bool:
     """Return True if a request goes upstream in the client's own API.
 
-    Not where the engine splices or the tenant's KV is kept apart, because what says so travels with
-    chat requests, nor where a message was edited: edits are made to the chat messages that the
-    request was translated into. Nor where something had to be taken out of them if it was there:
-    what the translation leaves out, such as citations, nobody has searched.
+    False if the engine splices or the tenant's KV is kept apart: only chat requests carry the
+    directive and the salt. False if a message was edited: edits apply to the chat messages of the
+    translated request. False if text had to be searched for and removed: the search doesn't see
+    members that the translation leaves out, such as citations.
     """
     return (
         api.path in turn.replica.apis

@@ -122,7 +122,7 @@ class Viewer:
         return self.id_of(self._place)
 
     def take(self) -> Sequence[Event]:
-        """Return the events after its place, which advances; not for a viewer that is behind."""
+        """Return the events after its place, which advances; not for a viewer that lags."""
         place = self._place or 0
         found = [event for event in self._channel.ring if event.number > place]
         if found:

@@ -1,4 +1,4 @@
-"""Where sessions are kept between turns."""
+"""Stores that keep sessions between turns."""
 
 from .memory import MemorySessionStore
 from .store import SessionChange, SessionStore

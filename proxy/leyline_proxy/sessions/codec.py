@@ -1,16 +1,16 @@
-"""Sessions as bytes: everything that is needed to go on with them, compressed.
+"""Sessions as bytes: everything needed to continue them, compressed.
 
 ::
 
     "LYS" │ version, 1 byte │ zstd frame with checksum over a MessagePack record
 
-The record is the session itself, but for two kinds of content. What may hold any JSON stands as
-JSON, whose numbers know no bound. What turns share stands once, in lists that turns refer to by
-place, so that it becomes the same objects again. The compressor finds what else repeats from turn
-to turn, however far apart.
+The record is the session itself, except for two kinds of content. Members that may hold any JSON
+are stored as JSON, whose numbers have no bound. Objects that turns share are stored once, in lists
+that turns refer to by place, so that they become the same objects again. The compressor finds other
+repetitions between turns, however far apart.
 
-Bytes of another version, or that were damaged, are no session: whoever finds them has a miss, and
-the conversation goes on as an ordinary prefill.
+Bytes of another version, or damaged ones, are no session: the reader has a miss, and the
+conversation continues as an ordinary prefill.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ..model.session import RetainedTurn, Session
 from ..model.spans import SpanName, SpanNames
 
 FORMAT = 4
-"""Written into every session; another is a miss. Change it with any change of what is stored."""
+"""Version in every session; another one is a miss. Change it with any change of stored content."""
 
 MAX_RECORD = 1 << 28
-"""Bytes of a record at most, before compression: four turns of the longest body that is
-taken by default. A session beyond it isn't stored, and a frame that claims more isn't opened."""
+"""Largest record in bytes, before compression: four turns of the longest body taken by default. A
+larger session isn't stored, and a frame that claims more isn't opened."""
 
 UNENCODABLE = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 """Errors of :func:`encode_session`."""
@@ -56,7 +56,7 @@ class _Sent(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Turn(msgspec.Struct, array_like=True, frozen=True):
-    """A turn, and what was taken out of it."""
+    """A turn, and the parts taken out of it."""
 
     bare: RetainedTurn
     client: tuple[int, ...]
@@ -64,15 +64,15 @@ class _Turn(msgspec.Struct, array_like=True, frozen=True):
     names: tuple[int, ...]
     labels: tuple[int, ...]
     wanted: tuple[tuple[int, ...], ...]
-    """The messages of each completion."""
+    """Places of each completion's messages."""
     receipt: int | None
-    """Place of the turn's account that has the same receipt, if any has."""
+    """Place of the turn's account that has the same receipt, if any."""
     states: bytes
     pins: bytes
 
 
 class _Record(msgspec.Struct, array_like=True, frozen=True):
-    """A session, and what was taken out of it."""
+    """A session, and the parts taken out of it."""
 
     bare: Session
     states: bytes
@@ -86,10 +86,10 @@ class _Record(msgspec.Struct, array_like=True, frozen=True):
 
 
 def encode_session(session: Session) -> bytes:
-    """The session as bytes, but for the turns in flight: a store knows of those itself.
+    """Return the session as bytes, without the turns in flight, which a store tracks itself.
 
     Raises:
-        UNENCODABLE: it holds what no request could bring.
+        UNENCODABLE: it has content that no request could contain.
     """
     record = _ENCODER.encode(_Writer(session).write())
     if len(record) > MAX_RECORD:
@@ -97,7 +97,7 @@ def encode_session(session: Session) -> bytes:
     parameters = zstandard.ZstdCompressionParameters.from_level(
         _LEVEL,
         source_size=len(record),
-        # As far as the record reaches, so that no turn is too far from another.
+        # As long as the record, so that no turn is too far from another.
         window_log=min(max(len(record).bit_length(), zstandard.WINDOWLOG_MIN), _MAX_WINDOW),
         enable_ldm=True,
         write_checksum=True,
@@ -106,7 +106,7 @@ def encode_session(session: Session) -> bytes:
 
 
 def decode_session(data: bytes) -> Session | None:
-    """The session again; None where the bytes are of another version or damaged."""
+    """Return the session; None if the bytes are of another version or damaged."""
     if not data.startswith(_HEAD):
         return None
     frame = memoryview(data)[len(_HEAD) :]
@@ -120,7 +120,7 @@ def decode_session(data: bytes) -> Session | None:
 
 
 class _Writer:
-    """Takes out of a session what its record holds apart."""
+    """Takes the parts out of a session that its record stores separately."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -133,12 +133,12 @@ class _Writer:
         self._labels: dict[tuple[str, ...], int] = {}
 
     def write(self) -> _Record:
-        """The record."""
+        """Return the record."""
         session = self._session
         return _Record(
             bare=replace(session, turns=(), policy_states={}, in_flight=frozenset()),
             states=msgspec.json.encode(session.policy_states),
-            # The newest first: what the older ones share with it becomes theirs.
+            # The newest first: older turns then refer to objects that they share with it.
             turns=tuple(map(self._turn, reversed(session.turns))),
             messages=list(self._messages),
             prints=self._prints,
@@ -183,7 +183,7 @@ class _Writer:
 
 
 class _Reader:
-    """Puts back what a record holds apart."""
+    """Puts the parts back that a record stores separately."""
 
     def __init__(self, record: _Record) -> None:
         self._record = record
@@ -196,10 +196,10 @@ class _Reader:
         ]
 
     def read(self) -> Session:
-        """The session.
+        """Return the session.
 
         Raises:
-            ValueError, LookupError, TypeError, msgspec.MsgspecError: the record is none.
+            ValueError, LookupError, TypeError, msgspec.MsgspecError: the record is invalid.
         """
         record = self._record
         turns = tuple(map(self._turn, reversed(record.turns)))
@@ -232,7 +232,7 @@ class _Reader:
 
 
 def _bare(prepared: Prepared) -> Prepared:
-    """Without messages, and without what may hold any JSON."""
+    """Return ``prepared`` without messages and members that may hold any JSON."""
     return replace(
         prepared,
         client=(),
@@ -246,7 +246,7 @@ def _bare(prepared: Prepared) -> Prepared:
 
 
 def _place(places: dict[_Item, int], item: _Item) -> int:
-    """Where an item stands in the order of their first use."""
+    """Return an item's place in the order of first use."""
     return places.setdefault(item, len(places))
 
 
@@ -255,13 +255,13 @@ def _take(items: Sequence[_Item], places: Iterable[int]) -> tuple[_Item, ...]:
 
 
 def _pack(ids: object) -> bytes:
-    """Token ids, signed 64-bit, by as many low bytes of each as all need; that number first.
+    """Pack token ids, signed 64-bit, into as many low bytes of each as all need.
 
-    Little endian, as machines are.
+    That number comes first. Little endian, like the machine.
     """
     if not isinstance(ids, array) or ids.typecode != "q":
         raise TypeError("no token ids")
-    # Strides of bytes are copied at once; item by item it would take five times as long.
+    # Copying strides of bytes is five times as fast as item by item.
     wide, zeros = ids.tobytes(), bytes(len(ids))
     width = max((at + 1 for at in range(8) if wide[at::8] != zeros), default=1)
     packed = bytearray(width * len(ids))
@@ -277,9 +277,9 @@ def _unpack(kind: type, packed: object) -> array[int]:
     wide = bytearray((len(packed) - 1) // width * 8)
     for at in range(width):
         wide[at::8] = packed[1 + at :: width]
-    return array("q", wide)[:]  # a copy has no room to grow, which the first one has
+    return array("q", wide)[:]  # unlike the first array, a copy has no spare room
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack)
-# Made here, so that a type that can't be stored is an error of the import, and no damaged session.
+# Made here, so that a type that can't be stored fails the import, not each session.
 _DECODER = msgspec.msgpack.Decoder(_Record, dec_hook=_unpack)

@@ -6,10 +6,10 @@ import ctypes
 
 
 def give_back_freed() -> None:
-    """Have the C library return free pages, where it can be told to (glibc); else nothing.
+    """Have the C library (only glibc) return free pages to the system.
 
-    Freed blocks lie between others that live, and glibc by itself returns only those at the end
-    of its heap: without this, memory stays as large as it ever was.
+    Freed blocks lie between live ones, and glibc by itself returns only those at the end of its
+    heap, so without this the process keeps its peak memory.
     """
     try:
         trim = ctypes.CDLL(None).malloc_trim

@@ -1,4 +1,4 @@
-"""Which sessions hold a beginning of a conversation."""
+"""An index of sessions by the beginnings of their conversations."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class HistoryIndex:
         self._tables: dict[tuple[str, str], dict[int, _Holders]] = {}
 
     def holders(self, tenant: str, key: str, value: int) -> _Holders:
-        """Sessions whose chain has ``value`` in it, in the order in which they came by it."""
+        """Return the sessions whose chain contains ``value``, in order of insertion."""
         return self._tables.get((tenant, key), {}).get(value, ())
 
     def replace(
         self, tenant: str, session: str, key: str, old: Sequence[int], new: Sequence[int]
     ) -> None:
-        """Put one chain of a session for another; where they begin alike nothing is done."""
+        """Replace one chain of a session with another; their common prefix stays untouched."""
         same = sum(1 for _ in takewhile(bool, map(int.__eq__, old, new)))
         self.remove(tenant, session, key, old[same:])
         if len(new) == same:
             return
         table = self._tables.setdefault((tenant, key), {})
-        # Most values have one holder: all of a session's share one tuple.
+        # Most values have one holder: all values of a session share one tuple.
         alone = table.get(new[same - 1], ()) if same else ()
         alone = alone if len(alone) == 1 else (session,)
         for value in new[same:]:
@@ -35,7 +35,7 @@ class HistoryIndex:
             table[value] = alone if holders is None else (*holders, session)
 
     def remove(self, tenant: str, session: str, key: str, chain: Sequence[int]) -> None:
-        """Forget a session's chain."""
+        """Remove a session's chain."""
         table = self._tables.get((tenant, key))
         if table is None:
             return

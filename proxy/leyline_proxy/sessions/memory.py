@@ -1,7 +1,7 @@
 """Sessions in this process: bounded in number, bytes and age.
 
-Where there are too many, the tenant that has the most loses what it used longest ago: nobody pushes
-out another's. A session that nobody asks for is packed: an agent that waits for its user costs
+If there are too many, the tenant with the most loses its least recently used ones, so no tenant
+evicts another's sessions. An idle session is packed: an agent that waits for its user costs
 kilobytes.
 """
 
@@ -23,33 +23,33 @@ from .store import SessionChange
 from .summary import SessionOverview, overview
 
 _MAX_PARTIAL = 16
-"""Partial matches looked at; more than one of the same length is ambiguous anyway."""
+"""Partial matches considered; more than one of the same length is ambiguous anyway."""
 
 _MESSAGE_BYTES = 120
-"""What a message takes in the index of histories."""
+"""Bytes of a message in the index of histories."""
 
 _Identity = tuple[str, str]
 
 
 @dataclass(frozen=True)  # no slots: its line is computed once
 class _Entry:
-    """A session as it is, or packed."""
+    """A session, possibly packed."""
 
     identity: _Identity
     key: str
     chain: tuple[int, ...]
     touched: float
-    """When it was updated."""
+    """Time of the last update."""
     used: float
-    """When it was updated or looked at."""
+    """Time of the last update or read."""
     session: Session | None
     packed: bytes = b""
     seen: SessionOverview | None = None
-    """Of a packed session."""
+    """Overview of a packed session."""
 
     @cached_property
     def line(self) -> SessionOverview:
-        """Its line in the list of sessions, which is looked at again and again."""
+        """The session's line in the list of sessions, which is read often."""
         if self.session is not None:
             return overview(self.session)
         assert self.seen is not None  # noqa: S101 - set where it is packed
@@ -57,24 +57,24 @@ class _Entry:
 
     @property
     def weight(self) -> int:
-        """Bytes that it takes, roughly."""
+        """Approximate size in bytes."""
         held = len(self.packed) if self.session is None else self.session.weight
         return held + _MESSAGE_BYTES * len(self.chain)
 
 
 @dataclass(slots=True)
 class _Share:
-    """What one tenant has."""
+    """The sessions of one tenant."""
 
     order: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    """Its sessions, in order of their last update."""
+    """Ids of its sessions, in order of their last update."""
     bytes: int = 0
 
 
 class MemorySessionStore:
     """A :class:`~leyline_proxy.sessions.store.SessionStore` for one process.
 
-    Changes run on the event loop without a pause inside, which makes every update atomic.
+    Changes run on the event loop without an await inside, which makes every update atomic.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class MemorySessionStore:
         self._idle_pack_s = idle_pack_s
         self._clock = clock
         self._entries: OrderedDict[_Identity, _Entry] = OrderedDict()
-        """In order of their last update."""
+        """All sessions, in order of their last update."""
         self._shares: dict[str, _Share] = {}
         self._in_flight: dict[_Identity, frozenset[str]] = {}
         self._unpacked: OrderedDict[_Identity, None] = OrderedDict()
-        """In order of use."""
+        """Sessions that aren't packed, in order of use."""
         self._index = HistoryIndex()
 
     @property
@@ -107,12 +107,12 @@ class MemorySessionStore:
 
     @property
     def problem(self) -> str | None:
-        """Never any."""
+        """Always None."""
         return None
 
     @property
     def held_bytes(self) -> int:
-        """What all sessions take, roughly."""
+        """Approximate size of all sessions in bytes."""
         return self._bytes
 
     async def get(self, tenant: str, session_id: str) -> Session | None:
@@ -168,7 +168,7 @@ class MemorySessionStore:
             self._close(identity, ends)
         while len(self._entries) > self._max_sessions:
             self._drop_of(max(self._shares, key=lambda name: len(self._shares[name].order)))
-        # A session alone stays, whatever its weight.
+        # A single session stays, whatever its weight.
         while self._bytes > self._max_bytes and len(self._entries) > 1:
             self._drop_of(max(self._shares, key=lambda name: self._shares[name].bytes))
         return session
@@ -214,26 +214,26 @@ class MemorySessionStore:
         return len(self._entries)
 
     async def connect(self) -> None:
-        """Nothing is needed."""
+        """Do nothing."""
 
     async def run(self) -> None:
-        """Pack sessions that have become idle, for ever."""
+        """Pack sessions that have become idle, forever."""
         while True:
             await asyncio.sleep(self._idle_pack_s / 2)
             await self.pack_idle()
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing: the store holds nothing open."""
 
     async def pack_idle(self) -> None:
-        """Pack what nobody has asked for in ``idle_pack_s``, beside the event loop."""
+        """Pack sessions unused for ``idle_pack_s`` seconds, outside the event loop."""
         horizon = self._clock() - self._idle_pack_s
         packed_any = False
         while (identity := next(iter(self._unpacked), None)) is not None:
             entry = self._entries[identity]
             if entry.used > horizon:
                 break
-            # Out of the queue also if it can't be packed; its next use puts it back.
+            # Removed from the queue even if it can't be packed; its next use puts it back.
             del self._unpacked[identity]
             if entry.session is None:
                 continue
@@ -249,7 +249,7 @@ class MemorySessionStore:
             await asyncio.to_thread(give_back_freed)
 
     def _open(self, identity: _Identity) -> Session | None:
-        """The session, unpacked and marked as used."""
+        """Return the session, unpacked and marked as used."""
         entry = self._entries.get(identity)
         if entry is None:
             return None

@@ -1,4 +1,4 @@
-"""What the service needs of a place that keeps sessions."""
+"""The interface of session stores."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from ..model.session import Session
 from .summary import SessionOverview
 
 SessionChange = Callable[[Session | None], Session]
-"""A pure function from the session as it is (None: new) to what it becomes; a store that others
-write to as well may call it again."""
+"""A pure function from the current session (None: new) to the next one. A store with several
+writers may call it again."""
 
 
 class SessionStore(Protocol):
     """Sessions by tenant. No method ever crosses from one tenant to another.
 
-    A store that is out of reach raises nothing and keeps nobody waiting: it knows no histories,
-    and of a session only that there may have been one.
+    An unreachable store raises nothing and returns without waiting: it knows no histories, and of a
+    session only that it may exist.
     """
 
     @property
     def name(self) -> str:
-        """What kind of store it is, for people."""
+        """Kind of the store, for people."""
         ...
 
     @property
     def problem(self) -> str | None:
-        """Why sessions can't be read and written now; None while they can."""
+        """Reason that sessions can't be read and written now; None while they can."""
         ...
 
     async def get(self, tenant: str, session_id: str) -> Session | None:
-        """The session, or None when it never was or has expired.
+        """Return the session, or None if it never existed or has expired.
 
-        One of which only losses of account are known has neither turns nor history.
+        A session of which only losses of account are known has neither turns nor history.
         """
         ...
 
     async def matches(
         self, tenant: str, key: str, chain: Sequence[int], shortest_partial: int
     ) -> Sequence[HistoryMatch]:
-        """Sessions under ``key`` whose history this one extends or edits.
+        """Return the sessions under ``key`` whose history this one extends or edits.
 
-        ``chain[i]`` is the hash of messages 0..i. A stored history that is wholly a prefix of
-        this one counts from any length, and ends the search: the longest, and of equals the
-        latest. One that is shared in part only counts when the common prefix has at least
-        ``shortest_partial`` messages.
+        ``chain[i]`` is the hash of messages 0..i. A stored history that is wholly a prefix of this
+        one counts at any length, and ends the search: the longest, and of equals the latest. A
+        partly shared one counts only if the common prefix has at least ``shortest_partial``
+        messages.
         """
         ...
 
@@ -62,7 +62,7 @@ class SessionStore(Protocol):
         """Replace a session atomically: no other update comes between its reading and writing.
 
         Args:
-            chain: the session's history from now on; None leaves what was known.
+            chain: the session's history from now on; None keeps the known one.
             ends: name of the turn that this settles or gives up; see :meth:`open_turn`.
         """
         ...
@@ -77,41 +77,41 @@ class SessionStore(Protocol):
         run: str = "",
         replica: str = "",
     ) -> None:
-        """Note, before an engine is given a turn, that it may hold something of it from now on.
+        """Note, before an engine gets a turn, that it may hold KV of it from now on.
 
-        A proxy that is killed before it settles the turn leaves the note behind, and a later forget
-        in that session is one of everything. A store that ends with its proxy needs no notes.
+        The note remains if the proxy is killed before it settles the turn. A later forget in that
+        session is then one of everything. A store that ends with its proxy needs no notes.
 
         Args:
             key: the session's; see :meth:`matches`.
-            run, replica: of the engine; see :class:`~leyline_proxy.model.session.Place`.
+            run, replica: the engine's; see :class:`~leyline_proxy.model.session.Place`.
         """
         ...
 
     async def close_turn(self, tenant: str, session_id: str, turn: str) -> None:
-        """Take the note back: no engine was given the turn."""
+        """Take the note back: no engine got the turn."""
         ...
 
     async def delete(self, tenant: str, session_id: str) -> bool:
-        """Let a session go, as if it had expired; whether it was there."""
+        """Delete a session, as if it had expired; return True if it existed."""
         ...
 
     async def sessions(self, tenant: str) -> tuple[SessionOverview, ...]:
-        """The tenant's live sessions, latest first."""
+        """Return the tenant's live sessions, latest first."""
         ...
 
     async def count(self) -> int:
-        """All live sessions of all tenants."""
+        """Return the number of all tenants' live sessions."""
         ...
 
     async def connect(self) -> None:
-        """Look for what the store needs, once and not for long."""
+        """Check for what the store needs, once and not for long."""
         ...
 
     async def run(self) -> None:
-        """What the store does beside the requests, until it is cancelled."""
+        """Run the store's background work until cancelled."""
         ...
 
     async def aclose(self) -> None:
-        """Give up what the store holds open."""
+        """Close the store's resources."""
         ...

@@ -1,4 +1,4 @@
-"""Where responses are kept for ``previous_response_id``."""
+"""Stores of responses for ``previous_response_id``."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..model.stored_response import StoredResponse, decode, encode
 class ResponseStore(Protocol):
     """Responses by tenant and id. No method ever crosses from one tenant to another.
 
-    None of them raises: a store that can't be reached keeps nothing and knows nothing.
+    No method raises: an unreachable store keeps nothing and knows nothing.
     """
 
     async def put(self, tenant: str, response_id: str, stored: StoredResponse) -> None:
-        """Keep a response, in place of one of the same id."""
+        """Keep a response; it replaces one with the same id."""
         ...
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """A response, or None when it never was, has expired or was deleted."""
+        """Return a response, or None if it never existed, has expired or was deleted."""
         ...
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        """Remove a response; whether there was one."""
+        """Delete a response; return True if it existed."""
         ...
 
 
@@ -38,7 +38,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Held:
-    """What one tenant has."""
+    """The responses of one tenant."""
 
     entries: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)
     bytes: int = 0
@@ -47,9 +47,8 @@ class _Held:
 class MemoryResponseStore:
     """A :class:`ResponseStore` for one process: bounded in number, bytes and age.
 
-    Where there are too many, whichever tenant has the most loses what it used longest ago, so that
-    nobody pushes out another's. What is read counts as used, so a conversation that goes on stays
-    whole.
+    If there are too many, the tenant with the most loses its least recently used ones, so that no
+    tenant evicts another's. Reading counts as use, so a conversation that continues stays whole.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class MemoryResponseStore:
         self._remove(tenant, response_id)
         raw = encode(stored)
         if len(raw) > self._max_bytes:
-            # It would push out all others and not fit even then.
+            # It would evict all others and still not fit.
             return
         held = self._held.setdefault(tenant, _Held())
         held.entries[response_id] = _Entry(raw, self._clock())
@@ -97,7 +96,7 @@ class MemoryResponseStore:
     def _expire(self) -> None:
         horizon = self._clock() - self._ttl_s
         for tenant in [*self._held]:
-            # In order of the last use, so the oldest are in front.
+            # In order of the last use, so the oldest come first.
             while (held := self._held.get(tenant)) is not None:
                 if next(iter(held.entries.values())).touched >= horizon:
                     break

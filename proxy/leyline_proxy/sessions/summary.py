@@ -14,7 +14,7 @@ from ..model.session import EditRecord, Session, TurnSummary
 
 @dataclass(frozen=True, slots=True)
 class SessionTotals:
-    """Sums over the turns that the session's history still holds."""
+    """Sums over the turns still in the session's history."""
 
     turns: int
     prompt_tokens: int
@@ -24,12 +24,12 @@ class SessionTotals:
 
     @property
     def hit_ratio(self) -> float | None:
-        """Share of prompt tokens that were not prefilled; None without any."""
+        """Share of prompt tokens that were not prefilled; None without prompt tokens."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
 
 
 def session_totals(session: Session) -> SessionTotals:
-    """The session's sums."""
+    """Return the session's sums."""
     tokens = [turn.receipt.tokens for turn in session.history if turn.receipt is not None]
     return SessionTotals(
         turns=session.next_index,
@@ -41,12 +41,12 @@ def session_totals(session: Session) -> SessionTotals:
 
 @dataclass(frozen=True, slots=True)
 class SessionOverview:
-    """One line of the list of sessions; kept beside a session so that a list needs no more."""
+    """One line of the list of sessions; stored with each session, so that a list needs no more."""
 
     id: str
     created: float
     updated: float
-    """Both in seconds since the epoch."""
+    """Both times are in seconds since the epoch."""
     totals: SessionTotals
 
     @property
@@ -56,14 +56,14 @@ class SessionOverview:
 
 
 def overview(session: Session) -> SessionOverview:
-    """The session's line."""
+    """Return the session's line."""
     return SessionOverview(session.id, session.created, session.updated, session_totals(session))
 
 
 def receipt_account(receipt: Receipt) -> dict[str, Any]:
-    """A receipt for callers. Lineages are names inside the engine and of no use to them, but for
-    where the first begins: KV from there on may remember what the prompt doesn't show. Who was
-    refused for the sake of claims gets an error, which keeps to itself how much others claim."""
+    """Return a receipt for callers. Lineages are names inside the engine, so callers get only the
+    start of the first: KV from there on may remember text that the prompt doesn't show. Refusals
+    because of claims are left out: their error hides the amount that others claim."""
     account: dict[str, Any] = msgspec.to_builtins(receipt)
     del account["refused"]
     first = min((run.start for run in receipt.lineage), default=None)
@@ -72,7 +72,7 @@ def receipt_account(receipt: Receipt) -> dict[str, Any]:
 
 
 def edit_account(edit: EditRecord) -> dict[str, Any]:
-    """One edit for callers."""
+    """Return one edit, for callers."""
     return {
         "message": edit.message,
         "role": edit.role,
@@ -85,7 +85,7 @@ def edit_account(edit: EditRecord) -> dict[str, Any]:
 
 
 def session_overview(seen: SessionOverview) -> dict[str, Any]:
-    """One line of the list of sessions, for callers."""
+    """Return one line of the list of sessions, for callers."""
     totals = seen.totals
     return {
         "id": seen.id,
@@ -99,7 +99,7 @@ def session_overview(seen: SessionOverview) -> dict[str, Any]:
 
 
 def session_document(session: Session) -> dict[str, Any]:
-    """A whole session: its turns, oldest first, and which of them are retained as sources."""
+    """Return a whole session: its turns, oldest first, and the turns retained as sources."""
     return {
         **session_overview(overview(session)),
         "retained": [turn.turn for turn in session.turns],
@@ -108,7 +108,7 @@ def session_document(session: Session) -> dict[str, Any]:
 
 
 def turn_document(turn: TurnSummary) -> dict[str, Any]:
-    """One turn, for callers."""
+    """Return one turn, for callers."""
     return {
         "index": turn.index,
         "turn": turn.turn,

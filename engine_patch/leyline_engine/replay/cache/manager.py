@@ -249,7 +249,7 @@ class CacheManager:
         failure = self._erase(slots)
         if failure is not None:
             raise failure
-        # What was evicted, given up or computed twice may have read the spans, too.
+        # Slots that were evicted, given up or computed twice may have read the spans, too.
         self.pool.erase(self.pool.left())
         for turn in turns:
             if turn not in clean:

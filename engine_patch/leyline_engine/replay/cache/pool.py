@@ -156,9 +156,9 @@ class KVPool:
         self._left[slots] = False
 
     def leave(self, slots: Slots) -> None:
-        """Note that nobody needs what these slots hold; it stays until something is written."""
+        """Note slots with unneeded content, which stays until it is overwritten."""
         self._left[slots] = True
 
     def left(self) -> Slots:
-        """All that still hold what nobody needs, whoever they belong to by now."""
+        """Return all slots that still hold unneeded content, whatever their owners now."""
         return np.flatnonzero(self._left)

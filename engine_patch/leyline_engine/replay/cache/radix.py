@@ -221,7 +221,7 @@ class RadixTree:
             current = current.parent
 
     def unlock(self, node: Node) -> list[Node]:
-        """Undo one :meth:`lock`; returns the doomed nodes that nobody holds now."""
+        """Undo one :meth:`lock`; return the doomed nodes without a holder."""
         released: list[Node] = []
         current: Node | None = node
         while current is not None:

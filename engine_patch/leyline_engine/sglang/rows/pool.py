@@ -253,7 +253,7 @@ class SplicePool:
         A row that has read something isn't zero in both the first layer and the last.
 
         Args:
-            slots: int64 ``[n]`` on the pool's device, which nobody reads any more.
+            slots: int64 ``[n]`` on the pool's device, no longer read by any request.
         """
         self._behind_forwards()
         looked_at = {id(layer): layer for layer in (self.tensors.keys[0], self.tensors.keys[-1])}

@@ -1,4 +1,4 @@
-"""A chat completion as a message."""
+"""Map a chat completion to a message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..chat_answers import (
 from .blocks import INVALID_JSON
 
 SIGNATURE = "unsigned"
-"""Of thinking. Nothing is signed here, but clients send back only what has a signature."""
+"""Signature of thinking. The proxy signs nothing, but clients send back only signed thinking."""
 
 _REASONS = {
     "stop": "end_turn",
@@ -34,7 +34,7 @@ _REASONS = {
 def map_answer(
     answer: Mapping[str, Any], *, message_id: str, stop_sequences: Sequence[str]
 ) -> dict[str, Any]:
-    """The message of a whole chat completion, but for its ``usage``.
+    """Return the message of a whole chat completion, except its ``usage``.
 
     Args:
         stop_sequences: the request's.
@@ -62,28 +62,28 @@ def map_answer(
 
 
 def message_head(message_id: str, model: object) -> dict[str, Any]:
-    """What every message begins with."""
+    """Return the first members of every message."""
     return {"id": message_id, "type": "message", "role": "assistant", "model": str(model or "")}
 
 
 def stop_members(
     choice: Mapping[str, Any], stop_sequences: Sequence[str], *, calls: bool, refused: bool
 ) -> dict[str, Any]:
-    """Why the answer ended: ``stop_reason``, ``stop_sequence`` and ``stop_details``.
+    """Return the reason for the end: ``stop_reason``, ``stop_sequence``, ``stop_details``.
 
     Args:
-        choice: the one with the ``finish_reason``; some engines say which sequence they found.
-        calls: whether the answer calls tools.
+        choice: the choice with the ``finish_reason``; some engines name the sequence they found.
+        calls: True if the answer calls tools.
     """
     reason = _REASONS.get(str(choice.get("finish_reason")), "end_turn")
-    # SGLang's and vLLM's name for what was found; a number is a token of the model's own.
+    # SGLang's and vLLM's names for the found stop; a number is a token of the model's own.
     found = choice.get("matched_stop", choice.get("stop_reason"))
     sequence = found if isinstance(found, str) and found in stop_sequences else None
     details = None
     if refused:
         reason = "refusal"
     elif reason == "end_turn":
-        # Where a call was forced, servers say "stop".
+        # Servers report "stop" for a forced call.
         reason = "tool_use" if calls else "stop_sequence" if sequence else reason
     if reason == "refusal":
         details = {"type": "refusal", "category": None, "explanation": None}
@@ -95,11 +95,11 @@ def stop_members(
 
 
 def map_usage(usage: Mapping[str, Any] | None, account: Mapping[str, Any] | None) -> dict[str, Any]:
-    """``usage`` as Anthropic counts it: input tokens are those that no cache held.
+    """Return ``usage`` as Anthropic counts it: input tokens exclude cached tokens.
 
     Args:
-        usage: the engine's; not all of them say what was cached.
-        account: the member ``leyline`` of the answer, which does where the engine gave a receipt.
+        usage: the engine's; not all engines report cached tokens.
+        account: the answer's member ``leyline``, which reports them if the engine gave a receipt.
     """
     usage = usage or {}
     prompt, cached = prompt_tokens(usage, account)

@@ -1,7 +1,7 @@
-"""System prompts and messages with content blocks, as chat messages.
+"""Map system prompts and messages with content blocks to chat messages.
 
-Each message is mapped by itself, whatever stands behind it: the mapping of a conversation begins
-with the mapping of what it had before. ``cache_control`` moves from turn to turn and is left out.
+The mapping of a message doesn't depend on later ones, so the mapping of a conversation begins with
+that of its earlier turns. ``cache_control`` moves from turn to turn and is left out.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Block = Mapping[str, Any]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 INVALID_JSON = "INVALID_JSON"
-"""Member under which a tool's input is given that is no JSON object, as Anthropic advises."""
+"""Member for a tool's input that is no JSON object, as Anthropic advises."""
 
 _ATTRIBUTION = "x-anthropic-billing-header:"
-"""How the line begins that Claude Code puts before its system prompt. It is meant for Anthropic's
-accounts and is another with each request: no prompt would begin like the one before."""
+"""Prefix of the line that Claude Code puts before its system prompt. It is meant for Anthropic's
+accounts and changes with each request, so no prompt would begin like the last one."""
 
 _FAILED = "Error"
-"""How a failed result begins that doesn't say so itself: chat messages have no ``is_error``."""
+"""Prefix of a failed result that doesn't report it itself: chat messages have no ``is_error``."""
 
 _TOLD = {"tool_addition": "Tool added", "tool_removal": "Tool removed"}
-"""How the model is told of tools that come and go in the conversation."""
+"""Texts that inform the model of tools that come and go in the conversation."""
 
 _LOADED = "Tool loaded"
 
@@ -46,14 +46,14 @@ _ROLES = ("user", "assistant", "system")
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A chat message, and the field of the request that it was made from."""
+    """A chat message and its source field in the request."""
 
     message: Message
     origin: str
 
 
 def system_prompt(system: object) -> Iterator[Placed]:
-    """The system message; none for a prompt without text.
+    """Yield the system message; nothing for a prompt without text.
 
     Raises:
         FieldError: names the field and what it should be.
@@ -67,7 +67,7 @@ def system_prompt(system: object) -> Iterator[Placed]:
 
 
 def conversation(messages: object) -> Iterator[Placed]:
-    """The chat messages of ``messages``: one for each, and one for each tool result.
+    """Yield the chat messages of ``messages``: one for each, and one for each tool result.
 
     Raises:
         FieldError: names the field and what it should be.
@@ -81,14 +81,14 @@ def conversation(messages: object) -> Iterator[Placed]:
         where = f"messages[{index}]"
         if not isinstance(message, dict):
             raise FieldError(where, f"{where} must be an object with role and content.")
-        # A message stands for all that it becomes; a tool result may say something of its own.
+        # A message's annotation applies to all its parts; a tool result may have its own.
         note = {ANNOTATION: message[ANNOTATION]} if ANNOTATION in message else {}
         for placed in _message(where, message, called):
             yield Placed(_noted(note, placed.message), placed.origin) if note else placed
 
 
 def _noted(note: Message, message: Message) -> Message:
-    """A message of which the one that it was made from says something."""
+    """Return a message with its source's annotation, unless it has its own."""
     if ANNOTATION not in message:
         return note | message
     return message | {ANNOTATION: said_by_both(note[ANNOTATION], message[ANNOTATION])}
@@ -143,7 +143,7 @@ def _result(place: str, block: Block, called: set[str]) -> Message:
     elif isinstance(content, list):
         parts = [_shown(f"{field}[{i}]", part) for i, part in enumerate(content)]
         texts = [part["text"] for part in parts if part["type"] == "text"]
-        # Templates show a result's parts in ways of their own, or not at all.
+        # Templates differ in how they show a result's parts, if at all.
         shown = "\n".join(texts) if len(texts) == len(parts) else parts
     else:
         raise FieldError(field, f"{field} must be a string or a list of content blocks.")
@@ -154,7 +154,7 @@ def _result(place: str, block: Block, called: set[str]) -> Message:
 
 
 def _shown(place: str, raw: object) -> dict[str, Any]:
-    """A part of a result."""
+    """Return a part of a result."""
     block = _block(place, raw)
     if block["type"] == REFERENCE:
         return {"type": "text", "text": _told(place, block, _LOADED)}
@@ -179,7 +179,8 @@ def _failed(message: Message) -> Message:
 
 
 def _assistant(field: str, content: Sequence[Any], called: set[str]) -> Message:
-    """Texts, and thinking, are joined as the engine gave them: without anything between."""
+    """Return the assistant's message. Texts and thinking are joined as the engine gave them,
+    without a separator."""
     texts: list[str] = []
     thinking: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -247,7 +248,7 @@ def _image(place: str, block: Block) -> str:
 
 
 def _document(place: str, block: Block) -> dict[str, Any]:
-    """Its text, or a file for an upstream that reads such; one that doesn't says so itself."""
+    """Return a document's text, or a file. An upstream that reads no files refuses it itself."""
     field = f"{place}.source"
     title = block.get("title")
     heads = [head for head in (title, block.get("context")) if isinstance(head, str) and head]
@@ -267,10 +268,10 @@ def _document(place: str, block: Block) -> dict[str, Any]:
 
 
 def _texts(field: str, content: object, told: Mapping[str, str] = NOTHING) -> list[str]:
-    """The texts of a string or of text blocks.
+    """Return the texts of a string or of text blocks.
 
     Args:
-        told: what to say of blocks about tools, by their type; by default there may be none.
+        told: texts for blocks about tools, by type; by default no such blocks are allowed.
     """
     if isinstance(content, str):
         return [content]

@@ -1,8 +1,8 @@
-"""Which tools a conversation has come to offer: those that load late, and those that came or went.
+"""Tools that a conversation offers: some load late, others were added or removed.
 
 A tool with ``defer_loading`` is no part of the prompt until something in the conversation names
-it. Tools that are loaded stand behind the others, in the order of their loading: what an earlier
-turn's prompt said of tools stays its beginning.
+it. Loaded tools come after the others, in the order of their loading, so that the tools of an
+earlier turn's prompt stay at the beginning.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 Tool = Mapping[str, Any]
 
 REFERENCE = "tool_reference"
-"""Type of the block in a tool's result that loads a tool."""
+"""Type of the block that loads a tool; found in tool results."""
 
 
 def offered_tools(tools: Sequence[Any], messages: object) -> list[tuple[str, Any]]:
-    """The tools at the end of the conversation, each with the field that it stands in.
+    """Return the tools at the end of the conversation, each with its field.
 
     Args:
-        tools: the request's; what is no tool definition is kept, to be refused by its place.
-        messages: the request's, of any form: they are checked elsewhere.
+        tools: the request's. Invalid definitions are kept, so that their refusal names the field.
+        messages: the request's, unchecked.
     """
     placed = [(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
     declared = {_name(tool): (where, tool) for where, tool in placed}
@@ -42,19 +42,19 @@ def offered_tools(tools: Sequence[Any], messages: object) -> list[tuple[str, Any
 
 
 def changed_tool(block: Mapping[str, Any]) -> str | None:
-    """The name of the tool that a block loads, adds or removes."""
+    """Return the name of the tool that a block loads, adds or removes."""
     found = _of_block(block)
     return None if found is None else found if isinstance(found, str) else _name(found)
 
 
 def _changes(messages: object) -> Iterator[tuple[str, str, Any]]:
-    """What happens to tools: the kind of it, where it stands, and a tool's name or definition."""
+    """Yield each change of tools: its kind, its field, and a tool's name or definition."""
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
         content = message.get("content") if isinstance(message, dict) else None
         for where, block in _blocks(f"messages[{index}].content", content):
             if (tool := _of_block(block)) is not None:
                 yield block["type"], f"{where}.tool.definition", tool
-            # Once called, it was known; what loaded it may be gone from the history.
+            # A called tool was known; the block that loaded it may be gone from the history.
             elif block["type"] == "tool_use" and isinstance(block.get("name"), str):
                 yield "tool_use", where, block["name"]
             elif block["type"] == "tool_result":

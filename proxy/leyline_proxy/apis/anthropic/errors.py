@@ -1,4 +1,4 @@
-"""What can be wrong with a request or an answer, and errors in Anthropic's shape."""
+"""Errors of the mapping, and error documents in Anthropic's shape."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FieldError(ValueError):
 
     Args:
         param: the field.
-        code: Anthropic's ``error_code`` for it, by which clients know what to do.
+        code: Anthropic's ``error_code``, which clients act on.
     """
 
     def __init__(self, param: str, message: str, *, code: str | None = None) -> None:
@@ -37,7 +37,7 @@ class FieldError(ValueError):
 
 
 def error_type(status: int) -> str:
-    """Anthropic's ``error.type`` of an HTTP status."""
+    """Return Anthropic's ``error.type`` for an HTTP status."""
     return _TYPES.get(status, "api_error" if status >= _SERVER_FAULT else "invalid_request_error")
 
 
@@ -49,11 +49,11 @@ def error_document(
     account: Mapping[str, Any],
     code: str | None = None,
 ) -> dict[str, Any]:
-    """The body of an error, or the data of an ``error`` event.
+    """Return the body of an error, or the data of an ``error`` event.
 
     Args:
         code: the ``error_code`` of its ``details``, if it has any.
-        account: the extra member ``leyline``: what the shape has no place for.
+        account: the extra member ``leyline``, with facts that the shape has no place for.
     """
     details = {} if code is None else {"details": {"error_code": code}}
     return {

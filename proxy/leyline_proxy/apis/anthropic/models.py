@@ -1,4 +1,4 @@
-"""A list of models as Anthropic's clients read it."""
+"""Map a list of models to Anthropic's shape."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 _LATEST = 253_402_300_799
-"""The last second that a date of four digits can name."""
+"""The last second of the year 9999."""
 
 
 def map_models(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The page that holds all models of OpenAI's list; what is no model is left out."""
+    """Return one page with all models of OpenAI's list; entries that are no models are left out."""
     listed = document.get("data")
     models = [
         _model(entry)
@@ -36,6 +36,6 @@ def _model(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _date(created: object) -> str:
-    """As RFC 3339; the epoch where nobody knows, as Anthropic says of its own."""
+    """Return a date in RFC 3339; the epoch if unknown, like Anthropic's API."""
     seconds = created if isinstance(created, int) and 0 <= created <= _LATEST else 0
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

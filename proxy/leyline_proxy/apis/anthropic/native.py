@@ -1,4 +1,4 @@
-"""What an answer of Anthropic's API says of itself, from an upstream that speaks it."""
+"""Facts in answers of an upstream that speaks Anthropic's API."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class NativeMessages:
     path = "/v1/messages"
 
     def passes(self, body: Mapping[str, Any]) -> bool:
-        """Whether a request can go to such an upstream as it is."""
+        """Return True if a request can go to such an upstream unchanged."""
         return True
 
     def usage(self, answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The usage of a whole answer, as a chat completion counts it."""
+        """Return the usage of a whole answer, as a chat completion counts it."""
         return _usage(answer.get("usage"))
 
     def told(self, data: bytes) -> Told:
-        """What an event's data says."""
+        """Return the facts of an event's data."""
         try:
             event = _decoder.decode(data)
         except msgspec.DecodeError:
@@ -54,7 +54,8 @@ class NativeMessages:
 
 
 def _usage(usage: object) -> Mapping[str, Any] | None:
-    """Anthropic counts what was cached beside the input, a chat completion within it."""
+    """Return usage as a chat completion counts it: its prompt tokens include cached tokens, unlike
+    Anthropic's input tokens."""
     if not isinstance(usage, Mapping):
         return None
     counts = {name: value for name, value in usage.items() if isinstance(value, int)}

@@ -1,4 +1,4 @@
-"""A request of the Messages API as a chat request."""
+"""Map a request of the Messages API to a chat request."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ _WITHOUT_EFFECT = frozenset(
         "workspace_id",
     }
 )
-"""Between a client and Anthropic: accounts, places, caching that is automatic here."""
+"""Members for Anthropic only: accounts, places, and caching, which is automatic here."""
 
 _SERVER_SIDE = {
     "compaction": None,
     "container": None,
     "mcp_servers": None,
-    # Told so, the SDK sends the whole conversation instead.
+    # On this code the SDK sends the whole conversation instead.
     "thread": "thread_unsupported_request",
 }
-"""What Anthropic's servers do or keep, and the code of its refusal: an answer without it would not
-be the one asked for."""
+"""Members for work or state of Anthropic's servers, and the code of their refusal: ignoring them
+would give a wrong answer."""
 
 _THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 _EFFORT = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
@@ -64,15 +64,16 @@ _PLACE = re.compile(r"messages\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class ChatMapping:
-    """A chat request, and what its answer needs to be mapped back."""
+    """A chat request, and the facts needed to map its answer back."""
 
     body: dict[str, Any]
     origins: tuple[str, ...]
-    """Per chat message, the field that it was made from."""
+    """Source field of each chat message."""
     stop_sequences: tuple[str, ...]
 
     def in_request(self, text: str) -> str:
-        """``text`` with the client's own fields in place of ``messages[i]`` of the chat request."""
+        """Return ``text`` with the client's own fields in place of the chat request's
+        ``messages[i]``."""
 
         def origin(match: re.Match[str]) -> str:
             index = int(match[1])
@@ -82,10 +83,10 @@ class ChatMapping:
 
 
 def map_request(body: Mapping[str, Any], *, runs: bool = True) -> ChatMapping:
-    """Map a request. Members that aren't Anthropic's are kept, as the chat route does.
+    """Map a request. Members that aren't Anthropic's are kept, as on the chat route.
 
     Args:
-        runs: False where tokens are only counted, and ``max_tokens`` isn't asked for.
+        runs: False if tokens are only counted; ``max_tokens`` isn't required then.
 
     Raises:
         FieldError: names the field and what it should be.
@@ -134,7 +135,7 @@ def _stop_sequences(value: object) -> list[str]:
 
 
 def _thinking(config: object, given: object) -> dict[str, Any]:
-    """Whether to think, under both names that chat templates have for it."""
+    """Return the template options for thinking, under both names that chat templates use."""
     if config is None:
         return {}
     kind = config.get("type") if isinstance(config, dict) else None
@@ -170,7 +171,7 @@ def _output(config: object, output_format: object) -> dict[str, Any]:
 
 
 def _context_management(raw: object) -> object:
-    """As the chat route takes it, which knows no null and one way to say ``all``."""
+    """Return the member for the chat route, which takes no null and only one form of ``all``."""
     edits = raw.get("edits") if isinstance(raw, dict) else None
     if raw == {} or not isinstance(raw, dict) or not isinstance(edits, list):
         return raw

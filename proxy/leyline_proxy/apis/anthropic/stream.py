@@ -1,4 +1,4 @@
-"""Chunks of a chat completion as events of a message."""
+"""Map chunks of a chat completion to events of a message."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _NO_TOKENS = {
     "cache_read_input_tokens": 0,
     "output_tokens": 0,
 }
-"""Usage before the engine has told any. Counts of later events replace it."""
+"""Usage before the engine reports any. Counts of later events replace it."""
 
 
 @dataclass(slots=True)
 class _Call:
-    """A tool call that is under way."""
+    """A tool call in progress."""
 
     index: object
     id: str | None = None
     name: str | None = None
     held: str = ""
-    """Arguments that came before the name."""
+    """Arguments received before the name."""
 
     def is_another(self, index: object, identifier: str | None) -> bool:
-        """Whether a part belongs to the next call; some servers give all calls the same index."""
+        """Return True if a part belongs to another call; some servers give all the same index."""
         return self.index != index or bool(self.id and identifier and identifier != self.id)
 
 
@@ -38,7 +38,7 @@ class MessageEvents:
     """The events of one answer. Blocks follow one another; each is closed before the next.
 
     Args:
-        model: where the engine doesn't name it.
+        model: used if the engine names none.
         stop_sequences: the request's.
     """
 
@@ -57,10 +57,10 @@ class MessageEvents:
         self._answer = StreamedAnswer()
 
     def feed(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
-        """The events that a chunk adds.
+        """Yield the events that a chunk adds.
 
         Raises:
-            AnswerError: tool calls that can't be told apart.
+            AnswerError: tool calls can't be distinguished.
         """
         if not self.started:
             self.started = True
@@ -71,10 +71,10 @@ class MessageEvents:
             yield from self._delta(delta)
 
     def close(self) -> Iterator[Event]:
-        """The events that end the message, once.
+        """Yield the events that end the message, once.
 
         Raises:
-            AnswerError: the engine never said that it had finished.
+            AnswerError: the engine never reported a finish reason.
         """
         if self.ended:
             return

@@ -1,4 +1,4 @@
-"""Tool definitions and the choice among them."""
+"""Map tool definitions and the choice among them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_tools(tools: object, messages: object = ()) -> list[dict[str, Any]]:
-    """Custom tools as functions.
+    """Return custom tools as functions.
 
     Args:
-        messages: the request's, in which tools may be loaded, added and removed.
+        messages: the request's; they may load, add and remove tools.
 
     Raises:
         FieldError: names the field; also for tools that Anthropic defines or runs itself.
@@ -45,10 +45,10 @@ def _function(where: str, tool: object) -> dict[str, Any]:
 
 
 def chat_choice(choice: object, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Members of a chat request that say which tools may be called.
+    """Return the members of a chat request that choose among its tools.
 
     Args:
-        tools: as :func:`chat_tools` gives them.
+        tools: the result of :func:`chat_tools`.
 
     Raises:
         FieldError: an unknown choice, or one that no tool can meet.

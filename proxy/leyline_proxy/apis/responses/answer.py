@@ -1,4 +1,4 @@
-"""A chat completion as a response."""
+"""Map a chat completion to a response."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _TYPES: Mapping[str, tuple[type, ...]] = MappingProxyType(
         "user": (str,),
     }
 )
-"""Of members that a response repeats."""
+"""Types of members that a response repeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What of a response is known before the engine has answered.
+    """Facts of a response before the engine has answered.
 
-    ``shown`` is what its document has of the request.
+    ``shown`` holds the request's members that the document repeats.
     """
 
     key: str
@@ -65,11 +65,11 @@ class Opening:
     carries_reasoning: bool
 
     def item_id(self, kind: str, index: int) -> str:
-        """The id of an item."""
+        """Return the id of an item."""
         return output_id(kind, self.key, index)
 
     def call_id(self, index: int) -> str:
-        """The id of a call that the engine gave none."""
+        """Return an id for a call without one from the engine."""
         return f"call_{self.key}_{index}"
 
     def document(
@@ -81,11 +81,11 @@ class Opening:
         reason: str | None = None,
         error: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The response, but for its ``usage``.
+        """Return the response, except its ``usage``.
 
         Args:
-            model: as the engine names it.
-            reason: why it is incomplete.
+            model: the engine's name for it.
+            reason: reason for an incomplete response.
         """
         return {
             "id": response_id(self.key),
@@ -102,7 +102,7 @@ class Opening:
 
 
 def shown_request(body: Mapping[str, Any], *, store: bool) -> dict[str, Any]:
-    """What a response's document repeats of its request, with the API's defaults."""
+    """Return the request's members that a response's document repeats, with the API's defaults."""
     reasoning = body.get("reasoning")
     reasoning = reasoning if isinstance(reasoning, dict) else {}
     text = body.get("text")
@@ -123,7 +123,7 @@ def shown_request(body: Mapping[str, Any], *, store: bool) -> dict[str, Any]:
         "truncation": "disabled",
         "user": None,
     }
-    # What has another type than the API's is the engine's to refuse; clients couldn't read it.
+    # The engine refuses members of a wrong type; clients couldn't read them here.
     repeated = {
         name: value if isinstance(value := body.get(name), _TYPES[name]) else default
         for name, default in defaults.items()
@@ -138,7 +138,7 @@ def shown_request(body: Mapping[str, Any], *, store: bool) -> dict[str, Any]:
 
 
 def map_answer(answer: Mapping[str, Any], opening: Opening) -> dict[str, Any]:
-    """The response of a whole chat completion, but for its ``usage``.
+    """Return the response of a whole chat completion, except its ``usage``.
 
     Raises:
         AnswerError: it is no chat completion.
@@ -156,38 +156,38 @@ def map_answer(answer: Mapping[str, Any], opening: Opening) -> dict[str, Any]:
 
 
 def ending(choice: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Status and, where it is incomplete, the reason."""
+    """Return the status and, if it is incomplete, the reason."""
     reason = _INCOMPLETE.get(str(choice.get("finish_reason")))
     return ("incomplete" if reason else "completed"), reason
 
 
 def failed_error(status: int, message: str) -> dict[str, Any]:
-    """The member ``error`` of a failed response.
+    """Return the member ``error`` of a failed response.
 
     Args:
-        status: the HTTP status that it would have been.
+        status: the HTTP status of the error.
     """
     code = "server_error" if status >= _SERVER_FAULT else "invalid_prompt"
     return {"code": "rate_limit_exceeded" if status == _RATE_LIMIT else code, "message": message}
 
 
 def message_item(item_id: str, content: Sequence[Mapping[str, Any]], status: str) -> dict[str, Any]:
-    """A message of the assistant."""
+    """Return a message of the assistant."""
     head = {"type": "message", "id": item_id, "role": "assistant", "status": status}
     return {**head, "content": list(content)}
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """A text of a message."""
+    """Return a text part of a message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def map_usage(usage: Mapping[str, Any] | None, account: Mapping[str, Any] | None) -> dict[str, Any]:
-    """``usage`` as the Responses API counts it.
+    """Return ``usage`` as the Responses API counts it.
 
     Args:
-        usage: the engine's; not all of them say what was cached.
-        account: the member ``leyline`` of the answer, which does where the engine gave a receipt.
+        usage: the engine's; not all engines report cached tokens.
+        account: the answer's member ``leyline``, which reports them if the engine gave a receipt.
     """
     usage = usage or {}
     prompt, cached = prompt_tokens(usage, account)

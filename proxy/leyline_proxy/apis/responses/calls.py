@@ -1,4 +1,4 @@
-"""Tool calls as items, and as calls of chat messages.
+"""Map tool calls between items and chat messages.
 
 A custom tool is a function with one string, ``input``; a tool in a namespace is a function whose
 name begins with the namespace's; the local shell is a function ``local_shell``.
@@ -25,7 +25,7 @@ Kind = Literal["function", "custom", "local_shell"]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool as its client knows it."""
+    """A tool as the client defined it."""
 
     kind: Kind
     name: str
@@ -33,7 +33,7 @@ class Tool:
 
     @property
     def chat_name(self) -> str:
-        """The function's name in a chat request."""
+        """Name of the function in a chat request."""
         if not self.namespace:
             return self.name
         between = "" if self.namespace.endswith("__") else "__"
@@ -41,14 +41,14 @@ class Tool:
 
     @property
     def item_type(self) -> str:
-        """The type of its calls."""
+        """Type of the tool's calls."""
         if self.kind == "custom":
             return "custom_tool_call"
         return "function_call" if self.kind == "function" else "local_shell_call"
 
 
 def chat_call(place: str, item: Item) -> dict[str, Any]:
-    """The call of a chat message that an item stands for.
+    """Return an item as a call of a chat message.
 
     Raises:
         FieldError: names the field and what it should be.
@@ -72,7 +72,7 @@ def chat_call(place: str, item: Item) -> dict[str, Any]:
 
 
 def opened_call(tool: Tool, item_id: str, call_id: str) -> dict[str, Any]:
-    """A call's item before its arguments have come."""
+    """Return a call's item without its arguments."""
     head: dict[str, Any] = {"type": tool.item_type, "id": item_id, "call_id": call_id}
     if tool.kind != "local_shell":
         head |= {"name": tool.name, "arguments" if tool.kind == "function" else "input": ""}
@@ -84,11 +84,11 @@ def opened_call(tool: Tool, item_id: str, call_id: str) -> dict[str, Any]:
 def whole_call(
     tool: Tool, item_id: str, call_id: str, arguments: str, status: str
 ) -> dict[str, Any]:
-    """A call's item.
+    """Return a call's item.
 
     Args:
-        arguments: as the engine gave them. Of a local shell's call that has no command in them, a
-            function call is made, which takes any.
+        arguments: from the engine. A local shell's call without a command in them becomes a
+            function call, which takes any.
     """
     action = _shell_action(arguments) if tool.kind == "local_shell" else None
     if tool.kind == "local_shell" and action is None:
@@ -104,7 +104,7 @@ def whole_call(
 
 
 def custom_input(arguments: str) -> str:
-    """What a custom tool is called with; what isn't in the form it should have is it all."""
+    """Return a custom tool's input; the whole arguments if they have another form."""
     found = _object(arguments).get(CUSTOM_MEMBER)
     return found if isinstance(found, str) else arguments
 
@@ -137,5 +137,5 @@ def _object(text: str) -> Mapping[str, Any]:
 
 
 def _spaced(value: Mapping[str, Any]) -> str:
-    """JSON as engines write the calls that they have parsed."""
+    """Return JSON with spaces, as engines write parsed calls."""
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Content of messages and of tool results, as content of chat messages."""
+"""Map content of messages and of tool results to content of chat messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DETAILS = ("auto", "low", "high")
 
 
 def shown_content(field: str, content: object) -> str | list[dict[str, Any]]:
-    """Content of a user's or a system message: a text alone is a string.
+    """Return the content of a user's or a system message; a single text is a string.
 
     Raises:
         FieldError: names the field and what it should be.
@@ -31,8 +31,9 @@ def shown_content(field: str, content: object) -> str | list[dict[str, Any]]:
 
 
 def joined_content(field: str, output: object) -> str | list[dict[str, Any]]:
-    """Content of a tool's result, or of a system message: texts are one text, since templates
-    differ in how they show parts.
+    """Return the content of a tool's result or a system message, with texts joined into one.
+
+    Templates differ in how they show parts.
 
     Raises:
         FieldError: names the field and what it should be.
@@ -45,8 +46,8 @@ def joined_content(field: str, output: object) -> str | list[dict[str, Any]]:
 
 
 def said_text(field: str, content: object) -> str:
-    """The text of an assistant's message, refusals included, as the engine gave it: without
-    anything between its parts.
+    """Return the text of an assistant's message, refusals included, without a separator between
+    its parts, as the engine gave it.
 
     Raises:
         FieldError: names the field and what it should be.
@@ -69,10 +70,10 @@ def said_text(field: str, content: object) -> str:
 
 
 def typed(place: str, raw: object) -> Item:
-    """A part: an object with a type.
+    """Return a part: an object with a type.
 
     Raises:
-        FieldError: it is none, or says of itself what only an item may.
+        FieldError: it is none, or has an annotation, which only an item may have.
     """
     if isinstance(raw, dict) and isinstance(raw.get("type"), str):
         if ANNOTATION in raw:
@@ -83,10 +84,10 @@ def typed(place: str, raw: object) -> Item:
 
 
 def string(place: str, item: Item, name: str) -> str:
-    """A member that is a string.
+    """Return a member that is a string.
 
     Raises:
-        FieldError: it is none.
+        FieldError: it isn't a string.
     """
     value = item.get(name)
     if isinstance(value, str):
@@ -95,7 +96,7 @@ def string(place: str, item: Item, name: str) -> str:
 
 
 def unknown(place: str, item: Item, known: str) -> FieldError:
-    """The error for a type that isn't taken."""
+    """Return the error for an unsupported type."""
     return FieldError(
         f"{place}.type", f"{place}.type: {str(item['type'])[:80]!r} isn't taken here, only {known}."
     )

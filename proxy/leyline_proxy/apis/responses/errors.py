@@ -1,4 +1,4 @@
-"""What can be wrong with a request or an answer."""
+"""Errors of the mapping."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ class FieldError(ValueError):
 
     Args:
         param: the field.
-        code: of the error, where it has one of its own.
-        missing: whether the field names something that isn't there.
+        code: the error's own code, if any.
+        missing: True if the field names something that doesn't exist.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Ids of responses and of their items: an item's says which response it belongs to."""
+"""Ids of responses and of their items. An item's id contains the key of its response."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OTHER = "item"
 
 
 def response_id(key: str) -> str:
-    """The id of a response.
+    """Return the id of a response.
 
     Args:
         key: 32 hexadecimal digits.
@@ -31,29 +31,29 @@ def response_id(key: str) -> str:
 
 
 def output_id(kind: str, key: str, index: int) -> str:
-    """The id of an item that a response gave."""
+    """Return the id of an output item of a response."""
     return f"{_PREFIXES.get(kind, _OTHER)}_{key}_{index}"
 
 
 def input_id(kind: str, key: str, index: int) -> str:
-    """The id of an item that a response was given without one."""
+    """Return the id of an input item that came without one."""
     return f"{_PREFIXES.get(kind, _OTHER)}_{key}_i{index}"
 
 
 def owner_of(item_id: object) -> str | None:
-    """The response that an item's id was made for; None for an id that wasn't made here."""
+    """Return the response in an item's id; None for an id that wasn't made here."""
     found = _ITEM.fullmatch(item_id) if isinstance(item_id, str) else None
     return response_id(found[1]) if found else None
 
 
 def answer_of(item_id: object) -> str | None:
-    """The response that gave an item; None for one that a response was given."""
+    """Return the response that an output item belongs to; None for an input item."""
     found = _ITEM.fullmatch(item_id) if isinstance(item_id, str) else None
     return response_id(found[1]) if found and not found[2] else None
 
 
 def with_id(item: Mapping[str, Any], key: str, index: int) -> dict[str, Any]:
-    """An input item with an id, its own where it has one."""
+    """Return an input item with an id; its own if it has one."""
     if isinstance(item.get("id"), str) and item["id"]:
         return dict(item)
     kind = item.get("type")

@@ -1,8 +1,7 @@
-"""Input items as chat messages.
+"""Map input items to chat messages.
 
-What one answer gave (reasoning, message, calls) is one message of the assistant, as it was to the
-engine: items are told apart by the response that their ids name, and by their order where they
-have no such ids.
+The items of one answer (reasoning, message, calls) are one message of the assistant, as for the
+engine. The response in an item's id identifies its answer; without such ids, the items' order does.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ INSTRUCTIONS = "instructions"
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 _LEFT_OUT = frozenset({"web_search_call", "tool_search_call", "tool_search_output"})
-"""What OpenAI's servers did in an earlier answer; nobody here can say what they found."""
+"""Items for work of OpenAI's servers in an earlier answer. The proxy can't know its results."""
 
 TOOLS_ITEM = "additional_tools"
-"""No message: its tools are offered with the others."""
+"""Type of an item that is no message: its tools are offered with the others."""
 
 _ROLES = {"user": "user", "system": "system", "developer": "system"}
-"""Chat templates of open models know no developer."""
+"""Chat templates of open models have no role ``developer``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An item or a chat message, and the field of the request that it comes from."""
+    """An item or a chat message, and its source field in the request."""
 
     value: Mapping[str, Any]
     origin: str
@@ -45,7 +44,7 @@ class Placed:
 
 @dataclass(slots=True)
 class _Answer:
-    """What one answer gave, as far as it was read."""
+    """The items of one answer read so far."""
 
     origin: str
     owner: str | None = None
@@ -54,10 +53,10 @@ class _Answer:
     calls: list[dict[str, Any]] = field(default_factory=list)
     note: dict[str, Any] = field(default_factory=dict)
     said: bool = False
-    """A message was among it."""
+    """True if a message was among them."""
 
     def ends_before(self, kind: str, owner: str | None) -> bool:
-        """Whether an item belongs to the next answer."""
+        """Return True if an item belongs to the next answer."""
         if owner is not None and self.owner is not None:
             return owner != self.owner
         if kind == "reasoning":
@@ -80,9 +79,9 @@ class _Answer:
 
 
 def conversation(instructions: object, items: Iterable[Placed]) -> list[Placed]:
-    """The chat messages of a request.
+    """Return the chat messages of a request.
 
-    System messages at the beginning are one, because many chat templates take no more.
+    Leading system messages become one, because many chat templates take only one.
 
     Raises:
         FieldError: names the field and what it should be.
@@ -97,7 +96,7 @@ def conversation(instructions: object, items: Iterable[Placed]) -> list[Placed]:
 
 
 def _opening(placed: Sequence[Placed]) -> list[Placed]:
-    """The system messages at the beginning that are texts, with nothing said of them."""
+    """Return the leading system messages that are texts without annotations."""
     found = []
     for one in placed:
         plain = one.value.keys() == {"role", "content"} and isinstance(one.value["content"], str)
@@ -169,7 +168,7 @@ def _add(answer: _Answer, kind: str, owner: str | None, placed: Placed, called: 
 
 
 def _other(kind: str, placed: Placed, called: set[str]) -> Placed:
-    """A message that isn't the assistant's."""
+    """Return a message that isn't the assistant's."""
     item, place = placed.value, placed.origin
     note = {ANNOTATION: item[ANNOTATION]} if ANNOTATION in item else {}
     if kind == "message":
@@ -177,7 +176,7 @@ def _other(kind: str, placed: Placed, called: set[str]) -> Placed:
         if not isinstance(role, str) or role not in _ROLES:
             known = ", ".join((*_ROLES, "assistant"))
             raise FieldError(f"{place}.role", f"{place}.role must be one of {known}.")
-        # Of a system message, templates show a text, but not always parts.
+        # Templates show a system message's text, but not always its parts.
         shown = shown_content if role == "user" else joined_content
         content = shown(f"{place}.content", item.get("content"))
         return Placed({**note, "role": _ROLES[role], "content": content}, place)
@@ -198,7 +197,7 @@ def _other(kind: str, placed: Placed, called: set[str]) -> Placed:
 
 
 def kind_of(placed: Placed) -> str:
-    """The type of an item; a message may leave it out.
+    """Return the type of an item; a message may leave it out.
 
     Raises:
         FieldError: it is no item.

@@ -1,4 +1,4 @@
-"""What an answer of the Responses API says of itself, from an upstream that speaks it."""
+"""Facts in answers of an upstream that speaks the Responses API."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ class NativeResponses:
     path = "/v1/responses"
 
     def passes(self, body: Mapping[str, Any]) -> bool:
-        """Whether a request can go to such an upstream as it is: only one that is stored nowhere
-        and goes on from nothing, because what is stored is the proxy's to keep apart."""
+        """Return True if a request can go to such an upstream unchanged.
+
+        It must neither be stored nor continue a stored response, because the proxy keeps stored
+        responses of tenants apart.
+        """
         given = body.get("input")
         items = given if isinstance(given, list) else []
         refers = any(_is_reference(item) or _names_file(item) for item in items)
@@ -39,11 +42,11 @@ class NativeResponses:
         return body.get("store") is False and not goes_on
 
     def usage(self, answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The usage of a whole answer, as a chat completion counts it."""
+        """Return the usage of a whole answer, as a chat completion counts it."""
         return _usage(answer.get("usage"))
 
     def told(self, data: bytes) -> Told:
-        """What an event's data says."""
+        """Return the facts of an event's data."""
         try:
             event = _decoder.decode(data)
         except msgspec.DecodeError:
@@ -57,7 +60,7 @@ class NativeResponses:
 
 
 def _is_reference(item: object) -> bool:
-    """Whether an input item stands for one that was stored; its type may be left out."""
+    """Return True if an input item refers to a stored one; its type may be left out."""
     if not isinstance(item, Mapping):
         return False
     kind = item.get("type")
@@ -65,7 +68,7 @@ def _is_reference(item: object) -> bool:
 
 
 def _names_file(item: object) -> bool:
-    """Whether an item has a part that names an uploaded file, beside its data or in its place."""
+    """Return True if a part of an item names an uploaded file, with or without its data."""
     if not isinstance(item, Mapping):
         return False
     lists = [value for name in ("content", "output") if isinstance(value := item.get(name), list)]

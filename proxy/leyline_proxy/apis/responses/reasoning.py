@@ -1,4 +1,4 @@
-"""A model's reasoning as items, and back."""
+"""Map a model's reasoning to items, and back."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from .content import Item
 
 _CARRIED = "leyline-reasoning-1:"
-"""How ``encrypted_content`` begins that was made here. It hides nothing: it is the item's own
-text, for clients that send back this member and no other."""
+"""Prefix of the proxy's own ``encrypted_content``. It hides nothing: it is the item's own text, for
+clients that send back only this member."""
 
 
 def reasoning_item(item_id: str, text: str, *, carried: bool, status: str) -> dict[str, Any]:
-    """A reasoning item.
+    """Return a reasoning item.
 
     Args:
-        carried: whether the request asks for ``reasoning.encrypted_content``.
+        carried: True if the request asks for ``reasoning.encrypted_content``.
     """
     return {
         "type": "reasoning",
@@ -31,7 +31,7 @@ def reasoning_item(item_id: str, text: str, *, carried: bool, status: str) -> di
 
 
 def reasoning_text(item: Item) -> str:
-    """What a reasoning item says; empty where it can't be read here."""
+    """Return the text of a reasoning item; empty if the proxy can't read it."""
     carried = item.get("encrypted_content")
     own = _uncarry(carried) if isinstance(carried, str) else ""
     return _texts(item.get("content")) or own or _texts(item.get("summary"))

@@ -1,4 +1,4 @@
-"""A request of the Responses API as a chat request."""
+"""Map a request of the Responses API to a chat request."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _WITHOUT_EFFECT = frozenset(
         "truncation",
     }
 )
-"""Dealt with elsewhere, or between a client and OpenAI: accounts, caching that is automatic."""
+"""Members handled elsewhere, or for OpenAI only: accounts, and caching, which is automatic."""
 
 _SERVER_SIDE = {
     "background": "background runs aren't offered here; leave it out and stream instead.",
@@ -68,19 +68,19 @@ _PLACE = re.compile(r"messages\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class ChatMapping:
-    """A chat request, and what its answer needs to be mapped back."""
+    """A chat request, and the facts needed to map its answer back."""
 
     body: dict[str, Any]
     origins: tuple[str, ...]
-    """Per chat message, the field that it was made from."""
+    """Source field of each chat message."""
     tools: ToolBook
     carries_reasoning: bool
-    """Whether reasoning items are to hold ``encrypted_content``."""
+    """True if reasoning items must hold ``encrypted_content``."""
     truncates: bool
-    """Whether old items may be dropped where all don't fit."""
+    """True if old items may be dropped to make the rest fit."""
 
     def in_request(self, text: str) -> str:
-        """``text`` with the client's own fields in place of those of the chat request."""
+        """Return ``text`` with the client's own fields in place of the chat request's."""
 
         def origin(match: re.Match[str]) -> str:
             index = int(match[1])
@@ -90,7 +90,7 @@ class ChatMapping:
 
 
 def input_items(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The request's own items, references among them.
+    """Return the request's own items, including references.
 
     Raises:
         FieldError: ``input`` is neither a string nor a list of items.
@@ -109,20 +109,20 @@ def input_items(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def references(items: Items) -> list[str]:
-    """The ids of stored items that a request refers to, in their order.
+    """Return the ids of stored items that a request refers to, in order.
 
     Raises:
-        FieldError: names what is no item, or no id.
+        FieldError: an item or an id is invalid; the error names it.
     """
     found = (_reference(item, f"input[{index}]") for index, item in enumerate(items))
     return [identifier for identifier in found if identifier is not None]
 
 
 def resolved(items: Items, known: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The items, with what references stand for in their places.
+    """Return the items with references replaced by the stored items.
 
     Raises:
-        FieldError: an item that isn't known.
+        FieldError: a referenced item isn't known.
     """
     found: list[Mapping[str, Any]] = []
     for index, item in enumerate(items):
@@ -138,12 +138,12 @@ def resolved(items: Items, known: Mapping[str, Mapping[str, Any]]) -> list[Mappi
 def map_request(
     body: Mapping[str, Any], items: Items, previous: Items = (), *, runs: bool = True
 ) -> ChatMapping:
-    """Map a request. Members that aren't this API's are kept, as the chat route does.
+    """Map a request. Members that aren't this API's are kept, as on the chat route.
 
     Args:
         items: the request's own, without references.
-        previous: the items of the responses before it, oldest first.
-        runs: False where tokens are only counted.
+        previous: the items of earlier responses, oldest first.
+        runs: False if tokens are only counted.
 
     Raises:
         FieldError: names the field and what it should be.
@@ -193,7 +193,7 @@ def map_request(
 
 
 def stores(body: Mapping[str, Any]) -> bool:
-    """Whether a response is to be kept.
+    """Return True if the response must be stored.
 
     Raises:
         FieldError: ``store`` is no boolean.
@@ -205,7 +205,7 @@ def stores(body: Mapping[str, Any]) -> bool:
 
 
 def previous_id(body: Mapping[str, Any]) -> str | None:
-    """The response that a request goes on from.
+    """Return the id of the response that a request continues.
 
     Raises:
         FieldError: it is no string.
@@ -234,7 +234,8 @@ def _limit(value: object) -> dict[str, Any]:
 
 
 def _reasoning(config: object, given: object) -> dict[str, Any]:
-    """How hard to think; not at all under both names that chat templates have for it."""
+    """Return the members for the reasoning effort. "None" turns thinking off, under both names that
+    chat templates use."""
     if config is None:
         return {}
     if not isinstance(config, dict):
@@ -286,7 +287,7 @@ def _truncates(value: object) -> bool:
 
 
 def _reference(item: Mapping[str, Any], place: str) -> str | None:
-    """The id that a reference has; None for any other item."""
+    """Return the id of a reference; None for any other item."""
     if kind_of(Placed(item, place)) != "item_reference":
         return None
     identifier = item.get("id")

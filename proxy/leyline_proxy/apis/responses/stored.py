@@ -1,4 +1,4 @@
-"""Lists of the items of stored responses."""
+"""List the items of stored responses."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _DEFAULT_LISTED = 20
 
 
 def joined(chain: Sequence[StoredResponse]) -> list[dict[str, Any]]:
-    """All items of a conversation.
+    """Return all items of a conversation.
 
     Args:
-        chain: oldest first.
+        chain: responses, oldest first.
     """
     return [item for stored in chain for item in (*stored.input, *stored.output)]
 
 
 def list_items(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """A page of the items that a response was made from.
+    """Return a page of the input items of a response.
 
     Args:
         items: oldest first.
         query: ``after``, ``limit``, ``order``.
 
     Raises:
-        FieldError: names the parameter.
+        FieldError: a parameter is wrong; the error names it.
     """
     limit = query.get("limit", str(_DEFAULT_LISTED))
     if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= MOST_LISTED:
@@ -60,7 +60,7 @@ def _order(value: str) -> Literal["asc", "desc"]:
 
 
 def _listed(item: Mapping[str, Any]) -> dict[str, Any]:
-    """An item as the API lists it: a text alone is a list of one part."""
+    """Return an item as the API lists it: a single text becomes a list of one part."""
     content = item.get("content")
     if item.get("type", "message") != "message" or not isinstance(content, str):
         return dict(item)

@@ -1,4 +1,4 @@
-"""Chunks of a chat completion as events of a response."""
+"""Map chunks of a chat completion to events of a response."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from .reasoning import reasoning_item
 
 @dataclass(slots=True)
 class _Item:
-    """The item that is open."""
+    """The open item."""
 
     kind: str
     index: int
     id: str = ""
     parts: list[dict[str, Any]] = field(default_factory=list)
-    """Of a message: those that are whole."""
+    """Complete parts of a message."""
     part: str = ""
     """Type of the open part."""
     held: list[str] = field(default_factory=list)
     """Text of the open part, or arguments."""
     call: object = None
-    """Of a call: the engine's index."""
+    """The engine's index of a call."""
     call_id: str | None = None
     tool: Tool | None = None
-    """None until the engine has told the name."""
+    """None until the engine has sent the name."""
 
     @property
     def text(self) -> str:
         return "".join(self.held)
 
     def is_other_call(self, index: object, identifier: str | None) -> bool:
-        """Whether a part belongs to the next call; some servers give all calls the same index."""
+        """Return True if a part belongs to another call; some servers give all the same index."""
         if self.kind != "call" or self.call != index:
             return True
         return bool(self.call_id and identifier and identifier != self.call_id)
@@ -62,10 +62,10 @@ class ResponseEvents:
         self._answer = StreamedAnswer()
 
     def feed(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
-        """The events that a chunk adds.
+        """Yield the events that a chunk adds.
 
         Raises:
-            AnswerError: tool calls that can't be told apart.
+            AnswerError: tool calls can't be distinguished.
         """
         if not self.started:
             self.started = True
@@ -78,10 +78,10 @@ class ResponseEvents:
             yield from self._delta(delta)
 
     def close(self) -> Iterator[Event]:
-        """The events that end the response, once.
+        """Yield the events that end the response, once.
 
         Raises:
-            AnswerError: the engine never said that it had finished.
+            AnswerError: the engine never reported a finish reason.
         """
         if self.ended:
             return
@@ -98,16 +98,16 @@ class ResponseEvents:
         yield self._event(f"response.{status}", response=self.response)
 
     def keep_alive(self, comment: bytes) -> bytes:
-        """Return the comment, which this API has as well."""
+        """Return the comment; this API has comments, too."""
         return comment
 
     def fail(
         self, status: int, message: str, *, code: str | None, param: str | None
     ) -> Iterator[Event]:
-        """The events that end the response with an error, once.
+        """Yield the events that end the response with an error, once.
 
         Args:
-            status: the HTTP status that it would have been.
+            status: the HTTP status of the error.
         """
         if self.ended:
             return
@@ -198,7 +198,7 @@ class ResponseEvents:
         item.tool = tool
         item.id = self._opening.item_id(tool.item_type, item.index)
         item.call_id = item.call_id or self._opening.call_id(item.index)
-        # What a local shell's call is shows when its arguments are whole.
+        # A local shell's call can't be shown until its arguments are complete.
         if tool.kind != "local_shell":
             shown = opened_call(tool, item.id, item.call_id)
             yield self._event("response.output_item.added", output_index=item.index, item=shown)

@@ -1,4 +1,4 @@
-"""Tool definitions, and the choice among them."""
+"""Map tool definitions, and the choice among them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .content import string, typed
 from .errors import FieldError
 
 _LEFT_OUT = ("web_search", "image_generation", "tool_search")
-"""What OpenAI's servers run and agents always offer: without it they go on as well."""
+"""Tools that OpenAI's servers run and agents always offer; agents work without them, too."""
 
 _CHOICES = ("auto", "none", "required")
 
@@ -33,24 +33,24 @@ _SHELL_DEFINITION = {
 
 @dataclass(frozen=True, slots=True)
 class ToolBook:
-    """A request's tools, by the names that the engine is given for them."""
+    """A request's tools, by their names for the engine."""
 
     definitions: tuple[dict[str, Any], ...]
-    """For the chat request."""
+    """Definitions for the chat request."""
     tools: Mapping[str, Tool]
 
     def called(self, chat_name: str) -> Tool:
-        """The tool of a call; a function for a name that nobody defined."""
+        """Return the tool of a call; a function for an undefined name."""
         return self.tools.get(chat_name) or Tool("function", chat_name)
 
     def only(self, chat_names: set[str]) -> ToolBook:
-        """Those of these names."""
+        """Return a book that offers only the tools of these names."""
         kept = [one for one in self.definitions if one["function"]["name"] in chat_names]
         return ToolBook(tuple(kept), self.tools)
 
 
 def read_tools(lists: Sequence[tuple[str, object]]) -> ToolBook:
-    """The tools of a request.
+    """Return the tools of a request.
 
     Args:
         lists: tool lists, each with its field.
@@ -74,7 +74,7 @@ def read_tools(lists: Sequence[tuple[str, object]]) -> ToolBook:
 
 
 def choose_tools(choice: object, book: ToolBook) -> tuple[dict[str, Any], ToolBook]:
-    """Members of the chat request that say which tools may be called, and the tools to offer.
+    """Return the chat request's members for the choice among tools, and the tools to offer.
 
     Raises:
         FieldError: an unknown choice, or one that no tool can meet.
@@ -113,7 +113,7 @@ def _choose_mode(field: str, mode: object, book: ToolBook) -> dict[str, Any]:
 
 
 def _named(place: str, raw: object) -> Tool:
-    """The tool that a choice speaks of."""
+    """Return the tool that a choice names."""
     item = typed(place, raw)
     if item["type"] == SHELL:
         return Tool("local_shell", SHELL)
@@ -125,7 +125,7 @@ def _named(place: str, raw: object) -> Tool:
 
 
 def _each(field: str, given: object) -> list[tuple[str, Mapping[str, Any], str | None]]:
-    """Tools with their places and their namespaces."""
+    """Return tools with their fields and their namespaces."""
     if given is None:
         return []
     if not isinstance(given, list):
@@ -174,7 +174,8 @@ def _read(
 
 
 def _custom(place: str, raw: Mapping[str, Any], description: str) -> dict[str, Any]:
-    """A function that takes the tool's free text; a grammar is told, not enforced."""
+    """Return a function that takes the tool's free text. Its description shows a grammar, which
+    isn't enforced."""
     grammar = raw.get("format")
     if grammar is not None and not isinstance(grammar, dict):
         raise FieldError(f"{place}.format", f"{place}.format must be an object with a type.")

@@ -1,4 +1,4 @@
-"""``truncation: auto``: which messages go first where all don't fit."""
+"""``truncation: auto``: the order in which messages are dropped to make the rest fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Unit = tuple[int, ...]
 
 
 def droppable(messages: Sequence[Message]) -> list[Unit]:
-    """What may be dropped, oldest first: each a message, or a call with its results.
+    """Return the units that may be dropped, oldest first: each a message, or a call with results.
 
     System messages stay, and so do the user's last message and the last unit.
     """
@@ -25,7 +25,7 @@ def droppable(messages: Sequence[Message]) -> list[Unit]:
         if role == "system":
             continue
         if role == "tool" and units:
-            # Results without their calls are no conversation.
+            # Results need their calls.
             called.get(message.get("tool_call_id"), units[-1]).append(index)
             continue
         units.append([index])
@@ -35,10 +35,9 @@ def droppable(messages: Sequence[Message]) -> list[Unit]:
 
 
 def with_dropped(body: Mapping[str, Any], units: Sequence[Unit]) -> dict[str, Any]:
-    """A chat request that declares that messages are dropped, besides what it declares itself.
+    """Return a chat request that declares dropped messages, besides its own declarations.
 
-    What it says of a message that is dropped is said of the drop: one that is to be forgotten is
-    forgotten.
+    The annotation of a dropped message applies to the drop: a message to forget is forgotten.
     """
     options = body.get("leyline")
     options = dict(options) if isinstance(options, dict) else {}

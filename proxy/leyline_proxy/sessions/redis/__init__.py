@@ -1,4 +1,4 @@
-"""Sessions in Redis, shared by several proxies and outliving them. See docs/sessions.md."""
+"""Sessions in Redis, which several proxies share and which outlive them. See docs/sessions.md."""
 
 from .link import RedisLink, RedisOptions
 from .responses import RedisResponseStore

@@ -1,4 +1,4 @@
-"""Sessions that this proxy has decoded, so that one that hasn't changed is not decoded again."""
+"""A cache of decoded sessions, so that this proxy doesn't decode unchanged ones again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...model.session import Session
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """A session as of a version."""
+    """One version of a session."""
 
     version: bytes
     session: Session
@@ -19,7 +19,7 @@ class Cached:
 
 
 class SessionCache:
-    """Bounded by bytes and by age of last use, least recently used out first."""
+    """A least-recently-used cache bounded by bytes and by the time since the last use."""
 
     def __init__(self, *, max_bytes: int, idle_s: float) -> None:
         self._max_bytes = max_bytes
@@ -28,11 +28,11 @@ class SessionCache:
         self._kept: OrderedDict[tuple[str, str], Cached] = OrderedDict()
 
     def get(self, tenant: str, session_id: str) -> Cached | None:
-        """What is known of a session."""
+        """Return a session's entry, or None."""
         return self._kept.get((tenant, session_id))
 
     def put(self, session: Session, version: bytes, chain: tuple[int, ...], now: float) -> None:
-        """Keep a session; ``now`` in seconds of any one clock."""
+        """Keep a session; ``now`` is in seconds, always of the same clock."""
         identity = (session.tenant, session.id)
         self.drop(*identity)
         self._kept[identity] = Cached(version, session, chain, now)
@@ -41,13 +41,13 @@ class SessionCache:
             self.drop(*next(iter(self._kept)))
 
     def drop(self, tenant: str, session_id: str) -> None:
-        """Keep a session no longer."""
+        """Drop a session."""
         known = self._kept.pop((tenant, session_id), None)
         if known is not None:
             self._bytes -= known.session.weight
 
     def drop_idle(self, now: float) -> None:
-        """Drop what nobody has used for long: it may be held elsewhere in a later version."""
+        """Drop sessions unused for long: another proxy may have a later version."""
         while self._kept:
             identity, known = next(iter(self._kept.items()))
             if now - known.used < self._idle_s:

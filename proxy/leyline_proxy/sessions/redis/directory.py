@@ -1,4 +1,4 @@
-"""Where sessions are found: by history, by tenant, by age. Entries are hints, perhaps outdated."""
+"""A directory of sessions by history, tenant and age. Entries are hints, perhaps outdated."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .link import RedisLink
 from .stored import Candidate, chain_of, longest_whole, opening_of, overview_of
 
 _MAX_OPENINGS = 32
-"""Sessions with one opening that are looked at, latest first."""
+"""Sessions with one opening that are considered, latest first."""
 
 _CHUNKS = (16, 512)
-"""Lengths of history that are asked for at once: the latest are the likeliest."""
+"""Numbers of history lengths per query: the longest lengths are the likeliest."""
 
 _MAX_LISTED = 1000
 
@@ -25,7 +25,7 @@ _Pipeline = Any
 
 
 class Directory:
-    """Writes and follows the hints. Every method raises StoreGoneError where Redis is gone."""
+    """Writes and follows the hints. Every method raises StoreGoneError if Redis is gone."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class Directory:
         )
 
     async def enter(self, session: Session, chain: Sequence[int], now: float) -> None:
-        """Make a session findable. Where there are too many, the tenant with the most loses those
-        that were updated longest ago."""
+        """Make a session findable. If there are too many, the tenant with the most loses its least
+        recently updated ones."""
         keys, ttl_ms = self._keys, round(self._ttl_s * 1000)
         digest = keys.digest(session.tenant, session.id)
         listed, owned = keys.tenant(session.tenant), keys.owned(session.tenant)
@@ -84,7 +84,7 @@ class Directory:
             await self._bound.keep(owned, count)
 
     async def remove(self, tenant: str, session_id: str) -> bool:
-        """Let a session go; whether it was there."""
+        """Delete a session; return True if it existed."""
         digest = self._keys.digest(tenant, session_id)
         entry, flight = self._keys.of_digest(digest)
         there, *_ = await self._link.together(
@@ -106,7 +106,7 @@ class Directory:
     async def candidates(
         self, tenant: str, key: str, chain: Sequence[int], shortest: int
     ) -> list[Candidate]:
-        """Sessions that hints lead to, down to the longest that ``chain`` wholly continues."""
+        """Return sessions from hints, down to the longest that ``chain`` wholly continues."""
         keys = self._keys
         found: dict[str, Candidate] = {}
         opening = []
@@ -149,7 +149,7 @@ class Directory:
             found[name] = Candidate(name, chain_of(stored), float(updated or 0))
 
     async def listed(self, tenant: str, now: float) -> tuple[SessionOverview, ...]:
-        """The tenant's sessions, latest first."""
+        """Return the tenant's sessions, latest first."""
         entry, least = self._keys.tenant(tenant), now - self._ttl_s
         found = await self._link.call(
             lambda client: client.zrevrangebyscore(entry, "+inf", least, start=0, num=_MAX_LISTED)
@@ -161,13 +161,13 @@ class Directory:
         return tuple(seen for line in lines if (seen := overview_of(line)) is not None)
 
     async def count(self, now: float) -> int:
-        """All sessions of all tenants."""
+        """Return the number of all tenants' sessions."""
         entry, least = self._keys.all, now - self._ttl_s
         return int(await self._link.call(lambda client: client.zcount(entry, least, "+inf")))
 
 
 def _lengths(total: int) -> Iterable[int]:
-    """How many lengths to ask for at a time, until all ``total`` are."""
+    """Yield the number of lengths for each query, up to ``total`` in all."""
     few, many = _CHUNKS
     size = few
     while total > 0:

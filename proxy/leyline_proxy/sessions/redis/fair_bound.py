@@ -1,4 +1,4 @@
-"""One bound for entries of all tenants: whoever has the most loses its oldest."""
+"""One bound for the entries of all tenants: the tenant with the most loses its oldest."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from .link import RedisLink
 
 
 class FairBound:
-    """Keeps the entries of all tenants below a number; nobody pushes out another's.
+    """Bounds the number of all tenants' entries; no tenant evicts another's.
 
     Each tenant has a sorted set that lists its entries by the time of their last use. Every method
-    raises StoreGoneError where Redis is gone.
+    raises StoreGoneError if Redis is gone.
 
     Args:
-        everyone: name of the sorted set of those lists, by how many entries they have.
-        most: entries of all tenants together.
-        ttl_s: seconds after which an entry has ended by itself.
+        everyone: name of the sorted set of those lists, by their numbers of entries.
+        most: upper bound of all tenants' entries together.
+        ttl_s: seconds after which an entry expires by itself.
         delete: queues the commands that delete a listed entry.
         clock: seconds since the epoch.
     """
@@ -40,12 +40,12 @@ class FairBound:
         self._clock = clock
 
     def counted(self, pipe: Any, listed: str) -> tuple[object, ...]:
-        """Queue the commands that drop what has ended from a tenant's list, and count the rest."""
+        """Queue the commands that drop expired entries from a tenant's list, and count the rest."""
         gone = self._clock() - self._ttl_s
         return pipe.zremrangebyscore(listed, "-inf", gone), pipe.zcard(listed)
 
     async def keep(self, listed: str, count: int) -> None:
-        """Note how many entries a tenant has, and delete where there are too many."""
+        """Note a tenant's number of entries, and delete entries if there are too many."""
         _, held = await self._link.together(
             lambda pipe: (
                 pipe.zadd(self._everyone, {listed: count}),
@@ -62,11 +62,11 @@ class FairBound:
                 del counts[who]
 
     async def _relieve(self, listed: str, *, target: int, most: int) -> int:
-        """Have a tenant lose its oldest; returns how many are left.
+        """Delete a tenant's oldest entries; return the number left.
 
         Args:
-            target: how many may stay, but for one less where that is all.
-            most: how many it is thought to have. What ended meanwhile counts for what it loses.
+            target: entries that may stay; one less than ``most`` at most.
+            most: presumed number of entries. Entries that expired meanwhile count as deleted.
         """
         *_, there = await self._link.together(lambda pipe: self.counted(pipe, listed))
         surplus = min(there, most) - min(target, most - 1)
@@ -81,7 +81,7 @@ class FairBound:
         return int(left)
 
     async def _pop(self, listed: str, count: int) -> int:
-        """Remove a tenant's oldest; returns how many there were."""
+        """Remove a tenant's oldest entries; return the number removed."""
         popped = await self._link.call(lambda client: client.zpopmin(listed, count))
         await self._link.together(
             lambda pipe: [self._delete(pipe, entry) for entry, _ in popped], empty=not popped

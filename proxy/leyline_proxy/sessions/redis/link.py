@@ -1,4 +1,4 @@
-"""The way to Redis: short time limits, and a circuit that spares requests a wait for nothing."""
+"""The connection to Redis, with short time limits and a circuit breaker that avoids vain waits."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SCHEMES = ("redis", "rediss", f"redis{CLUSTER}", f"rediss{CLUSTER}")
 _RUN_ID = re.compile(rb"run_id:(\w+)")
 _UNASKED = "not asked yet"
 _SPARE_S = 0.25
-"""Beyond the limits of the sockets; for name look-ups and whatever else has none."""
+"""Seconds added to the sockets' limits, for name look-ups and other steps without a limit."""
 
 
 _FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError)
-"""What a client raises; a cluster that can't be reached is no error of Redis to it."""
+"""Exceptions of a client; it doesn't report an unreachable cluster as a RedisError."""
 
 
 class StoreGoneError(Exception):
@@ -45,25 +45,25 @@ class StoreRefusedError(StoreGoneError):
 
 @dataclass(frozen=True, slots=True)
 class RedisOptions:
-    """How Redis is reached."""
+    """Options of the connection to Redis."""
 
     url: str = field(repr=False)
-    """``redis://``, ``rediss://`` (TLS), and with ``+cluster`` behind the name for a cluster; may
-    hold a password."""
+    """``redis://``, ``rediss://`` (TLS), with ``+cluster`` after the scheme for a cluster; may
+    contain a password."""
     ca_file: str | None = None
-    """Certificates that a server's is checked against, in place of the system's."""
+    """Certificate authorities for checking servers, in place of the system's."""
     connect_timeout_s: float = 0.25
     timeout_s: float = 0.5
-    """For a command or several sent together."""
+    """Limit for one command, or for several sent together."""
     max_connections: int = 64
-    """To each server."""
+    """Connections to each server."""
 
 
 class RedisLink:
-    """One client, used by everything that keeps something in Redis.
+    """One client for everything stored in Redis.
 
-    The circuit opens with the first failure, for all; only :meth:`close_circuit` closes it again,
-    which is for the one task that looks whether Redis is back.
+    The circuit opens with the first failure, for all. Only :meth:`close_circuit` closes it again;
+    it is for the one task that checks if Redis is back.
     """
 
     def __init__(self, options: RedisOptions) -> None:
@@ -74,17 +74,17 @@ class RedisLink:
         self._client = client_of(options, **own)
         self._runs: Mapping[str, str] = {}
         self.problem: str | None = _UNASKED
-        """Why Redis isn't asked; None while the circuit is closed."""
+        """Reason for an open circuit; None while it is closed."""
 
     async def call(self, command: Callable[[Any], Awaitable[T]], *, probe: bool = False) -> T:
-        """What ``command`` gives for the client.
+        """Return the result of ``command``, called with the client.
 
         Args:
-            probe: ask although the circuit is open.
+            probe: True to try with an open circuit.
 
         Raises:
             StoreGoneError: the circuit is open, or the command failed, which opens it.
-            StoreRefusedError: it was refused, which says nothing of others.
+            StoreRefusedError: Redis refused the command, which says nothing about others.
         """
         if self.problem is not None and not probe:
             raise StoreGoneError
@@ -93,7 +93,7 @@ class RedisLink:
             async with asyncio.timeout(limit), self._slots:
                 return await command(self._client)
         except _FAILURES as error:
-            # A plain refusal of one command says nothing of the next.
+            # A plain refusal of one command says nothing about the next.
             if type(error) is ResponseError:
                 log.warning("session_store_refused", error=type(error).__name__)
                 raise StoreRefusedError from None
@@ -103,7 +103,7 @@ class RedisLink:
     async def run(
         self, script: Script, keys: Sequence[str], *arguments: Any, probe: bool = False
     ) -> Any:
-        """What a script returns; errors as of :meth:`call`."""
+        """Return the result of a script; raise the errors of :meth:`call`."""
         return await self.call(
             lambda client: evaluate(client, script, keys, *arguments), probe=probe
         )
@@ -111,14 +111,14 @@ class RedisLink:
     async def together(
         self, commands: Callable[[Any], object], *, empty: bool = False
     ) -> list[Any]:
-        """The answers to several commands in one round trip (in a cluster: one per server).
+        """Return the answers to several commands in one round trip (in a cluster, one per server).
 
         Args:
-            commands: puts them into the pipeline that it is given.
-            empty: there are none, and nothing is asked.
+            commands: puts the commands into the given pipeline.
+            empty: True if there are none; Redis isn't asked then.
 
         Raises:
-            StoreGoneError: as of :meth:`call`.
+            StoreGoneError: see :meth:`call`.
         """
 
         async def send(client: Any) -> list[Any]:
@@ -130,7 +130,7 @@ class RedisLink:
         return [] if empty else await self.call(send)
 
     async def look(self) -> dict[str, str]:
-        """Servers and their runs, of which each is another after a restart; for a probe.
+        """Return servers and their runs, for a probe; a restart gives a server a new run.
 
         Raises:
             StoreGoneError: Redis isn't back.
@@ -138,7 +138,7 @@ class RedisLink:
         return await self.call(self._ask_runs, probe=True)
 
     def close_circuit(self, runs: Mapping[str, str]) -> None:
-        """Redis is there, in these runs, and knows what happened meanwhile."""
+        """Close the circuit: Redis is back, in these runs, and knows the losses."""
         self._runs = runs
         if self.problem is not None:
             log.info("session_store_up")
@@ -168,10 +168,10 @@ class RedisLink:
         return found
 
     async def _connected(self, connection: Any) -> None:
-        """A connection that the pool makes anew leads to the server that was looked at, or fails.
+        """Fail a new connection of the pool that leads to another run of a server.
 
-        The pool replaces broken connections without a word, and a server that was restarted may
-        have lost its latest writes: sessions would be older than the engine's.
+        The pool replaces broken connections silently, and a restarted server may have lost its
+        latest writes: sessions would be older than the engine's.
         """
         await connection.on_connect()
         await connection.send_command("INFO", "server")
@@ -181,7 +181,7 @@ class RedisLink:
 
 
 def client_of(options: RedisOptions, **own: Any) -> Any:
-    """Return a client of Redis or of a cluster. It tries nothing again: a request would wait."""
+    """Return a client of Redis or of a cluster. It never retries, because a request would wait."""
     if options.ca_file is not None:
         own["ssl_ca_certs"] = options.ca_file
     kind = RedisCluster if clustered(options) else Redis
@@ -201,7 +201,7 @@ def clustered(options: RedisOptions) -> bool:
 
 
 async def evaluate(client: Any, script: Script, keys: Sequence[str], *arguments: Any) -> Any:
-    """Run a script by its name, or by its text where the server doesn't know it yet."""
+    """Run a script by its name, or by its text if the server doesn't know it yet."""
     try:
         return await client.evalsha(script.sha, len(keys), *keys, *arguments)
     except NoScriptError:

@@ -1,4 +1,4 @@
-"""What ran while Redis was out of reach, until Redis can be told."""
+"""Turns that ran while Redis was unreachable, remembered until Redis can be informed."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from types import MappingProxyType
 from ...model.places import MAX_PLACES
 
 MAX_LOSSES = 10_000
-"""Sessions remembered one by one; beyond that the loss is one of all sessions."""
+"""Most sessions remembered one by one; with more, the loss is one of all sessions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Turns of a session that no account names."""
+    """Turns of a session that are in no account."""
 
     tenant: str
     session: str
     key: str
     turns: int
     places: Mapping[str, str]
-    """Replicas by run, of engines that were given them."""
+    """Replicas by run, of engines that got the turns."""
 
 
 class Losses:
-    """Losses of account by session, bounded."""
+    """Losses of account by session, in a bounded number."""
 
     def __init__(self, limit: int = MAX_LOSSES) -> None:
         self._limit = limit
         self._found: dict[tuple[str, str], Loss] = {}
         self.all = False
-        """They were too many to remember: any session may have lost something."""
+        """True if there were too many to remember: any session may have lost something."""
 
     def __bool__(self) -> bool:
         return bool(self._found) or self.all
@@ -44,7 +44,7 @@ class Losses:
         turns: int = 1,
         places: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Note turns that an engine may hold something of."""
+        """Note turns of which an engine may hold KV."""
         if self.all:
             return
         known = self._found.get((tenant, session))
@@ -56,21 +56,21 @@ class Losses:
             self.too_many()
 
     def too_many(self) -> None:
-        """They can't be remembered, or told, one by one."""
+        """Replace the losses, which can't be remembered or written one by one, with one of all."""
         self.all = True
         self._found.clear()
 
     def oldest(self) -> Loss | None:
-        """The one to tell next."""
+        """Return the loss to write next."""
         return next(iter(self._found.values()), None)
 
     def told(self, loss: Loss) -> None:
-        """Redis knows of it; what was added meanwhile stays."""
+        """Note that Redis knows a loss; later additions stay."""
         known = self._found.pop((loss.tenant, loss.session), None)
         if known is not None and known.turns > loss.turns:
             rest = known.turns - loss.turns
             self.add(loss.tenant, loss.session, known.key, rest, known.places)
 
     def told_all(self) -> None:
-        """Redis knows that all sessions lost something."""
+        """Note that Redis knows that all sessions lost something."""
         self.all = False

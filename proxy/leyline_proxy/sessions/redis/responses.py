@@ -1,4 +1,4 @@
-"""Responses for ``previous_response_id`` in Redis: with a key only, for they are all text."""
+"""Responses for ``previous_response_id`` in Redis. They are all text, so a key is required."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class RedisResponseStore:
     """A :class:`~leyline_proxy.sessions.stored_responses.ResponseStore` for several proxies.
 
     Args:
-        link: of the session store, which looks after it.
+        link: the session store's link; that store maintains it.
         seal: must hide what it closes.
-        max_bytes: of one stored response; a longer one isn't kept.
-        max_responses: beyond it whichever tenant has the most loses what it used longest ago.
+        max_bytes: largest stored response in bytes; a longer one isn't kept.
+        max_responses: with more, the tenant with the most loses its least recently used ones.
 
     Raises:
-        ValueError: there is no key.
+        ValueError: the seal has no key.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class RedisResponseStore:
         with suppress(StoreGoneError):
             await self._link.together(lambda pipe: self._noted(pipe, tenant, entry))
         try:
-            # A frame that states its size isn't held to the bound by the decompressor.
+            # The decompressor doesn't apply the bound to a frame that states its size.
             if zstandard.frame_content_size(packed) > _MAX_UNPACKED:
                 return None
             return decode(zstandard.ZstdDecompressor().decompress(packed, _MAX_UNPACKED))
@@ -115,5 +115,5 @@ class RedisResponseStore:
 
 
 def _owner(tenant: str, response_id: str) -> bytes:
-    # Another purpose than a session's, so that neither opens in the other's place.
+    # Differs from a session's owner, so that neither opens in the other's place.
     return b"response\0" + owner_of(tenant, response_id)

@@ -1,4 +1,4 @@
-"""What must happen in one step in Redis."""
+"""Scripts for steps that must be atomic in Redis."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from hashlib import sha1
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Lua, and the name under which Redis keeps it."""
+    """A Lua script, and its name in Redis."""
 
     text: str
 
     @property
     def sha(self) -> str:
-        """SHA-1 as Redis names scripts."""
+        """SHA-1 of the text, Redis's name for the script."""
         return sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Prompt text at rest: encrypted, or not written at all."""
+"""Encryption of prompt text at rest. Without a key, no text is written."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _ID_BYTES, _NONCE_BYTES, _KEY_BYTES = 4, 12, 32
 @dataclass(frozen=True, slots=True, repr=False)
 class _Key:
     name: bytes
-    """Which of several keys it is; tells nothing of the key."""
+    """Name that distinguishes several keys, and reveals nothing of the key."""
     secret: bytes
 
 
 class Seal:
-    """Closes and opens what is stored of a session.
+    """Closes and opens the stored data of sessions.
 
-    AES-256-GCM, under a key of its own for every session (HKDF-SHA256 over tenant and session id),
-    with those as associated data: a value that was copied to another session's place doesn't open.
+    Uses AES-256-GCM, with a separate key for every session (HKDF-SHA256 over tenant and session
+    id), and those ids as associated data: a value copied to another session's place doesn't open.
 
     Args:
-        secrets: the first closes, all open; with none, only what holds no text may be closed.
+        secrets: the first one closes, all open. Without any, only data without text may be closed.
     """
 
     def __init__(self, secrets: Sequence[str] = ()) -> None:
@@ -37,11 +37,11 @@ class Seal:
 
     @property
     def hides(self) -> bool:
-        """Whether what is closed can't be read without a key."""
+        """True if closed data can't be read without a key."""
         return bool(self._keys)
 
     def close(self, data: bytes, owner: bytes) -> bytes:
-        """What may be stored."""
+        """Return the data in a form that may be stored."""
         if not self._keys:
             return _PLAIN + data
         key, nonce = self._keys[0], os.urandom(_NONCE_BYTES)
@@ -49,10 +49,10 @@ class Seal:
         return b"".join((_SEALED, key.name, nonce, sealed))
 
     def open(self, stored: bytes, owner: bytes) -> bytes | None:
-        """What was closed; None where it is damaged, another's, or its key isn't known."""
+        """Return closed data; None if it is damaged, another session's, or its key is unknown."""
         if not self._keys:
             return stored[1:] if stored.startswith(_PLAIN) else None
-        # With keys, what lies there in the open may have been put there by others.
+        # With keys, unencrypted data may have been put there by others.
         if not stored.startswith(_SEALED):
             return None
         name, rest = stored[1 : 1 + _ID_BYTES], stored[1 + _ID_BYTES :]
@@ -67,7 +67,7 @@ class Seal:
 
 
 def owner_of(tenant: str, session_id: str) -> bytes:
-    """Tenant and session as associated data, such that no two give the same."""
+    """Return tenant and session as associated data, different for each pair."""
     first = tenant.encode("utf-8", "surrogatepass")
     return len(first).to_bytes(4, "little") + first + session_id.encode("utf-8", "surrogatepass")
 

@@ -1,22 +1,23 @@
 """Sessions in Redis.
 
-Every write replaces a whole session if it still is in the version that was read; who comes second
-reads again and applies its change anew. Entries by which a conversation is found are hints: what
-they lead to is checked against the session's own history, so that they need no transaction.
+Every write replaces a whole session if it still has the version that was read; a later writer reads
+it again and repeats its change. Entries that find conversations are hints: the store checks their
+sessions against the sessions' own histories, so the hints need no transaction.
 
-**What isn't in the account is a loss.** An engine may hold KV of turns that no stored session
-names, and then a forget must be one of everything. Four things lead there:
+**Turns missing in the account are a loss.** An engine may hold KV of turns that no stored session
+names, and then a forget must be one of everything. Four events cause this:
 
-* A turn is in flight when its proxy is killed. So it is noted before the engine is given it, which
-  costs one short command per turn; without the note, KV of the killed turn would survive a forget.
-* Turns ran while Redis was gone. They are remembered by session, and told when it is back.
-* Redis came back with less than it had been told (restarted from a snapshot, a replica took over).
-  A server is known by its run; another run begins a new *epoch*, and a session that was written in
-  an earlier one has a loss.
-* A proxy is killed while Redis is gone, and what it remembered with it. Proxies give signs of life
-  to Redis; one that falls silent without having taken leave begins a new epoch, too.
+* A turn is in flight when its proxy is killed. So the proxy notes each turn before the engine gets
+  it, which costs one short command; without the note, KV of the turn would survive a forget.
+* Turns ran while Redis was gone. The proxy remembers them by session, and writes them when Redis is
+  back.
+* Redis came back with older data (restarted from a snapshot, a replica took over). Each start of a
+  server is a run. Another run begins a new *epoch*, and a session written in an earlier one has a
+  loss.
+* A proxy is killed while Redis is gone, and its memory is lost. Proxies send heartbeats to Redis; a
+  proxy that falls silent without signing off begins a new epoch, too.
 
-A new epoch costs every session one wider forget, and nothing where none is demanded.
+A new epoch costs every session one wider forget, and nothing if no forget is demanded.
 """
 
 from __future__ import annotations
@@ -55,23 +56,23 @@ from .stored import (
 
 _ATTEMPTS = 8
 _PAUSE_S = 0.01
-"""Between attempts, at most, times their number; random, so that rivals part."""
+"""Longest pause between attempts, times their number; random, so that rivals separate."""
 
 _MAX_IN_FLIGHT = 64
 _BEAT_S = 1.0
 _SILENT_S = 5.0
-"""A proxy that gave no sign of life for so long counts as killed."""
+"""A proxy without a heartbeat for so long counts as killed."""
 
 
 class RedisSessionStore:
     """A :class:`~leyline_proxy.sessions.store.SessionStore` for several proxies.
 
     Args:
-        seal: decides whether text is stored at all.
-        max_session_bytes: of one stored session; of a longer one only the account is kept.
-        max_sessions: beyond it the tenant with the most loses those that were updated longest ago;
-            None leaves that to time.
-        max_cached_bytes: of sessions that this proxy keeps decoded.
+        seal: text is stored only if it hides it.
+        max_session_bytes: largest stored session; of a longer one only the account is kept.
+        max_sessions: with more, the tenant with the most loses its least recently updated ones;
+            None for no limit but time.
+        max_cached_bytes: bytes of sessions that this proxy keeps decoded.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class RedisSessionStore:
         try:
             known, _ = await self._read(tenant, session_id)
         except StoreGoneError:
-            # It may be a session that an engine holds much of.
+            # An engine may hold much KV of this session.
             return nothing_known(tenant, session_id, "", now)
         return known.as_session(now)
 
@@ -143,7 +144,7 @@ class RedisSessionStore:
                 history = known.chain if chain is None else tuple(chain)
                 if await self._replace(known, session, history, epoch, ends):
                     return session
-            # Others were always faster. What they wrote stays, and this turn is a loss.
+            # Others were always faster. Their writes stay, and this turn is a loss.
             places = replicas_of(session)
             await self._tell_loss(Loss(tenant, session_id, session.key, 1, places))
             if ends is not None:
@@ -171,14 +172,14 @@ class RedisSessionStore:
                 *(turn, note, self._ttl_ms, _MAX_IN_FLIGHT, key.encode("utf-8", "surrogatepass")),
             )
         except StoreGoneError:
-            return  # settling the turn will meet the same, or find Redis back
+            return  # settling the turn will fail too, or find Redis back
 
     async def close_turn(self, tenant: str, session_id: str, turn: str) -> None:
         key = self._keys.in_flight(tenant, session_id)
         try:
             await self._link.call(lambda client: client.hdel(key, turn))
         except StoreGoneError:
-            return  # the note stays until it is old, and counts as a loss
+            return  # the note stays until it is stale, and counts as a loss
 
     async def delete(self, tenant: str, session_id: str) -> bool:
         self._cache.drop(tenant, session_id)
@@ -200,18 +201,18 @@ class RedisSessionStore:
             return 0
 
     async def connect(self) -> None:
-        """Look whether Redis is there."""
+        """Check if Redis can be reached."""
         await self._beat()
 
     async def run(self) -> None:
-        """Give signs of life; look whether Redis is back, and tell it what ran meanwhile."""
+        """Send heartbeats; check if Redis is back, and write the losses to it."""
         while True:
             await asyncio.sleep(_BEAT_S)
             await self._beat()
             self._cache.drop_idle(self._clock())
 
     async def aclose(self) -> None:
-        """Take leave, with nothing left to tell, and close the connections."""
+        """Sign off once all losses are written, and close the connections."""
         await self._beat()
         if not self._losses and self._link.problem is None:
             with contextlib.suppress(StoreGoneError):
@@ -227,7 +228,7 @@ class RedisSessionStore:
                 try:
                     await self._tell_loss(loss)
                 except StoreRefusedError:
-                    self._losses.too_many()  # one that can't be told mustn't hold up the others
+                    self._losses.too_many()  # one that can't be written mustn't block the others
                 else:
                     self._losses.told(loss)
             everywhere = self._losses.all
@@ -243,7 +244,7 @@ class RedisSessionStore:
             return
         if everywhere:
             self._losses.told_all()
-        # No pause since: whatever is lost from here on is lost with the circuit closed.
+        # No await since: later losses happen with the circuit closed.
         if not self._losses:
             self._link.close_circuit(runs)
 
@@ -254,13 +255,13 @@ class RedisSessionStore:
         await self._link.run(LOSE, entries, loss.turns, raw, self._ttl_ms, *notes, probe=True)
 
     async def _read(self, tenant: str, session_id: str) -> tuple[Known, bytes]:
-        """What is known of a session, and the epoch; in one round trip unless others wrote."""
+        """Return a session's known state and the epoch, in one round trip unless others wrote."""
         entry, flight = self._entries(tenant, session_id)
         cached = self._cache.get(tenant, session_id)
         wanted = [names.VERSION, names.LOSSES, names.EPOCH, names.KEY]
         rest = [names.DATA, names.CHAIN]
         asked = wanted if cached is not None else wanted + rest
-        # Turns in flight first: one that is settled in between is then seen twice, not never.
+        # Turns in flight first: a turn settled in between is then seen twice instead of never.
         notes, found, epoch = await self._link.together(
             lambda pipe: (
                 pipe.hgetall(flight),
@@ -312,7 +313,7 @@ class RedisSessionStore:
         epoch: bytes,
         ends: str | None,
     ) -> bool:
-        """Write the next version, unless another was written since ``known`` was read."""
+        """Write the next version; return False if another was written since ``known`` was read."""
         version = token_hex(8)
         fields = fields_of(
             session, chain, self._seal, epoch=epoch, version=version, most=self._max_session_bytes
@@ -327,7 +328,7 @@ class RedisSessionStore:
         if not done:
             return False
         self._cache.put(session, version.encode(), chain, self._clock())
-        with contextlib.suppress(StoreGoneError):  # what isn't found anew begins anew
+        with contextlib.suppress(StoreGoneError):  # a session that isn't found starts afresh
             await self._directory.enter(session, chain, self._clock())
         return True
 

@@ -1,4 +1,4 @@
-"""A session as it lies in Redis, and what is read of it. Pure."""
+"""The stored form of a session in Redis, and its readers. Pure."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from .keys import CHAIN, DATA, EPOCH, KEY, OVERVIEW, UPDATED, VERSION
 from .sealing import Seal, owner_of
 
 STALE_S = 900.0
-"""A turn that has been in flight for longer is one of a proxy that was killed: from then on it is
-a loss like any other, which a forget of everything makes good."""
+"""A turn in flight for longer belongs to a proxy that was killed. From then on it is a loss like
+any other, which a forget of everything covers."""
 
 
 LOST = "lost:"
-"""With a run of an engine behind it: the name of a note of where turns ran that are lost."""
+"""Prefix of the name of a note on where lost turns ran; an engine's run follows."""
 
 
 class InFlight(msgspec.Struct, array_like=True, frozen=True):
-    """A turn that an engine was given."""
+    """A turn that an engine got."""
 
     since: float
-    """Seconds since the epoch; 0 for one that is over."""
+    """Seconds since the epoch; 0 for a turn that is over."""
     key: str
     """The session's store key."""
     run: str = ""
-    """Of the engine; empty where that retains nothing."""
+    """Run of the engine; empty if it retains nothing."""
     replica: str = ""
 
     def note(self) -> bytes:
-        """As it is stored."""
+        """Return the stored form."""
         return msgspec.msgpack.encode(self)
 
     @staticmethod
     def of_note(note: bytes) -> InFlight:
-        """From what is stored; what can't be read is one that is over."""
+        """Read the stored form; an unreadable one is a turn that is over."""
         try:
             return msgspec.msgpack.decode(note, type=InFlight)
         except msgspec.MsgspecError:
@@ -51,33 +51,33 @@ class InFlight(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What one reading found."""
+    """Result of one reading of a session."""
 
     tenant: str
     id: str
     version: bytes = b""
-    """Empty where no account is stored."""
+    """Empty if no account is stored."""
     session: Session | None = None
-    """As it was written."""
+    """The session as written."""
     chain: tuple[int, ...] = ()
     key: str = ""
     extra: int = 0
-    """Losses that were noted since it was written."""
+    """Losses noted since it was written."""
     outdated: bool = False
-    """It was written in another epoch, and may lack what came after."""
+    """True if it was written in another epoch, and may lack later turns."""
     in_flight: Mapping[str, InFlight] = field(default_factory=dict)
 
     def stale(self, now: float) -> frozenset[str]:
-        """Turns in flight that nobody will settle any more."""
+        """Return the turns in flight that won't be settled any more."""
         return frozenset(
             name for name, turn in self.in_flight.items() if now - turn.since > STALE_S
         )
 
     def as_session(self, now: float, ends: str | None = None) -> Session | None:
-        """The session with all that may be missing in it.
+        """Return the session with its possible losses.
 
         Args:
-            ends: a turn in flight that is about to be accounted for.
+            ends: a turn in flight that is about to be settled.
         """
         stale = self.stale(now)
         counted = sum(not name.startswith(LOST) for name in stale)
@@ -87,10 +87,10 @@ class Known:
         if known is None:
             if not losses and not others and not self.version:
                 return None
-            # Something ran that nobody can account for.
+            # A turn ran that is in no account.
             key = self.key or next((turn.key for turn in self.in_flight.values()), "")
             known = nothing_known(self.tenant, self.id, key, now)
-        # A forget has to reach whatever engine was given one of them.
+        # A forget must reach every engine that got one of them.
         places = {
             turn.run: Place(turn.replica)
             for name, turn in self.in_flight.items()
@@ -105,19 +105,19 @@ class Known:
 
 
 def replicas_of(session: Session) -> dict[str, str]:
-    """Replicas by run, of all engines that were given turns of a session."""
+    """Return the replicas by run, of all engines that got turns of a session."""
     return {run: place.replica for run, place in session.places.items()}
 
 
 def lost_places(replicas: Mapping[str, str], key: str) -> dict[str, bytes]:
-    """Notes of where turns ran that are lost."""
+    """Return the notes on where lost turns ran."""
     return {
         LOST + run: InFlight(0.0, key, run, replica).note() for run, replica in replicas.items()
     }
 
 
 def text_of(raw: bytes) -> str:
-    """A name as it was stored; what isn't one is read as far as it can be."""
+    """Return a stored name; an invalid one is read as far as possible."""
     try:
         return raw.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -125,18 +125,18 @@ def text_of(raw: bytes) -> str:
 
 
 def nothing_known(tenant: str, session_id: str, key: str, now: float) -> Session:
-    """A session of which an engine may hold anything."""
+    """Return a session without history, of which an engine may hold any KV."""
     return Session(session_id, tenant, key, (), (), 0, now, created=now, unnamed=1)
 
 
 def fields_of(
     session: Session, chain: Sequence[int], seal: Seal, *, epoch: bytes, version: str, most: int
 ) -> dict[bytes, bytes | str]:
-    """What is stored of a session.
+    """Return the stored fields of a session.
 
     Args:
-        most: bytes of a session that are stored; of a longer one only the account is, as of one
-            that can't be encoded.
+        most: most bytes of a stored session. Of a longer one, or one that can't be encoded, only
+            the account is stored.
     """
     owner = owner_of(session.tenant, session.id)
     data = None
@@ -157,7 +157,7 @@ def fields_of(
 
 
 def session_of(data: bytes | None, tenant: str, session_id: str, seal: Seal) -> Session | None:
-    """The session again; None where it can't be read, or is another's."""
+    """Return the session; None if it can't be read or is another's."""
     record = seal.open(data or b"", owner_of(tenant, session_id))
     session = decode_session(record) if record is not None else None
     if session is None or (session.tenant, session.id) != (tenant, session_id):
@@ -166,7 +166,7 @@ def session_of(data: bytes | None, tenant: str, session_id: str, seal: Seal) -> 
 
 
 def chain_of(stored: bytes | None) -> tuple[int, ...]:
-    """A history again; none where that can't be read."""
+    """Return a history; an empty one if it can't be read."""
     values = array("Q")
     try:
         values.frombytes(stored or b"")
@@ -176,7 +176,7 @@ def chain_of(stored: bytes | None) -> tuple[int, ...]:
 
 
 def overview_of(stored: bytes | None) -> SessionOverview | None:
-    """A line of the list again."""
+    """Return a line of the list, if it can be read."""
     try:
         return msgspec.msgpack.decode(stored or b"", type=SessionOverview)
     except msgspec.MsgspecError:
@@ -184,10 +184,10 @@ def overview_of(stored: bytes | None) -> SessionOverview | None:
 
 
 def opening_of(session: Session, chain: Sequence[int]) -> int | None:
-    """The hash of what an edited form of the conversation must begin with, once there is that.
+    """Return the hash of the beginning that every edited form of the conversation shares, if any.
 
-    Task and first answer: whoever looks for this conversation by a history that was edited behind
-    them has the same, so that one entry serves for all lengths in common.
+    It covers the task and the first answer. A history edited after them has the same hash, so one
+    entry serves for all common lengths.
     """
     if not session.turns:
         return None  # an edited history is compared with the newest turn's
@@ -198,7 +198,7 @@ def opening_of(session: Session, chain: Sequence[int]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A session that may be the one that is looked for."""
+    """A session that may match the request."""
 
     id: str
     chain: tuple[int, ...]
@@ -206,7 +206,8 @@ class Candidate:
 
 
 def longest_whole(candidates: Sequence[Candidate], chain: Sequence[int]) -> Candidate | None:
-    """The one whose whole history is the longest beginning of ``chain``; of equals the latest."""
+    """Return the candidate whose whole history is the longest prefix of ``chain``; of equals the
+    latest."""
     wholes = [
         each for each in candidates if each.chain and each.chain == (*chain[: len(each.chain)],)
     ]
@@ -216,7 +217,7 @@ def longest_whole(candidates: Sequence[Candidate], chain: Sequence[int]) -> Cand
 def matches_of(
     candidates: Sequence[Candidate], chain: Sequence[int], shortest: int
 ) -> tuple[HistoryMatch, ...]:
-    """Matches, longest first, as :meth:`~..store.SessionStore.matches` says."""
+    """Return the matches, longest first; see :meth:`~..store.SessionStore.matches`."""
     whole = longest_whole(candidates, chain)
     least = max(shortest, len(whole.chain) if whole else 0)
     found = []
