@@ -8,15 +8,15 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from leyline_engine.claims import litmus
-from leyline_engine.claims.cases import CASES
 from leyline_engine.claims.events import AnyEvent, EventLedger, Locked, Ticked
-from leyline_engine.claims.litmus import CaseResult, open_micro, run_case
-from leyline_engine.claims.micro import MicroRuntime, Request, _Page
-from leyline_engine.claims.mutants import dependent, mutants
-from leyline_engine.claims.reader import read
-from leyline_engine.claims.sweep import SweepPolicy, run_sweep
-from leyline_engine.claims.verdict import Outcome, Verdict
+from leyline_engine.lab import litmus
+from leyline_engine.lab.cases import CASES
+from leyline_engine.lab.litmus import CaseResult, open_micro, run_case
+from leyline_engine.lab.micro import MicroRuntime, Request, _Page
+from leyline_engine.lab.mutants import dependent, mutants
+from leyline_engine.lab.reader import read
+from leyline_engine.lab.sweep import SweepPolicy, run_sweep
+from leyline_engine.lab.verdict import Outcome, Verdict
 
 NAMES = [
     "ordinary_eviction",

@@ -1,4 +1,4 @@
-"""Records the demonstration session again: ``python -m leyline_proxy.demo.record OUT``.
+"""Records the demonstration session again: ``python -m leyline_proxy.lab.record OUT``.
 
 The agent is scripted, its tools are real: the commands run in a working copy of the small library
 of ``repo.txt``, in a temporary folder. Differences between two runs (paths, timings, owners, dates)
@@ -87,7 +87,7 @@ def record() -> dict[str, Any]:
         messages, held = play(workshop)
     return {
         "id": SESSION_ID,
-        "source": "recorded by leyline_proxy.demo.record",
+        "source": "recorded by leyline_proxy.lab.record",
         "license": "Apache-2.0",
         "kind": "coding agent (bash, read and edit tools), scripted, tools really run",
         "model": "scripted",
@@ -117,7 +117,7 @@ def _identifiers() -> Iterator[str]:
 def main() -> int:
     """Run the command line."""
     if len(sys.argv) != 2:
-        print("usage: python -m leyline_proxy.demo.record OUT.jsonl.gz", file=sys.stderr)
+        print("usage: python -m leyline_proxy.lab.record OUT.jsonl.gz", file=sys.stderr)
         return 2
     session = record()
     save(session, Path(sys.argv[1]))

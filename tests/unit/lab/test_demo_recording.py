@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from leyline_proxy.demo.record import SESSION_ID, play, record, recorded_with, save, write_repo
-from leyline_proxy.demo.script import TURNS, Turn, bash, edit, read
-from leyline_proxy.demo.tools import TOOLS, Workshop, normalise
+from leyline_proxy.lab.record import SESSION_ID, play, record, recorded_with, save, write_repo
+from leyline_proxy.lab.script import TURNS, Turn, bash, edit, read
+from leyline_proxy.lab.tools import TOOLS, Workshop, normalise
 from leyline_proxy.replay.traces import RecordedSession, read_trace
 
 

@@ -1,11 +1,10 @@
-"""``leyline claims``: found by entry point, what it writes, and what it refuses."""
+"""The laboratory's commands: what they write, and what they refuse."""
 
 from __future__ import annotations
 
 import builtins
 import json
 from dataclasses import replace
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,15 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from leyline_engine.claims import command
 from leyline_engine.claims.events import AnyEvent
-from leyline_engine.claims.reader import read
-from leyline_engine.claims.verdict import Verdict
-from leyline_proxy.cli import build_app
+from leyline_engine.lab import command
+from leyline_engine.lab.reader import read
+from leyline_engine.lab.verdict import Verdict
 
 
 def run(*arguments: str) -> Result:
-    """``leyline claims`` with these arguments."""
-    return CliRunner().invoke(build_app(), ["claims", *arguments])
+    """``python -m leyline_engine.lab`` with these arguments."""
+    return CliRunner().invoke(command.app, list(arguments))
 
 
 def test_litmus_writes_every_case_with_its_events(tmp_path: Path) -> None:
@@ -66,8 +64,7 @@ def test_an_engine_that_is_not_installed_is_said_to_be_so(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is missing is named."""
-    point = EntryPoint("sglang", "no_such_package.litmus:open", command.ENGINES_GROUP)
-    monkeypatch.setattr(command, "entry_points", lambda group: [point])
+    monkeypatch.setattr(command, "ENGINES", {"sglang": ("no_such_package.runtime", "open")})
     result = run(name, "--engine", "sglang")
     assert result.exit_code == 2
     said = " ".join(result.output.split())

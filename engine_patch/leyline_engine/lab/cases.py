@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from leyline_engine.claims.events import Run
 from leyline_engine.contract import ClaimKind
 
-from .events import Run
 from .litmus import Case, Stage
 from .verdict import Outcome
 

@@ -11,9 +11,9 @@ from enum import StrEnum
 
 import msgspec
 
+from leyline_engine.claims.events import AnyEvent, Opened
 from leyline_engine.contract import ClaimKind
 
-from .events import AnyEvent, Opened
 from .litmus import PAGE, PREPARATION, OpenRuntime, Stage
 from .reader import read
 from .verdict import Outcome

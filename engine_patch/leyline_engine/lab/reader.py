@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from . import events as ev
+from leyline_engine.claims import events as ev
+
 from .trace import (
     ClaimTrace,
     Phase,

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from leyline_engine.claims.answers import UnknownClaimError
+from leyline_engine.claims.book import ClaimBook
+from leyline_engine.claims.events import AnyEvent, Run
+from leyline_engine.claims.limits import ClaimRefusedError, Limits
 from leyline_engine.contract import Claim, ClaimKind, ClaimRefusal, ClaimStatus, Predicate
 
-from .answers import UnknownClaimError
-from .book import ClaimBook
-from .events import AnyEvent, Run
-from .limits import ClaimRefusedError, Limits
 from .micro import MicroRuntime, Request
 from .mutants import mutants
 from .reader import read
