@@ -111,9 +111,9 @@ def test_what_is_written_can_be_read_anew(
 
     from leyline_engine.claims.events import AnyEvent
     from leyline_engine.lab.reader import read
-    from leyline_engine.lab.verdict import Verdict
+    from leyline_engine.lab.verdict import TraceVerdict
 
     litmus, _ = results
     for case in litmus["cases"]:
         events = msgspec.convert(case["events"], list[AnyEvent])
-        assert read(events) == msgspec.convert(case["verdict"], Verdict), case["name"]
+        assert read(events) == msgspec.convert(case["verdict"], TraceVerdict), case["name"]

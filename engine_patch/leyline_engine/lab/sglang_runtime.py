@@ -92,7 +92,7 @@ class SglangRuntime:
 
     def __init__(self, scheduler: Any, usable: int, sink: Callable[[AnyEvent], None]) -> None:
         from leyline_engine.lab.sglang_watch import Watch
-        from leyline_engine.sglang.claims import ClaimDesk
+        from leyline_engine.sglang.claim_desk import ClaimDesk
 
         self._scheduler = scheduler
         self._engine = scheduler.tree_cache.leyline

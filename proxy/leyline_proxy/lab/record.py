@@ -18,7 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from .script import SYSTEM, TASK, TURNS, Turn
+from .script import SYSTEM, TASK, TURNS, ScriptedTurn
 from .tools import TOOLS, Workshop
 
 Message = dict[str, Any]
@@ -49,7 +49,9 @@ def write_repo(root: Path) -> None:
         target.parent.chmod(0o755)
 
 
-def play(workshop: Workshop, turns: tuple[Turn, ...] = TURNS) -> tuple[list[Message], list[int]]:
+def play(
+    workshop: Workshop, turns: tuple[ScriptedTurn, ...] = TURNS
+) -> tuple[list[Message], list[int]]:
     """Play the script; return the conversation and each request's number of messages."""
     messages: list[Message] = [
         {"role": "system", "content": SYSTEM},

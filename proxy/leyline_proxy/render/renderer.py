@@ -16,7 +16,7 @@ from leyline_engine.contract import ChatDialect, ChatMessage
 from ..model.rendered import MessageSpan, Rendered
 from .continuing import Beginnings
 from .dialects import Dialect, RenderError, dialect_of
-from .fragments import Conversation, Entry, FragmentMemory, key_of
+from .fragments import Conversation, FragmentMemory, MessageEntry, key_of
 from .incremental import IncrementalTemplate, Prompt
 from .marks import CharSpan, content_spans, unique_spans
 from .template import ChatTemplate, chat_environment
@@ -249,9 +249,9 @@ class ChatRenderer:
             self._conversations.put([*messages], found, found.weight, instead_of=before)
         return found
 
-    def _entry(self, key: bytes) -> Entry:
+    def _entry(self, key: bytes) -> MessageEntry:
         message = marshal.loads(key)  # noqa: S302 - our own bytes; an unchangeable copy
-        return Entry(key, self._dialect.message(message))
+        return MessageEntry(key, self._dialect.message(message))
 
     def _normal(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         return [self._dialect.message(each) for each in self._dialect.conversation(messages)]

@@ -197,7 +197,7 @@ def opening_of(session: Session, chain: Sequence[int]) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class SessionCandidate:
     """A session that may be the one that is looked for."""
 
     id: str
@@ -205,7 +205,9 @@ class Candidate:
     updated: float
 
 
-def longest_whole(candidates: Sequence[Candidate], chain: Sequence[int]) -> Candidate | None:
+def longest_whole(
+    candidates: Sequence[SessionCandidate], chain: Sequence[int]
+) -> SessionCandidate | None:
     """The one whose whole history is the longest beginning of ``chain``; of equals the latest."""
     wholes = [
         each for each in candidates if each.chain and each.chain == (*chain[: len(each.chain)],)
@@ -214,7 +216,7 @@ def longest_whole(candidates: Sequence[Candidate], chain: Sequence[int]) -> Cand
 
 
 def matches_of(
-    candidates: Sequence[Candidate], chain: Sequence[int], shortest: int
+    candidates: Sequence[SessionCandidate], chain: Sequence[int], shortest: int
 ) -> tuple[HistoryMatch, ...]:
     """Matches, longest first, as :meth:`~..store.SessionStore.matches` says."""
     whole = longest_whole(candidates, chain)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from leyline_engine.claims.events import AnyEvent
 from leyline_engine.lab import command
 from leyline_engine.lab.reader import read
-from leyline_engine.lab.verdict import Verdict
+from leyline_engine.lab.verdict import TraceVerdict
 
 
 def run(*arguments: str) -> Result:
@@ -34,7 +34,7 @@ def test_litmus_writes_every_case_with_its_events(tmp_path: Path) -> None:
     for case in document["cases"]:
         assert case["passed"] and case["mutants"] and not case["missed"]
         events = msgspec.convert(case["events"], list[AnyEvent])
-        assert read(events) == msgspec.convert(case["verdict"], Verdict)
+        assert read(events) == msgspec.convert(case["verdict"], TraceVerdict)
 
 
 def test_sweep_writes_figures_and_a_picture(tmp_path: Path) -> None:
