@@ -61,7 +61,7 @@ class CheckedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class EditVerdict:
     """The outcome of a request's edit."""
 
     outcome: Outcome = Outcome.UNEDITED
@@ -221,12 +221,12 @@ def extend_lineage(runs: tuple[LineageRun, ...], carried: Carried | None) -> tup
     return (*runs, LineageRun(carried.start, carried.lineage))
 
 
-def judge(request: CheckedRequest, plan: Plan, forgot: ForgetCounts | None) -> Verdict:
+def judge(request: CheckedRequest, plan: Plan, forgot: ForgetCounts | None) -> EditVerdict:
     """Name the outcome of a request's edit."""
     payload, refusal = request.payload, request.refusal
     reached = forgot is not None and forgot != ForgetCounts()
     if payload is None or not (carries_edit(payload) or refusal or reached):
-        return Verdict()
+        return EditVerdict()
     if refusal is not None:
         outcome, reason = Outcome.REPREFILLED, refusal.reason
     elif plan.spliced:
@@ -241,7 +241,7 @@ def judge(request: CheckedRequest, plan: Plan, forgot: ForgetCounts | None) -> V
         DirectiveResult(index, directive.mode, _directive_reason(directive.mode, reason))
         for index, directive in enumerate(payload.directives)
     )
-    return Verdict(outcome, reason, refusal.detail if refusal else "", results)
+    return EditVerdict(outcome, reason, refusal.detail if refusal else "", results)
 
 
 def _directive_reason(mode: Mode, reason: Reason) -> Reason:

@@ -1,4 +1,4 @@
-"""The litmus suite and the probe on the real SGLang, through the command that everybody has."""
+"""The litmus suite and the probe on the real SGLang, through the laboratory's commands."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ BOUNDARY = 130
 # One process for both: SGLang starts once.
 SCRIPT = """
 import sys
-from leyline_proxy.cli import build_app
+from leyline_engine.lab.command import app
 
-app = build_app()
 for command, out in (("litmus", sys.argv[1]), ("sweep", sys.argv[2])):
     try:
-        app(["claims", command, "--engine", "sglang", "--json", out], standalone_mode=False)
+        app([command, "--engine", "sglang", "--json", out], standalone_mode=False)
     except SystemExit as ended:
         sys.exit(ended.code)
 """
@@ -34,7 +33,7 @@ for command, out in (("litmus", sys.argv[1]), ("sweep", sys.argv[2])):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The files written by ``leyline claims litmus`` and ``leyline claims sweep``."""
+    """The files written by ``litmus`` and ``sweep``."""
     folder = tmp_path_factory.mktemp("litmus")
     outs = [folder / "litmus.json", folder / "sweep.json"]
     run = subprocess.run(
@@ -111,10 +110,10 @@ def test_what_is_written_can_be_read_anew(
     import msgspec
 
     from leyline_engine.claims.events import AnyEvent
-    from leyline_engine.claims.reader import read
-    from leyline_engine.claims.verdict import Verdict
+    from leyline_engine.lab.reader import read
+    from leyline_engine.lab.verdict import TraceVerdict
 
     litmus, _ = results
     for case in litmus["cases"]:
         events = msgspec.convert(case["events"], list[AnyEvent])
-        assert read(events) == msgspec.convert(case["verdict"], Verdict), case["name"]
+        assert read(events) == msgspec.convert(case["verdict"], TraceVerdict), case["name"]

@@ -6,7 +6,7 @@ import pytest
 from claim_scheduler import ClaimScheduler, opens, text
 
 from leyline_engine.contract import ClaimState, ProblemCode
-from leyline_engine.sglang.claims import ClaimDesk
+from leyline_engine.sglang.claim_desk import ClaimDesk
 
 pytestmark = pytest.mark.usefixtures("server_args")
 

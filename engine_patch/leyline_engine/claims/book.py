@@ -15,7 +15,7 @@ import msgspec
 from leyline_engine.contract import Claim, ClaimStatus
 
 from .answers import Change, Effect, TickError, UnknownClaimError
-from .entry import Entry, requested
+from .entry import ClaimEntry, requested
 from .events import (
     ClaimRefused,
     Entered,
@@ -67,7 +67,7 @@ class ClaimBook:
         self._limits = limits or Limits()
         self._events = ledger
         self._protection = Protection()
-        self._live: dict[ClaimKey, Entry] = {}
+        self._live: dict[ClaimKey, ClaimEntry] = {}
         self._holders: dict[str, dict[ClaimKey, None]] = {}
         """Pages that are locked or ranked, by source, and for whom."""
         self._ended: OrderedDict[ClaimKey, ClaimStatus] = OrderedDict()
@@ -116,7 +116,7 @@ class ClaimBook:
                 rejected = advance(State.REQUESTED, Trigger.REFUSE, Facts())
                 self._remember(key, ClaimStatus(claim=claim, state=rejected, cause=refusal.field))
             raise
-        entry = Entry(claim, required)
+        entry = ClaimEntry(claim, required)
         if known is None:
             entry.state = advance(State.REQUESTED, Trigger.ENTER, Facts())
         else:
@@ -126,7 +126,9 @@ class ClaimBook:
         self._enter(entry)
         return self._let_go(known) if known else ()
 
-    def _check(self, claim: Claim, required: int, known: Entry | None, length: int | None) -> None:
+    def _check(
+        self, claim: Claim, required: int, known: ClaimEntry | None, length: int | None
+    ) -> None:
         latest = self._revision(claim, known)
         if claim.revision <= latest:
             raise ClaimRefusedError(
@@ -142,7 +144,7 @@ class ClaimBook:
         replaced = None if known is None else (known.claim, known.required)
         self._accounts.check(self._limits, claim, required, replaced)
 
-    def _revision(self, claim: Claim, known: Entry | None) -> int:
+    def _revision(self, claim: Claim, known: ClaimEntry | None) -> int:
         """Return the latest revision that took effect, also of an ended claim; 0 if none."""
         if known is not None:
             return known.claim.revision
@@ -189,7 +191,7 @@ class ClaimBook:
             if tenant in ("", entry.claim.tenant)
         )
 
-    def _find(self, tenant: str, claim: str) -> Entry | None:
+    def _find(self, tenant: str, claim: str) -> ClaimEntry | None:
         """Return a live claim; None for one that has ended."""
         entry = self._live.get((tenant, claim))
         if entry is None and (tenant, claim) not in self._ended:
@@ -291,7 +293,7 @@ class ClaimBook:
         return self._gone(runs, Trigger.LOSE, cause)
 
     def _gone(self, runs: Sequence[Run], trigger: Trigger, cause: str) -> tuple[Effect, ...]:
-        hit: list[tuple[Entry, tuple[Run, ...], State]] = []
+        hit: list[tuple[ClaimEntry, tuple[Run, ...], State]] = []
         for key in dict.fromkeys(k for run in runs for k in self._holders.get(run.source, ())):
             entry = self._live[key]
             left = without(entry.runs, runs)
@@ -367,7 +369,7 @@ class ClaimBook:
 
     # ── accounts ──────────────────────────────────────────────────────────────────────────────
 
-    def _enter(self, entry: Entry) -> None:
+    def _enter(self, entry: ClaimEntry) -> None:
         claim = entry.claim
         entry.entered_ms = self.now_ms
         if claim.ttl_s is not None:
@@ -383,7 +385,7 @@ class ClaimBook:
             )
         )
 
-    def _end(self, entry: Entry, state: State, cause: str = "") -> tuple[Effect, ...]:
+    def _end(self, entry: ClaimEntry, state: State, cause: str = "") -> tuple[Effect, ...]:
         effects = self._let_go(entry)
         self._accounts.remove(entry.claim, entry.required, entry.deadline_ms)
         del self._live[entry.key]
@@ -397,7 +399,7 @@ class ClaimBook:
         while len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
 
-    def _hold(self, entry: Entry, runs: tuple[Run, ...], *, lock: bool) -> tuple[Effect, ...]:
+    def _hold(self, entry: ClaimEntry, runs: tuple[Run, ...], *, lock: bool) -> tuple[Effect, ...]:
         tenant, claim = entry.key
         entry.runs, entry.locked = runs, lock
         entry.sources = tuple(dict.fromkeys(run.source for run in runs))
@@ -411,7 +413,7 @@ class ClaimBook:
         self._events.append(Ranked(tenant=tenant, claim=claim, runs=runs, priority=priority))
         return (Effect(Change.RANK, entry.key, runs, priority),)
 
-    def _let_go(self, entry: Entry) -> tuple[Effect, ...]:
+    def _let_go(self, entry: ClaimEntry) -> tuple[Effect, ...]:
         tenant, claim = entry.key
         runs, was_locked = entry.runs, entry.locked
         entry.runs, entry.locked = (), False
@@ -431,5 +433,5 @@ class ClaimBook:
         self._events.append(Unranked(tenant=tenant, claim=claim, runs=runs))
         return (Effect(Change.UNRANK, entry.key, runs),)
 
-    def _status(self, entry: Entry) -> ClaimStatus:
+    def _status(self, entry: ClaimEntry) -> ClaimStatus:
         return entry.status(self.now_ms, self.arithmetic.page_size)

@@ -13,7 +13,7 @@ from .states import State
 
 
 @dataclass(slots=True)
-class Entry:
+class ClaimEntry:
     """The book's record of one claim; the book alone changes it."""
 
     claim: Claim

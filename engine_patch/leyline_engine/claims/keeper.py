@@ -67,7 +67,7 @@ class Shelf(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ArrivingRequest:
     """A request before it is queued."""
 
     name: str
@@ -246,7 +246,7 @@ class ClaimKeeper:
     # ── requests ──────────────────────────────────────────────────────────────────────────────
 
     def refuse(
-        self, request: Candidate, matched: Callable[[], Sequence[int]]
+        self, request: ArrivingRequest, matched: Callable[[], Sequence[int]]
     ) -> ClaimRefusal | None:
         """Return why a request can't run before a claim ends; None if no claim is in its way.
 
@@ -261,19 +261,19 @@ class ClaimKeeper:
         self.book.tell_pressure(admission.blocking)
         return admission.refusal
 
-    def crowded(self, request: Candidate) -> ClaimRefusal:
+    def crowded(self, request: ArrivingRequest) -> ClaimRefusal:
         """Return the refusal of a request that fits beside the claims, but not beside what runs."""
         demand = Demand(request.tenant, request.prompt_tokens, request.max_new_tokens)
         admission = self.book.crowded(demand)
         self.book.tell_pressure(admission.blocking)
         return admission.refusal
 
-    def blocks(self, request: Candidate, matched: Callable[[], Sequence[int]]) -> bool:
+    def blocks(self, request: ArrivingRequest, matched: Callable[[], Sequence[int]]) -> bool:
         """Return True if :meth:`refuse` would refuse; nothing is recorded."""
         return self._blocked(request, matched) is not None
 
     def _blocked(
-        self, request: Candidate, matched: Callable[[], Sequence[int]]
+        self, request: ArrivingRequest, matched: Callable[[], Sequence[int]]
     ) -> tuple[tuple[Run, ...], Admission] | None:
         if not self.book.protected_pages:
             return None
@@ -287,7 +287,7 @@ class ClaimKeeper:
         return (runs, admission) if blocked else None
 
     def _record_refusal(
-        self, request: Candidate, runs: tuple[Run, ...], admission: Admission
+        self, request: ArrivingRequest, runs: tuple[Run, ...], admission: Admission
     ) -> None:
         self.ledger.append(
             Arrived(

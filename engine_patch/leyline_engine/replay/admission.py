@@ -30,12 +30,12 @@ from leyline_engine.plan import Plan, plan_turn
 from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError
 from leyline_engine.replay.cache.pool import Slots
 from leyline_engine.replay.cache.radix import Match, Node
-from leyline_engine.rules import CheckedRequest, Rules, Verdict, extend_lineage, judge
+from leyline_engine.rules import CheckedRequest, EditVerdict, Rules, extend_lineage, judge
 from leyline_engine.sources import SourceTurn
 
 log = logging.getLogger(__name__)
 
-_UNJUDGED = Verdict()
+_UNJUDGED = EditVerdict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Admission:
     """One slot per prompt position; the first ``plan.prefix`` are the tree's."""
     node: Node
     lineage: tuple[LineageRun, ...]
-    verdict: Verdict = _UNJUDGED
+    verdict: EditVerdict = _UNJUDGED
     forgot: ForgetCounts | None = None
     carried: Carried | None = None
     """Readers that the splice hides; entered into the ledger when its KV is published."""

@@ -21,8 +21,8 @@ from leyline_engine.contract import (
     TokenCounts,
     TurnRecord,
 )
-from leyline_engine.replay.claims import RefusedByClaimError, as_refused
 from leyline_engine.replay.engine import GenerationRequest, PromptTooLongError, ReplayEngine
+from leyline_engine.replay.engine_claims import RefusedByClaimError, as_refused
 from leyline_engine.replay.generation import Job
 from leyline_engine.replay.sequence import Sequence
 

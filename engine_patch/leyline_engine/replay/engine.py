@@ -13,7 +13,7 @@ from secrets import token_hex
 import torch
 from transformers import __version__ as transformers_version
 
-from leyline_engine.claims.keeper import Candidate
+from leyline_engine.claims.keeper import ArrivingRequest
 from leyline_engine.contract import (
     ACTION_VERSION,
     ATTENTION_SINK,
@@ -38,7 +38,7 @@ from leyline_engine.replay.admission import Admission, Admitter
 from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError, PoolStats
 from leyline_engine.replay.cache.pool import KVPool
 from leyline_engine.replay.cache.working import WorkingCache
-from leyline_engine.replay.claims import EngineClaims, OpenClaims, RefusedByClaimError
+from leyline_engine.replay.engine_claims import EngineClaims, OpenClaims, RefusedByClaimError
 from leyline_engine.replay.models.loader import LoadedModel
 from leyline_engine.replay.models.rotary_probe import read_model_facts
 from leyline_engine.replay.sequence import Forward, Sequence
@@ -361,9 +361,9 @@ class ReplayEngine:
         self.cache.flush()
 
 
-def _candidate(request: GenerationRequest) -> Candidate:
+def _candidate(request: GenerationRequest) -> ArrivingRequest:
     payload = request.payload
-    return Candidate(
+    return ArrivingRequest(
         name=request.request_id,
         tenant=payload.scope if payload else "",
         session=payload.session if payload else "",

@@ -17,8 +17,8 @@ from leyline_engine.claims.limits import Limits
 from leyline_engine.energy import cuda_uuids, open_account
 from leyline_engine.metrics import PrometheusMetrics
 from leyline_engine.replay.claim_desk import ClaimDesk
-from leyline_engine.replay.claims import EngineClaims
 from leyline_engine.replay.engine import ReplayEngine
+from leyline_engine.replay.engine_claims import EngineClaims
 from leyline_engine.replay.http.app import ServingOptions, build_app
 from leyline_engine.replay.models.loader import LoadedModel, ModelLoadError, load_model
 from leyline_engine.replay.models.rotary_probe import UnsupportedModelError

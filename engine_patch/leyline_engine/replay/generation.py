@@ -119,7 +119,7 @@ class Job:
     """Number of locks that claims had taken when they were last found to leave it room."""
 
 
-class Answer:
+class GeneratedAnswer:
     """Turns logits into tokens and text until the answer ends. Knows no engine and no thread."""
 
     def __init__(self, spec: JobSpec, decode: Callable[[list[int]], str]) -> None:

@@ -29,11 +29,11 @@ from leyline_engine.replay.engine import (
 )
 from leyline_engine.replay.fair_queue import ScopedQueues
 from leyline_engine.replay.generation import (
-    Answer,
     Channel,
     ErrorEvent,
     FinishEvent,
     FinishReason,
+    GeneratedAnswer,
     Job,
     JobSpec,
     TextEvent,
@@ -64,7 +64,7 @@ class ServiceLimits:
 class _Running:
     job: Job
     sequence: Sequence
-    answer: Answer
+    answer: GeneratedAnswer
 
     def forward(self) -> torch.Tensor | None:
         """Run the next step: a prefill chunk, or feed back the token sampled last."""
@@ -282,7 +282,7 @@ class EngineService:
             log.exception("request %s failed at admission", job.spec.request.request_id)
             job.channel.put(ErrorEvent(error))
         else:
-            running = _Running(job, sequence, Answer(job.spec, self._decode))
+            running = _Running(job, sequence, GeneratedAnswer(job.spec, self._decode))
             self._running.push(job.spec.scope, running)
             self._filing.began(job.spec, TurnRecord(receipt=sequence.receipt))
         return True

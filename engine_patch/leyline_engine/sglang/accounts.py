@@ -23,7 +23,7 @@ from leyline_engine.contract import (
 from leyline_engine.ledger import SpanLedger
 from leyline_engine.metrics import EngineMetrics
 from leyline_engine.plan import Plan
-from leyline_engine.rules import CheckedRequest, Verdict, judge
+from leyline_engine.rules import CheckedRequest, EditVerdict, judge
 from leyline_engine.sglang.channel import Sender
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.splicer import as_admitted
@@ -134,7 +134,7 @@ def _receipt(turn: Turn, checked: CheckedRequest, plan: Plan, counts: TokenCount
     payload = turn.payload
     verdict = judge(checked, plan, turn.forgot)
     if payload is None and turn.refusal is not None:
-        verdict = Verdict(Outcome.REPREFILLED, turn.refusal.reason, turn.refusal.detail)
+        verdict = EditVerdict(Outcome.REPREFILLED, turn.refusal.reason, turn.refusal.detail)
     freed = turn.forgot.overwritten if turn.forgot is not None else 0
     return Receipt(
         message_id=turn.message_id,

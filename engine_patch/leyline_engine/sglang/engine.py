@@ -27,7 +27,7 @@ from leyline_engine.sglang.accounts import Accounts
 from leyline_engine.sglang.admission import Admission
 from leyline_engine.sglang.census import open_census
 from leyline_engine.sglang.channel import Sender
-from leyline_engine.sglang.claims import NO_ADMIT, ClaimDesk
+from leyline_engine.sglang.claim_desk import NO_ADMIT, ClaimDesk
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.fallback import Fallback
 from leyline_engine.sglang.forgetting import Forgetter

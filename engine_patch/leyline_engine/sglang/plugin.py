@@ -53,7 +53,7 @@ def create_cache(context: Any) -> Any:
 
     from leyline_engine.energy import cuda_uuids, open_account
     from leyline_engine.sglang.channel import open_sender
-    from leyline_engine.sglang.claims import limits_from
+    from leyline_engine.sglang.claim_desk import limits_from
     from leyline_engine.sglang.engine import SchedulerEngine
     from leyline_engine.sglang.facts.setup import read_facts
     from leyline_engine.sglang.hints import hints_secret

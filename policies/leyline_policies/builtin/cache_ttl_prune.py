@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 from zlib import crc32
 
+from leyline_policies.builtin.old_results import check_head_and_tail
 from leyline_policies.builtin.tool_results import (
     check_numbers,
     check_tools,
@@ -87,11 +88,7 @@ class CacheTtlPrune:
             tail_chars=self.tail_chars,
         )
         check_numbers(1, window_tokens=self.window_tokens)
-        if self.head_chars + self.tail_chars > self.soft_max_chars:
-            raise ValueError(
-                f"head_chars={self.head_chars} and tail_chars={self.tail_chars} are together more "
-                f"than soft_max_chars={self.soft_max_chars}; they must fit into it"
-            )
+        check_head_and_tail(self.head_chars, self.tail_chars, soft_max_chars=self.soft_max_chars)
         check_tools("tools", self.tools)
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:

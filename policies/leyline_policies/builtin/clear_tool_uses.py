@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from leyline_policies.builtin.tool_results import (
-    check_numbers,
-    result_stub,
-    tool_names,
-    with_edits,
-)
+from leyline_policies.builtin.old_results import of_tools
+from leyline_policies.builtin.tool_results import check_numbers, result_stub, with_edits
 from leyline_policies.context import Context
 from leyline_policies.conversation import ToolCall, tool_uses_in
 from leyline_policies.marks import edit
@@ -102,14 +98,11 @@ class ClearToolUses:
             return True
         return tokens is not None and context.total(messages) > tokens
 
-    def _clearable(self, messages: list[Message], context: Context) -> list[int]:
+    def _clearable(self, messages: list[Message], context: Context) -> Sequence[int]:
         """Return the results to clear, oldest first."""
-        found = list(context.results(messages))
+        found = context.results(messages)
         old = found[: max(0, len(found) - self.keep)]
-        if not self.exclude_tools:
-            return old
-        names = tool_names(messages, context)
-        return [index for index in old if names[index] not in self.exclude_tools]
+        return of_tools(old, messages, context, exclude=self.exclude_tools)
 
     def _owners(self, messages: list[Message], context: Context) -> dict[int, ToolCall]:
         return {index: call for call in context.calls(messages) for index in call.results}

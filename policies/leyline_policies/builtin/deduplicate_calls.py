@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from leyline_policies.builtin.arguments import canonical_arguments
-from leyline_policies.builtin.tool_results import result_stub
+from leyline_policies.builtin.old_results import ClearedResults
 from leyline_policies.context import Context
 from leyline_policies.conversation import ToolCall
-from leyline_policies.policy import Message, Mode
+from leyline_policies.policy import Message
 
 # A call that changes something, or is a record of its own, isn't the same when it is repeated.
 _EXCLUDED = (
@@ -35,7 +36,7 @@ class _Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class DeduplicateCalls:
+class DeduplicateCalls(ClearedResults):
     """Keep whole only the newest result of calls with the same tool and arguments.
 
     The older results become ``placeholder``; the calls stay. Arguments are the same when they are
@@ -47,14 +48,12 @@ class DeduplicateCalls:
     """
 
     name: ClassVar[str] = "deduplicate_calls"
-    mode: ClassVar[Mode] = "amortize"
-    trusted: ClassVar[bool] = True
+    cause: ClassVar[str | None] = "duplicate"
 
     exclude_tools: tuple[str, ...] = _EXCLUDED
     placeholder: str = "[same call made again later; result removed]"
 
-    def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
-        """Return the messages with the older results replaced."""
+    def _places(self, messages: list[Message], context: Context) -> Sequence[int]:
         asked = context.each(messages, canonical_arguments, "asked")
 
         def see(seen: _Seen, call: ToolCall) -> None:
@@ -65,10 +64,4 @@ class DeduplicateCalls:
                     seen.older += before.results
                 seen.newest[key] = call
 
-        older = context.fold(context.calls(messages), see, _Seen, asked).older
-        if not older:
-            return messages
-        return context.edited(messages, self._stub, older, "stub")
-
-    def _stub(self, message: Message) -> Message:
-        return result_stub(message, self.placeholder, "duplicate")
+        return context.fold(context.calls(messages), see, _Seen, asked).older

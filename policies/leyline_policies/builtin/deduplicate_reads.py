@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from leyline_policies.builtin.arguments import arguments_of, canonical
-from leyline_policies.builtin.tool_results import result_stub
+from leyline_policies.builtin.old_results import ClearedResults
 from leyline_policies.context import Context
 from leyline_policies.conversation import ToolCall
-from leyline_policies.policy import Message, Mode
+from leyline_policies.policy import Message
 
 _TOOLS = (
     "read_file",
@@ -54,7 +54,7 @@ class _Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class DeduplicateReads:
+class DeduplicateReads(ClearedResults):
     """Keep only the newest of several readings of a file; earlier ones become ``placeholder``.
 
     A reading is a call of one of ``tools`` whose argument under one of ``path_keys`` is a path. A
@@ -67,8 +67,7 @@ class DeduplicateReads:
     """
 
     name: ClassVar[str] = "deduplicate_reads"
-    mode: ClassVar[Mode] = "amortize"
-    trusted: ClassVar[bool] = True
+    cause: ClassVar[str | None] = "superseded"
 
     tools: tuple[str, ...] = _TOOLS
     path_keys: tuple[str, ...] = _PATH_KEYS
@@ -82,8 +81,7 @@ class DeduplicateReads:
             if not value:
                 raise ValueError(f"{key}=[] names none, so nothing would be a reading; name some")
 
-    def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
-        """Return the messages with superseded readings replaced."""
+    def _places(self, messages: list[Message], context: Context) -> Sequence[int]:
         failed = context.failed(messages)
         asked = context.each(messages, self._asked, "asked")
 
@@ -93,10 +91,7 @@ class DeduplicateReads:
                 if read is not None:
                     seen.add(read, call.results, any(failed[i] for i in call.results))
 
-        superseded = context.fold(context.calls(messages), see, _Seen, asked, failed).superseded
-        if not superseded:
-            return messages
-        return context.edited(messages, self._stub, superseded, "stub")
+        return context.fold(context.calls(messages), see, _Seen, asked, failed).superseded
 
     def _asked(self, message: Message) -> Mapping[int | None, _Read | None]:
         asked = arguments_of(message)
@@ -111,6 +106,3 @@ class DeduplicateReads:
         said = {key, _COMMAND, *self.ignore_keys}
         part = {name: each for name, each in asked.items() if name not in said and each is not None}
         return _Read(posixpath.normpath(asked[key]), canonical(part) if part else _WHOLE)
-
-    def _stub(self, message: Message) -> Message:
-        return result_stub(message, self.placeholder, "superseded")

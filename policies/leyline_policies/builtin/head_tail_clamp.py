@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leyline_policies.builtin.tool_results import (
-    check_numbers,
-    check_tools,
-    tool_names,
-)
+from leyline_policies.builtin.old_results import ShorterResults, check_head_and_tail, of_tools
+from leyline_policies.builtin.tool_results import check_numbers, check_tools
 from leyline_policies.context import Context
 from leyline_policies.conversation import map_text
 from leyline_policies.marks import edit
-from leyline_policies.policy import Message, Mode
+from leyline_policies.policy import Message
 
 _WARNING = """\
 <warning>
@@ -29,7 +27,7 @@ file and then search in that file.
 
 
 @dataclass(frozen=True, slots=True)
-class HeadTailClamp:
+class HeadTailClamp(ShorterResults):
     """Cut tool results of ``max_chars`` characters or more down to their head and tail, at once.
 
     A warning tells the model how to ask for less; then come the first ``head_chars`` characters,
@@ -43,8 +41,6 @@ class HeadTailClamp:
     """
 
     name: ClassVar[str] = "head_tail_clamp"
-    mode: ClassVar[Mode] = "amortize"
-    trusted: ClassVar[bool] = True
 
     max_chars: int = 10_000
     head_chars: int = 5_000
@@ -55,22 +51,13 @@ class HeadTailClamp:
         """Raise ValueError for a number out of range or an empty ``tools``."""
         check_numbers(1, max_chars=self.max_chars)
         check_numbers(0, head_chars=self.head_chars, tail_chars=self.tail_chars)
-        if self.head_chars + self.tail_chars > self.max_chars:
-            raise ValueError(
-                f"head_chars={self.head_chars} and tail_chars={self.tail_chars} are together more "
-                f"than max_chars={self.max_chars}; they must fit into it"
-            )
+        check_head_and_tail(self.head_chars, self.tail_chars, max_chars=self.max_chars)
         check_tools("tools", self.tools)
 
-    def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
-        """Return the messages with overlong tool results clamped."""
-        found = context.results(messages)
-        if self.tools is not None:
-            names = tool_names(messages, context)
-            found = tuple(i for i in found if names[i] in self.tools)
-        return context.edited(messages, self._clamped, found)
+    def _places(self, messages: list[Message], context: Context) -> Sequence[int]:
+        return of_tools(context.results(messages), messages, context, tools=self.tools)
 
-    def _clamped(self, message: Message) -> Message:
+    def _shorter(self, message: Message) -> Message:
         shorter = map_text(message, self._clamp)
         return message if shorter is message else edit(message, content=shorter["content"])
 

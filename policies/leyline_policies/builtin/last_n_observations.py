@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from leyline_policies.builtin.old_results import ShorterResults
 from leyline_policies.builtin.tool_results import check_numbers, first_answer
 from leyline_policies.context import Context
 from leyline_policies.conversation import nth_last, tags_of
 from leyline_policies.errors import did_you_mean, shown
 from leyline_policies.marks import edit
-from leyline_policies.policy import Message, Mode
+from leyline_policies.policy import Message
 
 _ROLES = ("tool", "function", "user")
 _IMAGES = ("image_url", "input_image")
@@ -21,7 +22,7 @@ _MASKED = "Old environment output: ("
 
 
 @dataclass(frozen=True, slots=True)
-class LastNObservations:
+class LastNObservations(ShorterResults):
     """Replace all but the newest ``n`` observations by a line that counts what is omitted.
 
     Observations are the messages of ``roles`` after the first assistant message: tool results, and
@@ -39,8 +40,6 @@ class LastNObservations:
     """
 
     name: ClassVar[str] = "last_n_observations"
-    mode: ClassVar[Mode] = "amortize"
-    trusted: ClassVar[bool] = True
 
     n: int = 5
     polling: int = 1
@@ -60,8 +59,7 @@ class LastNObservations:
         if not self.roles:
             raise ValueError("roles=[] names no role; leave it out for tool results")
 
-    def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
-        """Return the messages with the older observations omitted."""
+    def _places(self, messages: list[Message], context: Context) -> Sequence[int]:
         found = context.where(messages, self._is_observation, "observation")
         found = found[bisect_left(found, first_answer(messages)) :] if found else found
         # The task is an observation too, the first one, and stays.
@@ -71,7 +69,16 @@ class LastNObservations:
         if "user" in self.roles:
             last_user = nth_last(messages, "user", 1)
             omitted = [index for index in omitted if index != last_user]
-        return context.edited(messages, _omitted, omitted)
+        return omitted
+
+    def _shorter(self, message: Message) -> Message:
+        """Return the observation as a line that counts its lines and images."""
+        content = message.get("content")
+        if isinstance(content, str) and content.startswith(_MASKED) and "\n" not in content:
+            return message
+        lines, images = _size(content)
+        stub = f"{_MASKED}{lines} lines omitted)"
+        return edit(message, stub=stub + (f" ({images} images omitted)" if images else ""))
 
     def _omitted(
         self, messages: list[Message], found: list[int], cut: int, context: Context
@@ -100,16 +107,6 @@ def _tagged(message: Message, tags: Sequence[str]) -> bool:
     if "tags" not in message and "leyline" not in message:
         return False
     return any(tag in tags for tag in tags_of(message))
-
-
-def _omitted(message: Message) -> Message:
-    """Return the observation as a line that counts its lines and images."""
-    content = message.get("content")
-    if isinstance(content, str) and content.startswith(_MASKED) and "\n" not in content:
-        return message
-    lines, images = _size(content)
-    stub = f"{_MASKED}{lines} lines omitted)"
-    return edit(message, stub=stub + (f" ({images} images omitted)" if images else ""))
 
 
 def _size(content: object) -> tuple[int, int]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leyline_policies.builtin.tool_results import check_numbers, result_stub
+from leyline_policies.builtin.old_results import ClearedResults
+from leyline_policies.builtin.tool_results import check_numbers
 from leyline_policies.context import Context
-from leyline_policies.policy import Message, Mode
+from leyline_policies.policy import Message
 
 
 @dataclass(frozen=True, slots=True)
-class ObservationMasking:
+class ObservationMasking(ClearedResults):
     """Replace tool results older than the newest ``attention_window`` events by a placeholder.
 
     An event is a message; an assistant message that makes several calls counts once per call.
@@ -25,8 +27,6 @@ class ObservationMasking:
     """
 
     name: ClassVar[str] = "observation_masking"
-    mode: ClassVar[Mode] = "amortize"
-    trusted: ClassVar[bool] = True
 
     attention_window: int = 100
     placeholder: str = "<MASKED>"
@@ -35,13 +35,10 @@ class ObservationMasking:
         """Raise ValueError for a window of no event."""
         check_numbers(1, attention_window=self.attention_window)
 
-    def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
-        """Return the messages with the older tool results masked."""
+    def _places(self, messages: list[Message], context: Context) -> Sequence[int]:
         end = self._window_start(messages)
-        if not end:
-            return messages
-        results = context.results(messages)
-        return context.edited(messages, self._masked, results[: bisect_left(results, end)])
+        results = context.results(messages) if end else ()
+        return results[: bisect_left(results, end)]
 
     def _window_start(self, messages: list[Message]) -> int:
         """Return the start of the window; messages before it are outside."""
@@ -53,6 +50,3 @@ class ObservationMasking:
             if left <= 0:
                 return index
         return 0
-
-    def _masked(self, message: Message) -> Message:
-        return result_stub(message, self.placeholder)

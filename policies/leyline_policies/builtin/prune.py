@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
-from leyline_policies.builtin.tool_results import (
-    check_numbers,
-    result_stub,
-    tool_names,
-)
+from leyline_policies.builtin.old_results import ClearedResults, of_tools
+from leyline_policies.builtin.tool_results import check_numbers
 from leyline_policies.context import Context
-from leyline_policies.policy import Message, Mode
+from leyline_policies.policy import Message
 
 
 @dataclass(frozen=True, slots=True)
-class Prune:
+class Prune(ClearedResults):
     """Clear tool results older than the newest ``protect_tokens`` tokens of them, in batches.
 
     Whenever a user message follows an answer, results before the last ``recent_turns`` turns (a
@@ -34,8 +32,6 @@ class Prune:
     """
 
     name: ClassVar[str] = "prune"
-    mode: ClassVar[Mode] = "amortize"
-    trusted: ClassVar[bool] = True
 
     protect_tokens: int = 40_000
     minimum_tokens: int = 20_000
@@ -48,20 +44,17 @@ class Prune:
         check_numbers(0, protect_tokens=self.protect_tokens, minimum_tokens=self.minimum_tokens)
         check_numbers(1, recent_turns=self.recent_turns)
 
-    def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:
-        """Return the messages with old tool results cleared."""
+    def _places(self, messages: list[Message], context: Context) -> Sequence[int]:
         ends = self._ends_of_old(messages, context)
         if not ends:
-            return messages
+            return ()
         # Names cost more than tokens, and few conversations are long enough to need them.
-        found = [i for i in context.results(messages) if i < ends[-1]]
+        found: Sequence[int] = [i for i in context.results(messages) if i < ends[-1]]
         if sum(self._tokens(messages, found, context)) <= self.minimum_tokens:
-            return messages
-        if self.exclude_tools:
-            names = tool_names(messages, context)
-            found = [i for i in found if names[i] not in self.exclude_tools]
+            return ()
+        found = of_tools(found, messages, context, exclude=self.exclude_tools)
         cleared = self._cleared_count(found, self._tokens(messages, found, context), ends)
-        return context.edited(messages, self._cleared, found[:cleared])
+        return found[:cleared]
 
     def _ends_of_old(self, messages: list[Message], context: Context) -> list[int]:
         """Return, for each turn that ended, where the turns begin that were recent then."""
@@ -72,12 +65,12 @@ class Prune:
             if place >= self.recent_turns and messages[user - 1].get("role") != "user"
         ]
 
-    def _tokens(self, messages: list[Message], found: list[int], context: Context) -> list[int]:
+    def _tokens(self, messages: list[Message], found: Sequence[int], context: Context) -> list[int]:
         """Return the tokens of each result; 0 for one that is cleared already."""
         tokens = context.each_tokens(messages)
         return [0 if messages[i].get("content") == self.placeholder else tokens[i] for i in found]
 
-    def _cleared_count(self, found: list[int], tokens: list[int], ends: list[int]) -> int:
+    def _cleared_count(self, found: Sequence[int], tokens: list[int], ends: list[int]) -> int:
         """Return how many results, the oldest, were cleared at the end of the turns."""
         before = [0, *accumulate(tokens)]  # tokens of all results before each
         cleared = reach = 0
@@ -88,6 +81,3 @@ class Prune:
             if before[reach] - before[cleared] > self.minimum_tokens:
                 cleared = reach
         return cleared
-
-    def _cleared(self, message: Message) -> Message:
-        return result_stub(message, self.placeholder)

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leyline_policies.builtin.tool_results import tool_names
+from leyline_policies.builtin.old_results import ShorterResults, of_tools
 from leyline_policies.context import Context
 from leyline_policies.conversation import map_text
-from leyline_policies.policy import Message, Mode
+from leyline_policies.policy import Message
 
 _LONGEST_MARKER = len("\n[999999999999 characters cut]\n")
 
 
 @dataclass(frozen=True, slots=True)
-class TruncateOlderThan:
+class TruncateOlderThan(ShorterResults):
     """Shorten all but the newest ``n`` tool results to a head and a tail.
 
     A text of more than ``max_chars`` characters becomes its beginning and its end around a line
@@ -26,8 +26,6 @@ class TruncateOlderThan:
     """
 
     name: ClassVar[str] = "truncate_older_than"
-    mode: ClassVar[Mode] = "amortize"
-    trusted: ClassVar[bool] = True
 
     n: int = 2
     max_chars: int = 200
@@ -41,24 +39,12 @@ class TruncateOlderThan:
         if self.tools is not None and not self.tools:
             raise ValueError("tools=[] names no tool; leave it out to shorten the results of all")
 
-    def transform(
-        self, messages: list[Message], turn_idx: int, context: Context | None = None
-    ) -> list[Message]:
-        """Return the messages with the older tool results shortened."""
-        context = context or Context()
-        results = self._results(messages, context)
-        return context.edited(messages, self._shortened, results[: max(0, len(results) - self.n)])
+    def _places(self, messages: list[Message], context: Context) -> Sequence[int]:
+        results = of_tools(context.results(messages), messages, context, tools=self.tools)
+        return results[: max(0, len(results) - self.n)]
 
-    def _shortened(self, message: Message) -> Message:
+    def _shorter(self, message: Message) -> Message:
         return map_text(message, self._shorten)
-
-    def _results(self, messages: list[Message], context: Context) -> Sequence[int]:
-        """Return the places of the tool results, oldest first."""
-        found = context.results(messages)
-        if self.tools is None:
-            return found
-        names = tool_names(messages, context)
-        return [i for i in found if names[i] in self.tools]
 
     def _shorten(self, text: str) -> str:
         if len(text) <= max(self.max_chars, _LONGEST_MARKER):

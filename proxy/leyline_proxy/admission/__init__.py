@@ -1,5 +1,5 @@
 """Admission of requests: fair queueing across tenants, and rate limits."""
 
-from .gate import Gate
+from .gate import AdmissionGate
 
-__all__ = ["Gate"]
+__all__ = ["AdmissionGate"]

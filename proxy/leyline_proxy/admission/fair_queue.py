@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 
-class Entry(Enum):
+class Arrival(Enum):
     """The result of a request's arrival."""
 
     RUNS = "runs"
@@ -78,7 +78,7 @@ class FairQueue(Generic[T]):
         line = self._lines.get(tenant)
         return 0 if line is None else len(line.waiting)
 
-    def enter(self, tenant: str, ticket: T, share: Share) -> Entry:
+    def enter(self, tenant: str, ticket: T, share: Share) -> Arrival:
         """Admit a request, queue it, or refuse it.
 
         Args:
@@ -90,13 +90,13 @@ class FairQueue(Generic[T]):
         line.share = share
         if self._running < self._places and not line.full and not line.waiting:
             self._start(line)
-            return Entry.RUNS
+            return Arrival.RUNS
         if len(line.waiting) >= share.max_waiting:
             self._tidy(tenant, line)
-            return Entry.FULL
+            return Arrival.FULL
         self._came += 1
         line.waiting[ticket] = self._came
-        return Entry.WAITS
+        return Arrival.WAITS
 
     def leave(self, tenant: str, ticket: T) -> bool:
         """Remove a waiting request; return False if it no longer waited."""

@@ -13,7 +13,7 @@ from ..errors import QueueFullError, QueueTimeoutError, RateLimitError
 from ..telemetry.metrics import Metrics
 from ..tenants import Tenant
 from .bucket import TokenBucket
-from .fair_queue import Entry, FairQueue, Share
+from .fair_queue import Arrival, FairQueue, Share
 from .pace import Pace
 
 Watch = Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
@@ -25,7 +25,7 @@ _FIRST_GUESS_S = 1.0
 _LONGEST_RETRY_S = 60
 
 
-class Gate:
+class AdmissionGate:
     """Admits requests, and counts running and waiting ones.
 
     Args:
@@ -131,9 +131,9 @@ class Gate:
         share = Share(limits.weight, limits.max_concurrent, limits.max_queued)
         entry = self._queue.enter(name, ticket, share)
         self._show(name)
-        if entry is Entry.RUNS:
+        if entry is Arrival.RUNS:
             return None
-        if entry is Entry.FULL:
+        if entry is Arrival.FULL:
             self._metrics.limited.labels(name, QueueFullError.code).inc()
             raise QueueFullError(limits.max_queued, self._retry_after_s(tenant))
         return ticket

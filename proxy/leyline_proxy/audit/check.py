@@ -21,7 +21,7 @@ OPENERS = frozenset({"rotate"})
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditFinding:
     """The first bad line."""
 
     damage: Damage
@@ -46,7 +46,7 @@ class Checked:
     """Number of the oldest file kept when the newest one was begun."""
     wanted: set[str] = field(default_factory=set)
     """Required hashes that haven't been found yet."""
-    finding: Finding | None = None
+    finding: AuditFinding | None = None
 
 
 def torn_account(pieces: Sequence[bytes]) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def check_file(data: bytes, checked: Checked, keys: Sequence[AuditKey]) -> None:
     walk = _Walk(lines, checked, keys or (None,))
     checked.finding = walk.run()
     if checked.finding is None and tail:
-        checked.finding = Finding("torn", len(lines) + 1, _TORN_WHY)
+        checked.finding = AuditFinding("torn", len(lines) + 1, _TORN_WHY)
 
 
 _TORN_WHY = "the last line is incomplete: a crash that no start has noted yet, or a cut"
@@ -81,7 +81,7 @@ class _Walk:
         self._checked = checked
         self._keys = list(keys)
 
-    def run(self) -> Finding | None:
+    def run(self) -> AuditFinding | None:
         """Return the first bad line."""
         at = 0
         while at < len(self._lines):
@@ -128,34 +128,36 @@ class _Walk:
         same = record.get("torn") == torn_account(self._lines[at:end])
         return end - at if fits and same else 0
 
-    def _unsealed(self, at: int) -> Finding:
+    def _unsealed(self, at: int) -> AuditFinding:
         following = self._sealed(at + 1)
         if following is not None and self._follows(following):
             why = "a line that is not of this chain, between two that belong together"
-            return Finding("inserted", at + 1, why)
-        return Finding("edited", at + 1, "the line is not what its hash was taken over")
+            return AuditFinding("inserted", at + 1, why)
+        return AuditFinding("edited", at + 1, "the line is not what its hash was taken over")
 
-    def _place(self, at: int, line: Line) -> Finding | None:
+    def _place(self, at: int, line: Line) -> AuditFinding | None:
         """Return the fault in a sealed line's place."""
         checked, number = self._checked, at + 1
         if checked.head is None:
             if self._follows(line) or self._opens_torn(at, line):
                 checked.first_seq = line.seq
                 return None
-            return Finding("removed", number, f"begins with record {line.seq}, which begins no log")
+            return AuditFinding(
+                "removed", number, f"begins with record {line.seq}, which begins no log"
+            )
         return None if self._follows(line) else self._misplaced(number, line, checked.head.seq + 1)
 
-    def _misplaced(self, number: int, line: Line, expected: int) -> Finding:
+    def _misplaced(self, number: int, line: Line, expected: int) -> AuditFinding:
         if line.seq == expected:
             why = f"the line before record {line.seq} is not the one that it names: sealed anew"
-            return Finding("edited", max(1, number - 1), why)
+            return AuditFinding("edited", max(1, number - 1), why)
         if line.seq < expected:
-            return Finding("inserted", number, f"record {line.seq} stands here again")
+            return AuditFinding("inserted", number, f"record {line.seq} stands here again")
         if expected in self._later(number):
-            return Finding("reordered", number, f"record {line.seq} stands before {expected}")
+            return AuditFinding("reordered", number, f"record {line.seq} stands before {expected}")
         last = line.seq - 1
         gone = f"record {last} is" if last == expected else f"records {expected} to {last} are"
-        return Finding("removed", number, f"{gone} missing")
+        return AuditFinding("removed", number, f"{gone} missing")
 
     def _opens_torn(self, at: int, line: Line) -> bool:
         return (
@@ -167,7 +169,7 @@ class _Walk:
     def _later(self, number: int) -> set[int]:
         return {line.seq for raw in self._lines[number:] if (line := read_line(raw)) is not None}
 
-    def _content(self, at: int, line: Line) -> Finding | None:
+    def _content(self, at: int, line: Line) -> AuditFinding | None:
         """Record a line that is in its right place."""
         checked = self._checked
         checked.head = Head(line.seq, line.hash)
@@ -181,11 +183,11 @@ class _Walk:
         if line.kind == "rotate":
             checked.oldest = record.get("oldest")
         if line.kind == "recovered" and not self._accounted(at, record):
-            return Finding("removed", at + 1, "the pieces that this record speaks of are gone")
+            return AuditFinding("removed", at + 1, "the pieces that this record speaks of are gone")
         missing = record.get("missing")
         if missing:
             why = f"the log ended at record {missing.get('seq')} and was cut before this start"
-            return Finding("truncated", at + 1, why)
+            return AuditFinding("truncated", at + 1, why)
         return None
 
     def _accounted(self, at: int, record: dict[str, Any]) -> bool:
@@ -196,12 +198,12 @@ class _Walk:
 _TELLING = frozenset({"gap", "rotate", "recovered", "start"})
 
 
-def broken_at_end(checked: Checked) -> Finding | None:
+def broken_at_end(checked: Checked) -> AuditFinding | None:
     """Return the fault after all files were read: required hashes that weren't found."""
     if checked.finding is None and checked.wanted:
         last = checked.head.seq if checked.head is not None else 0
         why = f"ends at record {last}, before the head that it is known to have had"
-        return Finding("truncated", 0, why)
+        return AuditFinding("truncated", 0, why)
     return None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .chain import AuditKey, read_line
-from .check import Checked, Finding, broken_at_end, check_file, lines_of
+from .check import AuditFinding, Checked, broken_at_end, check_file, lines_of
 from .files import read_head, rotated
 
 _TORN_LOOKS = 3
@@ -39,12 +39,12 @@ class LogFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AuditVerdict:
     """The result of checking one log."""
 
     path: Path
     checked: Checked
-    finding: Finding | None
+    finding: AuditFinding | None
     file: Path | None
     """The file with the first bad line."""
 
@@ -73,7 +73,7 @@ def find_logs(path: Path) -> list[LogFiles]:
     return [LogFiles(path, (*earlier, path) if path.is_file() else earlier, whole=True)]
 
 
-def verify(log: LogFiles, keys: Sequence[AuditKey] = (), head: str | None = None) -> Verdict:
+def verify(log: LogFiles, keys: Sequence[AuditKey] = (), head: str | None = None) -> AuditVerdict:
     """Check one log.
 
     Args:
@@ -103,7 +103,7 @@ def _now(log: LogFiles) -> LogFiles:
         return log
 
 
-def _verified(log: LogFiles, keys: Sequence[AuditKey], head: str | None) -> Verdict:
+def _verified(log: LogFiles, keys: Sequence[AuditKey], head: str | None) -> AuditVerdict:
     checked = Checked()
     saved = read_head(log.path) if log.whole else None
     checked.wanted = {each for each in (head, saved.hash if saved else None) if each}
@@ -113,9 +113,9 @@ def _verified(log: LogFiles, keys: Sequence[AuditKey], head: str | None) -> Verd
             _refuse_keyed(data, file)
         check_file(data, checked, keys)
         if checked.finding is not None:
-            return Verdict(log.path, checked, checked.finding, file)
+            return AuditVerdict(log.path, checked, checked.finding, file)
     finding = _pruned_more(log, checked) or broken_at_end(checked)
-    return Verdict(log.path, checked, finding, log.files[-1] if finding else None)
+    return AuditVerdict(log.path, checked, finding, log.files[-1] if finding else None)
 
 
 def records(log: LogFiles) -> Iterator[dict[str, Any]]:
@@ -140,11 +140,11 @@ def _refuse_keyed(data: bytes, file: Path) -> None:
         raise KeyNeededError(f"{file} is sealed with the key {line.key}; give it with --key-file")
 
 
-def _pruned_more(log: LogFiles, checked: Checked) -> Finding | None:
+def _pruned_more(log: LogFiles, checked: Checked) -> AuditFinding | None:
     """Return a finding if files are gone that the log reports as kept."""
     if not log.whole or checked.oldest is None:
         return None
     first = min(rotated(log.path), default=0)
     if first <= checked.oldest and first:
         return None
-    return Finding("removed", 1, f"earlier files are gone, from number {checked.oldest} on")
+    return AuditFinding("removed", 1, f"earlier files are gone, from number {checked.oldest} on")

@@ -33,7 +33,7 @@ class ServerAnswerError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerAnswer:
     """One streamed answer; times in ms since the request was sent."""
 
     ttft_ms: float
@@ -76,7 +76,7 @@ class GenerateClient:
         message_id: str = "",
         payload: EditPayload | None = None,
         logprobs: bool = True,
-    ) -> Answer:
+    ) -> ServerAnswer:
         """Return greedy tokens, past any end of sequence.
 
         Args:
@@ -169,11 +169,11 @@ class GenerateClient:
         return tokens
 
 
-def _answer(event: Mapping[str, Any], ttft_ms: float, e2e_ms: float) -> Answer:
+def _answer(event: Mapping[str, Any], ttft_ms: float, e2e_ms: float) -> ServerAnswer:
     if "meta_info" not in event:
         raise ServerAnswerError(f"/generate breaks off: {json.dumps(event)[:300]}")
     meta = event["meta_info"]
-    return Answer(
+    return ServerAnswer(
         ttft_ms=ttft_ms,
         e2e_ms=e2e_ms,
         prompt_tokens=meta["prompt_tokens"],

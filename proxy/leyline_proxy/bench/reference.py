@@ -18,7 +18,7 @@ import msgspec
 from leyline_engine.contract import RECEIPT_PATH, EditPayload, TurnRecord, edit_envelope
 
 from ..upstream.embedded import create_embedded_engine
-from .generate import TOP, Answer, ServerAnswerError, StepLogprobs
+from .generate import TOP, ServerAnswer, ServerAnswerError, StepLogprobs
 from .workload import Retained, Session, SessionName, edit_turn, replay_turn
 
 
@@ -30,7 +30,7 @@ class Steps:
     top: tuple[StepLogprobs, ...]
 
 
-def logit_delta(answer: Steps | Answer, reference: Steps) -> float | None:
+def logit_delta(answer: Steps | ServerAnswer, reference: Steps) -> float | None:
     """Return the largest difference of log probabilities to a reference.
 
     It covers the tokens that are among the likeliest of both, at the first generated position and

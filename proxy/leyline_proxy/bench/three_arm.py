@@ -17,7 +17,7 @@ from typing import Any
 from leyline_engine.contract import EditPayload
 
 from .figures import BenchArm, FloorSample, Phase, PhaseFigures, Sample, level_json
-from .generate import Answer, GenerateClient
+from .generate import GenerateClient, ServerAnswer
 from .reference import Reference, Steps, logit_delta
 from .workload import (
     TURNS,
@@ -26,7 +26,7 @@ from .workload import (
     Session,
     SessionName,
     Size,
-    Turn,
+    WorkloadTurn,
     assemble,
     edit_turn,
     replay_turn,
@@ -101,7 +101,7 @@ class Level:
     floor: dict[Phase, list[FloorSample]] = field(
         default_factory=lambda: {phase: [] for phase in Phase}
     )
-    answers: dict[BenchArm, list[Answer]] = field(
+    answers: dict[BenchArm, list[ServerAnswer]] = field(
         default_factory=lambda: {arm: [] for arm in ARM_ORDER}
     )
     """Answers of the replay phase, by case."""
@@ -216,8 +216,8 @@ class ThreeArmBench:
         group.level.answers[arm] += await self._measured(group, arm, Phase.REPLAY, replays)
 
     async def _measured(
-        self, group: Group, arm: BenchArm, phase: Phase, turns: Sequence[Turn]
-    ) -> list[Answer]:
+        self, group: Group, arm: BenchArm, phase: Phase, turns: Sequence[WorkloadTurn]
+    ) -> list[ServerAnswer]:
         answers = await asyncio.gather(
             *(
                 self._send(_prompt(case, phase), group.salt, turn.payload, tokens=_NEW_TOKENS)
@@ -281,7 +281,7 @@ class ThreeArmBench:
         payload: EditPayload | None = None,
         *,
         tokens: int = _BUILD_TOKENS,
-    ) -> Answer:
+    ) -> ServerAnswer:
         message_id = "" if payload is None else _message_id(payload)
         answer = await self._client.generate(
             prompt, tokens, salt=salt, message_id=message_id, payload=payload
@@ -325,7 +325,7 @@ def _prompt(case: Case, phase: Phase) -> tuple[int, ...]:
     return case.session.edited if phase is Phase.EDIT else case.session.replayed
 
 
-def _plain_sample(answer: Answer, must: MustPrefill) -> Sample:
+def _plain_sample(answer: ServerAnswer, must: MustPrefill) -> Sample:
     prefilled = answer.prompt_tokens - answer.cached_tokens
     return Sample(
         prompt=answer.prompt_tokens,

@@ -232,14 +232,14 @@ class MustPrefill:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class WorkloadTurn:
     """One request of the splice arm."""
 
     payload: EditPayload
     must: MustPrefill
 
 
-def edit_turn(session: Session, name: SessionName, last: Retained, boundary: int) -> Turn:
+def edit_turn(session: Session, name: SessionName, last: Retained, boundary: int) -> WorkloadTurn:
     """Return the edit phase's request: from the last build, with one replacement.
 
     Args:
@@ -263,12 +263,12 @@ def edit_turn(session: Session, name: SessionName, last: Retained, boundary: int
         directives=(Directive(start, end, session.synonym),),
         segments=segments,
     )
-    return Turn(payload, MustPrefill(len(session.synonym), 1, _sink(start), boundary, 1))
+    return WorkloadTurn(payload, MustPrefill(len(session.synonym), 1, _sink(start), boundary, 1))
 
 
 def replay_turn(
     session: Session, name: SessionName, last: Retained, edited: Retained, boundary: int
-) -> Turn:
+) -> WorkloadTurn:
     """Return the replay phase's request: the edit up to the edited turn, then the last build.
 
     Arguments as for :func:`edit_turn`; ``edited`` is the edit phase's request.
@@ -289,7 +289,7 @@ def replay_turn(
         lineage=edited.lineage,
     )
     must = MustPrefill(0, 1, _sink(seam), boundary, 1 if boundary else 0)
-    return Turn(payload, must)
+    return WorkloadTurn(payload, must)
 
 
 def _sink(prefix: int) -> int:

@@ -20,7 +20,7 @@ from leyline_engine.contract import (
 )
 
 from ..errors import ProxyError
-from ..telemetry.claims import ClaimMetrics
+from ..telemetry.claim_metrics import ClaimMetrics
 from ..telemetry.metrics import Metrics
 from ..turns.ports import EngineLog
 from ..upstream.replica import Replica

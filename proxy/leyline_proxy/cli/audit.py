@@ -15,7 +15,7 @@ from rich.markup import escape
 if TYPE_CHECKING:
     from ..audit.chain import AuditKey
     from ..audit.effects import EditView
-    from ..audit.reading import LogFiles, Verdict
+    from ..audit.reading import AuditVerdict, LogFiles
 
 BROKEN = 1
 USAGE_ERROR = 2
@@ -183,7 +183,7 @@ def _moment(value: datetime | None) -> str:
     return stamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _verdict_document(verdict: Verdict) -> dict[str, Any]:
+def _verdict_document(verdict: AuditVerdict) -> dict[str, Any]:
     checked, finding = verdict.checked, verdict.finding
     return {
         "log": str(verdict.path),
@@ -201,7 +201,7 @@ def _verdict_document(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _print_verdict(verdict: Verdict) -> None:
+def _print_verdict(verdict: AuditVerdict) -> None:
     console = Console(highlight=False, soft_wrap=True)
     checked, finding = verdict.checked, verdict.finding
     name = escape(str(verdict.path))

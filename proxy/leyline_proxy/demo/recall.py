@@ -100,7 +100,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RecallAnswer:
     """A stack's answer to a question."""
 
     question: Question
@@ -154,7 +154,7 @@ def questions(policy: str) -> list[Question]:
     return found
 
 
-def ask_all(driver: ChatDriver, policy: str) -> tuple[Answer, ...]:
+def ask_all(driver: ChatDriver, policy: str) -> tuple[RecallAnswer, ...]:
     """Play the session against a stack and ask the questions, each after the same history.
 
     Every request is sent, so the stack holds the text that it later edits; the model's answers in
@@ -174,7 +174,7 @@ def ask_all(driver: ChatDriver, policy: str) -> tuple[Answer, ...]:
     for request in conversation():
         driver.answer(request, session=session, max_tokens=1)
     return tuple(
-        Answer(
+        RecallAnswer(
             question,
             said(driver.answer(ask(question), session=session, max_tokens=ANSWER_TOKENS), question),
         )
@@ -193,7 +193,7 @@ def said(message: ChatCompletionMessage, question: Question) -> str:
     return ", ".join(f"{call.name} {call.arguments}" for call in calls)
 
 
-def answers_table(answers: Mapping[Arm, Sequence[Answer]]) -> Table:
+def answers_table(answers: Mapping[Arm, Sequence[RecallAnswer]]) -> Table:
     """Return one row per question: the expected answer and each arm's, wrong ones in red."""
     table = Table(
         title="What the model answers afterwards",

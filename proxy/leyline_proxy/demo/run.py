@@ -20,7 +20,7 @@ from ..replay.driver import ChatDriver
 from ..replay.errors import ReplayError, StackError
 from ..replay.results import Arm, ArmRun
 from ..replay.traces import Trace, read_trace
-from .recall import Answer, ask_all
+from .recall import RecallAnswer, ask_all
 
 START_S = 600.0
 """Longest wait for ``leyline serve``, which may have a model to download."""
@@ -39,7 +39,7 @@ class Demonstration:
     """The arms' results for the session, and the model's answers afterwards."""
 
     runs: dict[Arm, ArmRun]
-    answers: dict[Arm, tuple[Answer, ...]]
+    answers: dict[Arm, tuple[RecallAnswer, ...]]
     """Answers of the arms that ran; see :func:`~leyline_proxy.demo.recall.ask_all`."""
 
 
@@ -52,7 +52,7 @@ def run_arms(
         ReplayError: a server that does not start or fails, or contradictory figures.
     """
     runs: dict[Arm, ArmRun] = {}
-    answers: dict[Arm, tuple[Answer, ...]] = {}
+    answers: dict[Arm, tuple[RecallAnswer, ...]] = {}
     for arm in (Arm.RADIX, Arm.SPLICE):
         progress(arm, 0)
         with (

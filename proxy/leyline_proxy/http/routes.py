@@ -17,7 +17,7 @@ from ..upstream.summary import replica_document
 from ..wiring.services import Services
 from .api import Api
 from .chat import CHAT
-from .claims import install_claims
+from .claim_routes import install_claims
 from .completions import COMPLETIONS_PATH, CompletionExchange
 from .counting import CountExchange
 from .exchange import ServedBy

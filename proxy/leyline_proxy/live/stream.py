@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from ..admission import Gate
+from ..admission import AdmissionGate
 from ..claims.watch import ClaimWatch
 from ..errors import UnauthorizedError
 from ..sessions import SessionStore
@@ -41,7 +41,7 @@ class Sources:
     feed: LiveFeed
     store: SessionStore
     pool: ReplicaPool
-    gate: Gate
+    gate: AdmissionGate
     watches: Mapping[str, ClaimWatch]
     """Watches by name of the engine."""
     shutdown: Shutdown

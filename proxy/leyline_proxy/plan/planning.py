@@ -175,7 +175,7 @@ def _with_uncached(plan: TurnPlan, prepared: Prepared, session: Session | None) 
 def edited_by_messages(last: RetainedTurn | None, prepared: Prepared) -> tuple[EditRecord, ...]:
     """Return the changes since ``last`` in the common part, as far as messages show them.
 
-    This is the account for a back end with unknown tokens: no spans, no counts.
+    This is the account for an engine with unknown tokens: no spans, no counts.
     """
     if last is None:
         return ()
@@ -279,7 +279,7 @@ def _synthesize(
 
 def _with_lost_sources(given: PlanInput, prepared: Prepared, plan: TurnPlan) -> TurnPlan:
     """Return the plan with records of edits that no source shows, because the earlier turns were on
-    another back end or an earlier run of this one."""
+    another engine or an earlier run of this one."""
     last = given.last
     if last is None or last.model_fingerprint == given.status.retains_as or plan.edits:
         return plan

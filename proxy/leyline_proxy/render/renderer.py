@@ -17,7 +17,14 @@ from ..model.rendered import MessageSpan, Rendered
 from .continuing import Beginnings
 from .dialects import Dialect, RenderError, dialect_of
 from .marks import CharSpan, content_spans, unique_spans
-from .memoised import Conversation, Entry, FragmentMemory, IncrementalTemplate, Prompt, key_of
+from .memoised import (
+    Conversation,
+    FragmentMemory,
+    IncrementalTemplate,
+    MessageEntry,
+    Prompt,
+    key_of,
+)
 from .template import ChatTemplate, chat_environment
 from .tokens import BYTES_PER_CHAR, PieceTokenizer
 
@@ -248,9 +255,9 @@ class ChatRenderer:
             self._conversations.put([*messages], found, found.weight, instead_of=before)
         return found
 
-    def _entry(self, key: bytes) -> Entry:
+    def _entry(self, key: bytes) -> MessageEntry:
         message = marshal.loads(key)  # noqa: S302 - our own bytes; an unchangeable copy
-        return Entry(key, self._dialect.message(message))
+        return MessageEntry(key, self._dialect.message(message))
 
     def _normal(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         return [self._dialect.message(each) for each in self._dialect.conversation(messages)]

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from leyline_engine.contract import TokenCounts
 
 from .bounded import BoundedCounter, BoundedGauge, BoundedHistogram, LabelBounds, bound
-from .catalogue import ENTRIES, Entry
+from .catalogue import ENTRIES, CatalogueEntry
 from .exposition import is_shared
 from .tracing import current_trace_id, stage_span
 
@@ -118,7 +118,7 @@ class Metrics:
         for entry in ENTRIES:
             setattr(self, entry.attribute, _metric(entry, self.registry, bounds, self.shared))
         self._met: set[tuple[str, str]] = set()
-        self._starting: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
+        self._starting: dict[tuple[str, ...], list[CatalogueEntry]] = defaultdict(list)
         for entry in ENTRIES:
             if entry.starts:
                 self._starting[entry.met_by].append(entry)
@@ -204,7 +204,7 @@ class _Stage(AbstractContextManager[None]):
 
 
 def _metric(
-    entry: Entry, registry: CollectorRegistry, bounds: LabelBounds, shared: bool
+    entry: CatalogueEntry, registry: CollectorRegistry, bounds: LabelBounds, shared: bool
 ) -> Counter | Gauge | Histogram:
     spec = entry.spec
     made: BoundedCounter | BoundedGauge | BoundedHistogram

@@ -173,7 +173,7 @@ def retained_turn(
 ) -> RetainedTurn | None:
     """Return the turn for use by later ones, or None if the engine doesn't hold it.
 
-    It is a source only for an engine that received its envelope. With any other back end it has no
+    It is a source only for an engine that received its envelope. With any other engine it has no
     tokens, and serves to find the next turn's edits.
 
     Args:

@@ -22,7 +22,7 @@ from .proof import Rendering, examine_rendering
 log = structlog.get_logger("leyline.handshake")
 
 PLAIN_ENGINE = "plain"
-"""Engine label of a back end without a capability document: everything passes through."""
+"""Engine label of one without a capability document: everything passes through."""
 
 CLAIMS = f"{CLAIM_ACTION}@{ACTION_VERSION}"
 """The action of engines that take claims, in a capability."""

@@ -8,7 +8,7 @@ from secrets import token_hex
 
 from starlette.types import ASGIApp
 
-from ..admission import Gate
+from ..admission import AdmissionGate
 from ..claims.pinning import Pinning
 from ..claims.service import ClaimService
 from ..claims.watch import ClaimWatch
@@ -32,7 +32,7 @@ from ..sessions import SessionStore
 from ..sessions.stored_responses import ResponseStore
 from ..settings import Settings, secret_of
 from ..shutdown import Shutdown
-from ..telemetry.claims import ClaimMetrics
+from ..telemetry.claim_metrics import ClaimMetrics
 from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import Tracing
 from ..tenants import KeyFile, TenantDirectory, build_directory
@@ -65,7 +65,7 @@ class Services:
     claim_watches: tuple[ClaimWatch, ...]
     policy_file: PolicyFile | None
     key_file: KeyFile | None
-    gate: Gate
+    gate: AdmissionGate
     audit: Auditor
     feed: LiveFeed
     tracing: Tracing
@@ -173,7 +173,7 @@ def build_services(
         tuple(watches.values()),
         policy_file,
         KeyFile(keys, tenants.replace, metrics) if keys is not None else None,
-        Gate(settings.max_concurrent, metrics),
+        AdmissionGate(settings.max_concurrent, metrics),
         audit,
         feed,
         tracing or build_tracing(settings, grace_s=settings.shutdown_grace_s),

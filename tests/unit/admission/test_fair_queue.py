@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from leyline_proxy.admission.bucket import TokenBucket
-from leyline_proxy.admission.fair_queue import Entry, FairQueue, Share
+from leyline_proxy.admission.fair_queue import Arrival, FairQueue, Share
 
 WEIGHTS = st.sampled_from([0.25, 1.0, 2.0, 5.0])
 
@@ -34,7 +34,7 @@ def test_shares_of_tenants_that_always_wait_are_their_weights(
     for ticket in range(served):
         for index, weight in enumerate(weights):
             share = Share(weight, max_waiting=served)
-            assert queue.enter(str(index), ticket * len(weights) + index, share) is Entry.WAITS
+            assert queue.enter(str(index), ticket * len(weights) + index, share) is Arrival.WAITS
     queue.release("first")
     counts = Counter(serve(queue) for _ in range(served))
     shares = [counts[str(index)] / weight for index, weight in enumerate(weights)]
@@ -61,7 +61,7 @@ def test_idle_places_cost_nothing_later() -> None:
     """A tenant that had the proxy to itself is no worse off beside one that comes later."""
     queue: FairQueue[int] = FairQueue(1)
     for ticket in range(1000):
-        assert queue.enter("early", ticket, Share()) is Entry.RUNS
+        assert queue.enter("early", ticket, Share()) is Arrival.RUNS
         queue.release("early")
     queue.enter("early", 1000, Share())
     for ticket in range(10):
@@ -76,10 +76,10 @@ def test_a_tenant_at_its_own_limit_leaves_places_to_others() -> None:
     """Its requests wait while places are free, and others overtake them."""
     queue: FairQueue[int] = FairQueue(3)
     share = Share(max_running=1)
-    assert queue.enter("red", 1, share) is Entry.RUNS
-    assert queue.enter("red", 2, share) is Entry.WAITS
+    assert queue.enter("red", 1, share) is Arrival.RUNS
+    assert queue.enter("red", 2, share) is Arrival.WAITS
     assert queue.grant() is None
-    assert queue.enter("blue", 3, Share()) is Entry.RUNS
+    assert queue.enter("blue", 3, Share()) is Arrival.RUNS
     queue.release("red")
     assert queue.grant() == ("red", 2)
 
@@ -105,9 +105,9 @@ class Machine(RuleBasedStateMachine):
         self.tickets += 1
         entry = self.queue.enter(tenant, self.tickets, self.shares[tenant])
         share = self.shares[tenant]
-        if entry is Entry.RUNS:
+        if entry is Arrival.RUNS:
             self.running[tenant] += 1
-        elif entry is Entry.WAITS:
+        elif entry is Arrival.WAITS:
             self.waiting[tenant].append(self.tickets)
         else:
             assert len(self.waiting[tenant]) == share.max_waiting

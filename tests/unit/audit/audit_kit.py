@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from leyline_proxy.audit.chain import AuditKey, Head, seal
 from leyline_proxy.audit.chain_file import ChainFile
-from leyline_proxy.audit.check import Checked, Finding, broken_at_end, check_file
+from leyline_proxy.audit.check import AuditFinding, Checked, broken_at_end, check_file
 from leyline_proxy.audit.records import Record, claim_record, start_record
 from leyline_proxy.audit.writer import AuditWriter
 from leyline_proxy.telemetry.metrics import Metrics
@@ -32,7 +32,9 @@ def lines_of_log(count: int, key: AuditKey | None = None) -> tuple[list[bytes], 
     return lines, head
 
 
-def judged(data: bytes, key: AuditKey | None = None, head: str | None = None) -> Finding | None:
+def judged(
+    data: bytes, key: AuditKey | None = None, head: str | None = None
+) -> AuditFinding | None:
     """Return the faults of a log in one file."""
     checked = Checked(wanted={head} if head else set())
     check_file(data, checked, [key] if key else [])

@@ -21,10 +21,10 @@ from support.waiting import wait
 
 from leyline_proxy.audit.chain_file import WriteFailedError
 from leyline_proxy.audit.files import AuditError, AuditLockedError, rotated
-from leyline_proxy.audit.reading import Verdict, find_logs, records, verify
+from leyline_proxy.audit.reading import AuditVerdict, find_logs, records, verify
 
 
-def checked(path: Path, **options: Any) -> Verdict:
+def checked(path: Path, **options: Any) -> AuditVerdict:
     """The verdict on one log."""
     (log,) = find_logs(path)
     return verify(log, **options)

@@ -18,7 +18,7 @@ from leyline_proxy.bench.workload import (
     Session,
     SessionName,
     Size,
-    Turn,
+    WorkloadTurn,
     assemble,
     edit_turn,
     replay_turn,
@@ -50,7 +50,9 @@ def kept(name: str, tokens: tuple[int, ...]) -> Retained:
     return Retained(name, (*tokens, 7, 8))
 
 
-def resolved(turn: Turn, prompt: tuple[int, ...], *retained: Retained) -> tuple[CopySegment, ...]:
+def resolved(
+    turn: WorkloadTurn, prompt: tuple[int, ...], *retained: Retained
+) -> tuple[CopySegment, ...]:
     """The copies that an engine makes of a turn, once it has checked them."""
     registry = SourceRegistry()
     for one in retained:

@@ -16,8 +16,8 @@ from leyline_proxy.demo.recall import (
     SYSTEM_PROMPT,
     TOOLS,
     TRAINED_MODELS,
-    Answer,
     Question,
+    RecallAnswer,
     answers_table,
     ask,
     conversation,
@@ -113,8 +113,8 @@ def test_words_are_told_as_they_are() -> None:
 def test_the_table_shows_every_answer() -> None:
     """One row per question, a column per arm; an answer other than what is in sight is red."""
     answers = {
-        Arm.RADIX: (Answer(IN_SIGHT, "basil"), Answer(CUT, "a look-up")),
-        Arm.SPLICE: (Answer(IN_SIGHT, "[fox]"), Answer(CUT, "copper")),
+        Arm.RADIX: (RecallAnswer(IN_SIGHT, "basil"), RecallAnswer(CUT, "a look-up")),
+        Arm.SPLICE: (RecallAnswer(IN_SIGHT, "[fox]"), RecallAnswer(CUT, "copper")),
     }
     console = Console(record=True, width=100, force_terminal=True)
     console.print(answers_table(answers))

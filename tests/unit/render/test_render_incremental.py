@@ -11,7 +11,7 @@ import pytest
 from incremental_kit import Message, Tools, TransformersReference, check
 from template_kit import recorded, renderer_of, tokenizer_of
 
-from leyline_proxy.render.memoised.fragments import Entry, FragmentMemory, key_of
+from leyline_proxy.render.memoised.fragments import FragmentMemory, MessageEntry, key_of
 from leyline_proxy.render.memoised.template import IncrementalTemplate
 from leyline_proxy.render.template import ChatTemplate, chat_environment
 
@@ -101,7 +101,7 @@ def test_an_append_renders_what_is_new_and_the_exchange_before(
             # As normalised as all templates want it; no calls, which some of them refuse.
             plain = [{"role": m["role"], "content": str(m["content"])} for m in messages]
             plain = [m for m in plain if m["role"] in ("user", "assistant")]
-            entries = [Entry(key_of(m) or b"", m) for m in plain]
+            entries = [MessageEntry(key_of(m) or b"", m) for m in plain]
             entries = [memory.add(entry) for entry in entries]
             if len({id(entry) for entry in entries}) < len(entries) or len(entries) < 4:
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from leyline_engine.contract import Claim, ClaimKind, ClaimState, ClaimStatus, Predicate
-from leyline_proxy.telemetry.claims import MAX_SERIES, ClaimMetrics
+from leyline_proxy.telemetry.claim_metrics import MAX_SERIES, ClaimMetrics
 from leyline_proxy.telemetry.metrics import Metrics
 
 

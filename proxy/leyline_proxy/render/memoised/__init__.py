@@ -3,7 +3,14 @@
 Whatever fails in here, :mod:`~leyline_proxy.render.renderer` renders the plain way.
 """
 
-from .fragments import Conversation, Entry, FragmentMemory, key_of
+from .fragments import Conversation, FragmentMemory, MessageEntry, key_of
 from .template import IncrementalTemplate, Prompt
 
-__all__ = ["Conversation", "Entry", "FragmentMemory", "IncrementalTemplate", "Prompt", "key_of"]
+__all__ = [
+    "Conversation",
+    "FragmentMemory",
+    "IncrementalTemplate",
+    "MessageEntry",
+    "Prompt",
+    "key_of",
+]

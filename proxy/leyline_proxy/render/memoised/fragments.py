@@ -41,7 +41,7 @@ class Fragment:
         return _OVERHEAD + 2 * len(self.text)
 
 
-class Entry:
+class MessageEntry:
     """A message as the client wrote it, with everything remembered about it."""
 
     __slots__ = ("fragments", "key", "marked", "normal", "weight")
@@ -55,9 +55,9 @@ class Entry:
         """The message with marks, together with its index and the marks."""
         self.weight = _OVERHEAD + 3 * len(key)
 
-    def twin(self) -> Entry:
+    def twin(self) -> MessageEntry:
         """Return the same entry with another object, for a message that is in the list again."""
-        twin = Entry(self.key, {**self.normal})
+        twin = MessageEntry(self.key, {**self.normal})
         twin.fragments = self.fragments
         return twin
 
@@ -66,8 +66,8 @@ class Entry:
 class Conversation:
     """The remembered entries of a list's messages, each with its own object."""
 
-    entries: list[Entry] = field(default_factory=list)
-    places: dict[int, tuple[Entry, int]] = field(default_factory=dict)
+    entries: list[MessageEntry] = field(default_factory=list)
+    places: dict[int, tuple[MessageEntry, int]] = field(default_factory=dict)
     """Each entry and its index, by the identity of the message as templates see it."""
     seen: set[bytes] = field(default_factory=set)
     weight: int = 0
@@ -77,7 +77,7 @@ class Conversation:
         """Return a copy that can be extended."""
         return Conversation([*self.entries], {**self.places}, {*self.seen}, self.weight)
 
-    def add(self, key: bytes, entry: Entry) -> None:
+    def add(self, key: bytes, entry: MessageEntry) -> None:
         """Append a message."""
         own = entry.twin() if key in self.seen else entry
         self.places[id(own.normal)] = (own, len(self.entries))
@@ -91,7 +91,7 @@ class FragmentMemory:
 
     def __init__(self, max_bytes: int = MAX_REMEMBERED_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+        self._entries: OrderedDict[bytes, MessageEntry] = OrderedDict()
         self._bytes = 0
         self._lock = Lock()
 
@@ -100,7 +100,7 @@ class FragmentMemory:
         """Approximate bytes in memory now."""
         return self._bytes
 
-    def find(self, keys: Sequence[bytes]) -> list[Entry | None]:
+    def find(self, keys: Sequence[bytes]) -> list[MessageEntry | None]:
         """Return the entry of each message, or None; ``keys`` are from :func:`key_of`."""
         entries = self._entries
         with self._lock:
@@ -110,7 +110,7 @@ class FragmentMemory:
                     entries.move_to_end(entry.key)
         return found
 
-    def add(self, entry: Entry) -> Entry:
+    def add(self, entry: MessageEntry) -> MessageEntry:
         """Store a message, and return the stored entry."""
         with self._lock:
             known = self._entries.setdefault(entry.key, entry)
@@ -119,7 +119,7 @@ class FragmentMemory:
                 self._shrink()
         return known
 
-    def remember(self, entry: Entry, key: Hashable, fragment: Fragment) -> None:
+    def remember(self, entry: MessageEntry, key: Hashable, fragment: Fragment) -> None:
         """Add a fragment to a message, unless that was forgotten meanwhile."""
         with self._lock:
             known = self._entries.get(entry.key)

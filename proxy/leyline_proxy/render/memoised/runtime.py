@@ -17,7 +17,7 @@ from jinja2 import Environment, Undefined, pass_environment
 from jinja2.utils import Namespace
 
 from ..marks import Found, read_marks, unused_characters, with_marks
-from .fragments import Entry, Fragment, FragmentMemory, key_of
+from .fragments import Fragment, FragmentMemory, MessageEntry, key_of
 from .loops import ENTER, ITEMS, LEAVE, RECALL, Instrumented
 from .reads import LOOP_MEMBER, MEMBER
 
@@ -86,7 +86,7 @@ class Runtime:
         form: Instrumented,
         values: Values,
         memory: FragmentMemory,
-        entries: Mapping[int, tuple[Entry, int]],
+        entries: Mapping[int, tuple[MessageEntry, int]],
         shadowed: Runtime | None = None,
     ) -> None:
         self.form = form
@@ -126,7 +126,7 @@ class Runtime:
             known = self._digests[id(value)] = (value, self._values.digest(value))
         return None if known[1] is None else (kind, known[1])
 
-    def entry_of(self, item: Any) -> tuple[Entry | None, int]:
+    def entry_of(self, item: Any) -> tuple[MessageEntry | None, int]:
         """Return the entry of a loop's item, and its message index (none: -1)."""
         known = self.entries.get(id(item))
         if known is not None:
@@ -135,7 +135,7 @@ class Runtime:
         if data is None:
             return None, -1
         key = _ITEM + data
-        return self.memory.find([key])[0] or self.memory.add(Entry(key, {})), -1
+        return self.memory.find([key])[0] or self.memory.add(MessageEntry(key, {})), -1
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ class Run:
     written: list[tuple[Namespace, str]]
     left: tuple[Any, ...] = ()
     """Values that the loop left in those."""
-    pending: tuple[Any, Entry | None, int, Hashable] = field(default=(None, None, -1, None))
+    pending: tuple[Any, MessageEntry | None, int, Hashable] = field(default=(None, None, -1, None))
     """The item that must be rendered again, and the place to remember it."""
     _last: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None
     """The values read in the iteration before, and their key."""

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment
 
 from ..marks import CharSpan, Found, read_marks, unused_characters, with_marks
-from .fragments import Entry, FragmentMemory
+from .fragments import FragmentMemory, MessageEntry
 from .loops import RUNTIME, instrument
 from .runtime import FILTERS, Break, Part, Placed, Runtime, Values
 
@@ -58,9 +58,9 @@ class IncrementalTemplate:
 
     def render(
         self,
-        entries: Sequence[Entry],
+        entries: Sequence[MessageEntry],
         variables: Mapping[str, Any],
-        places: Mapping[int, tuple[Entry, int]] | None = None,
+        places: Mapping[int, tuple[MessageEntry, int]] | None = None,
     ) -> tuple[list[str], list[CharSpan] | None]:
         """Return the prompt's texts and spans; None for spans that marks don't show.
 
@@ -86,7 +86,7 @@ class IncrementalTemplate:
         return runtime.collect(self._template.root_render_func(self._template.new_context(seen)))
 
     def _outside(
-        self, runtime: Runtime, entries: Sequence[Entry], variables: Mapping[str, Any]
+        self, runtime: Runtime, entries: Sequence[MessageEntry], variables: Mapping[str, Any]
     ) -> Found | None:
         """Return the contents in the texts around the loops, in characters of the joined texts."""
         if not self._form.contents_outside:
@@ -108,7 +108,7 @@ class IncrementalTemplate:
         return read_marks("".join(marked), marks, "".join(plain)) if same else None
 
 
-def _marked(entry: Entry, index: int, marks: str) -> Mapping[str, Any]:
+def _marked(entry: MessageEntry, index: int, marks: str) -> Mapping[str, Any]:
     """Return the message with marks; remembered, as a message seldom changes its index."""
     known = entry.marked
     if known is None or known[0] != (index, marks):

@@ -11,7 +11,7 @@ from . import keys as names
 from .fair_bound import FairBound
 from .keys import Keys
 from .link import RedisLink
-from .stored import Candidate, chain_of, longest_whole, opening_of, overview_of
+from .stored import SessionCandidate, chain_of, longest_whole, opening_of, overview_of
 
 _MAX_OPENINGS = 32
 """Sessions with one opening that are considered, latest first."""
@@ -105,10 +105,10 @@ class Directory:
 
     async def candidates(
         self, tenant: str, key: str, chain: Sequence[int], shortest: int
-    ) -> list[Candidate]:
+    ) -> list[SessionCandidate]:
         """Return sessions from hints, down to the longest that ``chain`` wholly continues."""
         keys = self._keys
-        found: dict[str, Candidate] = {}
+        found: dict[str, SessionCandidate] = {}
         opening = []
         if shortest <= len(chain):
             entry = keys.opening(tenant, key, chain[shortest - 1])
@@ -137,7 +137,9 @@ class Directory:
                 break
         return [*found.values()]
 
-    async def _look_up(self, tenant: str, ids: Iterable[str], found: dict[str, Candidate]) -> None:
+    async def _look_up(
+        self, tenant: str, ids: Iterable[str], found: dict[str, SessionCandidate]
+    ) -> None:
         """Add the histories of sessions."""
         asked = [name for name in dict.fromkeys(ids) if name not in found]
         entries = [self._keys.session(tenant, name) for name in asked]
@@ -146,7 +148,7 @@ class Directory:
             empty=not entries,
         )
         for name, (stored, updated) in zip(asked, answers, strict=True):
-            found[name] = Candidate(name, chain_of(stored), float(updated or 0))
+            found[name] = SessionCandidate(name, chain_of(stored), float(updated or 0))
 
     async def listed(self, tenant: str, now: float) -> tuple[SessionOverview, ...]:
         """Return the tenant's sessions, latest first."""

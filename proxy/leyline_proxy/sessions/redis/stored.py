@@ -197,7 +197,7 @@ def opening_of(session: Session, chain: Sequence[int]) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class SessionCandidate:
     """A session that may match the request."""
 
     id: str
@@ -205,7 +205,9 @@ class Candidate:
     updated: float
 
 
-def longest_whole(candidates: Sequence[Candidate], chain: Sequence[int]) -> Candidate | None:
+def longest_whole(
+    candidates: Sequence[SessionCandidate], chain: Sequence[int]
+) -> SessionCandidate | None:
     """Return the candidate whose whole history is the longest prefix of ``chain``; of equals the
     latest."""
     wholes = [
@@ -215,7 +217,7 @@ def longest_whole(candidates: Sequence[Candidate], chain: Sequence[int]) -> Cand
 
 
 def matches_of(
-    candidates: Sequence[Candidate], chain: Sequence[int], shortest: int
+    candidates: Sequence[SessionCandidate], chain: Sequence[int], shortest: int
 ) -> tuple[HistoryMatch, ...]:
     """Return the matches, longest first; see :meth:`~..store.SessionStore.matches`."""
     whole = longest_whole(candidates, chain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import cache, claims, edits, requests, state, upstreams
-from .entries import Entry, Group, Merge
+from .entries import CatalogueEntry, Group, Merge
 
 GROUPS: tuple[Group, ...] = (
     *requests.GROUPS,
@@ -14,6 +14,6 @@ GROUPS: tuple[Group, ...] = (
     *claims.GROUPS,
 )
 
-ENTRIES: tuple[Entry, ...] = tuple(entry for group in GROUPS for entry in group.entries)
+ENTRIES: tuple[CatalogueEntry, ...] = tuple(entry for group in GROUPS for entry in group.entries)
 
-__all__ = ["ENTRIES", "GROUPS", "Entry", "Group", "Merge"]
+__all__ = ["ENTRIES", "GROUPS", "CatalogueEntry", "Group", "Merge"]

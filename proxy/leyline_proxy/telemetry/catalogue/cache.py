@@ -5,7 +5,7 @@ from __future__ import annotations
 from leyline_engine.contract import Outcome, Reason
 
 from ...model.vocabulary import CAUSES
-from .entries import Entry, Group, counter
+from .entries import CatalogueEntry, Group, counter
 
 _TENANT_MODEL = ("tenant", "model")
 _AT_FIRST_TURN = ((),)
@@ -19,7 +19,7 @@ _ERRORS = (
 )
 """A single one of these is worth an alert."""
 
-_TURNS: tuple[Entry, ...] = (
+_TURNS: tuple[CatalogueEntry, ...] = (
     counter(
         "turns",
         "leyline_turns",
@@ -76,7 +76,7 @@ _TURNS: tuple[Entry, ...] = (
     ),
 )
 
-_SAVED: tuple[Entry, ...] = (
+_SAVED: tuple[CatalogueEntry, ...] = (
     counter(
         "prefill_avoided_tokens",
         "leyline_prefill_avoided_tokens",
@@ -97,7 +97,7 @@ _SAVED: tuple[Entry, ...] = (
 
 _BY_CAUSE = tuple((cause,) for cause in CAUSES)
 
-_LOST: tuple[Entry, ...] = (
+_LOST: tuple[CatalogueEntry, ...] = (
     counter(
         "cache_busts",
         "leyline_cache_busts",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .entries import Entry, Group, counter, gauge
+from .entries import CatalogueEntry, Group, counter, gauge
 
 _OF_CLAIM = ("tenant", "claim")
 _BY_KIND = ("tenant", "kind")
 
-_SINGLY: tuple[Entry, ...] = (
+_SINGLY: tuple[CatalogueEntry, ...] = (
     gauge(
         "claim_state",
         "leyline_claim_state",
@@ -48,7 +48,7 @@ _SINGLY: tuple[Entry, ...] = (
     ),
 )
 
-_TOTAL: tuple[Entry, ...] = (
+_TOTAL: tuple[CatalogueEntry, ...] = (
     gauge("claims", "leyline_claims", "Live claims.", _BY_KIND, merge="livemostrecent"),
     gauge(
         "claims_required_tokens",

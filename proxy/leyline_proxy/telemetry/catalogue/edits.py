@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import get_args
 
 from ...model.vocabulary import Decision, ForgetResult
-from .entries import Entry, Group, counter
+from .entries import CatalogueEntry, Group, counter
 
-_EDITS: tuple[Entry, ...] = (
+_EDITS: tuple[CatalogueEntry, ...] = (
     counter(
         "edits",
         "leyline_edits",

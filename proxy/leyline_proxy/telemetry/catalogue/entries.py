@@ -15,7 +15,7 @@ SHORT = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogueEntry:
     """One metric of the proxy."""
 
     attribute: str
@@ -39,7 +39,7 @@ class Group:
 
     title: str
     about: str
-    entries: tuple[Entry, ...]
+    entries: tuple[CatalogueEntry, ...]
 
 
 def counter(
@@ -50,9 +50,11 @@ def counter(
     *,
     bad: str = "",
     starts: tuple[tuple[str, ...], ...] = (),
-) -> Entry:
+) -> CatalogueEntry:
     """Return a counter; ``_total`` is added to its exposed name."""
-    return Entry(attribute, MetricSpec(name, "counter", text, labels, bad=bad), starts=starts)
+    return CatalogueEntry(
+        attribute, MetricSpec(name, "counter", text, labels, bad=bad), starts=starts
+    )
 
 
 def gauge(
@@ -63,9 +65,9 @@ def gauge(
     *,
     merge: Merge,
     bad: str = "",
-) -> Entry:
+) -> CatalogueEntry:
     """Return a gauge."""
-    return Entry(attribute, MetricSpec(name, "gauge", text, labels, bad=bad), merge)
+    return CatalogueEntry(attribute, MetricSpec(name, "gauge", text, labels, bad=bad), merge)
 
 
 def histogram(
@@ -76,6 +78,6 @@ def histogram(
     *,
     buckets: tuple[float, ...] = LATENCY,
     bad: str = "",
-) -> Entry:
+) -> CatalogueEntry:
     """Return a histogram of seconds."""
-    return Entry(attribute, MetricSpec(name, "histogram", text, labels, buckets, bad))
+    return CatalogueEntry(attribute, MetricSpec(name, "histogram", text, labels, buckets, bad))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...errors import QueueFullError, QueueTimeoutError, RateLimitError
-from .entries import SHORT, Entry, Group, counter, gauge, histogram
+from .entries import SHORT, CatalogueEntry, Group, counter, gauge, histogram
 
-_REQUESTS: tuple[Entry, ...] = (
+_REQUESTS: tuple[CatalogueEntry, ...] = (
     counter(
         "requests",
         "leyline_requests",
@@ -45,7 +45,7 @@ _REQUESTS: tuple[Entry, ...] = (
     ),
 )
 
-_ADMISSION: tuple[Entry, ...] = (
+_ADMISSION: tuple[CatalogueEntry, ...] = (
     gauge(
         "queue_waiting",
         "leyline_queue_waiting",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..bounded import CAPS
-from .entries import Entry, Group, counter, gauge
+from .entries import CatalogueEntry, Group, counter, gauge
 
-_SESSIONS: tuple[Entry, ...] = (
+_SESSIONS: tuple[CatalogueEntry, ...] = (
     gauge(
         "sessions",
         "leyline_sessions",
@@ -29,7 +29,7 @@ _SESSIONS: tuple[Entry, ...] = (
     ),
 )
 
-_PROXY: tuple[Entry, ...] = (
+_PROXY: tuple[CatalogueEntry, ...] = (
     gauge("build_info", "leyline_build_info", "Always 1.", ("version",), merge="livemostrecent"),
     counter(
         "label_overflow",

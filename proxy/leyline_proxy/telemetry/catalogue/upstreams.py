@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .entries import Entry, Group, counter, gauge, histogram
+from .entries import CatalogueEntry, Group, counter, gauge, histogram
 
 _UPSTREAM = ("upstream",)
 
-_ENGINES: tuple[Entry, ...] = (
+_ENGINES: tuple[CatalogueEntry, ...] = (
     gauge(
         "upstream_up",
         "leyline_upstream_up",

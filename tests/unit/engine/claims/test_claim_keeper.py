@@ -11,7 +11,7 @@ from keeper_kit import POOL, Desk
 
 from leyline_engine.claims.events import EventLedger, Evicted, Lost
 from leyline_engine.claims.feasibility import Arithmetic
-from leyline_engine.claims.keeper import Candidate, ClaimKeeper
+from leyline_engine.claims.keeper import ArrivingRequest, ClaimKeeper
 from leyline_engine.claims.runs import pages_of
 from leyline_engine.claims.states import State
 from leyline_engine.contract import (
@@ -107,9 +107,9 @@ def test_an_empty_cache_harms_all() -> None:
     assert len([event for event in desk.keeper.ledger if isinstance(event, Lost)]) == 1
 
 
-def candidate(prompt: int, output: int = 5, tenant: str = "t") -> Candidate:
+def candidate(prompt: int, output: int = 5, tenant: str = "t") -> ArrivingRequest:
     """A request."""
-    return Candidate("r", tenant, "s", "turn", prompt, output)
+    return ArrivingRequest("r", tenant, "s", "turn", prompt, output)
 
 
 def test_what_is_cached_is_asked_for_only_near_the_limit() -> None:

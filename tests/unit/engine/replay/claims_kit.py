@@ -26,8 +26,8 @@ from leyline_engine.contract import (
     TurnRecord,
     token_digest,
 )
-from leyline_engine.replay.claims import EngineClaims
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
+from leyline_engine.replay.engine_claims import EngineClaims
 from leyline_engine.replay.models.loader import LoadedModel, load_model
 from leyline_engine.replay.sequence import Sequence as Running
 

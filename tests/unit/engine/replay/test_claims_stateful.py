@@ -22,7 +22,6 @@ from support.pool_levels import check_levels
 
 from leyline_engine.claims.answers import UnknownClaimError
 from leyline_engine.claims.events import AnyEvent, EventLedger
-from leyline_engine.claims.reader import read
 from leyline_engine.claims.states import FINAL, State
 from leyline_engine.contract import (
     ClaimCommand,
@@ -40,8 +39,9 @@ from leyline_engine.contract import (
     SubmitClaim,
     token_digest,
 )
+from leyline_engine.lab.reader import read
+from leyline_engine.lab.replay_watch import WatchedClaims
 from leyline_engine.replay.engine import RefusedByClaimError, ReplayEngine
-from leyline_engine.replay.watch import WatchedClaims
 
 POOL = 260
 STEMS = (tokens(70, 1), tokens(60, 2))

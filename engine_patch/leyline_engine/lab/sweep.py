@@ -11,10 +11,10 @@ from enum import StrEnum
 
 import msgspec
 
+from leyline_engine.claims.events import AnyEvent, Opened
 from leyline_engine.contract import ClaimKind
 
-from .events import AnyEvent, Opened
-from .litmus import PAGE, PREPARATION, OpenRuntime, Stage
+from .litmus import PAGE, PREPARATION, LitmusStage, OpenRuntime
 from .reader import read
 from .verdict import Outcome
 
@@ -56,7 +56,7 @@ def run_sweep(open_runtime: OpenRuntime, pools: Iterable[int] = POOLS) -> tuple[
 
 def _probe(open_runtime: OpenRuntime, policy: SweepPolicy, usable: int) -> SweepRow:
     events: list[AnyEvent] = []
-    stage = Stage(open_runtime(usable, events.append))
+    stage = LitmusStage(open_runtime(usable, events.append))
     stage.keep("resident", CLAIMED)
     if policy in (SweepPolicy.SOFT, SweepPolicy.HARD):
         stage.claim("resident", CLAIMED, kind=ClaimKind(policy.value), priority=1)

@@ -18,17 +18,17 @@ from leyline_engine.claims.events import (
     Matched,
     Retained,
 )
-from leyline_engine.claims.keeper import Candidate
+from leyline_engine.claims.keeper import ArrivingRequest
 from leyline_engine.claims.limits import Limits
 from leyline_engine.replay.cache.manager import CacheManager
 from leyline_engine.replay.cache.pool import Slots
 from leyline_engine.replay.cache.radix import EMPTY_SLOTS, Node, slots_of
-from leyline_engine.replay.claims import EngineClaims
+from leyline_engine.replay.engine_claims import EngineClaims
 
 
 @dataclass(slots=True)
 class _Watched:
-    candidate: Candidate
+    candidate: ArrivingRequest
     admits: bool
     matched: Slots
     told: bool = False
@@ -44,7 +44,7 @@ class WatchedClaims(EngineClaims):
         super().__init__(cache, clip_output, limits=limits, ledger=ledger, watched=True)
         self._requests: dict[str, _Watched] = {}
 
-    def arrived(self, request: Candidate, *, admits: bool) -> None:
+    def arrived(self, request: ArrivingRequest, *, admits: bool) -> None:
         """Note an arrival, to record when it takes something; see :meth:`EngineClaims.arrived`."""
         self._requests[request.name] = _Watched(request, admits, EMPTY_SLOTS)
 

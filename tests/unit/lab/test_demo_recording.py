@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from leyline_proxy.demo.record import SESSION_ID, play, record, recorded_with, save, write_repo
-from leyline_proxy.demo.script import TURNS, Turn, bash, edit, read
-from leyline_proxy.demo.tools import TOOLS, Workshop, normalise
+from leyline_proxy.lab.record import SESSION_ID, play, record, recorded_with, save, write_repo
+from leyline_proxy.lab.script import TURNS, ScriptedTurn, bash, edit, read
+from leyline_proxy.lab.tools import TOOLS, Workshop, normalise
 from leyline_proxy.replay.traces import RecordedSession, read_trace
 
 
@@ -78,8 +78,10 @@ def read_record(path: Path) -> dict[str, Any]:
 def test_failing_calls_say_so(workshop: Workshop) -> None:
     """Wrong paths, wrong text and failing commands give an error text, not an exception."""
     turns = (
-        Turn("", (read("nowhere.py"), read("README.md", 900), edit("nowhere.py", "a", "b"))),
-        Turn("", (edit("README.md", "no such text", ""), bash("exit 3"), bash("true"))),
+        ScriptedTurn(
+            "", (read("nowhere.py"), read("README.md", 900), edit("nowhere.py", "a", "b"))
+        ),
+        ScriptedTurn("", (edit("README.md", "no such text", ""), bash("exit 3"), bash("true"))),
     )
     messages, held = play(workshop, turns)
     results = [m["content"] for m in messages if m["role"] == "tool"]

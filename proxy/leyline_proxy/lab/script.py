@@ -38,7 +38,7 @@ Do not touch the public interface: other scripts import Money, Inventory, Invoic
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ScriptedTurn:
     """One message of the agent: its text, and its calls (none in the last)."""
 
     say: str
@@ -118,17 +118,19 @@ def test_too_many_fields_name_the_row(tmp_path):
 """
 
 LOOK_AROUND = (
-    Turn("I'll start with an overview of the repository.", (bash("ls -lA . stockroom tests"),)),
-    Turn("The README should say what each module is for.", (bash("cat README.md"),)),
-    Turn(
+    ScriptedTurn(
+        "I'll start with an overview of the repository.", (bash("ls -lA . stockroom tests"),)
+    ),
+    ScriptedTurn("The README should say what each module is for.", (bash("cat README.md"),)),
+    ScriptedTurn(
         "Now the tests. I assume the usual layout with unit tests in a folder of their own.",
         (bash("python -m pytest -q tests/unit"),),
     ),
-    Turn(
+    ScriptedTurn(
         "There is no tests/unit; the test files lie directly in tests. I'll run the whole suite.",
         (bash("python -m pytest -q"),),
     ),
-    Turn(
+    ScriptedTurn(
         "Fourteen failures, but they look like a handful of causes: allocation of cents, "
         "reserving the last units, discount tiers, and invoices that share their lines. The "
         "report failures are probably consequences. I'll take money first, because everything "
@@ -138,12 +140,12 @@ LOOK_AROUND = (
 )
 
 MONEY = (
-    Turn(
+    ScriptedTurn(
         "allocate() floors every part and drops the remainder, although its docstring promises "
         "that the parts add up. Before I change it: who relies on it?",
         (bash('grep -rn "allocate\\|\\.split(" stockroom tests | sort'),),
     ),
-    Turn(
+    ScriptedTurn(
         "Only split(), the instalments and csvio's own string splits. I'll hand the remaining "
         "cents to the first parts, as documented.",
         (
@@ -154,21 +156,21 @@ MONEY = (
             ),
         ),
     ),
-    Turn(
+    ScriptedTurn(
         "The old text did not match: I shortened the variable name. Let me see the exact lines.",
         (bash("sed -n '62,80p' stockroom/money.py"),),
     ),
-    Turn(
+    ScriptedTurn(
         "It is `weight`, and the line is indented by eight blanks.",
         (edit("stockroom/money.py", ALLOCATE_OLD, ALLOCATE_FIRST),),
     ),
-    Turn("Now the tests for money.", (bash("python -m pytest -q tests/test_money.py"),)),
-    Turn(
+    ScriptedTurn("Now the tests for money.", (bash("python -m pytest -q tests/test_money.py"),)),
+    ScriptedTurn(
         "Two of three pass now. The remaining case is instructive: a part with weight zero must "
         "stay at zero, so the extra cents may only go to parts that have a weight.",
         (edit("stockroom/money.py", ALLOCATE_FIRST, ALLOCATE_FINAL),),
     ),
-    Turn(
+    ScriptedTurn(
         "There are never more remaining cents than parts with a weight, so the slice is long "
         "enough. Again the tests, with the instalments that use this.",
         (bash("python -m pytest -q tests/test_money.py tests/test_invoices.py"),),
@@ -176,23 +178,23 @@ MONEY = (
 )
 
 INVENTORY = (
-    Turn(
+    ScriptedTurn(
         "Money and the instalments are right; the shared lines in invoices are another matter. "
         "Next the inventory.",
         (bash("cat stockroom/inventry.py"),),
     ),
-    Turn("A typing error of mine.", (bash("cat stockroom/inventory.py"),)),
-    Turn(
+    ScriptedTurn("A typing error of mine.", (bash("cat stockroom/inventory.py"),)),
+    ScriptedTurn(
         "`if quantity >= available` refuses to reserve the very last units; the docstring says "
         "that only fewer than quantity is an error. I want to be sure that no caller has worked "
         "around this by asking for one unit less.",
         (bash("grep -rn --include-only='*.py' 'reserve(' ."),),
     ),
-    Turn(
+    ScriptedTurn(
         "The option is called --include.",
         (bash("grep -rn --include='*.py' 'reserve(' . | sort"),),
     ),
-    Turn(
+    ScriptedTurn(
         "fulfil() in reports asks for the full quantity, so the comparison is simply wrong.",
         (
             edit(
@@ -202,14 +204,14 @@ INVENTORY = (
             ),
         ),
     ),
-    Turn(
+    ScriptedTurn(
         "The inventory tests, and the reports that build on them.",
         (bash("python -m pytest -q tests/test_inventory.py tests/test_reports.py"),),
     ),
 )
 
 PRICES = (
-    Turn(
+    ScriptedTurn(
         "Inventory is green, and fulfil() with it. The sales figures are still far too high. Let "
         "me read pricing, its tests and the catalogue together.",
         (
@@ -218,7 +220,7 @@ PRICES = (
             read("stockroom/catalog.py"),
         ),
     ),
-    Turn(
+    ScriptedTurn(
         "The tiers are sorted from the smallest minimum up, and discount() returns the first one "
         "that is reached, which is always the smallest. Walking them from the top gives the best "
         "tier. I leave the sort order alone, because self.tiers is public.",
@@ -230,17 +232,17 @@ PRICES = (
             ),
         ),
     ),
-    Turn("The pricing tests.", (bash("python -m pytest -q tests/test_pricing.py"),)),
-    Turn(
+    ScriptedTurn("The pricing tests.", (bash("python -m pytest -q tests/test_pricing.py"),)),
+    ScriptedTurn(
         "Good. Now the invoices that share their lines.",
         (read("stockroom/invoices.py"),),
     ),
-    Turn(
+    ScriptedTurn(
         "The classic: `lines=[]` is evaluated once, so every invoice without lines of its own "
         "appends to the same list. Is there another mutable default in the package?",
         (bash("grep -rnE '=(\\[\\]|\\{\\}|set\\(\\))[,)]' stockroom | sort"),),
     ),
-    Turn(
+    ScriptedTurn(
         "Only this one. A copy also protects a caller who passes a list and goes on using it.",
         (
             edit(
@@ -256,16 +258,16 @@ PRICES = (
             ),
         ),
     ),
-    Turn("The whole suite again.", (bash("python -m pytest -q"),)),
+    ScriptedTurn("The whole suite again.", (bash("python -m pytest -q"),)),
 )
 
 IMPORT = (
-    Turn(
+    ScriptedTurn(
         "The suite is green. Now the report from the office. How does the command line read its "
         "files?",
         (read("stockroom/cli.py"),),
     ),
-    Turn(
+    ScriptedTurn(
         "I'll reproduce it with a copy of the order file and the customer's name, quoted as the "
         "shop system does.",
         (
@@ -276,28 +278,28 @@ IMPORT = (
             ),
         ),
     ),
-    Turn(
+    ScriptedTurn(
         "The option is --orders. The file is already written, so I only repeat the report.",
         (bash("python -m stockroom report --stock data/stock.csv --orders data/quoted.csv"),),
     ),
-    Turn(
+    ScriptedTurn(
         "Reproduced: the quoted comma counts as a separator. Let me read the parser.",
         (read("stockroom/csv_io.py"),),
     ),
-    Turn(
+    ScriptedTurn(
         "The module is csvio, as the README says. Its tests belong to it.",
         (read("stockroom/csvio.py"), read("tests/test_csvio.py")),
     ),
-    Turn(
+    ScriptedTurn(
         "read_rows() splits lines at commas by hand. The standard csv module knows quoting; the "
         "row numbers and the messages stay as they are.",
         (edit("stockroom/csvio.py", ROWS_OLD, ROWS_NEW),),
     ),
-    Turn(
+    ScriptedTurn(
         "The tests of this module first.",
         (bash("python -m pytest -q tests/test_csvio.py"),),
     ),
-    Turn(
+    ScriptedTurn(
         "I forgot the import.",
         (
             edit(
@@ -307,26 +309,26 @@ IMPORT = (
             ),
         ),
     ),
-    Turn(
+    ScriptedTurn(
         "Once more, and the office's own case.",
         (
             bash("python -m pytest -q tests/test_csvio.py"),
             bash("python -m stockroom report --stock data/stock.csv --orders data/quoted.csv"),
         ),
     ),
-    Turn(
+    ScriptedTurn(
         "Both work, and Berg & Sons, Ltd is in the table. Now the regression test, "
         "with a doubled quote as well, and one that an unquoted comma is still refused.",
         (edit("tests/test_csvio.py", "", REGRESSION),),
     ),
-    Turn(
+    ScriptedTurn(
         "The file's tests, with names, so that the two new ones can be seen to run.",
         (bash("python -m pytest -v tests/test_csvio.py"),),
     ),
 )
 
 FINISH = (
-    Turn(
+    ScriptedTurn(
         "An invoice with instalments exercises the discount, the tax and the allocation "
         "together. Five parts do not divide the amount evenly.",
         (
@@ -336,7 +338,7 @@ FINISH = (
             ),
         ),
     ),
-    Turn(
+    ScriptedTurn(
         "The five parts add up to the total; I check that with the shell rather than by eye.",
         (
             bash(
@@ -345,7 +347,7 @@ FINISH = (
             ),
         ),
     ),
-    Turn(
+    ScriptedTurn(
         "Now I remove my copy of the order file and look at the parts that I have changed.",
         (
             bash("rm data/quoted.csv && ls data"),
@@ -357,13 +359,13 @@ FINISH = (
             ),
         ),
     ),
-    Turn(
+    ScriptedTurn(
         "All as intended. The whole suite one last time, with names.",
         (bash("python -m pytest -v"),),
     ),
 )
 
-SUMMARY = Turn(
+SUMMARY = ScriptedTurn(
     """\
 The suite is green (47 tests, two of them new), and the office's order file is read.
 
@@ -387,7 +389,7 @@ For the maintainers: invoices that were written since the merge may show too sma
 lines of other customers; it would be well to issue them again."""
 )
 
-TURNS: tuple[Turn, ...] = (
+TURNS: tuple[ScriptedTurn, ...] = (
     *LOOK_AROUND,
     *MONEY,
     *INVENTORY,

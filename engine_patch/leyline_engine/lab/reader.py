@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from . import events as ev
+from leyline_engine.claims import events as ev
+
 from .trace import (
     ClaimTrace,
     Phase,
@@ -21,10 +22,10 @@ from .trace import (
     spread,
     terms,
 )
-from .verdict import Finding, Outcome, Verdict
+from .verdict import Outcome, TraceFinding, TraceVerdict
 
 
-def read(events: Iterable[ev.AnyEvent]) -> Verdict:
+def read(events: Iterable[ev.AnyEvent]) -> TraceVerdict:
     """Name every outcome of a trace that begins with an engine's first event."""
     reader = _Reader()
     number = 0
@@ -33,20 +34,20 @@ def read(events: Iterable[ev.AnyEvent]) -> Verdict:
             demand(event.seq == number, f"its number is {event.seq}")
             reader.take(event)
     except VoidTraceError as contradiction:
-        return Verdict(void=f"event {number}: {contradiction}")
+        return TraceVerdict(void=f"event {number}: {contradiction}")
     return reader.verdict()
 
 
 class _Reader:
     def __init__(self) -> None:
         self._trace = Trace()
-        self._found: list[Finding] = []
+        self._found: list[TraceFinding] = []
 
-    def verdict(self) -> Verdict:
-        return Verdict(findings=tuple(self._found), balance=self._trace.balance())
+    def verdict(self) -> TraceVerdict:
+        return TraceVerdict(findings=tuple(self._found), balance=self._trace.balance())
 
     def _say(self, outcome: Outcome, subject: str, pages: int = 0, detail: str = "") -> None:
-        self._found.append(Finding(outcome, subject, pages, detail))
+        self._found.append(TraceFinding(outcome, subject, pages, detail))
 
     def take(self, event: ev.AnyEvent) -> None:
         """Account for one fact."""

@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
+from leyline_engine.claims.events import Run
 from leyline_engine.contract import ClaimKind
 
-from .events import Run
-from .litmus import Case, Stage
+from .litmus import Case, LitmusStage
 from .verdict import Outcome
 
 
-def _ordinary_eviction(stage: Stage) -> None:
+def _ordinary_eviction(stage: LitmusStage) -> None:
     stage.keep("old", 4)
     stage.keep("young", 4)
     stage.serve("active", "other", 6)
 
 
-def _soft_priority(stage: Stage) -> None:
+def _soft_priority(stage: LitmusStage) -> None:
     stage.keep("old", 4)
     stage.claim("old", 4, kind=ClaimKind.SOFT, priority=5)
     stage.keep("young", 4)
     stage.serve("active", "other", 6)
 
 
-def _write_no_admit_alone(stage: Stage) -> None:
+def _write_no_admit_alone(stage: LitmusStage) -> None:
     stage.keep("old", 8)
     stage.serve("active", "other", 6, admit=False)
 
 
-def _accepted_hard_claim(stage: Stage) -> None:
+def _accepted_hard_claim(stage: LitmusStage) -> None:
     stage.keep("old", 4)
     stage.claim("old", 4)
     stage.keep("young", 4)
     stage.serve("active", "other", 6)
 
 
-def _materialization_failure(stage: Stage) -> None:
+def _materialization_failure(stage: LitmusStage) -> None:
     stage.keep("old", 8)
     stage.serve("active", "other", 6)
     stage.claim("old", 8)
 
 
-def _demotion(stage: Stage) -> None:
+def _demotion(stage: LitmusStage) -> None:
     stage.keep("old", 6)
     stage.claim("old", 6, priority=3)
     stage.runtime.demote("a", "c")
     stage.serve("active", "other", 8)
 
 
-def _expiry(stage: Stage) -> None:
+def _expiry(stage: LitmusStage) -> None:
     stage.keep("old", 6)
     stage.claim("old", 6, ttl_s=60)
     stage.runtime.tick(1, 59_999)
@@ -55,26 +55,26 @@ def _expiry(stage: Stage) -> None:
     stage.serve("active", "other", 8)
 
 
-def _release(stage: Stage) -> None:
+def _release(stage: LitmusStage) -> None:
     stage.keep("old", 6)
     stage.claim("old", 6)
     stage.runtime.release("a", "c")
     stage.serve("active", "other", 8)
 
 
-def _harm(stage: Stage) -> None:
+def _harm(stage: LitmusStage) -> None:
     stage.keep("old", 6)
     stage.claim("old", 6)
     stage.runtime.lose(Run("old", 2, 4), "device_fault")
 
 
-def _active_refusal(stage: Stage) -> None:
+def _active_refusal(stage: LitmusStage) -> None:
     stage.keep("old", 6)
     stage.claim("old", 6)
     stage.serve("active", "other", 7)
 
 
-def _refusal_then_success(stage: Stage) -> None:
+def _refusal_then_success(stage: LitmusStage) -> None:
     stage.keep("old", 6)
     stage.claim("old", 6, ttl_s=60)
     stage.runtime.tick(1, 20_000)
@@ -85,7 +85,7 @@ def _refusal_then_success(stage: Stage) -> None:
     stage.serve("again", "other", 9)
 
 
-def _revision_race(stage: Stage) -> None:
+def _revision_race(stage: LitmusStage) -> None:
     stage.keep("old", 6)
     stage.claim("old", 6, kind=ClaimKind.SOFT)
     stage.claim("old", 4, revision=3)
@@ -93,7 +93,7 @@ def _revision_race(stage: Stage) -> None:
     stage.refused("old", 2, revision=3)
 
 
-def _two_tenants(stage: Stage) -> None:
+def _two_tenants(stage: LitmusStage) -> None:
     stage.keep("hers", 4)
     stage.keep("his", 3, tenant="b")
     stage.claim("hers", 4)
@@ -107,7 +107,7 @@ def _two_tenants(stage: Stage) -> None:
     stage.runtime.release("b", "c")
 
 
-def _spliced_span(stage: Stage) -> None:
+def _spliced_span(stage: LitmusStage) -> None:
     stage.keep("first", 20)
     stage.claim("first", 14, start=6)
     stage.runtime.edit("drops-before", "first", "second", 3, 5)

@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from leyline_engine.contract import Claim, ClaimRefusal
-
-from .answers import Change, Effect
-from .book import ClaimBook
-from .events import (
+from leyline_engine.claims.answers import Change, Effect
+from leyline_engine.claims.book import ClaimBook
+from leyline_engine.claims.events import (
     Allocated,
     AnyEvent,
     Arrived,
@@ -28,10 +26,11 @@ from .events import (
     Retained,
     Run,
 )
-from .feasibility import Admission, Arithmetic, Demand, Feasibility
-from .limits import Limits
-from .protection import ClaimKey
-from .runs import pages_of, runs_of
+from leyline_engine.claims.feasibility import Admission, Arithmetic, Demand, Feasibility
+from leyline_engine.claims.limits import Limits
+from leyline_engine.claims.protection import ClaimKey
+from leyline_engine.claims.runs import pages_of, runs_of
+from leyline_engine.contract import Claim, ClaimRefusal
 
 PageKey = tuple[str, int]
 

@@ -6,14 +6,14 @@ from array import array
 
 import pytest
 
-from leyline_engine.claims.cases import CASES, SPLICING_CASES
-from leyline_engine.claims.litmus import Case, run_case
 from leyline_engine.claims.protection import ClaimKey
-from leyline_engine.claims.sweep import SweepPolicy, run_sweep
-from leyline_engine.claims.verdict import Outcome
+from leyline_engine.lab.cases import CASES, SPLICING_CASES
+from leyline_engine.lab.litmus import Case, run_case
+from leyline_engine.lab.replay_runtime import open_replay
+from leyline_engine.lab.sweep import SweepPolicy, run_sweep
+from leyline_engine.lab.verdict import Outcome
 from leyline_engine.replay.cache.radix import Node
 from leyline_engine.replay.cache.shelf import TreeShelf
-from leyline_engine.replay.litmus import open_replay
 
 ALL = {case.name: case for case in CASES + SPLICING_CASES}
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from leyline_engine.claims.events import EventLedger
 from leyline_engine.claims.feasibility import Arithmetic
-from leyline_engine.claims.keeper import Candidate, ClaimKeeper
+from leyline_engine.claims.keeper import ArrivingRequest, ClaimKeeper
 from leyline_engine.claims.limits import Limits
 from leyline_engine.contract import (
     ClaimRefusal,
@@ -113,7 +113,7 @@ class EngineClaims(CacheListener):
 
     # Calls from requests.
 
-    def outgrown(self, request: Candidate, held: Slots) -> ClaimRefusal | None:
+    def outgrown(self, request: ArrivingRequest, held: Slots) -> ClaimRefusal | None:
         """Return why a running request found no slot; None if no claim holds any.
 
         Args:
@@ -124,7 +124,7 @@ class EngineClaims(CacheListener):
             return None
         return self.keeper.refuse(request, held.tolist) or self.keeper.crowded(request)
 
-    def arrived(self, request: Candidate, *, admits: bool) -> None:
+    def arrived(self, request: ArrivingRequest, *, admits: bool) -> None:
         """Record that a request is about to be admitted.
 
         Args:

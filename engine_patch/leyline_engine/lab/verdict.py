@@ -40,7 +40,7 @@ class Outcome(StrEnum):
     """A request refused because of the claims that ``detail`` names."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class TraceFinding(msgspec.Struct, frozen=True):
     """One outcome, in the order of the trace."""
 
     outcome: Outcome
@@ -68,14 +68,14 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
     ticks: int
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class TraceVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The reader's answer."""
 
     void: str = ""
     """Reason why the trace can't have happened; all else is empty then."""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[TraceFinding, ...] = ()
     balance: Balance | None = None
 
-    def of(self, outcome: Outcome) -> tuple[Finding, ...]:
+    def of(self, outcome: Outcome) -> tuple[TraceFinding, ...]:
         """Return the findings of one kind."""
         return tuple(finding for finding in self.findings if finding.outcome is outcome)

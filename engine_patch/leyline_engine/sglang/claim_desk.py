@@ -16,7 +16,7 @@ from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 
 from leyline_engine.claims.events import EventLedger
 from leyline_engine.claims.feasibility import Arithmetic
-from leyline_engine.claims.keeper import Candidate, ClaimKeeper
+from leyline_engine.claims.keeper import ArrivingRequest, ClaimKeeper
 from leyline_engine.claims.limits import Limits
 from leyline_engine.contract import (
     ClaimProblem,
@@ -139,10 +139,10 @@ class ClaimDesk:
             self.keeper.lose(self.shelf.all_slots(keys)[start:], cause)
 
 
-def _candidate(req: Any, turn: Turn | None) -> Candidate:
+def _candidate(req: Any, turn: Turn | None) -> ArrivingRequest:
     payload = turn.payload if turn is not None else None
     written = len(req.output_ids)
-    return Candidate(
+    return ArrivingRequest(
         name=req.rid,
         tenant=payload.scope if payload is not None else "",
         session=payload.session if payload is not None else "",

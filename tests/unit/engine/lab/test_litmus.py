@@ -8,15 +8,15 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from leyline_engine.claims import litmus
-from leyline_engine.claims.cases import CASES
 from leyline_engine.claims.events import AnyEvent, EventLedger, Locked, Ticked
-from leyline_engine.claims.litmus import CaseResult, open_micro, run_case
-from leyline_engine.claims.micro import MicroRuntime, Request, _Page
-from leyline_engine.claims.mutants import dependent, mutants
-from leyline_engine.claims.reader import read
-from leyline_engine.claims.sweep import SweepPolicy, run_sweep
-from leyline_engine.claims.verdict import Outcome, Verdict
+from leyline_engine.lab import litmus
+from leyline_engine.lab.cases import CASES
+from leyline_engine.lab.litmus import CaseResult, open_micro, run_case
+from leyline_engine.lab.micro import MicroRuntime, Request, _Page
+from leyline_engine.lab.mutants import dependent, mutants
+from leyline_engine.lab.reader import read
+from leyline_engine.lab.sweep import SweepPolicy, run_sweep
+from leyline_engine.lab.verdict import Outcome, TraceVerdict
 
 NAMES = [
     "ordinary_eviction",
@@ -68,8 +68,8 @@ def test_a_case_fails_where_outcomes_or_answers_differ() -> None:
 def test_a_reader_that_doesnt_look_misses_the_mutants(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutation test can fail: a verdict by numbers of events alone lets swaps through."""
 
-    def by_count(events: Iterable[AnyEvent]) -> Verdict:
-        return Verdict(void=f"{len(list(events))} events")
+    def by_count(events: Iterable[AnyEvent]) -> TraceVerdict:
+        return TraceVerdict(void=f"{len(list(events))} events")
 
     monkeypatch.setattr(litmus, "read", by_count)
     result = run_case(CASES[0], open_micro)
@@ -87,7 +87,7 @@ def test_an_engine_that_only_says_it_locks_is_found_out() -> None:
     """Its book stops it, or the reader's account of the locks voids the trace."""
     events: list[AnyEvent] = []
     runtime = EvictsLockedPages(10, page_size=16, limits=litmus.LIMITS, sink=events.append)
-    stage = litmus.Stage(runtime)
+    stage = litmus.LitmusStage(runtime)
     stage.keep("old", 4)
     stage.claim("old", 4)
     stage.keep("young", 4)

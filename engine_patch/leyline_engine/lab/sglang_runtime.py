@@ -18,8 +18,6 @@ import msgspec
 
 from leyline_engine.claims.book import ClaimBook
 from leyline_engine.claims.events import AnyEvent, EventLedger, Run
-from leyline_engine.claims.litmus import LIMITS, PAGE, Runtime, session_of
-from leyline_engine.claims.micro import Request
 from leyline_engine.contract import (
     Claim,
     ClaimRefusal,
@@ -29,6 +27,8 @@ from leyline_engine.contract import (
     edit_envelope,
     token_array,
 )
+from leyline_engine.lab.litmus import LIMITS, PAGE, Runtime, session_of
+from leyline_engine.lab.micro import Request
 from leyline_engine.sources import SourceTurn
 
 _POOL_PAGES = 200
@@ -82,7 +82,7 @@ class _Outbox:
 
 
 class SglangRuntime:
-    """SGLang as a :class:`leyline_engine.claims.litmus.Runtime`.
+    """SGLang as a :class:`leyline_engine.lab.litmus.Runtime`.
 
     Args:
         scheduler: SGLang's, idle.
@@ -91,8 +91,8 @@ class SglangRuntime:
     """
 
     def __init__(self, scheduler: Any, usable: int, sink: Callable[[AnyEvent], None]) -> None:
-        from leyline_engine.sglang.claims import ClaimDesk
-        from leyline_engine.sglang.litmus_watch import Watch
+        from leyline_engine.lab.sglang_watch import Watch
+        from leyline_engine.sglang.claim_desk import ClaimDesk
 
         self._scheduler = scheduler
         self._engine = scheduler.tree_cache.leyline
@@ -140,7 +140,7 @@ class SglangRuntime:
         return self._run(request, tokens, payload, request.max_new_tokens + 1)
 
     def edit(self, name: str, old: str, new: str, start: int, end: int) -> None:
-        """Run an edited turn; see :meth:`leyline_engine.claims.litmus.Runtime.edit`."""
+        """Run an edited turn; see :meth:`leyline_engine.lab.litmus.Runtime.edit`."""
         tenant = "a"
         session = session_of(tenant)
         source = self._source(tenant, old)
@@ -221,19 +221,19 @@ class SglangRuntime:
         raise RuntimeError("a request of the suite doesn't end")
 
     def claim(self, claim: Claim) -> None:
-        """Take a claim; see :class:`leyline_engine.claims.litmus.Runtime`."""
+        """Take a claim; see :class:`leyline_engine.lab.litmus.Runtime`."""
         self._desk.keeper.submit(claim)
 
     def release(self, tenant: str, claim: str) -> None:
-        """End a claim; see :class:`leyline_engine.claims.litmus.Runtime`."""
+        """End a claim; see :class:`leyline_engine.lab.litmus.Runtime`."""
         self._desk.keeper.release(tenant, claim)
 
     def demote(self, tenant: str, claim: str) -> None:
-        """Give up a claim's locks; see :class:`leyline_engine.claims.litmus.Runtime`."""
+        """Give up a claim's locks; see :class:`leyline_engine.lab.litmus.Runtime`."""
         self._desk.keeper.demote(tenant, claim)
 
     def tick(self, order: int, now_ms: int) -> None:
-        """Take the clock's next message; see :class:`leyline_engine.claims.litmus.Runtime`."""
+        """Take the clock's next message; see :class:`leyline_engine.lab.litmus.Runtime`."""
         self._desk.keeper.tick(order, now_ms)
 
     def lose(self, run: Run, cause: str) -> None:

@@ -12,16 +12,16 @@ from typing import Any, Protocol
 
 import msgspec
 
+from leyline_engine.claims.answers import UnknownClaimError
+from leyline_engine.claims.book import ClaimBook
+from leyline_engine.claims.events import AnyEvent, Run
+from leyline_engine.claims.limits import ClaimRefusedError, Limits
 from leyline_engine.contract import Claim, ClaimKind, ClaimRefusal, ClaimStatus, Predicate
 
-from .answers import UnknownClaimError
-from .book import ClaimBook
-from .events import AnyEvent, Run
-from .limits import ClaimRefusedError, Limits
 from .micro import MicroRuntime, Request
 from .mutants import mutants
 from .reader import read
-from .verdict import Outcome, Verdict
+from .verdict import Outcome, TraceVerdict
 
 PAGE = 16
 LIMITS = Limits(share=1.0, engine_share=1.0)
@@ -80,7 +80,7 @@ def open_micro(usable: int, sink: Callable[[AnyEvent], None]) -> Runtime:
     return MicroRuntime(usable, page_size=PAGE, limits=LIMITS, sink=sink)
 
 
-class Stage:
+class LitmusStage:
     """One engine, and short names for what a case does to it."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -144,7 +144,7 @@ class Case:
 
     name: str
     usable: int
-    play: Callable[[Stage], None]
+    play: Callable[[LitmusStage], None]
     outcomes: tuple[tuple[Outcome, str], ...]
     """(outcome, subject) in order, without preparations and what is implied."""
     told: tuple[str, ...] = ()
@@ -163,7 +163,7 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     passed: bool
     expected: tuple[tuple[str, str], ...]
-    verdict: Verdict
+    verdict: TraceVerdict
     told: tuple[str, ...]
     states_agree: bool
     """True if the engine's book and the reader agree on each claim's state."""
@@ -176,7 +176,7 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
 def run_case(case: Case, open_runtime: OpenRuntime) -> CaseResult:
     """Play a case on a fresh engine and read its events."""
     events: list[AnyEvent] = []
-    stage = Stage(open_runtime(case.usable, events.append))
+    stage = LitmusStage(open_runtime(case.usable, events.append))
     case.play(stage)
     verdict = read(events)
     seen = tuple(

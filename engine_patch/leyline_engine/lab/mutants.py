@@ -11,7 +11,7 @@ from itertools import combinations
 
 import msgspec
 
-from . import events as ev
+from leyline_engine.claims import events as ev
 
 Thing = tuple[str | int, ...]
 """A thing that an event reads or writes; a prefix includes all that begins with it."""

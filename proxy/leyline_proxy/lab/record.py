@@ -1,4 +1,4 @@
-"""Records the demonstration session again: ``python -m leyline_proxy.demo.record OUT``.
+"""Records the demonstration session again: ``python -m leyline_proxy.lab.record OUT``.
 
 The agent is scripted, its tools are real: the commands run in a working copy of the small library
 of ``repo.txt``, in a temporary folder. Differences between two runs (paths, timings, owners, dates)
@@ -18,7 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from .script import SYSTEM, TASK, TURNS, Turn
+from .script import SYSTEM, TASK, TURNS, ScriptedTurn
 from .tools import TOOLS, Workshop
 
 Message = dict[str, Any]
@@ -49,7 +49,9 @@ def write_repo(root: Path) -> None:
         target.parent.chmod(0o755)
 
 
-def play(workshop: Workshop, turns: tuple[Turn, ...] = TURNS) -> tuple[list[Message], list[int]]:
+def play(
+    workshop: Workshop, turns: tuple[ScriptedTurn, ...] = TURNS
+) -> tuple[list[Message], list[int]]:
     """Play the script; return the conversation and each request's number of messages."""
     messages: list[Message] = [
         {"role": "system", "content": SYSTEM},
@@ -87,7 +89,7 @@ def record() -> dict[str, Any]:
         messages, held = play(workshop)
     return {
         "id": SESSION_ID,
-        "source": "recorded by leyline_proxy.demo.record",
+        "source": "recorded by leyline_proxy.lab.record",
         "license": "Apache-2.0",
         "kind": "coding agent (bash, read and edit tools), scripted, tools really run",
         "model": "scripted",
@@ -117,7 +119,7 @@ def _identifiers() -> Iterator[str]:
 def main() -> int:
     """Run the command line."""
     if len(sys.argv) != 2:
-        print("usage: python -m leyline_proxy.demo.record OUT.jsonl.gz", file=sys.stderr)
+        print("usage: python -m leyline_proxy.lab.record OUT.jsonl.gz", file=sys.stderr)
         return 2
     session = record()
     save(session, Path(sys.argv[1]))

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
-from . import events as ev
+from leyline_engine.claims import events as ev
+
 from .verdict import Balance
 
 Page = tuple[str, int]

@@ -1,11 +1,10 @@
-"""``leyline claims``: found by entry point, what it writes, and what it refuses."""
+"""The laboratory's commands, ``leyline claims``: their files, and what they refuse."""
 
 from __future__ import annotations
 
 import builtins
 import json
 from dataclasses import replace
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,23 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from leyline_engine.claims import command
 from leyline_engine.claims.events import AnyEvent
-from leyline_engine.claims.reader import read
-from leyline_engine.claims.verdict import Verdict
-from leyline_proxy.cli import build_app
+from leyline_engine.lab import command
+from leyline_engine.lab.reader import read
+from leyline_engine.lab.verdict import TraceVerdict
+from leyline_proxy.cli import build_app, claims
 
 
 def run(*arguments: str) -> Result:
-    """``leyline claims`` with these arguments."""
+    """Run ``leyline claims`` with these arguments."""
     return CliRunner().invoke(build_app(), ["claims", *arguments])
+
+
+def test_an_installed_wheel_has_no_laboratory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group of commands exists only where the laboratory can be imported."""
+    assert "claims" in CliRunner().invoke(build_app(), ["--help"]).output
+    monkeypatch.setattr(claims, "find_spec", lambda name: None)
+    assert run("litmus").exit_code == 2
 
 
 def test_litmus_writes_every_case_with_its_events(tmp_path: Path) -> None:
@@ -36,7 +42,7 @@ def test_litmus_writes_every_case_with_its_events(tmp_path: Path) -> None:
     for case in document["cases"]:
         assert case["passed"] and case["mutants"] and not case["missed"]
         events = msgspec.convert(case["events"], list[AnyEvent])
-        assert read(events) == msgspec.convert(case["verdict"], Verdict)
+        assert read(events) == msgspec.convert(case["verdict"], TraceVerdict)
 
 
 def test_sweep_writes_figures_and_a_picture(tmp_path: Path) -> None:
@@ -66,8 +72,7 @@ def test_an_engine_that_is_not_installed_is_said_to_be_so(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message names the missing package."""
-    point = EntryPoint("sglang", "no_such_package.litmus:open", command.ENGINES_GROUP)
-    monkeypatch.setattr(command, "entry_points", lambda group: [point])
+    monkeypatch.setattr(command, "ENGINES", {"sglang": ("no_such_package.runtime", "open")})
     result = run(name, "--engine", "sglang")
     assert result.exit_code == 2
     said = " ".join(result.output.split())

@@ -1,10 +1,11 @@
-"""``leyline claims litmus`` and ``leyline claims sweep``: test an engine against the contract."""
+"""Commands of the laboratory, ``litmus`` and ``sweep``: test an engine against the contract."""
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -20,8 +21,14 @@ from .sweep import SweepPolicy, SweepRow, run_sweep
 ALLOCATOR = "micro"
 """Name of the block allocator, whose blocks have no content to splice."""
 
-ENGINES_GROUP = "leyline.litmus"
-"""Entry points of this group open a runtime: :data:`.litmus.OpenRuntime`."""
+ENGINES: Final[Mapping[str, tuple[str, str]]] = {
+    ALLOCATOR: ("leyline_engine.lab.litmus", "open_micro"),
+    "replay": ("leyline_engine.lab.replay_runtime", "open_replay"),
+    "sglang": ("leyline_engine.lab.sglang_runtime", "open_sglang"),
+}
+"""Module and name of each engine's :data:`.litmus.OpenRuntime`, imported when asked for."""
+
+app = typer.Typer(no_args_is_help=True, help="Test whether an engine keeps its claims.")
 
 _Engine = Annotated[
     str,
@@ -35,6 +42,7 @@ _Json = Annotated[
 ]
 
 
+@app.command()
 def litmus(*, engine: _Engine = "micro", json_out: _Json = None) -> None:
     """Run the named cases on an engine, and derive their outcomes from its events alone.
 
@@ -51,6 +59,7 @@ def litmus(*, engine: _Engine = "micro", json_out: _Json = None) -> None:
         raise typer.Exit(1)
 
 
+@app.command()
 def sweep(
     *,
     engine: _Engine = "micro",
@@ -76,11 +85,11 @@ def sweep(
 
 
 def _open(engine: str) -> OpenRuntime:
-    found = {point.name: point for point in entry_points(group=ENGINES_GROUP)}
-    if engine not in found:
-        raise _usage_error(f"no engine is called {engine}; there are {', '.join(sorted(found))}")
+    if engine not in ENGINES:
+        raise _usage_error(f"no engine is called {engine}; there are {', '.join(sorted(ENGINES))}")
+    module, name = ENGINES[engine]
     try:
-        opener: OpenRuntime = found[engine].load()
+        opener: OpenRuntime = getattr(import_module(module), name)
     except ImportError as error:
         raise _usage_error(f"the engine {engine} is not installed here: {error}") from error
     return opener
@@ -88,7 +97,7 @@ def _open(engine: str) -> OpenRuntime:
 
 def _usage_error(message: str) -> typer.Exit:
     console = Console(stderr=True)
-    console.print(f"leyline claims: {message}", style="red", markup=False, highlight=False)
+    console.print(f"leyline_engine.lab: {message}", style="red", markup=False, highlight=False)
     return typer.Exit(2)
 
 

@@ -9,8 +9,6 @@ from random import Random
 
 from leyline_engine.claims.book import ClaimBook
 from leyline_engine.claims.events import AnyEvent, EventLedger, Run
-from leyline_engine.claims.litmus import LIMITS, PAGE, Runtime, session_of
-from leyline_engine.claims.micro import Request
 from leyline_engine.contract import (
     Claim,
     ClaimRefusal,
@@ -18,9 +16,11 @@ from leyline_engine.contract import (
     EditPayload,
     SourceRef,
 )
+from leyline_engine.lab.litmus import LIMITS, PAGE, Runtime, session_of
+from leyline_engine.lab.micro import Request
+from leyline_engine.lab.replay_watch import WatchedClaims
 from leyline_engine.replay.engine import GenerationRequest, RefusedByClaimError, ReplayEngine
 from leyline_engine.replay.models.loader import LoadedModel, load_model
-from leyline_engine.replay.watch import WatchedClaims
 
 _TENANT = "a"
 """Tenant whose turns are edited."""
@@ -37,7 +37,7 @@ def open_replay(usable: int, sink: Callable[[AnyEvent], None]) -> Runtime:
 
 
 class ReplayRuntime:
-    """A replay engine as a :class:`leyline_engine.claims.litmus.Runtime`.
+    """A replay engine as a :class:`leyline_engine.lab.litmus.Runtime`.
 
     A source's name fixes its tokens, also where the model would have sampled others: they are fed
     as if they had been sampled.
