@@ -99,8 +99,8 @@ class ClaimKeeper:
     Args:
         registry: the engine's retained turns, which claims name.
         usable: slots of the pool.
-        arithmetic: how the engine reckons what a request takes.
-        ledger: where events go.
+        arithmetic: the engine's calculation of a request's needs.
+        ledger: ledger of events.
         watched: True if somebody else records evictions and names all slots, as the litmus suite
             does; otherwise only claimed slots have names, and only their evictions are recorded.
     """

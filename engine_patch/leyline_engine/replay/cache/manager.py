@@ -221,7 +221,7 @@ class CacheManager:
             spans: spans to forget; None for all KV of the session.
             spared: keys that the session's new prompt may continue.
             ticket: names the forget in :meth:`settled_forgets`.
-            before: what an earlier forget of this ticket reached.
+            before: reach of an earlier forget of this ticket.
             struck: called with what no KV can be found of any more, before slots are counted.
 
         Raises:
