@@ -39,7 +39,7 @@ class PoolLevels:
 
     Attributes:
         cached: all tokens of the tree.
-        claimed: those of them that live claims hold.
+        claimed: tokens among them that live claims hold.
         peak: the most slots that weren't free at one time.
     """
 

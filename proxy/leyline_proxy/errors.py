@@ -111,7 +111,7 @@ class TryLaterError(LimitError):
     """A limit that ends with time.
 
     Args:
-        retry_after_s: when to try again.
+        retry_after_s: seconds until the next try.
     """
 
     def __init__(self, message: str, retry_after_s: float) -> None:

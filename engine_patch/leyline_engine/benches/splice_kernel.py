@@ -144,7 +144,7 @@ def run(loaded: LoadedModel, max_tokens: int, repeat: int, progress: Progress) -
 
 
 def random_pool(layout: KVLayout, slots: int, device: torch.device) -> PoolTensors:
-    """A pool laid out as SGLang lays it out, with ``slots`` random rows."""
+    """Return a pool in SGLang's layout, with ``slots`` random rows."""
     import torch
 
     from leyline_engine.sglang.rows.mover import PoolTensors

@@ -44,7 +44,7 @@ def register() -> None:
 
 
 def copy(original: Callable[..., None], splicer: Any, turn: Any, *args: Any) -> None:
-    """One copy of a splice; without rotation where the turn is the control's."""
+    """Run one copy of a splice, without rotation for the control's turns."""
     session = turn.session
     if session is None or not session[1].startswith(PREFIX):
         original(splicer, turn, *args)

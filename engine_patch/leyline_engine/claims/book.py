@@ -250,7 +250,7 @@ class ClaimBook:
         A demoted claim stays where it is.
 
         Args:
-            start, end: what is left of the tokens, as a span of ``source``; nothing if equal.
+            start, end: the remaining tokens, as a span of ``source``; none if equal.
 
         Returns:
             Effects that give back what the claim held at the old place.

@@ -20,7 +20,7 @@ def followed(
     sources: Sequence[SourceTurn],
     copies: Sequence[CopySegment],
 ) -> tuple[int, int] | None:
-    """Return the span of ``turn`` that holds what is left of a claim.
+    """Return the span of ``turn`` that holds the rest of a claim.
 
     Args:
         keys: radix keys of the claim's tokens and of all before them.

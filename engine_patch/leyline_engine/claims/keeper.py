@@ -99,8 +99,8 @@ class ClaimKeeper:
     Args:
         registry: the engine's retained turns, which claims name.
         usable: slots of the pool.
-        arithmetic: how the engine reckons what a request takes.
-        ledger: where events go.
+        arithmetic: the engine's calculation of a request's needs.
+        ledger: ledger of events.
         watched: True if somebody else records evictions and names all slots, as the litmus suite
             does; otherwise only claimed slots have names, and only their evictions are recorded.
     """
@@ -348,7 +348,7 @@ class ClaimKeeper:
     # ── the cache's side ──────────────────────────────────────────────────────────────────────
 
     def gave_way(self, keys: Iterable[ClaimKey], request: str = "") -> None:
-        """Check what is left of these claims' ranked slots: one eviction may have reached them."""
+        """Check the rest of these claims' ranked slots: one eviction may have reached them."""
         gone: list[Run] = []
         for key in keys:
             gone.extend(without(self._missing(key), gone))
@@ -373,7 +373,7 @@ class ClaimKeeper:
         self.book.tell_pressure(keys)
 
     def lose(self, slots: Sequence[int], cause: str) -> None:
-        """Prepare for the loss of cached slots, whoever claims them.
+        """Prepare for the loss of cached slots, whatever the claims on them.
 
         Claims that hold any of them let go of all they hold, so that the slots can go.
         """

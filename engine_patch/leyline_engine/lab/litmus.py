@@ -205,7 +205,7 @@ def run_case(case: Case, open_runtime: OpenRuntime) -> CaseResult:
 
 
 def run_suite(cases: Iterable[Case], open_runtime: OpenRuntime) -> tuple[CaseResult, ...]:
-    """Run all cases, each on an engine of its own."""
+    """Run all cases, each on its own engine."""
     return tuple(run_case(case, open_runtime) for case in cases)
 
 

@@ -49,7 +49,7 @@ class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_sweep(open_runtime: OpenRuntime, pools: Iterable[int] = POOLS) -> tuple[SweepRow, ...]:
-    """Run every policy on every pool, each on an engine of its own."""
+    """Run every policy on every pool, each on its own engine."""
     sizes = tuple(pools)
     return tuple(_probe(open_runtime, policy, size) for policy in SweepPolicy for size in sizes)
 

@@ -86,7 +86,7 @@ class EngineClaims(CacheListener):
     Args:
         clip_output: maximum number of output tokens in the engine's arithmetic.
         limits: limits of what may be claimed.
-        ledger: where events go.
+        ledger: ledger of events.
         watched: see :class:`~leyline_engine.claims.keeper.ClaimKeeper`.
     """
 

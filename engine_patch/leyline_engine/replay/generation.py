@@ -86,7 +86,7 @@ class Channel:
         self._events: list[Event] = []
         self._ready = asyncio.Event()
         self.abandoned = False
-        """True if the reader's event loop is closed: nobody is left to read."""
+        """True if the reader's event loop is closed: no reader is left."""
 
     def put(self, event: Event) -> None:
         """Add an event. Called on the engine's thread; never blocks."""

@@ -74,7 +74,7 @@ class _Running:
 
 
 class EngineService:
-    """Runs requests on a thread of its own; the asyncio side submits and reads events.
+    """Runs requests on its own thread; the asyncio side submits and reads events.
 
     Scopes take turns, one step (a prefill chunk or a decoded token) each; within a scope its
     requests do. A request whose scope has the fewest running ones is admitted first. Commands
@@ -358,7 +358,7 @@ class EngineService:
         return running.sequence
 
     def _abandon_all(self) -> None:
-        """End all jobs that are left, so that no reader waits for ever."""
+        """End all remaining jobs, so that no reader waits forever."""
         error = EngineStoppedError(self._failure or "the engine is shutting down")
         for running in list(self._running):
             try:

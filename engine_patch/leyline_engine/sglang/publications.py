@@ -63,7 +63,7 @@ class Publications:
     cached any more, then those of the sessions that published least recently.
 
     Args:
-        max_tokens: of all paths together; each counts as :data:`MIN_WEIGHT` at least.
+        max_tokens: tokens of all paths together; each counts as :data:`MIN_WEIGHT` at least.
         max_paths: maximum number of branches noted per session.
         cached: returns the cached length of a path.
     """

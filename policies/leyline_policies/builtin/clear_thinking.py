@@ -22,7 +22,7 @@ class ClearThinking:
     A turn is everything that the assistant says between two messages of the user, calls of tools
     and what follows their results included: the rule of Anthropic's ``clear_thinking_20251015``,
     as its public documentation states it. With ``unit="message"`` each assistant message counts
-    for itself, which also thins out a long run of an agent that nobody interrupts. Thinking is in
+    for itself, which also thins out a long run of an agent without interruption. Thinking is in
     the members and content parts that OpenAI-compatible servers use for it; with ``think_tags``
     also in the text, as ``<think>…</think>``.
     """

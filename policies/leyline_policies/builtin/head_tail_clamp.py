@@ -30,7 +30,7 @@ file and then search in that file.
 class HeadTailClamp(ShorterResults):
     """Cut tool results of ``max_chars`` characters or more down to their head and tail, at once.
 
-    A warning tells the model how to ask for less; then come the first ``head_chars`` characters,
+    A warning asks the model to request less; then come the first ``head_chars`` characters,
     the number of elided ones, and the last ``tail_chars``. Each text part of a part list counts for
     itself. With ``tools`` only results of these tools are clamped.
 

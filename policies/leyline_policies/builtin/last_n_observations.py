@@ -35,8 +35,8 @@ class LastNObservations(ShorterResults):
     The rule is SWE-agent's ``LastNObservations`` (SWE-agent at 318f909,
     sweagent/agent/history_processors.py), in which the task counts as the first observation and
     always stays. Different from it: everything before the first assistant message counts as task or
-    example, for the marks by which SWE-agent tells them apart don't reach a model; and the last
-    user message stays, regardless of its tags.
+    example, because SWE-agent's marks that distinguish them don't reach a model; and the last user
+    message stays, regardless of its tags.
     """
 
     name: ClassVar[str] = "last_n_observations"

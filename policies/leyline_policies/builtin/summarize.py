@@ -53,9 +53,9 @@ class Summarize:
     stay with their results; the user's last message stays, and carries the summary. If the
     summarized part changes (a secret is redacted in it), the summary is dropped.
 
-    The rule is that of LangChain's ``SummarizationMiddleware`` (langchain 1.4.7); different from
-    it, nobody waits for the summary, the user's last message stays, and the text for the model is
-    cut to its newest ``summarized_tokens`` tokens by whole messages.
+    The rule is that of LangChain's ``SummarizationMiddleware`` (langchain 1.4.7). Different from
+    it: no request waits for the summary, the user's last message stays, and the text for the model
+    is cut to its newest ``summarized_tokens`` tokens by whole messages.
     """
 
     name: ClassVar[str] = "summarize"

@@ -1,4 +1,4 @@
-"""The policy that tells the model when its context window is nearly full."""
+"""The policy that warns the model when its context window is nearly full."""
 
 from __future__ import annotations
 

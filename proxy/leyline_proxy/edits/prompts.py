@@ -46,7 +46,7 @@ class PromptSearch:
 
         Args:
             body: ``raw``, decoded.
-            status: of the intended engine.
+            status: status of the intended engine.
 
         Raises:
             BadRequestError, ForbiddenError: the request's ``leyline`` options are wrong, or a

@@ -129,7 +129,7 @@ def decide(
     """Decide whether to commit the pending edits now.
 
     Args:
-        cost: of the engine in use.
+        cost: costs on the engine in use.
         turns: number of the session's turns so far.
         window: the model's, in tokens; None if unknown.
     """

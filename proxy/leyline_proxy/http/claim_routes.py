@@ -32,26 +32,26 @@ def install_claims(app: FastAPI, services: Services) -> None:
 
     @app.get(CLAIMS, tags=["claims"])
     async def all_live(request: Request, session: str | None = None) -> JSONResponse:
-        """The tenant's live claims, oldest first."""
+        """List the tenant's live claims, oldest first."""
         tenant = services.tenants.authenticate(request.headers)
         return JSONResponse({"claims": await claims.all_live(tenant.name, session)})
 
     @app.get(f"{CLAIMS}/{{claim_id}}", tags=["claims"])
     async def show(claim_id: str, request: Request) -> JSONResponse:
-        """One claim, also for a while after its end."""
+        """Show one claim, also for a while after its end."""
         tenant = services.tenants.authenticate(request.headers)
         return JSONResponse(await claims.show(tenant.name, claim_id))
 
     @app.patch(f"{CLAIMS}/{{claim_id}}", tags=["claims"])
     async def revise(claim_id: str, request: Request) -> JSONResponse:
-        """A later revision; what isn't given stays as it is."""
+        """Revise a claim; members that aren't given keep their values."""
         tenant = services.tenants.authenticate(request.headers)
         body = await _body(services, request)
         return JSONResponse(await claims.revise(tenant.name, claim_id, body))
 
     @app.delete(f"{CLAIMS}/{{claim_id}}", tags=["claims"])
     async def release(claim_id: str, request: Request) -> JSONResponse:
-        """Release a claim; says how it ended."""
+        """Release a claim, and return its end."""
         tenant = services.tenants.authenticate(request.headers)
         return JSONResponse(await claims.release(tenant.name, claim_id))
 
@@ -62,7 +62,7 @@ def install_claims(app: FastAPI, services: Services) -> None:
         after: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = _DEFAULT_EVENTS,
     ) -> JSONResponse:
-        """What happened to a claim, in order."""
+        """List the events of a claim, in order."""
         tenant = services.tenants.authenticate(request.headers)
         return JSONResponse(await claims.events(tenant.name, claim_id, after, limit))
 

@@ -103,7 +103,7 @@ def install_stored_responses(app: FastAPI, services: Services) -> None:
 
     @app.get("/v1/responses/{response_id}", tags=["openai"])
     async def response(response_id: str, request: Request) -> Response:
-        """A stored response."""
+        """Return a stored response."""
         _, stored = await _found(services, request, response_id)
         if request.query_params.get("stream", "false").lower() == "true":
             raise BadRequestError("Stored responses aren't streamed again.", param="stream")
@@ -111,7 +111,7 @@ def install_stored_responses(app: FastAPI, services: Services) -> None:
 
     @app.delete("/v1/responses/{response_id}", tags=["openai"])
     async def delete_response(response_id: str, request: Request) -> Response:
-        """Remove a stored response; no conversation can continue from it any more."""
+        """Delete a stored response; no conversation can continue from it any more."""
         tenant = services.tenants.authenticate(request.headers)
         if not await services.responses.delete(tenant.name, response_id):
             raise _missing()
@@ -119,7 +119,7 @@ def install_stored_responses(app: FastAPI, services: Services) -> None:
 
     @app.get("/v1/responses/{response_id}/input_items", tags=["openai"])
     async def response_input_items(response_id: str, request: Request) -> Response:
-        """The items that a stored response was made from, page by page."""
+        """List the input items of a stored response, page by page."""
         tenant, stored = await _found(services, request, response_id)
         limit = tenant.limits.max_body_bytes
         chain = await read_chain(services.responses, tenant.name, stored.previous, limit)

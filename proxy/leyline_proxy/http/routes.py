@@ -50,17 +50,17 @@ def install_routes(app: FastAPI, services: Services) -> None:
 def _install_openai(app: FastAPI, services: Services) -> None:
     @app.post(CHAT.path, tags=["openai"])
     async def chat_completions(request: Request) -> Response:
-        """A chat completion, with edits of the history spliced where the engine can."""
+        """Create a chat completion, with edits of the history spliced if the engine can."""
         return ServedBy(TurnExchange(services, request, CHAT))
 
     @app.post(COMPLETIONS_PATH, tags=["openai"])
     async def completions(request: Request) -> Response:
-        """A bare completion, forwarded."""
+        """Forward a bare completion."""
         return ServedBy(CompletionExchange(services, request))
 
     @app.get("/v1/models", tags=["openai"])
     async def models(request: Request) -> Response:
-        """The models that the engine serves."""
+        """List the models that the engines serve."""
         tenant = services.tenants.authenticate(request.headers)
         listed = await model_list(services.pool, tenant.upstreams, request.headers.raw)
         return models_as_asked(request.headers, listed)
@@ -69,12 +69,12 @@ def _install_openai(app: FastAPI, services: Services) -> None:
 def _install_responses(app: FastAPI, services: Services) -> None:
     @app.post(RESPONSES.path, tags=["openai"])
     async def responses(request: Request) -> Response:
-        """A response, in OpenAI's Responses API: the same turn as a chat completion's."""
+        """Create a response of OpenAI's Responses API: the same turn as a chat completion's."""
         return ServedBy(TurnExchange(services, request, RESPONSES))
 
     @app.post(RESPONSES.count_path, tags=["openai"])
     async def count_input_tokens(request: Request) -> Response:
-        """How many prompt tokens a response's request would have after all edits."""
+        """Count a response request's prompt tokens after all edits, without running it."""
         return ServedBy(CountExchange(services, request, RESPONSES))
 
     install_stored_responses(app, services)
@@ -83,31 +83,31 @@ def _install_responses(app: FastAPI, services: Services) -> None:
 def _install_anthropic(app: FastAPI, services: Services) -> None:
     @app.post(MESSAGES.path, tags=["anthropic"])
     async def messages(request: Request) -> Response:
-        """A message, in Anthropic's API: the same turn as a chat completion's."""
+        """Create a message of Anthropic's API: the same turn as a chat completion's."""
         return ServedBy(TurnExchange(services, request, MESSAGES))
 
     @app.post(MESSAGES.count_path, tags=["anthropic"])
     async def count_message_tokens(request: Request) -> Response:
-        """How many prompt tokens a message request would have after all edits."""
+        """Count a message request's prompt tokens after all edits, without running it."""
         return ServedBy(CountExchange(services, request, MESSAGES))
 
 
 def _install_sessions(app: FastAPI, services: Services) -> None:
     @app.get("/v1/leyline/sessions", tags=["leyline"])
     async def sessions(request: Request) -> JSONResponse:
-        """The tenant's sessions, latest first."""
+        """List the tenant's sessions, latest first."""
         tenant = services.tenants.authenticate(request.headers)
         found = await services.store.sessions(tenant.name)
         return JSONResponse({"sessions": [session_overview(s) for s in found if s.answered]})
 
     @app.post(CHAT.count_path, tags=["leyline"])
     async def count_tokens(request: Request) -> Response:
-        """How many prompt tokens a chat request would have after all edits; nothing is sent."""
+        """Count a chat request's prompt tokens after all edits, without running it."""
         return ServedBy(CountExchange(services, request, CHAT))
 
     @app.get("/v1/leyline/sessions/{session_id}", tags=["leyline"])
     async def session(session_id: str, request: Request) -> JSONResponse:
-        """One session: its turns, edits and receipts, without prompt text."""
+        """Show one session: its turns, edits and receipts, without prompt text."""
         tenant = services.tenants.authenticate(request.headers)
         found = await services.store.get(tenant.name, session_id)
         if found is None or not found.answered:
@@ -118,20 +118,20 @@ def _install_sessions(app: FastAPI, services: Services) -> None:
 def _install_pass_through(app: FastAPI, services: Services) -> None:
     @app.api_route(PATTERN, methods=METHODS, include_in_schema=False)
     async def pass_through(request: Request) -> Response:
-        """What no other route takes, below /v1."""
+        """Forward any other path below /v1."""
         return ServedBy(PassThroughExchange(services, request))
 
 
 def _install_operations(app: FastAPI, services: Services) -> None:
     @app.get("/healthz", tags=["operations"])
     async def healthz() -> dict[str, str]:
-        """The process lives."""
+        """Report that the process is alive."""
         return {"status": "ok"}
 
     @app.get("/readyz", tags=["operations"])
     async def readyz() -> JSONResponse:
-        """200 when an engine answers, 503 else and when the proxy is about to stop; says whether
-        engines splice, or why not."""
+        """Answer 200 if an engine answers, 503 if none does or the proxy is about to stop. The body
+        reports whether engines splice, or why not."""
         document = readiness(services)
         return JSONResponse(document, status_code=200 if document["ready"] else 503)
 
@@ -139,12 +139,12 @@ def _install_operations(app: FastAPI, services: Services) -> None:
 
         @app.get("/metrics", tags=["operations"], response_class=Response)
         async def metrics(request: Request) -> Response:
-            """Prometheus metrics, as OpenMetrics where ``Accept`` asks for it."""
+            """Return Prometheus metrics, as OpenMetrics if ``Accept`` asks for it."""
             return await metrics_response(services, request.headers)
 
     @app.get(CAPABILITY_PATH, tags=["operations"])
     async def capability() -> JSONResponse:
-        """The engine's capability document; what the proxy itself can't use counts as missing."""
+        """Return the engine's capability document; parts that the proxy can't use are missing."""
         status = services.pool.first.status
         if status.capability is None:
             raise NotFoundError(f"No capability document: {status.obstacle}.", code="no_capability")

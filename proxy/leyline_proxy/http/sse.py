@@ -64,7 +64,7 @@ class EventSplitter:
 
     @property
     def empty(self) -> bool:
-        """True if the splitter got only whole events."""
+        """True if no partial event is buffered."""
         return not self._buffer
 
     def rest(self) -> bytes:

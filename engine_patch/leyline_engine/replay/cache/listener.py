@@ -12,16 +12,16 @@ class CacheListener:
     """Ignores all calls; subclasses override some. Called on the engine's thread."""
 
     def matched(self, request: str, slots: Slots) -> None:
-        """A request has locked these slots: the longest cached prefix of its prompt."""
+        """Note that a request locked these slots: the longest cached prefix of its prompt."""
 
     def evicted(self, request: str, gone: Sequence[Node]) -> None:
-        """These nodes were evicted to make room for a request; their slots are free."""
+        """Note that these nodes were evicted for a request; their slots are free."""
 
     def allocated(self, request: str, count: int) -> None:
-        """A request took ``count`` slots."""
+        """Note that a request took ``count`` slots."""
 
     def published(self, request: str, path: Slots, spare: int) -> None:
-        """The KV that a request computed is in the tree.
+        """Note that the KV computed by a request is in the tree.
 
         Args:
             path: all slots of its sequence, as the tree has them now.
@@ -29,13 +29,13 @@ class CacheListener:
         """
 
     def ended(self, request: str, count: int) -> None:
-        """A request has ended, and gave ``count`` slots back."""
+        """Note that a request ended, and gave ``count`` slots back."""
 
     def losing(self, slots: Slots, cause: str) -> None:
-        """Cached slots are about to be lost, whoever wants to keep them."""
+        """Note that cached slots are about to be lost, whatever the claims on them."""
 
     def flushing(self) -> None:
-        """All that no running request holds is about to be dropped."""
+        """Note that all KV without a running request is about to be dropped."""
 
     def flushed(self) -> None:
-        """It has been dropped."""
+        """Note that it has been dropped."""

@@ -218,10 +218,10 @@ class CacheManager:
         the spans does: a session that continues such a lineage never sent what it remembers.
 
         Args:
-            spans: what to forget; None for whatever the session holds.
+            spans: spans to forget; None for all KV of the session.
             spared: keys that the session's new prompt may continue.
             ticket: names the forget in :meth:`settled_forgets`.
-            before: what an earlier forget of this ticket reached.
+            before: reach of an earlier forget of this ticket.
             struck: called with what no KV can be found of any more, before slots are counted.
 
         Raises:
@@ -262,7 +262,7 @@ class CacheManager:
         )
 
     def _under_lineages(self, tainted: Mapping[int, int]) -> list[Node]:
-        """Return the tops of KV that is cached under lineages, whoever published it.
+        """Return the tops of KV cached under lineages, whatever its publisher.
 
         Args:
             tainted: by :func:`~leyline_engine.lineage.lineage_bits`, the first position concerned.

@@ -40,7 +40,7 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """The JSON body."""
+        """Return the JSON body."""
         return {
             "error": {
                 "message": self.message,

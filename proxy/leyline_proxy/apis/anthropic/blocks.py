@@ -56,7 +56,7 @@ def system_prompt(system: object) -> Iterator[Placed]:
     """Yield the system message; nothing for a prompt without text.
 
     Raises:
-        FieldError: names the field and what it should be.
+        FieldError: a field is wrong; the error names it and what it should be.
     """
     if system is None:
         return
@@ -70,7 +70,7 @@ def conversation(messages: object) -> Iterator[Placed]:
     """Yield the chat messages of ``messages``: one for each, and one for each tool result.
 
     Raises:
-        FieldError: names the field and what it should be.
+        FieldError: a field is wrong; the error names it and what it should be.
     """
     if not isinstance(messages, list):
         raise FieldError("messages", "messages must be a list of messages.")

@@ -89,7 +89,7 @@ def map_request(body: Mapping[str, Any], *, runs: bool = True) -> ChatMapping:
         runs: False if tokens are only counted; ``max_tokens`` isn't required then.
 
     Raises:
-        FieldError: names the field and what it should be.
+        FieldError: a field is wrong; the error names it and what it should be.
     """
     for name, code in _SERVER_SIDE.items():
         if body.get(name):

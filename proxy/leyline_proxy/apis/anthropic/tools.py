@@ -18,7 +18,7 @@ def chat_tools(tools: object, messages: object = ()) -> list[dict[str, Any]]:
         messages: the request's; they may load, add and remove tools.
 
     Raises:
-        FieldError: names the field; also for tools that Anthropic defines or runs itself.
+        FieldError: a definition is wrong, or Anthropic defines or runs the tool itself.
     """
     if tools is not None and not isinstance(tools, list):
         raise FieldError("tools", "tools must be a list of tool definitions.")
@@ -51,7 +51,7 @@ def chat_choice(choice: object, tools: Sequence[Mapping[str, Any]]) -> dict[str,
         tools: the result of :func:`chat_tools`.
 
     Raises:
-        FieldError: an unknown choice, or one that no tool can meet.
+        FieldError: the choice is unknown, or no tool matches it.
     """
     if choice is None:
         return {}

@@ -51,7 +51,7 @@ def chat_call(place: str, item: Item) -> dict[str, Any]:
     """Return an item as a call of a chat message.
 
     Raises:
-        FieldError: names the field and what it should be.
+        FieldError: a field is wrong; the error names it and what it should be.
     """
     call_id = string(place, item, "call_id")
     match item["type"]:

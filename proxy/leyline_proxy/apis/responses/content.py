@@ -19,7 +19,7 @@ def shown_content(field: str, content: object) -> str | list[dict[str, Any]]:
     """Return the content of a user's or a system message; a single text is a string.
 
     Raises:
-        FieldError: names the field and what it should be.
+        FieldError: a field is wrong; the error names it and what it should be.
     """
     if isinstance(content, str):
         return content
@@ -36,7 +36,7 @@ def joined_content(field: str, output: object) -> str | list[dict[str, Any]]:
     Templates differ in how they show parts.
 
     Raises:
-        FieldError: names the field and what it should be.
+        FieldError: a field is wrong; the error names it and what it should be.
     """
     if output is None or isinstance(output, str):
         return output or ""
@@ -50,7 +50,7 @@ def said_text(field: str, content: object) -> str:
     its parts, as the engine gave it.
 
     Raises:
-        FieldError: names the field and what it should be.
+        FieldError: a field is wrong; the error names it and what it should be.
     """
     if isinstance(content, str):
         return content

@@ -84,7 +84,7 @@ def conversation(instructions: object, items: Iterable[Placed]) -> list[Placed]:
     Leading system messages become one, because many chat templates take only one.
 
     Raises:
-        FieldError: names the field and what it should be.
+        FieldError: a field is wrong; the error names it and what it should be.
     """
     placed = [*_instructed(instructions), *_messages(items)]
     opening = _opening(placed)

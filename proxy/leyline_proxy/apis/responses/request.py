@@ -146,7 +146,7 @@ def map_request(
         runs: False if tokens are only counted.
 
     Raises:
-        FieldError: names the field and what it should be.
+        FieldError: a field is wrong; the error names it and what it should be.
     """
     for name, message in _SERVER_SIDE.items():
         if body.get(name):

@@ -56,7 +56,7 @@ def read_tools(lists: Sequence[tuple[str, object]]) -> ToolBook:
         lists: tool lists, each with its field.
 
     Raises:
-        FieldError: names the field; also for tools that OpenAI's servers run.
+        FieldError: a definition is wrong, or OpenAI's servers run the tool.
     """
     definitions: dict[str, dict[str, Any]] = {}
     tools: dict[str, Tool] = {}
@@ -77,7 +77,7 @@ def choose_tools(choice: object, book: ToolBook) -> tuple[dict[str, Any], ToolBo
     """Return the chat request's members for the choice among tools, and the tools to offer.
 
     Raises:
-        FieldError: an unknown choice, or one that no tool can meet.
+        FieldError: the choice is unknown, or no tool matches it.
     """
     if choice is None:
         return {}, book
