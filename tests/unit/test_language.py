@@ -1,8 +1,8 @@
-"""The documentation, which holds the help of commands and settings, keeps clear of some turns of
-phrase that no native reader expects."""
+"""The documentation, with the help of commands, and docstrings are in plain English."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +16,8 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
     if path.name != "CHANGELOG.md"
 )
+
+SOURCES = ("proxy", "engine_patch", "policies", "grafana", "deploy", "bench", "tests")
 
 BANNED = {
     r"anew": "again",
@@ -31,6 +33,7 @@ BANNED = {
 """Turns of phrase, and what to write in their place."""
 
 _CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|<[^>]*>", re.DOTALL)
+_HANGING = re.compile(r"(?:What|Whether|That|Which|How|Who|Where|As)\b")
 _CLAUSE = re.compile(r"^#+ (?:What|Whether|That|Which|Who)\b.*[^?]$", re.MULTILINE)
 
 
@@ -61,3 +64,22 @@ def test_a_page_is_in_plain_english(page: Path) -> None:
     text = prose(page)
     assert list(found_in(text)) == []
     assert _CLAUSE.findall(text) == []
+
+
+def badly_begun(source: str) -> Iterator[str]:
+    """Yield the first lines of docstrings that begin with a clause."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(source)):
+        text = ast.get_docstring(node) if isinstance(node, documented) else None
+        if text is not None and _HANGING.match(text):
+            yield text.splitlines()[0]
+
+
+@pytest.mark.parametrize("folder", SOURCES)
+def test_docstrings_begin_with_a_verb_or_a_noun(folder: str) -> None:
+    """No docstring begins with a clause such as "What is sent"."""
+    assert list(badly_begun('def f():\n    """What is sent."""')) == ["What is sent."]
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    assert paths
+    found = {path: [*badly_begun(path.read_text(encoding="utf-8"))] for path in paths}
+    assert not {path.name: lines for path, lines in found.items() if lines}
