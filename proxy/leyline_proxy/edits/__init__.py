@@ -1,1 +1,1 @@
-"""Step 2: apply policies and the caller's own edits to the messages."""
+"""Apply policies and the caller's own edits to the messages: step 3 in ARCHITECTURE.md."""

@@ -1,4 +1,4 @@
-"""Step 2 of a turn: the messages to send, and the decision on edits that could wait. Pure."""
+"""The messages to send in a turn, and the decision on edits that could wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run step 2 of turns with the facts for policies: memos, costs, sensitive content."""
+"""The editor of turns: runs policies with the facts for them, memos, costs, sensitive content."""
 
 from __future__ import annotations
 

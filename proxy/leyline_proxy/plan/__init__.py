@@ -1,1 +1,1 @@
-"""Steps 3 to 6: turn the messages into tokens, directives and the upstream body."""
+"""Turn messages into tokens, directives and the upstream body: step 4 in ARCHITECTURE.md."""

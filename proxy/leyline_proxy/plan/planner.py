@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Planner:
-    """Steps 2 to 4 of turns."""
+    """Edits, renders and plans turns."""
 
     def __init__(self, metrics: Metrics, editor: Editor) -> None:
         self._metrics = metrics

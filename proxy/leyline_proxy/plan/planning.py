@@ -93,7 +93,7 @@ class Draft:
 
 
 def draft_turn(given: PlanInput, edited: Edited, metrics: Metrics) -> Draft:
-    """Do steps 3 and 4 of a turn, as far as possible without the engine."""
+    """Render a turn's messages, as far as possible without the engine."""
     with metrics.stage("render"):
         return Draft(edited, _render(given, edited.prepared))
 
@@ -111,7 +111,7 @@ def prompt_question(given: PlanInput, draft: Draft) -> dict[str, Any] | None:
 def plan_turn(
     given: PlanInput, draft: Draft, metrics: Metrics, tokens: Sequence[int] | None = None
 ) -> Planned:
-    """Do step 5 of a turn. A failed plan never fails the turn, which is then sent unspliced.
+    """Plan a turn. A failed plan never fails the turn, which is then sent unspliced.
 
     Args:
         tokens: the engine's answer to :func:`prompt_question`.

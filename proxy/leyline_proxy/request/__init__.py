@@ -1,1 +1,1 @@
-"""Step 1: read a request, and find its session."""
+"""Read requests, and find their sessions: step 2 in ARCHITECTURE.md."""

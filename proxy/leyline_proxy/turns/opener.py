@@ -69,7 +69,7 @@ class TurnOpener:
         *,
         again: Turn | None = None,
     ) -> Turn:
-        """Do steps 1 to 5: find the messages, the destination and the request to the engine.
+        """Find the messages to send, the engine, and the request to it.
 
         Args:
             avoid: replicas that have failed this request.
