@@ -249,6 +249,7 @@ def test_what_ran_while_redis_was_gone_is_forgotten_later(
         assert answer["leyline"]["forgot"] is None, "what was made good is asked for once"
 
 
+@pytest.mark.nightly
 def test_redis_is_killed_under_load(engine: tuple[Starlette, str], server: RedisServer) -> None:
     """Every request is answered, and rightly, before, during and after; then sessions continue."""
     _, origin = engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from support.random_models import RandomKind, build_random
 from typer.testing import CliRunner
 
@@ -35,6 +36,7 @@ def test_demo_runs_both_arms(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.nightly
 def test_demo_against_a_running_stack() -> None:
     """With an address, the policy travels with each request, and edits are spliced."""
     trace = shipped_trace().first(9)

@@ -315,8 +315,8 @@ VARIANTS = [
     pytest.param({"core": "rust"}, id="rust"),
     pytest.param({"core": "python"}, id="python"),
     pytest.param({"core": "rust", "events": True}, id="events"),
-    pytest.param({"core": "rust", "capacity": 420}, id="pressure"),
-    pytest.param({"core": "rust", "chunk": 24}, id="chunked"),
+    pytest.param({"core": "rust", "capacity": 420}, id="pressure", marks=pytest.mark.nightly),
+    pytest.param({"core": "rust", "chunk": 24}, id="chunked", marks=pytest.mark.nightly),
     pytest.param({"core": "rust", "capacity": 460, "chunk": 32}, id="chunked-pressure"),
 ]
 

@@ -38,6 +38,7 @@ def test_a_harmless_log_is_clean(tmp_path: Path) -> None:
     assert server.complaints() == []
 
 
+@pytest.mark.nightly
 def test_a_failed_start_is_told_at_once(tmp_path: Path) -> None:
     """A server that dies at its start isn't waited for: its end raises, with the log's end."""
     server = SglangServer(tmp_path, tmp_path / "log", ("--no-such-flag",))

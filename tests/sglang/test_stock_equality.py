@@ -64,6 +64,7 @@ def answers(server: SglangServer) -> list[tuple[Any, ...]]:
     ]
 
 
+@pytest.mark.nightly
 def test_requests_without_envelopes_are_as_in_stock_sglang(
     mla_server: SglangServer, stock_server: SglangServer
 ) -> None:
