@@ -115,7 +115,7 @@ def test_tool_calls_belong_to_their_message() -> None:
         ]
     )
     text = text_of(turn, predicate_of(SpanBody(messages=(1, 2)), [turn]))
-    assert "{call_1}" in text
+    assert '"id": "call_1"' in text
     assert "Look." not in text and "a.py" not in text
 
 
