@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run all tests on two lanes at once, which take about as long as each other:
 #   here        .venv: tests/integration, and then everything but the other lane's
-#   beside it   .venv-sglang: tests/sglang, and then .venv: tests/oracle, tests/e2e and tests/clients
+#   beside it   .venv-sglang: tests/sglang, and then .venv: UNITS and OTHERS
 #   $1            pytest marker expression
 #   PYTEST_ARGS   what else to give pytest; a selection may match nothing in one of them
 set -euo pipefail
@@ -12,7 +12,9 @@ source deploy/lib.sh
 # Tiny models run fastest on one thread, and the two lanes don't fight over cores.
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 NOTHING_SELECTED=5
-BESIDE=(tests/oracle tests/e2e tests/clients)
+UNITS=(tests/unit/policies tests/unit/render)
+OTHERS=(tests/oracle tests/e2e tests/clients)
+BESIDE=("${UNITS[@]}" "${OTHERS[@]}")
 
 args=(-m "$1")
 eval "args+=(${PYTEST_ARGS-})" # words and quotes as on a command line
@@ -29,7 +31,8 @@ run() { # a title, and a command
 beside() {
     local failed=0
     run "pytest with SGLang" .venv-sglang/bin/pytest tests/sglang "${args[@]}" || failed=1
-    run "pytest, ${BESIDE[*]}" .venv/bin/pytest "${BESIDE[@]}" "${args[@]}" || failed=1
+    run "pytest, ${UNITS[*]}" .venv/bin/pytest "${UNITS[@]}" "${args[@]}" || failed=1
+    run "pytest, ${OTHERS[*]}" .venv/bin/pytest "${OTHERS[@]}" "${args[@]}" || failed=1
     return $failed
 }
 
