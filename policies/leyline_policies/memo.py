@@ -86,8 +86,6 @@ class Memo:
         self._held: dict[object, tuple[Sequence[Any], int | None]] = {}
         self._paired: list[Pairing] = []
         self._pairing_at: dict[str, tuple[Sequence[Message], Pairing]] = {}
-        self._pairs: dict[object, dict[tuple[int, int], tuple[object, object, Any]]] = {}
-        self._past_pairs: dict[object, dict[tuple[int, int], tuple[object, object, Any]]] = {}
         self._changes = Changes()
 
     def get(self, subject: S, key: object, compute: Callable[[S], T]) -> T:
@@ -105,16 +103,15 @@ class Memo:
     ) -> list[T]:
         """Return ``compute(first, second)`` of each pair, remembered under ``key`` by the identity
         of both."""
-        table = self._pairs.setdefault(key, {})
+        table, past = self._results_of(key)
         names = [*zip(map(id, firsts), map(id, seconds), strict=True)]
         entries = [*map(table.get, names)]
         if None in entries:
-            past = self._past_pairs.get(key, {})
-            for at, (first, second) in enumerate(zip(firsts, seconds, strict=True)):
+            for at, pair in enumerate(zip(firsts, seconds, strict=True)):
                 if entries[at] is None:
-                    made = past.get(names[at]) or (first, second, compute(first, second))
+                    made = past.get(names[at]) or (pair, compute(*pair))
                     entries[at] = table[names[at]] = made
-        return [entry[2] for entry in entries if entry is not None]
+        return [entry[1] for entry in entries if entry is not None]
 
     def settle(self, subjects: Sequence[Any]) -> None:
         """Declare that a list doesn't change any more, so that comparisons hold for a turn."""
@@ -291,7 +288,6 @@ class Memo:
         self._turns += 1
         if self._turns % _EPOCH_TURNS == 0:
             self._tables, self._past = {}, self._tables
-            self._pairs, self._past_pairs = {}, self._pairs
 
     def _part_once(self, message: Message) -> Part:
         return self.get(message, _PART, self._part_of)

@@ -88,7 +88,7 @@ class CacheTtlPrune:
             tail_chars=self.tail_chars,
         )
         check_numbers(1, window_tokens=self.window_tokens)
-        check_head_and_tail(self.head_chars, self.tail_chars, soft_max_chars=self.soft_max_chars)
+        check_head_and_tail(self.head_chars, self.tail_chars, "soft_max_chars", self.soft_max_chars)
         check_tools("tools", self.tools)
 
     def transform(self, messages: list[Message], turn_idx: int, context: Context) -> list[Message]:

@@ -51,7 +51,7 @@ class HeadTailClamp(ShorterResults):
         """Raise ValueError for a number out of range or an empty ``tools``."""
         check_numbers(1, max_chars=self.max_chars)
         check_numbers(0, head_chars=self.head_chars, tail_chars=self.tail_chars)
-        check_head_and_tail(self.head_chars, self.tail_chars, max_chars=self.max_chars)
+        check_head_and_tail(self.head_chars, self.tail_chars, "max_chars", self.max_chars)
         check_tools("tools", self.tools)
 
     def _places(self, messages: list[Message], context: Context) -> Sequence[int]:

@@ -79,11 +79,10 @@ def of_tools(
     ]
 
 
-def check_head_and_tail(head_chars: int, tail_chars: int, **limit: int) -> None:
-    """Raise ValueError if head and tail are together more than the limit, named by its key."""
-    for key, most in limit.items():
-        if head_chars + tail_chars > most:
-            raise ValueError(
-                f"head_chars={head_chars} and tail_chars={tail_chars} are together more "
-                f"than {key}={most}; they must fit into it"
-            )
+def check_head_and_tail(head_chars: int, tail_chars: int, key: str, most: int) -> None:
+    """Raise ValueError if head and tail are together more than the setting ``key``."""
+    if head_chars + tail_chars > most:
+        raise ValueError(
+            f"head_chars={head_chars} and tail_chars={tail_chars} are together more "
+            f"than {key}={most}; they must fit into it"
+        )

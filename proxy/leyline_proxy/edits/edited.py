@@ -55,17 +55,14 @@ class PolicyEdits:
         return known
 
     def in_place(self, entry: SentMessage, new: Message) -> EditedInPlace:
-        """Return one message that was edited or dropped once, apart from :attr:`demands`."""
+        """Return one message that was edited or dropped once; :attr:`demands` become its own."""
         assert isinstance(new, MarkedMessage)  # noqa: S101 - explain() has looked
         if not new.mark.dropped and new == new.origin:
             return EditedInPlace(entry)
-        outer, self.demands = self.demands, {}
-        try:
-            if new.mark.dropped:
-                return EditedInPlace(None, tuple(self.dropped(entry, new)), self.demands)
-            return EditedInPlace(self.changed(entry, new, self.said(new.mark)), (), self.demands)
-        finally:
-            self.demands = outer
+        self.demands = {}
+        if new.mark.dropped:
+            return EditedInPlace(None, tuple(self.dropped(entry, new)), self.demands)
+        return EditedInPlace(self.changed(entry, new, self.said(new.mark)), (), self.demands)
 
     @cached_property
     def _places(self) -> dict[int, int]:

@@ -41,7 +41,7 @@ class EditInput:
     @property
     def last(self) -> RetainedTurn | None:
         """The session's last turn."""
-        return self.session.turns[-1] if self.session is not None and self.session.turns else None
+        return self.session.last if self.session is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,7 @@ def policy_session(
         now: seconds since the epoch.
     """
     served = status.capability if _serves(status, model) else None
+    last = session.last if session is not None else None
     return PolicySession(
         window=served.max_context if served is not None else None,
         idle_s=max(0.0, now - session.updated) if session is not None and session.answered else 0.0,
@@ -101,7 +102,7 @@ def policy_session(
         limit=limit,
         sensitive=sensitive,
         on_fault=on_fault,
-        last=session.turns[-1].prepared if session is not None and session.turns else None,
+        last=last.prepared if last is not None else None,
     )
 
 

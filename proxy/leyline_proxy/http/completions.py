@@ -7,7 +7,6 @@ it sends no envelope.
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from uuid import uuid4
 
 import httpx
@@ -23,7 +22,7 @@ from ..upstream.client import read
 from ..upstream.headers import downstream_headers
 from ..upstream.replica import Replica
 from ..wiring.services import Services
-from .exchange import Exchange, stream_headers
+from .exchange import Exchange
 from .limits import until_disconnect
 from .refusal import refusal_response
 from .relay import Relay
@@ -75,12 +74,7 @@ class CompletionExchange(Exchange):
                 body = await read(upstream)
                 return Response(body, headers=downstream_headers(upstream.headers))
             relay = Relay()
-            async with aclosing(relay.events(upstream)) as events:
-                first = await anext(events)
-                await self.start_stream(send, stream_headers(upstream))
-                await self.send_chunk(send, first)
-                async for event in events:
-                    await self.send_chunk(send, event)
+            await self.send_relayed(relay, upstream, send)
         self.complete = True
         if relay.broken:
             self.status = "502"

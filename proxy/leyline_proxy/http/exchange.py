@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ from ..upstream.headers import downstream_headers
 from ..wiring.services import Services
 from .errors import as_proxy_error, error_event, shaped_response
 from .limits import read_body, until_disconnect
+from .relay import Relay
 
 log = structlog.get_logger("leyline.http")
 
@@ -107,6 +109,22 @@ class Exchange(ABC):
         """Send a part of the stream."""
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
+    async def send_relayed(self, relay: Relay, upstream: httpx.Response, send: Send) -> None:
+        """Send an engine's stream as ``relay`` passes it; the status line waits for the first
+        event.
+
+        Raises:
+            ProxyError: see :meth:`.relay.Relay.events`.
+        """
+        async with aclosing(relay.events(upstream)) as events:
+            first = await anext(events)
+            # Without this header, buffering reverse proxies would undo the streaming.
+            headers = {"x-accel-buffering": "no", **downstream_headers(upstream.headers)}
+            await self.start_stream(send, headers)
+            await self.send_chunk(send, first)
+            async for event in events:
+                await self.send_chunk(send, event)
+
     async def end_stream(self, send: Send) -> None:
         """Close the stream."""
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -154,12 +172,6 @@ class ServedBy(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the exchange."""
         await self._exchange(scope, receive, send)
-
-
-def stream_headers(upstream: httpx.Response) -> dict[str, str]:
-    """Return the response headers of a stream."""
-    # Without this header, buffering reverse proxies would undo the streaming.
-    return {"x-accel-buffering": "no", **downstream_headers(upstream.headers)}
 
 
 async def _queued(receive: Receive, wait: Coroutine[Any, Any, None]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager
 
 import httpx
 import orjson
@@ -30,7 +30,7 @@ from ..upstream.headers import downstream_headers
 from ..wiring.services import Services
 from .api import Api, read_call, unfit_answer
 from .chat import CHAT
-from .exchange import Exchange, stream_headers
+from .exchange import Exchange
 from .limits import until_disconnect
 from .refusal import answer_of
 from .relay import TurnRelay
@@ -192,12 +192,7 @@ class TurnExchange(Exchange):
             relay = TurnRelay(self.services.ends, turn, self._call, self._native)
             self.extra_headers["x-leyline-plan"] = turn.planned.plan.planned.value
             try:
-                async with aclosing(relay.events(upstream)) as events:
-                    first = await anext(events)
-                    await self.start_stream(send, stream_headers(upstream))
-                    await self.send_chunk(send, first)
-                    async for event in events:
-                        await self.send_chunk(send, event)
+                await self.send_relayed(relay, upstream, send)
             finally:
                 self._pending = not relay.settled
         self.complete = relay.settled

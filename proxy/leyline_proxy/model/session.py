@@ -205,6 +205,11 @@ class Session:
     are."""
 
     @property
+    def last(self) -> RetainedTurn | None:
+        """The latest retained turn; None if there is none."""
+        return self.turns[-1] if self.turns else None
+
+    @property
     def answered(self) -> bool:
         """True if a turn was answered in full; otherwise there is nothing to report."""
         return self.next_index > 0

@@ -63,7 +63,7 @@ class PlanInput:
 
     @property
     def last(self) -> RetainedTurn | None:
-        return self.retained[-1] if self.retained else None
+        return self.session.last if self.session is not None else None
 
     @property
     def retained(self) -> tuple[RetainedTurn, ...]:

@@ -25,7 +25,6 @@ from ..upstream.pool import Names, ReplicaPool
 from ..upstream.replica import Replica
 from .cache_scope import check_scope
 from .erasure import Erasures
-from .placing import Placing
 from .turn import Turn
 from .under_way import TurnsUnderWay
 
@@ -54,7 +53,7 @@ class TurnOpener:
         self._under_way = under_way
         self._store = store
         self._pool = pool
-        self._placing = Placing(pool)
+        self._placing = under_way.placing
         self._planner = planner
         self._erasures = erasures
         self._catalog = catalog

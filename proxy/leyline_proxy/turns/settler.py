@@ -21,7 +21,6 @@ from ..telemetry.tracing.usage import receipt_span
 from ..upstream.pool import ReplicaPool
 from .accounting import account_headers, caller_account, final_receipt
 from .erasure import Erasures
-from .placing import Placing
 from .ports import PinRefusals, TurnObserver
 from .records import record_of, record_of_refusal, run_of
 from .retaining import session_after, session_owing, session_without
@@ -64,7 +63,7 @@ class TurnSettler:
     ) -> None:
         self._under_way = under_way
         self._pool = pool
-        self._placing = Placing(pool)
+        self._placing = under_way.placing
         self._costs = costs
         self._erasures = erasures
         self._writing = writing

@@ -16,7 +16,7 @@ class TurnsUnderWay:
 
     def __init__(self, store: SessionStore, placing: Placing) -> None:
         self._store = store
-        self._placing = placing
+        self.placing = placing
         self._names: set[str] = set()
         self.openings = Openings()
         """First requests of conversations without a name."""
@@ -31,7 +31,7 @@ class TurnsUnderWay:
         self._names.add(given.turn)
         if session is not None and run not in session.places:
             await self._store.update(
-                *place, lambda found: self._placing.begun(found or session, run, given.replica)
+                *place, lambda found: self.placing.begun(found or session, run, given.replica)
             )
 
     def expect(self, name: str) -> None:
