@@ -14,6 +14,7 @@ from leyline_engine.contract import (
     LineageRun,
     Mode,
     Reason,
+    ReuseKind,
     Segment,
     SpanLabel,
     check_directives,
@@ -44,6 +45,9 @@ class ResolvedEdit:
     """Copies, clipped to tokens that can't have read a forgotten span."""
     forgotten: frozenset[SpanKey] | None
     """Spans that the edit forgets, by their ledger names; None if the ledger doesn't know them."""
+    kinds: tuple[ReuseKind | None, ...] = ()
+    """By source, the kind of reuse that its copies are, None for an edit's; empty if all are
+    edits'."""
 
 
 def carries_edit(payload: EditPayload | None) -> bool:

@@ -15,6 +15,7 @@ from leyline_engine.contract import (
     EnvelopeError,
     Mode,
     Reason,
+    ReusePayload,
     SkippedAction,
     is_signed,
     parse_envelope,
@@ -33,6 +34,8 @@ class Hints:
     message_id: str | None = None
     payload: EditPayload | None = None
     """The payload; if ``invalid`` is set, its reliable part, which holds no edit."""
+    reuse: ReusePayload | None = None
+    """None if the request didn't ask for reuse, or if it can't be relied on."""
     skipped: tuple[SkippedAction, ...] = ()
     invalid: Reason | None = None
     detail: str = ""
@@ -75,10 +78,10 @@ def decode_hints(raw: object, secret: str | None = None) -> Hints:
     if secret is not None and not is_signed(envelope, secret):
         return _refused(envelope.message_id, "kv_hints: the signature is not the proxy's")
     try:
-        payload, skipped = split_actions(envelope)
+        edit, reuse, skipped = split_actions(envelope)
     except EnvelopeError as error:
         return _refused(envelope.message_id, str(error), _rest_of_edit(envelope))
-    return Hints(envelope.message_id, payload, skipped)
+    return Hints(envelope.message_id, edit, reuse, skipped)
 
 
 def _refused(message_id: str | None, detail: str, rest: EditPayload | None = None) -> Hints:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 _Counted = ParamSpec("_Counted")
 
-_TOKEN_KINDS = ("prefix", "spliced", "prefilled", "freed")
+_TOKEN_KINDS = ("prefix", "spliced", "reused", "prefilled", "freed")
 
 
 class EngineMetrics(Protocol):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leyline_engine.contract import CopySegment, Directive, LineageRun, Mode
+from leyline_engine.contract import CopySegment, Directive, LineageRun, Mode, ReuseKind
 from leyline_engine.lineage import first_spliced
 
 
@@ -36,11 +36,29 @@ class Plan:
     copies: tuple[CopySegment, ...]
     prefills: tuple[Prefill, ...]
     evicted: int = 0
-    """Tokens of copies whose source slots are gone."""
+    """Tokens of an edit's copies whose source slots are gone."""
+    kinds: tuple[ReuseKind | None, ...] = ()
+    """By source, what its copies are: None for an edit's; empty if all are."""
+
+    @property
+    def copied(self) -> int:
+        """Number of tokens that are copied, for edits and for reuse."""
+        return sum(copy.length for copy in self.copies)
 
     @property
     def spliced(self) -> int:
-        return sum(copy.length for copy in self.copies)
+        """Number of tokens that are copied for edits."""
+        return self.copied - self.reused
+
+    @property
+    def reused(self) -> int:
+        """Number of tokens that are copied for reuse."""
+        return sum(map(self.reused_of, ReuseKind)) if self.kinds else 0
+
+    def reused_of(self, kind: ReuseKind) -> int:
+        """Return the number of tokens that are copied for reuse of a kind."""
+        found = (copy.length for copy in self.copies if self.kinds[copy.source] is kind)
+        return sum(found) if self.kinds else 0
 
     @property
     def prefilled(self) -> int:
@@ -55,6 +73,7 @@ def plan_turn(
     *,
     sink: int,
     min_copy: int = 1,
+    kinds: Sequence[ReuseKind | None] = (),
 ) -> Plan:
     """Lay copies and prefills over a prompt.
 
@@ -65,6 +84,7 @@ def plan_turn(
         available: per source, the number of its leading tokens that are still cached.
         sink: destinations below this are prefilled.
         min_copy: shorter copies are prefilled with their neighbours, which costs no forward.
+        kinds: see :attr:`Plan.kinds`.
     """
     kept: list[CopySegment] = []
     evicted = 0
@@ -73,7 +93,8 @@ def plan_turn(
         skip = max(0, floor - copy.dest)
         wanted = min(copy.length, length - 1 - copy.dest)
         usable = min(wanted, available[copy.source] - copy.start)
-        evicted += max(0, wanted - max(skip, usable))
+        if not kinds or kinds[copy.source] is None:
+            evicted += max(0, wanted - max(skip, usable))
         if usable - skip >= min_copy:
             kept.append(
                 CopySegment(copy.source, copy.start + skip, copy.start + usable, copy.dest + skip)
@@ -86,7 +107,7 @@ def plan_turn(
         cursor = copy.dest_end
     if cursor < length:
         prefills.append(Prefill(cursor, length))
-    return Plan(length, prefix, tuple(kept), tuple(prefills), evicted)
+    return Plan(length, prefix, tuple(kept), tuple(prefills), evicted, tuple(kinds))
 
 
 def forget_limit(

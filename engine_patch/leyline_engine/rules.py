@@ -19,6 +19,7 @@ from leyline_engine.contract import (
     Mode,
     Outcome,
     Reason,
+    ReusePayload,
     SpanLabel,
     common_prefix,
 )
@@ -35,6 +36,7 @@ from leyline_engine.edits import (
 from leyline_engine.ledger import Carried, SpanKey, SpanLedger
 from leyline_engine.lineage import derive_lineage, first_spliced, share_lineage
 from leyline_engine.plan import Plan
+from leyline_engine.reuse.matching import Hits
 from leyline_engine.sources import SourceRegistry
 
 
@@ -50,14 +52,28 @@ class CheckedRequest:
     """The prompt's labels; empty if they can't be relied on."""
     forgotten: frozenset[SpanKey] | None
     """Forgotten spans; None if nothing is forgotten, or if the ledger doesn't know them."""
+    reuse: ReusePayload | None = None
+    """The request for reuse, if any."""
+    hits: Hits | None = None
+    """Content that was found elsewhere; None if it wasn't looked for."""
 
     @property
     def forgets(self) -> bool:
         return forgets(self.payload)
 
+    def without_reuse(self) -> CheckedRequest:
+        """Return the same request with nothing reused, as its receipt will report."""
+        return replace(self, hits=None if self.reuse is None else Hits())
+
     def refused(self, reason: Reason, detail: str) -> CheckedRequest:
-        """Return the same request as an ordinary prefill, with the reason."""
-        return replace(self, edit=None, refusal=EditRefusedError(reason, detail))
+        """Return the same request as an ordinary prefill, with the reason.
+
+        Copies that only reuse asked for are left out without one: nothing was edited.
+        """
+        if self.edit is not None and not carries_edit(self.payload):
+            return replace(self, edit=None, hits=Hits())
+        refusal = EditRefusedError(reason, detail)
+        return replace(self, edit=None, refusal=refusal, reuse=None, hits=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +107,12 @@ class Rules:
         prompt: array[int],
         payload: EditPayload | None,
         refusal: EditRefusedError | None = None,
+        reuse: ReusePayload | None = None,
     ) -> CheckedRequest:
         """Check a payload against the prompt and the engine's own record; refusals are noted.
 
         Args:
+            reuse: the request for reuse; an engine that doesn't splice ignores it.
             refusal: reason of an earlier refusal of the edit; the rest of the payload holds.
         """
         edit: ResolvedEdit | None = None
@@ -113,7 +131,8 @@ class Rules:
                 forgotten = edit.forgotten
             elif forgets(payload):
                 forgotten = forgotten_spans(payload, (), self._ledger)
-        return CheckedRequest(prompt, payload, edit, refusal, spans, forgotten)
+        asked = reuse if self._splices else None
+        return CheckedRequest(prompt, payload, edit, refusal, spans, forgotten, asked)
 
     def _resolve(self, payload: EditPayload, prompt: array[int]) -> ResolvedEdit:
         if not self._splices:
@@ -157,7 +176,9 @@ class Rules:
             return None
         payload = edit.payload
         used = sorted({copy.source for copy in plan.copies})
-        name = share_lineage(payload.share, salt=self._salt) or derive_lineage(
+        # What was reused has read other text than the scope has: it is nobody else's.
+        share = "" if plan.reused else payload.share
+        name = share_lineage(share, salt=self._salt) or derive_lineage(
             runs[-1].lineage if runs else "",
             payload.scope,
             [
@@ -168,11 +189,11 @@ class Rules:
             salt=self._salt,
         )
         # Holders of these runs remember some from there on; a shared lineage has other parents.
-        before = 0 if payload.share else plan.copies[0].dest
+        before = 0 if share else plan.copies[0].dest
         readers = self._new_readers(edit, prompt, runs, plan, before)
         continues = bool(runs) and runs[-1].lineage == name
         start = runs[-1].start if continues else plan.copies[0].dest
-        return Carried(name, start, readers, payload.share)
+        return Carried(name, start, readers, share)
 
     def carry_alone(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from leyline_engine.contract import LineageRun, SpanLabel, sealed_digest
@@ -46,6 +47,8 @@ class SourceRegistry:
     def __init__(
         self, *, max_sessions: int = 1024, max_turns: int = 8, secret: str | None = None
     ) -> None:
+        self.dropped: Callable[[SourceTurn, tuple[SourceTurn, ...]], None] = lambda _, __: None
+        """Called with a turn that isn't retained any more, and the session's turns that are."""
         self._secret = secret
         self._max_sessions = max_sessions
         self._max_turns = max_turns
@@ -73,10 +76,15 @@ class SourceRegistry:
             self.token_count += len(source.tokens)
         turns.move_to_end(source.turn)
         while len(turns) > self._max_turns:
-            self.token_count -= len(turns.popitem(last=False)[1].tokens)
+            self._note_gone(turns.popitem(last=False)[1], turns)
         while len(self._sessions) > self._max_sessions:
             _, gone = self._sessions.popitem(last=False)
-            self.token_count -= sum(len(turn.tokens) for turn in gone.values())
+            while gone:
+                self._note_gone(gone.popitem(last=False)[1], gone)
+
+    def _note_gone(self, turn: SourceTurn, left: OrderedDict[str, SourceTurn]) -> None:
+        self.token_count -= len(turn.tokens)
+        self.dropped(turn, tuple(left.values()))
 
     def turns(self, session: SessionKey) -> tuple[SourceTurn, ...]:
         """Return a session's retained turns, oldest first."""
@@ -90,7 +98,8 @@ class SourceRegistry:
         """Drop a retained turn."""
         turns = self._sessions.get(session, OrderedDict())
         gone = turns.pop(turn, None)
-        self.token_count -= len(gone.tokens) if gone is not None else 0
+        if gone is not None:
+            self._note_gone(gone, turns)
         if not turns:
             self._sessions.pop(session, None)
 

@@ -16,6 +16,8 @@ from leyline_engine.contract import (
     Directive,
     EditPayload,
     LineageRun,
+    ReuseMode,
+    ReusePayload,
     SourceRef,
     TurnRecord,
     apply_directives,
@@ -30,6 +32,8 @@ from leyline_engine.replay.models.loader import LoadedModel
 from leyline_engine.replay.sequence import Sequence as Running
 
 VOCAB = 256
+LIVE = ReusePayload(mode=ReuseMode.LIVE)
+OBSERVE = ReusePayload(mode=ReuseMode.OBSERVE)
 _REQUESTS = count()
 SCOPE = "tenant"
 BASE: dict[str, Any] = {
@@ -125,11 +129,15 @@ def prefill(sequence: Running) -> torch.Tensor:
 
 
 def admit(
-    engine: ReplayEngine, tokens: Iterable[int], payload: EditPayload | None = None, room: int = 8
+    engine: ReplayEngine,
+    tokens: Iterable[int],
+    payload: EditPayload | None = None,
+    room: int = 8,
+    reuse: ReusePayload | None = None,
 ) -> Running:
     """Admit one request with ``room`` tokens of output."""
     name = f"r{next(_REQUESTS)}"
-    return engine.admit(GenerationRequest(name, ids(tokens), payload, max_new_tokens=room))
+    return engine.admit(GenerationRequest(name, ids(tokens), payload, reuse, max_new_tokens=room))
 
 
 def run(
@@ -137,9 +145,10 @@ def run(
     tokens: Iterable[int],
     payload: EditPayload | None = None,
     decode: int = 0,
+    reuse: ReusePayload | None = None,
 ) -> tuple[torch.Tensor, TurnRecord]:
     """One request from admission to finish; first logits and record, integrity checked."""
-    sequence = admit(engine, tokens, payload)
+    sequence = admit(engine, tokens, payload, reuse=reuse)
     first = logits = prefill(sequence)
     for _ in range(decode):
         logits = sequence.decode_step(int(logits.argmax()))

@@ -14,6 +14,7 @@ from .capability import (
     Capability,
     KVFacts,
     RotaryFacts,
+    engine_actions,
 )
 from .chat import ChatDialect, ChatMessage, normalize_messages, template_takes_parts
 from .claim import (
@@ -58,6 +59,7 @@ from .envelope import (
     MAX_FORGOTTEN,
     MAX_SPANS,
     Action,
+    Actions,
     EditPayload,
     Envelope,
     EnvelopeError,
@@ -71,6 +73,7 @@ from .envelope import (
     split_actions,
 )
 from .receipt import DirectiveResult, ForgetCounts, Receipt, TokenCounts, TurnRecord
+from .reuse import ReuseCounts, ReuseKind, ReuseMode, ReusePayload
 from .signing import is_signature_of, is_signed, sign_bytes, sign_envelope
 from .tokens import common_prefix, sealed_digest, token_array, token_digest
 from .vocabulary import (
@@ -108,6 +111,7 @@ __all__ = [
     "REUSE_ACTION",
     "SIGNATURE_HEADER",
     "Action",
+    "Actions",
     "Capability",
     "ChatDialect",
     "ChatMessage",
@@ -142,6 +146,10 @@ __all__ = [
     "Reason",
     "Receipt",
     "ReleaseClaim",
+    "ReuseCounts",
+    "ReuseKind",
+    "ReuseMode",
+    "ReusePayload",
     "RotaryFacts",
     "Segment",
     "SkippedAction",
@@ -155,6 +163,7 @@ __all__ = [
     "common_prefix",
     "decode_command",
     "edit_envelope",
+    "engine_actions",
     "is_signature_of",
     "is_signed",
     "lower_directives",

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from .vocabulary import ACTION_VERSION, PROTOCOL_VERSION, RECEIPT_ACTION
+from .vocabulary import (
+    ACTION_VERSION,
+    CLAIM_ACTION,
+    EDIT_ACTION,
+    PROTOCOL_VERSION,
+    RECEIPT_ACTION,
+    REUSE_ACTION,
+)
 
 CAPABILITY_PATH = "/leyline/capability"
 RECEIPT_PATH = "/leyline/receipts/{message_id}"
@@ -12,6 +19,16 @@ RECEIPT_IN_ANSWER = f"{RECEIPT_ACTION}@{ACTION_VERSION}"
 """One of a capability's actions if answers bring their records; see :mod:`.answer`."""
 RENDERER_PATH = "/leyline/renderer"
 """Path of the engine's chat template, special tokens and ``tokenizer.json``."""
+
+
+def engine_actions(*, splices: bool) -> tuple[str, ...]:
+    """Return the actions of an engine as its capability lists them.
+
+    Args:
+        splices: True if the engine's model and pool are on the allow-list.
+    """
+    kinds = [EDIT_ACTION, CLAIM_ACTION, *([REUSE_ACTION] if splices else [])]
+    return tuple(f"{kind}@{ACTION_VERSION}" for kind in kinds)
 
 
 class RotaryFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,3 +85,8 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     def receipt_in_answer(self) -> bool:
         """True if answers bring their records when envelopes ask for them: :mod:`.answer`."""
         return RECEIPT_IN_ANSWER in self.actions
+
+    @property
+    def reuses(self) -> bool:
+        """True if envelopes may ask for reuse."""
+        return f"{REUSE_ACTION}@{ACTION_VERSION}" in self.actions

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
+from . import vocabulary
 from .directive import Directive, Segment
+from .reuse import ReusePayload
 from .vocabulary import (
     ACTION_VERSION,
     ATTENTION_SINK,
     EDIT_ACTION,
     PROTOCOL_VERSION,
     RECEIPT_ACTION,
+    REUSE_ACTION,
 )
 
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -120,24 +123,44 @@ class SkippedAction(msgspec.Struct, frozen=True):
     action_version: str
 
 
+_PayloadT = TypeVar("_PayloadT", EditPayload, ReusePayload)
+
+
+class Actions(NamedTuple):
+    """The known actions of an envelope."""
+
+    edit: EditPayload | None = None
+    reuse: ReusePayload | None = None
+    skipped: tuple[SkippedAction, ...] = ()
+
+
 def edit_envelope(
-    message_id: str, payload: EditPayload, *, receipt_in_answer: bool = False
+    message_id: str,
+    payload: EditPayload,
+    *,
+    reuse: ReusePayload | None = None,
+    receipt_in_answer: bool = False,
 ) -> Envelope:
     """Wrap one edit payload into an envelope.
 
     Args:
+        reuse: the request for reuse, of an engine that supports it.
         receipt_in_answer: ask for the record in the answer, of an engine that supports it.
     """
-    action = Action(
-        action_id=f"{message_id}.edit",
-        action_type=EDIT_ACTION,
-        action_version=ACTION_VERSION,
-        payload=msgspec.to_builtins(payload),
-    )
-    asks = Action(f"{message_id}.receipt", RECEIPT_ACTION, ACTION_VERSION)
-    return Envelope(
-        PROTOCOL_VERSION, message_id, (action, asks) if receipt_in_answer else (action,)
-    )
+    actions = [
+        Action(
+            action_id=f"{message_id}.edit",
+            action_type=EDIT_ACTION,
+            action_version=ACTION_VERSION,
+            payload=msgspec.to_builtins(payload),
+        )
+    ]
+    if reuse is not None:
+        asked = msgspec.to_builtins(reuse)
+        actions.append(Action(f"{message_id}.reuse", REUSE_ACTION, ACTION_VERSION, asked))
+    if receipt_in_answer:
+        actions.append(Action(f"{message_id}.receipt", RECEIPT_ACTION, ACTION_VERSION))
+    return Envelope(PROTOCOL_VERSION, message_id, tuple(actions))
 
 
 def parse_envelope(raw: object) -> Envelope:
@@ -152,28 +175,37 @@ def parse_envelope(raw: object) -> Envelope:
         raise EnvelopeError(f"kv_hints: {error}") from error
 
 
-def split_actions(envelope: Envelope) -> tuple[EditPayload | None, tuple[SkippedAction, ...]]:
-    """Return the envelope's edit payload, if any, and the actions that were skipped.
+def split_actions(envelope: Envelope) -> Actions:
+    """Return the payloads of an envelope's known actions, and the others as skipped.
 
     Raises:
-        EnvelopeError: an edit payload is malformed, or there is more than one.
+        EnvelopeError: a payload is malformed, or there are two of one kind.
     """
-    edit: EditPayload | None = None
+    edits: list[EditPayload] = []
+    reuses: list[ReusePayload] = []
     skipped: list[SkippedAction] = []
     supported_protocol = envelope.protocol_version == PROTOCOL_VERSION
     for action in envelope.actions:
-        kind = (action.action_type, action.action_version)
-        if supported_protocol and kind == (RECEIPT_ACTION, ACTION_VERSION):
-            continue  # the code that answers handles it
-        if not (supported_protocol and kind == (EDIT_ACTION, ACTION_VERSION)):
-            skipped.append(
-                SkippedAction(action.action_id, action.action_type, action.action_version)
-            )
-            continue
-        if edit is not None:
-            raise EnvelopeError("kv_hints: more than one leyline.edit action in one request")
-        try:
-            edit = msgspec.convert(action.payload, EditPayload)
-        except msgspec.ValidationError as error:
-            raise EnvelopeError(f"kv_hints action {action.action_id!r}: {error}") from error
-    return edit, tuple(skipped)
+        known = supported_protocol and action.action_version == ACTION_VERSION
+        match action.action_type if known else "":
+            case vocabulary.EDIT_ACTION:
+                edits.append(_payload(action, EditPayload))
+            case vocabulary.REUSE_ACTION:
+                reuses.append(_payload(action, ReusePayload))
+            case vocabulary.RECEIPT_ACTION:
+                pass  # the code that answers handles it
+            case _:
+                skipped.append(
+                    SkippedAction(action.action_id, action.action_type, action.action_version)
+                )
+    for kind, found in ((EDIT_ACTION, edits), (REUSE_ACTION, reuses)):
+        if len(found) > 1:
+            raise EnvelopeError(f"kv_hints: more than one {kind} action in one request")
+    return Actions(edits[0] if edits else None, reuses[0] if reuses else None, tuple(skipped))
+
+
+def _payload(action: Action, kind: type[_PayloadT]) -> _PayloadT:
+    try:
+        return msgspec.convert(action.payload, kind)
+    except msgspec.ValidationError as error:
+        raise EnvelopeError(f"kv_hints action {action.action_id!r}: {error}") from error

@@ -6,17 +6,20 @@ import msgspec
 
 from .claim_commands import ClaimRefusal
 from .envelope import LineageRun, SkippedAction
+from .reuse import ReuseCounts
 from .vocabulary import Mode, Outcome, Reason
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
-    """Tokens by origin of their KV; ``prefix + spliced + prefilled = prompt``."""
+    """Tokens by origin of their KV; ``prefix + spliced + reused + prefilled = prompt``."""
 
     prompt: int = 0
     prefix: int = 0
     """Tokens found in the radix tree, untouched."""
     spliced: int = 0
-    """Tokens copied from a source and re-keyed at a new position."""
+    """Tokens copied for an edit, from what the session itself had, and re-keyed."""
+    reused: int = 0
+    """Tokens copied because the same content was cached elsewhere, and re-keyed."""
     prefilled: int = 0
     freed: int = 0
     """Slots given back to the pool because of this request's edits."""
@@ -59,6 +62,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     directives: tuple[DirectiveResult, ...] = ()
     forgot: ForgetCounts | None = None
     """Set exactly if the request demanded forgetting; changes until nothing is pending."""
+    reuse: ReuseCounts | None = None
+    """Set exactly if the request asked for reuse, and the engine looked for it."""
     lineage: tuple[LineageRun, ...] = ()
     """The lineage map of the turn as it now lies in the cache."""
     skipped_actions: tuple[SkippedAction, ...] = ()

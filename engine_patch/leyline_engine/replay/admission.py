@@ -15,12 +15,15 @@ from secrets import token_bytes
 
 import numpy as np
 
+from leyline_engine.content_reuse import ContentReuse, reuse_counts
 from leyline_engine.contract import (
     ATTENTION_SINK,
     EditPayload,
     ForgetCounts,
     LineageRun,
     Reason,
+    ReuseCounts,
+    ReusePayload,
     SpanLabel,
 )
 from leyline_engine.edits import ResolvedEdit
@@ -55,6 +58,8 @@ class Admission:
     """The prompt's labels; empty if they can't be relied on."""
     sources: tuple[SourceTurn, ...] = ()
     """Sources of the plan's copies, by index."""
+    reuse: ReuseCounts | None = None
+    """The account of reuse; None if it wasn't asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +90,10 @@ class Admitter:
     ) -> None:
         self._cache = cache
         self._struck = struck
-        self._rules = Rules(
-            cache.registry, cache.ledger, splices=splices, salt=token_bytes(SALT_BYTES)
-        )
+        salt = token_bytes(SALT_BYTES)
+        self._rules = Rules(cache.registry, cache.ledger, splices=splices, salt=salt)
+        self._reuse = ContentReuse(cache.registry, cache.capacity, salt=salt)
+        cache.reuse = self._reuse.index
 
     def admit(
         self,
@@ -95,18 +101,20 @@ class Admitter:
         prompt: array[int],
         payload: EditPayload | None,
         forgot: ForgetCounts | None = None,
+        reuse: ReusePayload | None = None,
     ) -> Admission:
         """Admit one request.
 
         Args:
             forgot: result of an earlier :meth:`forget` for it.
+            reuse: the request for reuse, if any.
 
         Raises:
             PoolExhaustedError: no room for the prompt now; nothing was taken.
         """
-        request = self._rules.check(prompt, payload)
+        request = self._rules.check(prompt, payload, reuse=reuse)
         try:
-            admission = self._place(message_id, request, self._match_prefix(request))
+            request, admission = self._with_reuse(message_id, request)
         except PoolExhaustedError:
             if request.edit is None:
                 raise
@@ -124,8 +132,35 @@ class Admitter:
         if payload is not None and request.forgets:
             # After the copies: they may use positions before the forgotten span.
             admission = self._forget_behind(message_id, request, payload, admission, forgot)
-        verdict = judge(request, admission.plan, admission.forgot)
-        return replace(admission, verdict=verdict, spans=request.spans)
+        return replace(
+            admission,
+            verdict=judge(request, admission.plan, admission.forgot),
+            spans=request.spans,
+            reuse=reuse_counts(request, admission.plan.reused_of),
+        )
+
+    def retained(self, source: SourceTurn) -> None:
+        """Record that a turn was retained: its content may be reused."""
+        self._reuse.retained(source, lambda: self._cache.tree.peek(source.keys()))
+
+    def _with_reuse(
+        self, message_id: str, request: CheckedRequest
+    ) -> tuple[CheckedRequest, Admission]:
+        """Admit a request with what is found elsewhere of its content, or without if that fails."""
+        prefix = self._match_prefix(request)
+        found = self._reuse.search(request, prefix.match.length, self._available)
+        try:
+            return found, self._place(message_id, found, prefix)
+        except Exception as error:
+            if found.edit is request.edit:
+                raise
+            if not isinstance(error, PoolExhaustedError):
+                log.exception("reuse failed; the request runs without it")
+        request = request.without_reuse()
+        return request, self._place(message_id, request, self._match_prefix(request))
+
+    def _available(self, source: SourceTurn) -> int:
+        return len(self._cache.tree.peek(source.keys()))
 
     def cached(self, prompt: array[int], payload: EditPayload | None) -> Slots:
         """Return the slots of a request's cached prefix; nothing is split or touched."""
@@ -243,6 +278,7 @@ class Admitter:
                 edit.copies,
                 [source.length for source in sources],
                 sink=max(edit.payload.sink, ATTENTION_SINK),
+                kinds=edit.kinds,
             )
             slots = self._cache.allocate(plan.length - plan.prefix, message_id)
             for copy in plan.copies:

@@ -15,17 +15,16 @@ from transformers import __version__ as transformers_version
 
 from leyline_engine.claims.keeper import ArrivingRequest
 from leyline_engine.contract import (
-    ACTION_VERSION,
     ATTENTION_SINK,
-    CLAIM_ACTION,
-    EDIT_ACTION,
     Capability,
     EditPayload,
     ForgetCounts,
     KVFacts,
     Receipt,
+    ReusePayload,
     SkippedAction,
     TokenCounts,
+    engine_actions,
 )
 from leyline_engine.edits import forgets
 from leyline_engine.energy import EnergyAccount
@@ -64,6 +63,7 @@ class GenerationRequest:
     request_id: str
     tokens: array[int]
     payload: EditPayload | None = None
+    reuse: ReusePayload | None = None
     skipped: tuple[SkippedAction, ...] = ()
     max_new_tokens: int = 16
     admits: bool = True
@@ -118,7 +118,7 @@ class ReplayEngine:
             max_context=self.max_context,
             splices=not unsupported,
             unsupported_reason=unsupported,
-            actions=(f"{EDIT_ACTION}@{ACTION_VERSION}", f"{CLAIM_ACTION}@{ACTION_VERSION}"),
+            actions=engine_actions(splices=not unsupported),
             rotary=facts.facts,
             kv=KVFacts(
                 pool_class=facts.layout.pool_class,
@@ -147,7 +147,11 @@ class ReplayEngine:
         admits = self._admits(request)
         self.claims.arrived(_candidate(request), admits=admits)
         admission = self._admitter.admit(
-            request.request_id, request.tokens, payload, request.forgot
+            request.request_id,
+            request.tokens,
+            payload,
+            request.forgot,
+            request.reuse if admits else None,
         )
         try:
             sequence = self._start(request, admission, started, admits=admits)
@@ -224,8 +228,10 @@ class ReplayEngine:
                 session, lambda: fold_keys(prefix, sequence.lineage, session[0]), length
             )
 
-    def _follow(self, admission: Admission, turn: SourceTurn) -> None:
-        self.claims.follow(turn, admission.sources, admission.plan.copies)
+    def _retained(self, admission: Admission, turn: SourceTurn) -> None:
+        self._admitter.retained(turn)
+        if admission.plan.copies:
+            self.claims.follow(turn, admission.sources, admission.plan.copies)
 
     def _withhold_session(self, ticket: str, payload: EditPayload) -> None:
         """Withhold KV of the session's running requests, which may have read forgotten spans."""
@@ -265,11 +271,13 @@ class ReplayEngine:
                 prompt=plan.length,
                 prefix=plan.prefix,
                 spliced=plan.spliced,
+                reused=plan.reused,
                 prefilled=plan.prefilled,
                 freed=admission.forgot.overwritten if admission.forgot else 0,
             ),
             directives=admission.verdict.directives,
             forgot=admission.forgot,
+            reuse=admission.reuse,
             lineage=admission.lineage,
             skipped_actions=request.skipped,
             splice_us=(time.perf_counter_ns() - started) // 1000,
@@ -291,7 +299,7 @@ class ReplayEngine:
             spans=admission.spans,
             carried=admission.carried,
             admits=admits,
-            on_retained=partial(self._follow, admission) if plan.copies else None,
+            on_retained=partial(self._retained, admission),
         )
 
     def _chunks(self, prefills: Series[Prefill]) -> list[Prefill]:

@@ -7,6 +7,7 @@ from array import array
 
 import msgspec
 
+from leyline_engine.content_reuse import reuse_counts
 from leyline_engine.contract import (
     Capability,
     ClaimRefusal,
@@ -146,6 +147,7 @@ def _receipt(turn: Turn, checked: CheckedRequest, plan: Plan, counts: TokenCount
         tokens=msgspec.structs.replace(counts, freed=freed),
         directives=verdict.directives,
         forgot=turn.forgot,
+        reuse=reuse_counts(checked, plan.reused_of),
         lineage=turn.lineage,
         skipped_actions=turn.skipped,
         splice_us=turn.spent_ns // 1000,

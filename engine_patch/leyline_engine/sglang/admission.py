@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable, Mapping
 
 from sglang.srt.managers.schedule_policy import AddReqResult
+from sglang.srt.mem_cache.base_prefix_cache import MatchResult
 
+from leyline_engine.content_reuse import ContentReuse
 from leyline_engine.contract import Reason
 from leyline_engine.edits import EditRefusedError
 from leyline_engine.plan import plan_turn
+from leyline_engine.rules import CheckedRequest
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.fallback import Fallback
 from leyline_engine.sglang.matching import Matcher
@@ -44,6 +47,7 @@ class Admission:
         splicer: makes copies; None if the pool's rows can't be touched.
         matcher: finds cached prefixes.
         fallback: checks requests.
+        reuse: finds content that is cached elsewhere.
         forgets: carries out what turns demand to forget before they run.
         turns: turns that wait or run, by request.
         admitted: called with a turn whose request runs from now on.
@@ -56,6 +60,7 @@ class Admission:
         *,
         matcher: Matcher,
         fallback: Fallback,
+        reuse: ContentReuse,
         forgets: TurnForgets,
         turns: Mapping[str, Turn],
         admitted: Callable[[Turn], None],
@@ -64,6 +69,7 @@ class Admission:
         self._splicer = splicer
         self._matcher = matcher
         self._fallback = fallback
+        self._reuse = reuse
         self._forgets = forgets
         self._turns = turns
         self._admitted = admitted
@@ -122,18 +128,40 @@ class Admission:
             self._forgets.withhold_session(turn)
         limit = len(prompt) - 1
         match = self._matcher.best(turn, checked, prompt, limit)
-        turn.checked = checked
         turn.plan = plan_turn(len(prompt), match.device_prefix_len, (), (), sink=0)
-        if checked.edit is None or self._splicer is None:
-            self._forgets.ready(turn)
-            return True
+        turn.checked = found = self._searched(turn, checked, match.device_prefix_len)
         try:
-            self._splicer.begin(turn, checked, match, room)
+            self._splice(turn, found, match, room)
         except NoRoomError:
             if turn.plan.prefilled > room():
                 return False  # nor is there room for an ordinary prefill: it waits as it is
-            raise
+            if found.edit is checked.edit:
+                raise
+            turn.checked = checked.without_reuse()
+            self._splice(turn, turn.checked, match, room)
         return True
+
+    def _searched(self, turn: Turn, checked: CheckedRequest, prefix: int) -> CheckedRequest:
+        """Return a request with what is found of its content elsewhere, if it asks for that."""
+        if self._splicer is None:
+            return checked
+        try:
+            return self._reuse.search(
+                checked,
+                prefix,
+                lambda source: len(self._cache.peek(source.keys(), turn.space)),
+            )
+        except Exception:
+            log.exception("content could not be looked for; the request runs without reuse")
+            return checked.without_reuse()
+
+    def _splice(
+        self, turn: Turn, checked: CheckedRequest, match: MatchResult, room: Callable[[], int]
+    ) -> None:
+        if checked.edit is None or self._splicer is None:
+            self._forgets.ready(turn)
+        else:
+            self._splicer.begin(turn, checked, match, room)
 
     def fail(self, turn: Turn) -> None:
         """Handle an error of the engine's own: SGLang's loop must not end with it."""

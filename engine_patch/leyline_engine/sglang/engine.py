@@ -17,6 +17,7 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
 
 from leyline_engine.claims.limits import Limits
+from leyline_engine.content_reuse import ContentReuse
 from leyline_engine.contract import Capability, ClaimRefusal, Reason
 from leyline_engine.edits import EditRefusedError, forgets
 from leyline_engine.energy import EnergyAccount
@@ -42,7 +43,7 @@ from leyline_engine.sglang.rows.pool import SplicePool
 from leyline_engine.sglang.splicer import Splicer, StageRow, release
 from leyline_engine.sglang.turn import Phase, Turn
 from leyline_engine.sglang.turn_forgets import TurnForgets
-from leyline_engine.sources import SourceRegistry
+from leyline_engine.sources import SourceRegistry, SourceTurn
 
 log = logging.getLogger(__name__)
 
@@ -111,12 +112,13 @@ class SchedulerEngine:
         fallback = Fallback(cache, rules, forgetter, kept_out=self._kept_out)
         self.forgets = self._open_forgets(rules, forgetter, fallback)
         splicer = self._open_splicer(pool, rules, min_copy, agree)
+        self._reuse = ContentReuse(self.registry, usable, salt=salt)
         self.admission = self._open_admission(splicer, fallback)
         census = open_census(cache) if metrics.collects else None
         self.readings = Readings(
             metrics, self.registry, self.ledger, self.claims.keeper, census=census, energy=energy
         )
-        cache.attach(self, pool, self.claims.shelf, census)
+        cache.attach(self, pool, self.claims.shelf, census, self._reuse.index)
         self._accounts.announce(capability)
 
     def _open_splicer(
@@ -152,6 +154,7 @@ class SchedulerEngine:
             splicer,
             matcher=self._matcher,
             fallback=fallback,
+            reuse=self._reuse,
             forgets=self.forgets,
             turns=self.turns,
             admitted=self._admitted,
@@ -169,11 +172,12 @@ class SchedulerEngine:
         refusal = None
         if hints.invalid is not None:
             refusal = EditRefusedError(hints.invalid, hints.detail)
-        turn = Turn(req, hints.message_id, hints.payload, refusal, hints.skipped)
+        turn = Turn(req, hints.message_id, hints.payload, refusal, hints.skipped, hints.reuse)
         req.leyline = turn
         self.turns[req.rid] = turn
         if not self.claims.admits(turn):
             turn.private = req.skip_radix_cache_insert = True
+            turn.reuse = None
             if turn.payload is not None and turn.payload.sources:
                 turn.refusal = EditRefusedError(Reason.REFUSED_BY_CLAIM, NO_ADMIT)
 
@@ -332,3 +336,11 @@ class SchedulerEngine:
             source = self._accounts.ended(turn, req.output_ids_through_stop, retain=retain)
             with contained("moving claims"):
                 self.claims.retained(turn, source)
+            if source is not None:
+                with contained("indexing a turn"):
+                    self._index(source, turn.space)
+
+    def _index(self, source: SourceTurn, space: Space) -> None:
+        """Make a retained turn's content known for reuse."""
+        keys = source.keys()
+        self._reuse.retained(source, lambda: self.cache.peek(keys, space).cpu().numpy())

@@ -41,7 +41,7 @@ class Fallback:
         """Return a turn's request, checked; its edit is refused if that fails."""
         prompt = turn.req.origin_input_ids
         try:
-            return self._rules.check(prompt, turn.payload, turn.refusal)
+            return self._rules.check(prompt, turn.payload, turn.refusal, turn.reuse)
         except Exception:
             log.exception("an edit could not be checked; the request runs as an ordinary prefill")
             refusal = EditRefusedError(Reason.TRANSFORM_FAILED, "the edit could not be checked")

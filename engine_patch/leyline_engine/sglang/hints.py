@@ -97,12 +97,13 @@ def take_hints(request: CarriesHints, secret: str | None) -> Hints:
 
 
 def _of_several_answers(hints: Hints, payload: EditPayload) -> Hints:
-    """Return the hints of a request that wants several answers: it is neither edited nor a source.
+    """Return the hints of a request that wants several answers: it is neither edited nor a source,
+    and reuses nothing.
 
     SGLang runs one request for each answer, and one before them: all are turns of one name. The
     prompt's owner and what it forgets stay.
     """
-    hints = replace(hints, payload=msgspec.structs.replace(payload, turn=""))
+    hints = replace(hints, payload=msgspec.structs.replace(payload, turn=""), reuse=None)
     if hints.invalid is not None or not carries_edit(payload):
         return hints
     return replace(

@@ -29,6 +29,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from leyline_engine.contract import common_prefix
 from leyline_engine.lineage import first_spliced
+from leyline_engine.reuse.index import ReuseIndex
 from leyline_engine.sglang.census import Census
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.publications import Publication, Space
@@ -107,6 +108,7 @@ class LeylineRadixCache(UnifiedRadixCache):
         self.shelf: RadixShelf | None = None
         """Paths that claims rank; consulted in evictions."""
         self._census: Census | None = None
+        self._index: ReuseIndex | None = None
         super().__init__(params)
 
     # Calls from SGLang.
@@ -168,9 +170,13 @@ class LeylineRadixCache(UnifiedRadixCache):
         return result
 
     def _drain_device_frees(self, device_frees: dict[ComponentType, list[torch.Tensor]]) -> None:
+        slots = device_frees.get(ComponentType.FULL, [])
         if self._census is not None:
             with contained("counting what is freed"):
-                self._census.freeing(device_frees.get(ComponentType.FULL, []))
+                self._census.freeing(slots)
+        if self._index and slots:
+            with contained("dropping freed content"):
+                self._index.freed(torch.cat(slots).cpu().numpy())
         super()._drain_device_frees(device_frees)
 
     def free_kv_row(self, kv: Any, ranges: list[tuple[int, int]]) -> None:
@@ -196,6 +202,8 @@ class LeylineRadixCache(UnifiedRadixCache):
             self.leyline.flushing()
         super().reset()
         self.condemned.clear()
+        if self._index is not None:
+            self._index.clear()
         if self._census is not None:
             self._census.cleared()
         if self.leyline is not None:
@@ -209,6 +217,7 @@ class LeylineRadixCache(UnifiedRadixCache):
         pool: SplicePool | None,
         shelf: RadixShelf | None = None,
         census: Census | None = None,
+        index: ReuseIndex | None = None,
     ) -> None:
         """Report to a listener from now on.
 
@@ -217,8 +226,10 @@ class LeylineRadixCache(UnifiedRadixCache):
             pool: the rows of the tree's slots; None if they can't be touched.
             shelf: paths that claims rank.
             census: counts the slots that the tree has after a splice.
+            index: learns which slots the tree frees.
         """
         self.leyline, self._pool, self.shelf, self._census = listener, pool, shelf, census
+        self._index = index
 
     def _turn(self, req: Any) -> Turn | None:
         return None if self.leyline is None or req is None else self.leyline.turn_of(req)
@@ -255,6 +266,12 @@ class LeylineRadixCache(UnifiedRadixCache):
     def cached_length(self, path: Publication) -> int:
         """Return the cached length of a path; nothing is split or touched."""
         return int(self.tree_core.match_full_device_prefix(_key(path.keys, path.space))[0])
+
+    def peek(self, keys: array[int], space: Space) -> Any:
+        """Return the slots, int64 ``[n]``, that a request could match; nothing is touched."""
+        key = _key(keys, space, self.allowed_length(keys))
+        length, node, _ = self.tree_core.match_full_device_prefix(key)
+        return self.path_device_indices(node)[: int(length)]
 
     def touch_turn(self, turn: Turn) -> None:
         """Refresh the cached prefix of a waiting turn, so that it is evicted last."""

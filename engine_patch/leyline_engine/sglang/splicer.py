@@ -136,8 +136,9 @@ class Splicer:
                 available,
                 sink=max(edit.payload.sink, ATTENTION_SINK),
                 min_copy=self._min_copy,
+                kinds=edit.kinds,
             )
-            if plan.spliced and plan.spliced + plan.prefilled > room():
+            if plan.copies and plan.copied + plan.prefilled > room():
                 raise NoRoomError
             turn.carried = self._carried(turn, checked, plan, staging.cursor)
         except BaseException:
@@ -282,14 +283,16 @@ def as_admitted(plan: Plan, reused: int) -> tuple[Plan, TokenCounts]:
         CopySegment(c.source, c.start, c.start + min(c.length, reused - c.dest), c.dest)
         for c in kept
     )
-    spliced = sum(copy.length for copy in kept)
+    executed = replace(plan, copies=kept)
+    copied = executed.copied
     staged = sum(step.end - step.start for step in plan.prefills[:-1])
-    prefilled = min(plan.length - reused + staged, plan.length - spliced)
-    lost = plan.spliced - spliced
+    prefilled = min(plan.length - reused + staged, plan.length - copied)
     counts = TokenCounts(
         prompt=plan.length,
-        prefix=plan.length - spliced - prefilled,
-        spliced=spliced,
+        prefix=plan.length - copied - prefilled,
+        spliced=executed.spliced,
+        reused=executed.reused,
         prefilled=prefilled,
     )
-    return replace(plan, copies=kept, evicted=plan.evicted + lost), counts
+    lost = plan.spliced - executed.spliced
+    return replace(executed, evicted=plan.evicted + lost), counts

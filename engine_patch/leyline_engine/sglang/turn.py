@@ -12,6 +12,7 @@ from leyline_engine.contract import (
     ForgetCounts,
     LineageRun,
     Receipt,
+    ReusePayload,
     SkippedAction,
     SpanLabel,
 )
@@ -85,6 +86,7 @@ class Turn:
     payload: EditPayload | None
     refusal: EditRefusedError | None = None
     skipped: tuple[SkippedAction, ...] = ()
+    reuse: ReusePayload | None = None
     phase: Phase = Phase.NEW
     lineage: tuple[LineageRun, ...] = ()
     """Lineage map under which the request matches and publishes."""

@@ -33,6 +33,7 @@ from leyline_engine.contract import (
     Capability,
     EditPayload,
     ForgetCounts,
+    ReusePayload,
     TurnRecord,
     edit_envelope,
     token_array,
@@ -206,6 +207,7 @@ class Scheduler:
         message_id: str | None = None,
         answers: int = 1,
         hints: object = None,
+        reuse: ReusePayload | None = None,
     ) -> Req:
         """Queue a request.
 
@@ -216,7 +218,7 @@ class Scheduler:
         number = next(self._names)
         custom: dict[str, Any] | None = None
         if payload is not None:
-            hints = edit_envelope(message_id or f"m{number}", payload)
+            hints = edit_envelope(message_id or f"m{number}", payload, reuse=reuse)
         if hints is not None:
             custom = {"kv_hints": msgspec.json.encode(hints).decode()}
         parameters = SamplingParams(
@@ -234,10 +236,16 @@ class Scheduler:
         self.waiting.insert(0 if first else len(self.waiting), req)
 
     def serve(
-        self, prompt: Sequence[int], payload: EditPayload | None = None, *, decode: int = 2
+        self,
+        prompt: Sequence[int],
+        payload: EditPayload | None = None,
+        *,
+        decode: int = 2,
+        reuse: ReusePayload | None = None,
     ) -> tuple[Req, TurnRecord | None]:
         """Run one request to its end, alone."""
-        req = self.submit(prompt, payload, decode=decode, message_id=f"only{next(self._names)}")
+        name = f"only{next(self._names)}"
+        req = self.submit(prompt, payload, decode=decode, message_id=name, reuse=reuse)
         turn = self.engine.turn_of(req)
         self.drain()
         return req, None if turn is None else self.sender.records.get(turn.message_id)

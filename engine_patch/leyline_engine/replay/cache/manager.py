@@ -32,6 +32,7 @@ from leyline_engine.replay.cache.radix import (
     slots_of,
     subtree,
 )
+from leyline_engine.reuse.index import ReuseIndex
 from leyline_engine.sources import SessionKey, SourceRegistry
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,8 @@ class CacheManager:
         self.ledger = ledger
         self.tree = RadixTree()
         self.listener = CacheListener()
+        self.reuse: ReuseIndex | None = None
+        """The index of content; learns which slots leave the tree."""
         self.peak_used = 0
         self._allocator = SlotAllocator(capacity)
         self._unerased = EMPTY_SLOTS
@@ -113,6 +116,7 @@ class CacheManager:
         if 0 < missing <= self.tree.evictable_count():
             gone = self.tree.evict_nodes(max(missing, _EVICTION_BATCH))
             freed = slots_of(gone)
+            self._unindex(freed)
             self.release(freed)
             self._metrics.evicted(len(freed))
             self.listener.evicted(request, gone)
@@ -122,6 +126,10 @@ class CacheManager:
         self.peak_used = max(self.peak_used, self.capacity - self.free_count)
         self.listener.allocated(request, count)
         return slots
+
+    def _unindex(self, slots: Slots) -> None:
+        if self.reuse is not None:
+            self.reuse.freed(slots)
 
     def copy(self, source: Slots, target: Slots, start: int) -> None:
         """Splice slots' KV into others; see :meth:`KVPool.copy`."""
@@ -311,7 +319,9 @@ class CacheManager:
         if tops:
             # First, so that nothing but running requests holds any of it.
             nodes = dict.fromkeys(node for top in tops for node in subtree(top))
-            self.listener.losing(slots_of(list(nodes)), cause)
+            lost = slots_of(list(nodes))
+            self._unindex(lost)
+            self.listener.losing(lost, cause)
         for top in tops:
             free, locked = self.tree.detach(top)
             released += free
@@ -340,6 +350,8 @@ class CacheManager:
     def flush(self) -> None:
         """Drop every cached sequence and retained turn that no running request holds."""
         self.registry.clear()
+        if self.reuse is not None:
+            self.reuse.clear()
         self.listener.flushing()
         self.release(self.tree.evict(self.capacity))
         self.listener.flushed()

@@ -201,6 +201,7 @@ class EngineEndpoints:
                 request_id=hints.message_id or request_id,
                 tokens=prompt,
                 payload=hints.payload,
+                reuse=hints.reuse,
                 skipped=hints.skipped,
                 max_new_tokens=limit,
                 admits=not hints.nameless,

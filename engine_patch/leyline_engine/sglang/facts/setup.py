@@ -14,13 +14,11 @@ import msgspec
 import torch
 
 from leyline_engine.contract import (
-    ACTION_VERSION,
     ATTENTION_SINK,
-    CLAIM_ACTION,
-    EDIT_ACTION,
     Capability,
     KVFacts,
     RotaryFacts,
+    engine_actions,
 )
 from leyline_engine.rotation import Rotary
 from leyline_engine.sglang.facts.allow_list import Setup, refusal
@@ -199,7 +197,7 @@ def _capability(context: Any, reason: str) -> Capability:
         splices=not reason,
         isolates=True,
         unsupported_reason=reason,
-        actions=tuple(f"{action}@{ACTION_VERSION}" for action in (EDIT_ACTION, CLAIM_ACTION)),
+        actions=engine_actions(splices=not reason),
         sink=ATTENTION_SINK,
         data_parallel=int(get_parallel().num_dp_ranks),
     )

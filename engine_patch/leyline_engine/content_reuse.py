@@ -1,0 +1,129 @@
+"""Reuse in one engine: what its retained turns hold, and what a request may take of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from leyline_engine.contract import (
+    ATTENTION_SINK,
+    CopySegment,
+    ReuseCounts,
+    ReuseKind,
+    ReuseMode,
+)
+from leyline_engine.edits import ResolvedEdit
+from leyline_engine.reuse.index import ReuseIndex, Slots
+from leyline_engine.reuse.matching import MIN_PIECE, Hits, ReuseMatcher
+from leyline_engine.reuse.winnowing import Winnower
+from leyline_engine.rules import CheckedRequest
+from leyline_engine.sources import SourceRegistry, SourceTurn
+
+Available = Callable[[SourceTurn], int]
+"""Returns how many leading tokens of a source are cached."""
+
+
+class ContentReuse:
+    """The index of one engine's retained turns, and the search in it.
+
+    Only tenants that ask for reuse are indexed, from their first such request on.
+
+    Args:
+        registry: its turns leave the index when they are dropped.
+        capacity: slots of the pool.
+        salt: makes hashes that nobody can search for; the same on all ranks of a replica.
+    """
+
+    def __init__(self, registry: SourceRegistry, capacity: int, *, salt: bytes) -> None:
+        self._registry = registry
+        winnower = Winnower(int.from_bytes(salt[:8], "big"))
+        self.index = ReuseIndex(winnower, capacity)
+        self._matcher = ReuseMatcher(self.index, winnower, sink=ATTENTION_SINK)
+        self._scopes: set[str] = set()
+        registry.dropped = self.index.drop
+
+    def retained(self, source: SourceTurn, slots: Callable[[], Slots]) -> None:
+        """Record that a turn was retained.
+
+        Args:
+            source: if the registry kept an earlier turn of its name, nothing is recorded.
+            slots: returns the slots of its cached beginning, in order.
+        """
+        if source.scope not in self._scopes:
+            return
+        if self._registry.get((source.scope, source.session), source.turn) is source:
+            self.index.add(source, slots())
+
+    def search(self, request: CheckedRequest, prefix: int, available: Available) -> CheckedRequest:
+        """Look for a request's content elsewhere, if it asks for that.
+
+        A request that forgets, or whose edit was refused, takes nothing: it is to run as plainly
+        as it can.
+
+        Args:
+            prefix: length of its cached prefix.
+
+        Returns:
+            The request with its hits; if they are to be copied, as copies of its edit.
+        """
+        asked, payload = request.reuse, request.payload
+        if asked is None or payload is None or request.forgets or request.refusal is not None:
+            return request
+        self._scopes.add(payload.scope)
+        copies = request.edit.copies if request.edit is not None else ()
+        hits = self._matcher.find(
+            request.prompt,
+            _gaps(len(request.prompt), prefix, copies),
+            (payload.scope, payload.session),
+            available,
+        )
+        request = replace(request, hits=hits)
+        if asked.mode is not ReuseMode.LIVE or not hits.found:
+            return request
+        edit = request.edit or ResolvedEdit(payload, (), (), None)
+        return replace(request, edit=_with_hits(edit, hits, asked.boundary))
+
+
+def reuse_counts(
+    request: CheckedRequest, reused_of: Callable[[ReuseKind], int]
+) -> ReuseCounts | None:
+    """Return a request's account of reuse; None if nothing was looked for.
+
+    Args:
+        reused_of: returns the copied tokens of a kind.
+    """
+    asked, hits = request.reuse, request.hits
+    if asked is None or hits is None:
+        return None
+    count = reused_of if asked.mode is ReuseMode.LIVE else hits.tokens_of
+    by_kind = {kind.value: count(kind) for kind in ReuseKind}
+    return ReuseCounts(mode=asked.mode, bounded=hits.bounded, **by_kind)
+
+
+def _gaps(length: int, prefix: int, copies: Iterable[CopySegment]) -> Iterable[tuple[int, int]]:
+    """Yield the parts of a prompt that neither its prefix nor an edit's copies serve."""
+    cursor = max(prefix, ATTENTION_SINK)
+    for copy in copies:
+        if copy.dest - cursor >= MIN_PIECE:
+            yield cursor, copy.dest
+        cursor = max(cursor, copy.dest_end)
+    if length - 1 - cursor >= MIN_PIECE:
+        yield cursor, length - 1
+
+
+def _with_hits(edit: ResolvedEdit, hits: Hits, boundary: int) -> ResolvedEdit:
+    """Return an edit that copies hits, too, each without its first ``boundary`` tokens."""
+    sources, kinds = list(edit.sources), list(edit.kinds or [None] * len(edit.sources))
+    places: dict[tuple[int, ReuseKind], int] = {}
+    copies = list(edit.copies)
+    for hit in hits.found:
+        if hit.length <= boundary:
+            continue
+        key = (id(hit.source), hit.kind)
+        if key not in places:
+            places[key] = len(sources)
+            sources.append(hit.source)
+            kinds.append(hit.kind)
+        copies.append(CopySegment(places[key], hit.start + boundary, hit.end, hit.dest + boundary))
+    copies.sort(key=lambda copy: copy.dest)
+    return replace(edit, sources=tuple(sources), copies=tuple(copies), kinds=tuple(kinds))

@@ -1,0 +1,51 @@
+"""The payload of ``leyline.reuse@1.0``: content that the engine finds by itself, by its tokens."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+
+class ReuseMode(StrEnum):
+    """The use that an engine makes of content that it holds elsewhere. Off is no action at all."""
+
+    OBSERVE = "observe"
+    """Count what could be reused; the request runs as without."""
+    LIVE = "live"
+    """Copy it. The copied KV has read another context than the prompt's."""
+
+
+class ReuseKind(StrEnum):
+    """The context that reused KV has read, the best first."""
+
+    CLEAN = "clean"
+    """Only text that the prompt begins with as well."""
+    SESSION = "session"
+    """Other text of the same session."""
+    TENANT = "tenant"
+    """Text of another session of the same tenant."""
+
+
+class ReusePayload(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for reuse, beside the ``leyline.edit`` that registers the turn."""
+
+    mode: ReuseMode
+    boundary: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
+    """Leading tokens of each reused run that are computed again."""
+
+
+class ReuseCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens found elsewhere, by :class:`ReuseKind`; they were copied if the mode is live."""
+
+    mode: ReuseMode
+    clean: int = 0
+    session: int = 0
+    tenant: int = 0
+    bounded: bool = False
+    """True if the search ended at one of its bounds, so that there may be more."""
+
+    @property
+    def total(self) -> int:
+        return self.clean + self.session + self.tenant

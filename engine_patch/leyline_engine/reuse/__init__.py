@@ -1,0 +1,1 @@
+"""Content-addressed reuse: identical tokens at another position, found by fingerprints. Pure."""

@@ -1,0 +1,254 @@
+"""The search for content that is cached elsewhere: a prompt's gaps are covered by hits. Pure.
+
+::
+
+    prompt   0 ── prefix ──┤ gap ├══ copy of an edit ══┤        gap         ├ n
+    hits                                                 ░░ hit ░░  ░ hit ░
+                                                        extended left and right while ids agree
+
+From left to right, each gap takes the best hit at the first position that has one, then continues
+after it. KV of a hit has read another context than the prompt's, which its
+:class:`~leyline_engine.contract.ReuseKind` names.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leyline_engine.contract import ReuseKind, common_prefix
+from leyline_engine.reuse.index import Place, ReuseIndex
+from leyline_engine.reuse.winnowing import GUARANTEE, Winnower
+from leyline_engine.sources import SessionKey, SourceTurn
+
+MIN_HIT = GUARANTEE
+"""Shortest common run that counts as content, in tokens."""
+MAX_HITS = 1024
+"""Maximum number of hits in one prompt."""
+MAX_PROBES = 4096
+"""Maximum number of places compared with one prompt."""
+MIN_PIECE = 16
+"""Shortest part of a run that is copied where another hit, or a gap, leaves no more of it."""
+_BLOCK = 256
+
+
+_RANKS = {kind: rank for rank, kind in enumerate(ReuseKind)}
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Tokens ``[start, end)`` of a source are the prompt's from ``dest`` on."""
+
+    source: SourceTurn
+    start: int
+    end: int
+    dest: int
+    kind: ReuseKind
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+    @property
+    def dest_end(self) -> int:
+        return self.dest + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """The hits of one prompt, in order; they don't overlap."""
+
+    found: tuple[Hit, ...] = ()
+    bounded: bool = False
+    """True if the search ended early, at one of its bounds."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that the hits cover."""
+        return sum(hit.length for hit in self.found)
+
+    def tokens_of(self, kind: ReuseKind) -> int:
+        """Return the number of tokens that the hits of a kind cover."""
+        return sum(hit.length for hit in self.found if hit.kind is kind)
+
+
+class ReuseMatcher:
+    """Finds hits in one index.
+
+    Args:
+        winnower: the one that the index was filled with.
+        sink: leading positions of a source that serve as attention sink; never copied elsewhere.
+        min_piece: see :data:`MIN_PIECE`.
+    """
+
+    def __init__(
+        self,
+        index: ReuseIndex,
+        winnower: Winnower,
+        *,
+        sink: int,
+        min_piece: int = MIN_PIECE,
+    ) -> None:
+        self._index = index
+        self._winnower = winnower
+        self._sink = sink
+        self._min_piece = min_piece
+
+    def find(
+        self,
+        prompt: array[int],
+        gaps: Iterable[tuple[int, int]],
+        session: SessionKey,
+        available: Callable[[SourceTurn], int],
+    ) -> Hits:
+        """Cover the gaps of a prompt with hits.
+
+        Args:
+            gaps: half-open spans of the prompt, in order, that nothing else serves.
+            session: whose prompt it is; hits are of the same tenant scope.
+            available: returns how many leading tokens of a source are cached.
+        """
+        search = _Search(prompt, session, available, self._sink, self._min_piece)
+        for start, end in gaps:
+            self._cover(search, start, end)
+        found = sorted(search.found, key=lambda hit: hit.dest)
+        return Hits(tuple(found), search.bounded)
+
+    def _cover(self, search: _Search, start: int, end: int) -> None:
+        margin = self._winnower.guarantee - 1
+        prints = self._winnower.select(search.prompt, max(0, start - margin), end + margin)
+        positions, values = prints.positions.tolist(), prints.values.tolist()
+
+        def probe(at: int, begin: int, stop: int) -> Hit | None:
+            places = self._index.places(search.session[0], values[at])
+            return search.best(places, positions[at], begin, stop)
+
+        holes: list[tuple[int, int]] = []
+        at, cursor = bisect_left(positions, start), start
+        while at < len(positions) and positions[at] < end and not search.bounded:
+            hit = probe(at, cursor, end)
+            if hit is None:
+                at += 1
+                continue
+            search.found.append(hit)
+            holes.append((cursor, hit.dest))
+            cursor = hit.dest_end
+            at = bisect_left(positions, cursor)
+        holes.append((cursor, end))
+        # A run that another one cut short, or that reaches beyond the gap, has its hash outside.
+        while holes and not search.bounded:
+            begin, stop = holes.pop()
+            if stop - begin < self._min_piece:
+                continue
+            left = range(bisect_left(positions, begin - margin), bisect_left(positions, begin))
+            right = range(
+                bisect_left(positions, stop - margin), bisect_left(positions, stop + margin)
+            )
+            hit = next(filter(None, (probe(at, begin, stop) for at in (*left, *right))), None)
+            if hit is not None:
+                search.found.append(hit)
+                holes += [(begin, hit.dest), (hit.dest_end, stop)]
+
+
+class _Search:
+    """One prompt's search, within its bounds."""
+
+    def __init__(
+        self,
+        prompt: array[int],
+        session: SessionKey,
+        available: Callable[[SourceTurn], int],
+        sink: int,
+        min_piece: int,
+    ) -> None:
+        self.prompt = prompt
+        self.session = session
+        self.found: list[Hit] = []
+        self.bounded = False
+        self._view = np.frombuffer(prompt, dtype=np.int64)
+        self._available = available
+        self._sink = sink
+        self._min_piece = min_piece
+        self._probes = 0
+        self._sources: dict[int, _Candidate] = {}
+
+    def best(self, places: Iterable[Place], position: int, start: int, end: int) -> Hit | None:
+        """Return the best hit through a prompt position, cut to ``[start, end)``."""
+        self.bounded = self.bounded or len(self.found) >= MAX_HITS
+        chosen: Hit | None = None
+        for place in places:
+            if self._probes >= MAX_PROBES:
+                self.bounded = True
+                break
+            self._probes += 1
+            hit = self._extended(place, position, start, end)
+            if hit is not None and (chosen is None or _order(hit) < _order(chosen)):
+                chosen = hit
+        return chosen
+
+    def _extended(self, place: Place, position: int, start: int, end: int) -> Hit | None:
+        """Return the run of equal ids through two positions, cut to ``[start, end)``."""
+        candidate = self._candidate(place.source)
+        theirs, ours = candidate.view, self._view
+        if place.position >= len(theirs):
+            return None
+        right = _agreement(theirs[place.position :], ours[position:])
+        left = _agreement(theirs[: place.position][::-1], ours[:position][::-1])
+        if left + right < MIN_HIT:
+            return None
+        shift = place.position - position
+        dest = max(position - left, start, self._sink - shift)
+        dest_end = min(position + right, end)
+        if dest_end - dest < self._min_piece:
+            return None
+        kind = candidate.kind(dest + shift, dest_end + shift, self.session)
+        return Hit(place.source, dest + shift, dest_end + shift, dest, kind)
+
+    def _candidate(self, source: SourceTurn) -> _Candidate:
+        known = self._sources.get(id(source))
+        if known is None:
+            view = np.frombuffer(source.tokens, dtype=np.int64)[: self._available(source)]
+            shared = common_prefix(source.tokens, self.prompt)
+            known = self._sources[id(source)] = _Candidate(source, view, shared)
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A source as one prompt sees it."""
+
+    source: SourceTurn
+    view: NDArray[np.int64]
+    """Its tokens that are cached."""
+    shared: int
+    """Number of leading tokens that the prompt has as well."""
+
+    def kind(self, start: int, end: int, session: SessionKey) -> ReuseKind:
+        """Return the kind of a hit on ``[start, end)``, in a prompt of ``session``."""
+        if start <= self.shared and end <= self.source.exact_length:
+            return ReuseKind.CLEAN
+        own = self.source.session == session[1]
+        return ReuseKind.SESSION if own else ReuseKind.TENANT
+
+
+def _order(hit: Hit) -> tuple[int, int]:
+    """Return the sort key of hits, the best first."""
+    return _RANKS[hit.kind], -hit.length
+
+
+def _agreement(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
+    """Return how many leading elements agree."""
+    length = min(len(first), len(second))
+    at, block = 0, _BLOCK
+    while at < length:
+        stop = min(at + block, length)
+        differ = first[at:stop] != second[at:stop]
+        if differ.any():
+            return at + int(differ.argmax())
+        at, block = stop, 2 * block
+    return length
