@@ -24,6 +24,11 @@ class TokenCounts(msgspec.Struct, frozen=True):
     freed: int = 0
     """Slots given back to the pool because of this request's edits."""
 
+    @property
+    def served(self) -> int:
+        """Prompt tokens whose KV was there already: the prefix, and all that was copied."""
+        return self.prefix + self.spliced + self.reused
+
 
 class DirectiveResult(msgspec.Struct, frozen=True):
     """The outcome of one directive, by its index in the payload."""

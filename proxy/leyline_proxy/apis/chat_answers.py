@@ -90,7 +90,7 @@ def prompt_tokens(usage: Mapping[str, Any], account: Mapping[str, Any] | None) -
     prompt = count(usage.get("prompt_tokens")) or count(tokens.get("prompt"))
     cached = detail(usage.get("prompt_tokens_details"), "cached_tokens")
     if cached is None:
-        cached = count(tokens.get("prefix")) + count(tokens.get("spliced"))
+        cached = sum(count(tokens.get(name)) for name in ("prefix", "spliced", "reused"))
     return prompt, min(cached, prompt)
 
 

@@ -37,8 +37,9 @@ class CostBook:
         if ttft_s is not None and tokens.prefilled >= _FEWEST_TOKENS:
             own = max(0.0, ttft_s * 1e6 - receipt.splice_us)
             self._prefill.append(own / tokens.prefilled)
-        if receipt.splice_us and tokens.spliced >= _FEWEST_TOKENS:
-            self._splice.append(receipt.splice_us / tokens.spliced)
+        copied = tokens.spliced + tokens.reused
+        if receipt.splice_us and copied >= _FEWEST_TOKENS:
+            self._splice.append(receipt.splice_us / copied)
 
     def cost(self, *, splices: bool) -> EditCost:
         """Return the medians; zeros until a turn yields a sample."""
@@ -64,10 +65,11 @@ class CostBooks:
         self._books[model].learn(receipt, ttft_s)
 
     def avoided_s(self, model: str, receipt: Receipt) -> float:
-        """Estimate the seconds saved: prefilling the spliced tokens, less the splice. 0 until a
+        """Estimate the seconds saved: prefilling the copied tokens, less the copies. 0 until a
         turn gives a cost."""
-        book, spliced = self._books.get(model), receipt.tokens.spliced
-        if book is None or not spliced:
+        copied = receipt.tokens.spliced + receipt.tokens.reused
+        book = self._books.get(model)
+        if book is None or not copied:
             return 0.0
         prefill_us = book.cost(splices=True).prefill_us
-        return max(0.0, spliced * prefill_us - receipt.splice_us) / 1e6
+        return max(0.0, copied * prefill_us - receipt.splice_us) / 1e6

@@ -126,6 +126,7 @@ SCHEMAS: dict[str, Schema] = {
             "prompt_tokens": COUNT,
             "cached_tokens": COUNT,
             "spliced_tokens": COUNT,
+            "reused_tokens": COUNT,
             "hit_ratio": _nullable("number", minimum=0, maximum=1),
         }
     ),

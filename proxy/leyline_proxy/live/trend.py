@@ -23,6 +23,7 @@ class Step:
     prompt: int = 0
     cached: int = 0
     spliced: int = 0
+    reused: int = 0
     freed: int = 0
 
 
@@ -49,6 +50,7 @@ class Trends:
         step.prompt += tokens.prompt
         step.cached += tokens.prefix
         step.spliced += tokens.spliced
+        step.reused += tokens.reused
         step.freed += tokens.freed
 
     def of(self, tenant: str, now: float) -> list[Step]:

@@ -70,9 +70,10 @@ def of_receipt(receipt: Receipt, ttft_s: float | None) -> dict[str, Attribute]:
     found: dict[str, Attribute] = {
         "leyline.outcome": receipt.outcome.value,
         "gen_ai.usage.input_tokens": tokens.prompt,
-        "gen_ai.usage.cache_read.input_tokens": tokens.prefix + tokens.spliced,
+        "gen_ai.usage.cache_read.input_tokens": tokens.served,
         "leyline.tokens.cached": tokens.prefix,
         "leyline.tokens.spliced": tokens.spliced,
+        "leyline.tokens.reused": tokens.reused,
         "leyline.tokens.prefilled": tokens.prefilled,
         "leyline.tokens.freed": tokens.freed,
     }

@@ -29,6 +29,7 @@ class TurnLog:
             prompt_tokens=receipt.tokens.prompt,
             cached_tokens=receipt.tokens.prefix,
             spliced_tokens=receipt.tokens.spliced,
+            reused_tokens=receipt.tokens.reused,
             edits=len(turn.planned.plan.edits),
             faults=len(turn.planned.prepared.faults),
             ms=round(turn.request.clock.elapsed_s * 1000, 1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leyline_engine.contract import Outcome, Reason, Receipt
+from leyline_engine.contract import Reason, Receipt
 
 from ..model.places import owed
 from ..model.session import Session
@@ -89,8 +89,11 @@ def _count_splice(metrics: Metrics, settled: SettledTurn, tenant: str, model: st
     inherited = {run.lineage for run in settled.turn.planned.plan.lineage}
     if any(run.lineage not in inherited for run in receipt.lineage):
         metrics.lineages.labels(tenant, model).inc()
-    if receipt.outcome is Outcome.SPLICED and receipt.tokens.spliced > 0:
-        metrics.prefill_avoided_tokens.labels(tenant, model).inc(receipt.tokens.spliced)
+    if receipt.reuse is not None:
+        metrics.count_reuse(tenant, model, receipt.reuse)
+    copied = receipt.tokens.spliced + receipt.tokens.reused
+    if copied > 0:
+        metrics.prefill_avoided_tokens.labels(tenant, model).inc(copied)
         metrics.prefill_avoided_seconds.labels(tenant, model).inc(settled.avoided_s)
 
 

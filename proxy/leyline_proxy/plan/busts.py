@@ -8,7 +8,8 @@ KV used. Every prompt token is one of these::
     receipt   cached ──────┤     spliced ───────┤   prefilled
               cached       lost  new   spliced    new  lost  new
 
-Lost tokens were within reach but were prefilled.
+Lost tokens were within reach but were prefilled. Tokens that were reused from elsewhere count by
+themselves; the engine doesn't report their places, so they reduce what was lost last.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class CacheAccount:
 
     cached: int = 0
     spliced: int = 0
+    reused: int = 0
     fresh: int = 0
     busts: Mapping[str, int] = field(default_factory=dict)
     """Lost tokens by cause; none is 0."""
@@ -150,16 +152,17 @@ def settle(
     prompt = max(0, tokens.prompt)
     cached = min(max(0, tokens.prefix), prompt)
     spliced = min(max(0, tokens.spliced), prompt - cached)
-    prefilled = prompt - cached - spliced
+    reused = min(max(0, tokens.reused), prompt - cached - spliced)
+    prefilled = prompt - cached - spliced - reused
     busts = _shared_out(_lost(reach, prompt, cached, _done(copies, cached, spliced)), prefilled)
     if busts.get("engine", 0) < PAGE:
         busts.pop("engine", None)
     fresh = prefilled - sum(busts.values())
     missing = found = 0
     if reconciled and reach.known and prompt:
-        actual = cached + spliced if told is None else told
+        actual = cached + spliced + reused if told is None else told
         missing, found = _discrepancy(reach, copies, prompt, actual)
-    return CacheAccount(cached, spliced, fresh, busts, missing, found)
+    return CacheAccount(cached, spliced, reused, fresh, busts, missing, found)
 
 
 def _cause(edit: Edit) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -21,6 +21,8 @@ class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Number of tokens after each edit to compute again."""
     share: ShareName | None = None
     """Scope within the tenant that may see this turn's splices; empty for this session alone."""
+    reuse: Literal["off", "observe", "live"] | None = None
+    """The use of content that the engine holds elsewhere; None for the tenant's setting."""
 
 
 def parse_options(raw: object) -> RequestOptions:

@@ -19,8 +19,9 @@ class SessionTotals:
     turns: int
     prompt_tokens: int
     cached_tokens: int
-    """Prefix hits and spliced tokens."""
+    """Tokens that were not prefilled: prefix hits, spliced and reused ones."""
     spliced_tokens: int
+    reused_tokens: int = 0
 
     @property
     def hit_ratio(self) -> float | None:
@@ -34,8 +35,9 @@ def session_totals(session: Session) -> SessionTotals:
     return SessionTotals(
         turns=session.next_index,
         prompt_tokens=sum(item.prompt for item in tokens),
-        cached_tokens=sum(item.prefix + item.spliced for item in tokens),
+        cached_tokens=sum(item.served for item in tokens),
         spliced_tokens=sum(item.spliced for item in tokens),
+        reused_tokens=sum(item.reused for item in tokens),
     )
 
 
@@ -94,6 +96,7 @@ def session_overview(seen: SessionOverview) -> dict[str, Any]:
         "prompt_tokens": totals.prompt_tokens,
         "cached_tokens": totals.cached_tokens,
         "spliced_tokens": totals.spliced_tokens,
+        "reused_tokens": totals.reused_tokens,
         "hit_ratio": totals.hit_ratio,
     }
 

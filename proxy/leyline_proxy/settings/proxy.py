@@ -36,6 +36,10 @@ ONLY_ENGINE = "engine"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
+Reuse = Literal["off", "observe", "live"]
+"""The use of content that an engine holds elsewhere."""
+
+
 class TenantSettings(TenantLimitSettings):
     """Settings of one tenant. Unset ones come from the proxy-wide settings."""
 
@@ -48,6 +52,7 @@ class TenantSettings(TenantLimitSettings):
     allow_request_policy: bool | None = None
     share: Annotated[str, Field(pattern=SHARE_PATTERN)] = ""
     """Lets each of the tenant's sessions use KV that another one spliced. By default, none does."""
+    reuse: Reuse | None = None
     upstreams: tuple[str, ...] | None = None
     """Names of the engines that may serve the tenant; None for all."""
     cache_scope: CacheScope | None = None
@@ -146,6 +151,9 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     cache_scope: CacheScope = "shared"
     """Sharing of KV between equal prefixes: ``shared`` is among all tenants, ``tenant`` is only
     within each tenant. For ``tenant`` the engine must know ``cache_salt``, as SGLang does."""
+    reuse: Reuse = "off"
+    """Content that the engine holds from another place or session of the tenant: ``off`` leaves it,
+    ``observe`` counts what could be reused, ``live`` copies it instead of prefilling it."""
     splice: bool = True
     """False turns off splicing and nothing else: edits become ordinary re-prefills."""
 

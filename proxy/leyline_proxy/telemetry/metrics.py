@@ -10,7 +10,7 @@ from types import TracebackType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from leyline_engine.contract import TokenCounts
+from leyline_engine.contract import ReuseCounts, ReuseKind, TokenCounts
 
 from .bounded import BoundedCounter, BoundedGauge, BoundedHistogram, LabelBounds, bound
 from .catalogue import ENTRIES, CatalogueEntry
@@ -55,6 +55,7 @@ class Metrics:
 
     turns: Counter
     prompt_tokens: Counter
+    reuse_tokens: Counter
     completion_tokens: Counter
     freed_tokens: Counter
     receipts_missing: Counter
@@ -166,12 +167,20 @@ class Metrics:
         for source, count in (
             ("cached", tokens.prefix),
             ("spliced", tokens.spliced),
+            ("reused", tokens.reused),
             ("prefilled", tokens.prefilled),
         ):
             self.prompt_tokens.labels(tenant, model, source, bucket).inc(count)
             self.upstream_prompt_tokens.labels(upstream, source).inc(count)
         if tokens.freed:
             self.freed_tokens.labels(tenant, model).inc(tokens.freed)
+
+    def count_reuse(self, tenant: str, model: str, counts: ReuseCounts) -> None:
+        """Add the tokens of one turn whose content the engine held elsewhere."""
+        for kind in ReuseKind:
+            tokens = getattr(counts, kind.value)
+            if tokens:
+                self.reuse_tokens.labels(tenant, model, counts.mode.value, kind.value).inc(tokens)
 
     def count_busts(self, tenant: str, model: str, busts: Mapping[str, int]) -> None:
         """Add the cache losses of one turn: tokens by cause."""

@@ -10,6 +10,7 @@ from leyline_policies import Policy, load_pipeline
 from ..model.undeclared import UndeclaredRules
 from ..settings import Settings, TenantSettings, secret_of
 from ..settings.cache_scope import cache_salt
+from ..settings.proxy import Reuse
 
 N = TypeVar("N", int, float)
 
@@ -39,6 +40,8 @@ class Tenant:
     allow_request_policy: bool
     share: str = ""
     """Scope that may see the splices of the tenant's turns; empty for each session alone."""
+    reuse: Reuse = "off"
+    """The use of content that its engine holds elsewhere."""
     upstreams: frozenset[str] | None = None
     """Names of the upstreams that may serve it; None for all."""
     cache_salt: str | None = None
@@ -70,6 +73,7 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
         undeclared=UndeclaredRules.parse(undeclared),
         allow_request_policy=settings.allow_request_policy if allow is None else allow,
         share=own.share,
+        reuse=settings.reuse if own.reuse is None else own.reuse,
         upstreams=frozenset(own.upstreams) if own.upstreams is not None else None,
         cache_salt=(
             cache_salt(name, secret_of(settings.hints_secret)) if scope == "tenant" else None

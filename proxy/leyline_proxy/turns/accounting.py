@@ -163,8 +163,9 @@ def account_headers(receipt: Receipt) -> dict[str, str]:
     tokens = receipt.tokens
     return {
         "x-leyline-outcome": receipt.outcome.value,
-        "x-leyline-cached-tokens": str(tokens.prefix + tokens.spliced),
+        "x-leyline-cached-tokens": str(tokens.served),
         "x-leyline-spliced-tokens": str(tokens.spliced),
+        "x-leyline-reused-tokens": str(tokens.reused),
     }
 
 

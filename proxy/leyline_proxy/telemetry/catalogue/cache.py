@@ -32,11 +32,19 @@ _TURNS: tuple[CatalogueEntry, ...] = (
     counter(
         "prompt_tokens",
         "leyline_prompt_tokens",
-        "Prompt tokens by the source of their KV (cached, spliced, prefilled) and by the number "
-        "of the turn in its session.",
+        "Prompt tokens by the source of their KV (cached, spliced, reused, prefilled) and by the "
+        "number of the turn in its session.",
         ("tenant", "model", "source", "turn"),
         bad="Mostly 'prefilled' in later turns of sessions: the cache isn't hit; "
         "leyline_cache_busts_total has the causes.",
+    ),
+    counter(
+        "reuse_tokens",
+        "leyline_reuse_tokens",
+        "Prompt tokens whose content the engine held elsewhere: copied in mode live, only counted "
+        "in mode observe. By what their KV has read: clean, only text that the prompt begins "
+        "with; session, other text of the session; tenant, text of another session.",
+        ("tenant", "model", "mode", "kind"),
     ),
     counter(
         "completion_tokens",
@@ -80,7 +88,8 @@ _SAVED: tuple[CatalogueEntry, ...] = (
     counter(
         "prefill_avoided_tokens",
         "leyline_prefill_avoided_tokens",
-        "Prompt tokens after an edit that were spliced instead of being prefilled again.",
+        "Prompt tokens that were spliced after an edit, or reused from elsewhere, instead of being "
+        "prefilled.",
         _TENANT_MODEL,
         starts=_AT_FIRST_TURN,
     ),
@@ -138,7 +147,7 @@ GROUPS = (
     Group("Savings by splicing", "Prefill that didn't happen.", _SAVED),
     Group(
         "Cache losses",
-        "Every prompt token of a turn is cached, spliced, lost to one cause, or new.",
+        "Every prompt token of a turn is cached, spliced, reused, lost to one cause, or new.",
         _LOST,
     ),
 )

@@ -66,7 +66,8 @@ _ENGINES: tuple[CatalogueEntry, ...] = (
     counter(
         "upstream_prompt_tokens",
         "leyline_upstream_prompt_tokens",
-        "Prompt tokens by engine and by the source of their KV: cached, spliced, prefilled.",
+        "Prompt tokens by engine and by the source of their KV: cached, spliced, reused, "
+        "prefilled.",
         ("upstream", "source"),
     ),
     histogram(
