@@ -167,7 +167,7 @@ class ClaimsEngine:
     async def _chat(self, request: Request) -> Response:
         body = await request.json()
         envelope = parse_envelope(body["custom_params"]["kv_hints"])
-        payload, _ = split_actions(envelope)
+        payload = split_actions(envelope).edit
         assert payload is not None
         tokens = len(_tokens(body))
         refusal = self._refusal(payload, tokens, body.get("max_tokens", 16))
