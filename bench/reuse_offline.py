@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -57,8 +58,8 @@ class Renderer:
     """Messages as tokens of DeepSeek, each tokenised once.
 
     Special tokens mark the roles, as in DeepSeek's template, but no message's tokens depend on
-    others: nothing is stripped, and so only the client edits. The tokenizer never joins texts across
-    a special token, so that a prompt is its messages' tokens one after the other.
+    others: nothing is stripped, and so only the client edits. The tokenizer never joins texts
+    across a special token, so that a prompt is its messages' tokens one after the other.
     """
 
     def __init__(self) -> None:
@@ -279,16 +280,21 @@ def draw(rows: Sequence[Row], out: Path) -> None:
     from matplotlib.figure import Figure
 
     histories = {
-        "session": "found in earlier requests of the same session",
-        "file": "found there, or in any earlier session of the file",
+        "session": "In earlier requests of the same session (in brackets: tokens left)",
+        "file": "There, or in any earlier session of the file",
     }
     figure = Figure(figsize=(10, 7.5), layout="constrained")
     panels = figure.subplots(len(histories), 1)
     for panel, (history, title) in zip(panels, histories.items(), strict=True):
         draw_panel(panel, [row for row in rows if row.history == history])
         panel.set_title(title, loc="left", fontsize=12)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=11)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
+        fontsize=11,
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=130, facecolor="white")
 
@@ -301,26 +307,31 @@ def draw_panel(panel: Any, rows: Sequence[Row]) -> None:
         places = [group - 0.42 + (index + 0.5) * width for group in range(len(rows))]
         heights = [100 * row.counts.share(arm) for row in rows]
         panel.bar(places, heights, width * 0.92, color=COLOURS[index], label=arm)
-    ceilings = [100 * row.counts.share(CEILING) for row in rows]
-    groups = range(len(rows))
-    panel.hlines(
-        ceilings,
-        [group - 0.46 for group in groups],
-        [group + 0.46 for group in groups],
-        colors="black",
-        linewidth=1.8,
-        label="ceiling: all equal runs of 64 tokens or more",
-    )
-    names = [row.corpus.partition("_")[2].replace("_", " ").replace(" ", "\n", 1) for row in rows]
-    labels = [
-        f"{name}\n{thousands(row.counts.left)} left" for name, row in zip(names, rows, strict=True)
-    ]
-    panel.set_xticks(list(groups), labels, fontsize=9.5)
+    for group, row in enumerate(rows):
+        height = 100 * row.counts.share(CEILING)
+        label = "ceiling: all equal runs of 64 tokens or more" if group == 0 else None
+        panel.hlines(height, group - 0.46, group + 0.46, "black", linewidth=1.8, label=label)
+        panel.text(group, height + 1.5, f"{height:.0f} %", ha="center", fontsize=10)
+    labels = [f"{short_name(row.corpus)}\n({thousands(row.counts.left)})" for row in rows]
+    panel.set_xticks(range(len(rows)), labels, fontsize=10)
+    growing = sum(row.corpus.startswith(KINDS[0]) for row in rows)
+    if 0 < growing < len(rows):
+        panel.axvline(growing - 0.5, color="#555555", linewidth=0.8, linestyle="--")
+        style = {"fontsize": 11, "color": "#555555", "va": "top"}
+        panel.text(growing - 0.6, 100, "the history only grows", ha="right", **style)
+        panel.text(growing - 0.4, 100, "the client edits it", ha="left", **style)
     panel.set_ylabel("% of the tokens that\nan exact prefix leaves", fontsize=11)
     panel.set_ylim(0, 100)
+    panel.set_xlim(-0.55, len(rows) - 0.45)
     panel.grid(axis="y", color="#dddddd", linewidth=0.6)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
+
+
+def short_name(corpus: str) -> str:
+    """Return a file's name in short lines, without its kind."""
+    words = corpus.partition("_")[2].replace("_", " ").replace("-", " ")
+    return textwrap.fill(words, width=9, break_long_words=False)
 
 
 def thousands(tokens: int) -> str:

@@ -64,7 +64,7 @@ class FixedBlocks:
 
 
 class ContentChunks:
-    """Chunks whose boundaries follow from the content."""
+    """Chunks whose boundaries follow from the content; equal digests count as equal content."""
 
     def __init__(self, rule: ChunkRule | None = None, *, fallback: bool = False) -> None:
         self._rule = rule or ChunkRule()
