@@ -116,10 +116,11 @@ def shown(message: Message) -> str:
 def winnowing() -> Callable[[array[int]], Prints] | None:
     """Return the engine's fingerprints; None if this version of the engine has none."""
     try:
-        winnow: Callable[[array[int]], Prints] = import_module(WINNOWING).winnow
+        module = import_module(WINNOWING)
     except ModuleNotFoundError:
         return None
-    return winnow
+    fingerprints: Callable[[array[int]], Prints] = module.Winnower().select
+    return fingerprints
 
 
 def joined(parts: Iterable[array[int]]) -> array[int]:
