@@ -1,1 +1,1 @@
-"""Content-addressed reuse: finds runs of a prompt whose KV exists already, at any position."""
+"""Content-addressed reuse: identical tokens at another position, found by fingerprints. Pure."""
