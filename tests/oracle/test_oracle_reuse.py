@@ -50,13 +50,13 @@ class Scene:
         self.turns: list[Remembered] = []
         self.starts: list[tuple[int, int]] = []
         for session, (head, docs) in enumerate(zip(heads, ([0, 1], [2]), strict=True)):
-            prompt = list(head)
+            prompt = [*head, 3]
             for doc in docs:
                 self.starts.append((session, len(prompt)))
                 prompt += [*self.docs[doc], 7 + doc]
             run(self.engine, f"s{session}", prompt)
             self.turns.append(long_way_round(subject, [Fresh(tuple(prompt))], FORCED).turn)
-        self.head = draw_tokens(rng, 45)
+        self.head = [*draw_tokens(rng, 45), 4]  # no document has the same neighbours here
         self.tail = draw_tokens(rng, 6)
 
     def kept(self, doc: int, boundary: int = 0) -> list[Piece]:
