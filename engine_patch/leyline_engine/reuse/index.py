@@ -8,7 +8,7 @@ those about one in seventeen has an entry.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -78,6 +78,10 @@ class ReuseIndex:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def anchors(self) -> Collection[int]:
+        """Return the slots at which entries are anchored."""
+        return self._entries.keys()
 
     def add(self, source: SourceTurn, slots: Slots) -> None:
         """Add the cached beginning of a turn that was retained.

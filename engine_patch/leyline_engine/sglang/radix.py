@@ -171,11 +171,10 @@ class LeylineRadixCache(UnifiedRadixCache):
 
     def _drain_device_frees(self, device_frees: dict[ComponentType, list[torch.Tensor]]) -> None:
         slots = device_frees.get(ComponentType.FULL, [])
-        if self._census is not None:
-            with contained("counting what is freed"):
+        with contained("noting what is freed"):
+            if self._census is not None:
                 self._census.freeing(slots)
-        if self._index and slots:
-            with contained("dropping freed content"):
+            if self._index and slots:
                 self._index.freed(torch.cat(slots).cpu().numpy())
         super()._drain_device_frees(device_frees)
 
@@ -397,6 +396,5 @@ def folded(key: RadixKey, turn: Turn) -> RadixKey:
 
 
 def _limited(key: RadixKey, limit: int) -> RadixKey:
-    if key.limit is not None:
-        limit = min(limit, key.limit)
+    limit = limit if key.limit is None else min(limit, key.limit)
     return RadixKey(key.token_ids, key.extra_key, key.is_bigram, limit, key.cache_salt)

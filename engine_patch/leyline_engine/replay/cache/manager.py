@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,11 +20,16 @@ from leyline_engine.lineage import exact_length, first_under, lineage_bits
 from leyline_engine.metrics import EngineMetrics
 from leyline_engine.occupancy import Cached, PoolLevels
 from leyline_engine.pending import PendingForgets
+from leyline_engine.replay.cache.integrity import (
+    check_anchors,
+    check_locks,
+    check_nodes,
+    check_slots,
+)
 from leyline_engine.replay.cache.listener import CacheListener
 from leyline_engine.replay.cache.pool import KVPool, SlotAllocator, Slots
 from leyline_engine.replay.cache.radix import (
     EMPTY_SLOTS,
-    SHARED,
     Match,
     Node,
     RadixTree,
@@ -42,10 +46,6 @@ _EVICTION_BATCH = 64
 
 class PoolExhaustedError(Exception):
     """There are too few slots, and nothing left to evict: retry when a request has finished."""
-
-
-class IntegrityError(RuntimeError):
-    """Slot accounting doesn't add up; a bug of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,34 +377,11 @@ class CacheManager:
         Raises:
             IntegrityError: says what doesn't add up.
         """
-        owned = [self._allocator.free_slots(), self._unerased, *in_flight]
-        for node in (*self.tree.nodes(), *self.tree.doomed()):
-            if not len(node.keys) == len(node.slots) > 0:
-                raise IntegrityError("a radix node has not exactly one slot per key")
-            owned.append(node.slots)
-        every = np.concatenate(owned)
-        if len(every) != self.capacity or len(np.unique(every)) != self.capacity:
-            raise IntegrityError(
-                f"{len(every)} slot claims, {len(np.unique(every))} distinct, {self.capacity} slots"
-            )
-        self._check_nodes()
-        self._check_locks(held)
-
-    def _check_nodes(self) -> None:
-        for node in (self.tree.root, *self.tree.nodes()):
-            if node.detached:
-                raise IntegrityError("a detached radix node is still in the tree")
-            for first_key, child in node.children.items():
-                if child.keys[0] != first_key or child.parent is not node:
-                    raise IntegrityError("a radix child isn't reachable under its first key")
-                known = node is self.tree.root or SHARED in node.owners
-                if not (known or child.owners <= node.owners):
-                    raise IntegrityError("a radix node has an owner that its parent lacks")
-
-    def _check_locks(self, held: Iterable[Node]) -> None:
-        expected: Counter[Node] = Counter()
-        for node in held:
-            expected.update([*self.tree.path(node), self.tree.root])
-        for node in (self.tree.root, *self.tree.nodes(), *self.tree.doomed()):
-            if node.locks != expected[node]:
-                raise IntegrityError(f"a radix node has {node.locks} locks, not {expected[node]}")
+        cached = [node.slots for node in self.tree.nodes()]
+        doomed = [node.slots for node in self.tree.doomed()]
+        free = self._allocator.free_slots()
+        check_slots([free, self._unerased, *in_flight, *cached, *doomed], self.capacity)
+        check_nodes(self.tree)
+        check_locks(self.tree, held)
+        if self.reuse is not None:
+            check_anchors(self.reuse.anchors(), cached)

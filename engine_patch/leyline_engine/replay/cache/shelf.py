@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 
 from leyline_engine.claims.protection import ClaimKey
-from leyline_engine.replay.cache.manager import CacheManager, IntegrityError
+from leyline_engine.replay.cache.integrity import IntegrityError
+from leyline_engine.replay.cache.manager import CacheManager
 from leyline_engine.replay.cache.radix import Node
 
 

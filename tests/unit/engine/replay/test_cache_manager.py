@@ -24,7 +24,7 @@ from support.replay_engine import (
 )
 
 from leyline_engine.contract import Directive, EditPayload, Outcome, Reason
-from leyline_engine.replay.cache.manager import IntegrityError
+from leyline_engine.replay.cache.integrity import IntegrityError
 from leyline_engine.replay.engine import PoolExhaustedError, ReplayEngine
 
 SOURCE = random_tokens(100, 3)

@@ -20,7 +20,8 @@ from support.examples import examples
 from leyline_engine.claims.protection import ClaimKey
 from leyline_engine.ledger import SpanLedger
 from leyline_engine.metrics import NoMetrics
-from leyline_engine.replay.cache.manager import CacheManager, IntegrityError
+from leyline_engine.replay.cache.integrity import IntegrityError
+from leyline_engine.replay.cache.manager import CacheManager
 from leyline_engine.replay.cache.radix import RadixTree
 from leyline_engine.replay.cache.shelf import TreeShelf
 from leyline_engine.sources import SourceRegistry

@@ -1,0 +1,282 @@
+"""Reuse in the replay engine: who may take what, what a forget reaches, and when it gives way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from support.replay_engine import (
+    LIVE,
+    OBSERVE,
+    SCOPE,
+    admit,
+    cached,
+    contents,
+    edit,
+    fail_at,
+    make_engine,
+    prefill,
+    random_tokens,
+    reference,
+    register,
+    retained,
+    run,
+    same_logits,
+)
+
+from leyline_engine.contract import (
+    Directive,
+    EditPayload,
+    Mode,
+    Outcome,
+    Receipt,
+    ReuseCounts,
+    ReuseMode,
+    ReusePayload,
+    SpanLabel,
+)
+from leyline_engine.replay.engine import ReplayEngine
+
+DOC = random_tokens(150, 9)
+FIRST = [*random_tokens(70, 1), 1, *DOC, 2, *random_tokens(20, 2)]
+SECOND = [*random_tokens(60, 3), 3, *DOC, 4, *random_tokens(30, 4)]
+
+
+def ask(
+    engine: ReplayEngine,
+    tokens: list[int],
+    payload: EditPayload,
+    reuse: ReusePayload | None = LIVE,
+    decode: int = 0,
+) -> Receipt:
+    """The receipt of one request; its counts add up."""
+    receipt = run(engine, tokens, payload, decode, reuse)[1].receipt
+    counts = receipt.tokens
+    assert counts.prefix + counts.spliced + counts.reused + counts.prefilled == len(tokens)
+    if receipt.reuse is not None and receipt.reuse.mode is ReuseMode.LIVE:
+        assert receipt.reuse.total == counts.reused
+    return receipt
+
+
+def prepared(pool: int = 2000) -> ReplayEngine:
+    """An engine in which session ``a`` has the document."""
+    engine = make_engine(pool=pool)
+    ask(engine, FIRST, register("t1", session="a"))
+    return engine
+
+
+def index_of(engine: ReplayEngine) -> Any:
+    """The engine's index of content."""
+    assert engine.cache.reuse is not None
+    return engine.cache.reuse
+
+
+def test_content_of_another_session_is_copied() -> None:
+    """The document is found at another position, after another beginning; nothing was edited."""
+    receipt = ask(prepared(), SECOND, register("t1", session="b"))
+    assert receipt.outcome is Outcome.UNEDITED
+    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150)
+    assert [run_.start for run_ in receipt.lineage] == [61]
+
+
+def test_without_the_action_nothing_is_looked_for() -> None:
+    """Off is the default: nothing is counted, copied, or indexed."""
+    engine = make_engine(pool=2000)
+    ask(engine, FIRST, register("t1", session="a"), None)
+    receipt = ask(engine, SECOND, register("t1", session="b"), None)
+    assert receipt.reuse is None
+    assert receipt.tokens.reused == 0
+    assert len(index_of(engine)) == 0
+
+
+def test_observing_counts_and_changes_nothing() -> None:
+    """Logits are the model's own, and the tree holds what it holds without the question."""
+    engine, plain = prepared(), prepared()
+    logits, record = run(engine, SECOND, register("t1", session="b"), reuse=OBSERVE)
+    run(plain, SECOND, register("t1", session="b"))
+    assert record.receipt.reuse == ReuseCounts(mode=ReuseMode.OBSERVE, tenant=150)
+    assert (record.receipt.tokens.reused, record.receipt.lineage) == (0, ())
+    assert same_logits(logits, reference(SECOND))
+    assert list(contents(engine).values()) == list(contents(plain).values())
+
+
+def test_other_tenants_see_nothing() -> None:
+    """Another tenant's equal content is neither copied nor counted, and has slots of its own."""
+    engine = prepared()
+    theirs = cached(engine, FIRST)
+    for mode in (OBSERVE, LIVE):
+        receipt = ask(engine, SECOND, register("t1", session=f"b{mode.mode}", scope="else"), mode)
+        assert receipt.reuse == ReuseCounts(mode=mode.mode)
+    assert not set(theirs) & set(cached(engine, SECOND))
+
+
+def test_a_clean_session_never_reads_what_was_reused() -> None:
+    """A prompt that used foreign KV is private from there on, also where its tokens are equal."""
+    engine = prepared()
+    ask(engine, SECOND, register("t1", session="b"))
+    logits, record = run(engine, [*SECOND, 7], register("t1", session="c"))
+    assert record.receipt.tokens.prefix == 61
+    assert same_logits(logits, reference([*SECOND, 7]))
+
+
+def test_a_turn_goes_on_from_what_it_reused() -> None:
+    """The session's next turn finds its own path, foreign part included, as a prefix."""
+    engine = prepared()
+    first = ask(engine, SECOND, register("t1", session="b"))
+    payload = msgspec.structs.replace(register("t2", session="b"), lineage=first.lineage)
+    receipt = ask(engine, [*SECOND, 7, 8], payload)
+    assert (receipt.tokens.prefix, receipt.tokens.reused) == (len(SECOND), 0)
+
+
+def test_nothing_is_shared_that_was_reused() -> None:
+    """A scope within the tenant gets splices, but none that read another session's text."""
+    engine = prepared()
+    payload = msgspec.structs.replace(register("t1", session="b"), share="team")
+    ask(engine, SECOND, payload)
+    theirs = msgspec.structs.replace(register("t1", session="c"), share="team")
+    assert ask(engine, [*SECOND, 7], theirs, None).tokens.prefix == 61
+
+
+def test_edits_and_reuse_are_one_transaction() -> None:
+    """Copies of an edit come first; only what they leave is looked for elsewhere."""
+    engine = prepared()
+    own = random_tokens(200, 5)
+    run(engine, own, register("t1", session="b"))
+    prompt, payload = edit(own, [Directive(50, 60, (3,))], tail=[9, *DOC, 5, 6], session="b")
+    receipt = ask(engine, prompt, payload)
+    assert (receipt.outcome, receipt.tokens.spliced) == (Outcome.SPLICED, 140)
+    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150)
+
+
+def test_own_content_elsewhere_is_the_sessions() -> None:
+    """Content that the session itself held at another place is counted apart."""
+    engine = prepared()
+    receipt = ask(engine, SECOND, register("t2", session="a"))
+    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, session=150)
+
+
+def test_evicted_content_is_not_found() -> None:
+    """What was evicted left the index with its slots."""
+    engine = prepared(pool=320)
+    assert len(index_of(engine)) > 10
+    ask(engine, random_tokens(300, 6), register("t1", session="x"), None)
+    receipt = ask(engine, SECOND, register("t1", session="b"), OBSERVE)
+    assert receipt.reuse == ReuseCounts(mode=ReuseMode.OBSERVE)
+
+
+LABELS = (SpanLabel("m0", 0, 71), SpanLabel("doc", 71, 222), SpanLabel("m2", 222, 242))
+
+
+def labelled(turn: str = "t1", session: str = "a", **fields: Any) -> EditPayload:
+    """A payload that names the parts of :data:`FIRST`."""
+    return msgspec.structs.replace(register(turn, session=session), spans=LABELS, **fields)
+
+
+@pytest.mark.parametrize("named", ["doc", "m0", "unknown"])
+def test_a_forget_reaches_those_who_reused_it(named: str) -> None:
+    """KV that was copied from a reader of the span is gone, and so is its place in the index."""
+    engine = make_engine(pool=2000)
+    run(engine, FIRST, labelled(), reuse=LIVE)
+    reader = ask(engine, SECOND, register("t1", session="b"))
+    assert reader.tokens.reused == 150
+    runs = reader.lineage
+    assert len(cached(engine, SECOND, runs)) == len(SECOND)
+    forget = msgspec.structs.replace(register("t2", session="a"), forget=(named,))
+    receipt = ask(engine, random_tokens(40, 7), forget)
+    assert receipt.forgot is not None
+    assert receipt.forgot.overwritten > 0
+    assert len(cached(engine, SECOND, runs)) == 61
+    assert retained(engine, "a") == ["t2"]
+    again = ask(engine, [*random_tokens(50, 8), *DOC, 5], register("t1", session="c"), OBSERVE)
+    assert again.reuse == ReuseCounts(mode=ReuseMode.OBSERVE)
+
+
+def test_a_request_that_forgets_reuses_nothing() -> None:
+    """Its own demand is carried out first of all, and its prompt is computed."""
+    engine = prepared()
+    payload = msgspec.structs.replace(register("t1", session="b"), forget=("x",))
+    receipt = ask(engine, SECOND, payload)
+    assert (receipt.reuse, receipt.tokens.reused) == (None, 0)
+
+
+def test_a_forget_directive_reuses_nothing() -> None:
+    """What it takes out isn't brought back from another session that has it, nor what read it."""
+    engine = prepared()
+    own = [*random_tokens(50, 5), *DOC, *random_tokens(80, 6)]
+    run(engine, own, register("t1", session="b"))
+    prompt, payload = edit(own, [Directive(60, 70, (), Mode.FORGET)], tail=[*DOC, 5], session="b")
+    assert ask(engine, prompt, payload).tokens.reused == 0
+
+
+def test_reuse_gives_way_to_the_prompt() -> None:
+    """With no room for copies beside their locked sources, the request runs without them."""
+    engine = prepared(pool=len(FIRST) + len(SECOND) + 8)
+    assert ask(engine, SECOND, register("t1", session="b")).tokens.reused == 150
+    tight = prepared(pool=len(FIRST) + len(SECOND) - 8)
+    receipt = ask(tight, SECOND, register("t1", session="b"))
+    assert receipt.outcome is Outcome.UNEDITED
+    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE)
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_failed_copy_costs_the_reuse_and_nothing_else(
+    call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a copy fails, the request runs as without reuse, and nothing is left behind."""
+    engine = prepared()
+    pool = engine.cache.pool
+    monkeypatch.setattr(pool, "copy", fail_at(pool.copy, call, RuntimeError("injected")))
+    prompt = [*SECOND, *DOC, 5]
+    logits, record = run(engine, prompt, register("t1", session="b"), reuse=LIVE)
+    assert record.receipt.outcome is Outcome.UNEDITED
+    assert record.receipt.tokens.reused == 0
+    assert same_logits(logits, reference(prompt))
+
+
+def test_a_failed_copy_for_reuse_leaves_the_edit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The edit is made again without what was reused."""
+    engine = prepared()
+    own = random_tokens(200, 5)
+    run(engine, own, register("t1", session="b"))
+    prompt, payload = edit(own, [Directive(50, 60, (3,))], tail=[9, *DOC, 5, 6], session="b")
+    pool = engine.cache.pool
+    monkeypatch.setattr(pool, "copy", fail_at(pool.copy, 2, RuntimeError("injected")))
+    receipt = ask(engine, prompt, payload)
+    assert (receipt.outcome, receipt.tokens.spliced, receipt.tokens.reused) == (
+        Outcome.SPLICED,
+        140,
+        0,
+    )
+
+
+def test_a_boundary_is_computed() -> None:
+    """The first tokens of what is reused are computed in their new context."""
+    asked = ReusePayload(mode=ReuseMode.LIVE, boundary=16)
+    receipt = ask(prepared(), SECOND, register("t1", session="b"), asked)
+    assert receipt.tokens.reused == 134
+
+
+def test_the_sink_is_never_copied() -> None:
+    """Positions below the sink are computed, and a source's first tokens are copied nowhere."""
+    engine = make_engine(pool=2000)
+    ask(engine, DOC, register("t1", session="a"))
+    receipt = ask(engine, [*random_tokens(10, 3), 3, *DOC, 4], register("t1", session="b"))
+    assert receipt.tokens.reused == 150 - 32
+    assert [run_.start for run_ in receipt.lineage] == [11 + 32]
+
+
+def test_a_running_reader_is_withheld_by_a_forget() -> None:
+    """A request that is using the span while it is forgotten publishes nothing."""
+    engine = make_engine(pool=2000)
+    run(engine, FIRST, labelled(), reuse=LIVE)
+    reader = admit(engine, SECOND, register("t1", session="b"), reuse=LIVE)
+    assert reader.receipt.tokens.reused == 150
+    forget = msgspec.structs.replace(register("t2", session="a"), forget=("doc",))
+    ask(engine, random_tokens(40, 7), forget)
+    prefill(reader)
+    record = reader.finish()
+    engine.check_integrity()
+    assert record.receipt.turn == ""
+    assert len(cached(engine, SECOND, record.receipt.lineage)) <= 61
+    assert engine.cache.ledger.hidden_spans((SCOPE, "a")) == frozenset()
