@@ -61,6 +61,11 @@ class CheckedRequest:
     def forgets(self) -> bool:
         return forgets(self.payload)
 
+    @property
+    def only_reuses(self) -> bool:
+        """True if it copies, and none of the copies is an edit's."""
+        return self.edit is not None and not carries_edit(self.payload)
+
     def without_reuse(self) -> CheckedRequest:
         """Return the same request with nothing reused, as its receipt will report."""
         return replace(self, hits=None if self.reuse is None else Hits())
@@ -70,8 +75,8 @@ class CheckedRequest:
 
         Copies that only reuse asked for are left out without one: nothing was edited.
         """
-        if self.edit is not None and not carries_edit(self.payload):
-            return replace(self, edit=None, hits=Hits())
+        if self.only_reuses:
+            return replace(self.without_reuse(), edit=None)
         refusal = EditRefusedError(reason, detail)
         return replace(self, edit=None, refusal=refusal, reuse=None, hits=None)
 

@@ -63,5 +63,7 @@ class Fallback:
                 path = Publication(turn.keys(prompt), turn.lineage, turn.space)
                 self._forgetter.remove(path, kept)
         turn.carried, turn.lineage = None, ()
-        turn.checked = self.check(turn).refused(reason, detail)
+        only_reused = turn.checked is not None and turn.checked.only_reuses
+        checked = self.check(turn)
+        turn.checked = checked.without_reuse() if only_reused else checked.refused(reason, detail)
         turn.plan = Plan(len(prompt), 0, (), ())

@@ -1,0 +1,194 @@
+"""Reuse in SGLang's queue: copies of content that other sessions hold, in one plan with edits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from scheduler_kit import Scheduler, sealed, source_of, text
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+from leyline_engine.contract import (
+    Directive,
+    EditPayload,
+    Outcome,
+    Receipt,
+    ReuseCounts,
+    ReuseMode,
+    ReusePayload,
+    SourceRef,
+    SpanLabel,
+    apply_directives,
+)
+
+pytestmark = pytest.mark.usefixtures("server_args")
+
+LIVE = ReusePayload(mode=ReuseMode.LIVE)
+OBSERVE = ReusePayload(mode=ReuseMode.OBSERVE)
+DOC = text(150, 9)
+FIRST = [*text(70, 1), 1, *DOC, 2, *text(20, 2)]
+SECOND = [*text(60, 3), 3, *DOC, 4, *text(30, 4)]
+SECRET = 1001
+
+
+def turn(session: str, name: str = "t1", scope: str = "t", **fields: Any) -> EditPayload:
+    """The payload of a turn that edits nothing."""
+    return EditPayload(session=session, scope=scope, turn=name, **fields)
+
+
+def ask(
+    scheduler: Scheduler,
+    prompt: list[int],
+    payload: EditPayload,
+    reuse: ReusePayload | None = LIVE,
+) -> Receipt:
+    """The receipt of one request, served alone; its counts add up."""
+    _, record = scheduler.serve(prompt, payload, reuse=reuse)
+    assert record is not None
+    counts = record.receipt.tokens
+    assert counts.prefix + counts.spliced + counts.reused + counts.prefilled == len(prompt)
+    scheduler.check_idle()
+    return record.receipt
+
+
+def prepared(capacity: int = 2000, **options: Any) -> Scheduler:
+    """A scheduler in which session ``a`` has the document."""
+    scheduler = Scheduler(capacity, **options)
+    ask(scheduler, FIRST, turn("a"))
+    return scheduler
+
+
+def entries(scheduler: Scheduler) -> int:
+    """The size of the index of content."""
+    return len(scheduler.engine._reuse.index)
+
+
+@pytest.mark.parametrize("core", ["rust", "python"])
+def test_content_of_another_session_is_copied(core: str) -> None:
+    """The document is found at another position, twice; its rows are turned to where they are."""
+    scheduler = prepared(core=core)
+    prompt = [*SECOND, 5, *DOC, 6]
+    receipt = ask(scheduler, prompt, turn("b"))
+    assert receipt.outcome is Outcome.UNEDITED
+    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=300)
+    assert [run.start for run in receipt.lineage] == [61]
+
+
+def test_observing_counts_and_copies_nothing() -> None:
+    """Would-be tokens are reported; the KV is the request's own."""
+    scheduler = prepared()
+    receipt = ask(scheduler, SECOND, turn("b"), OBSERVE)
+    assert receipt.reuse == ReuseCounts(mode=ReuseMode.OBSERVE, tenant=150)
+    assert (receipt.tokens.reused, receipt.lineage) == (0, ())
+
+
+def test_other_tenants_see_nothing() -> None:
+    """Equal content of another tenant is neither copied nor counted."""
+    scheduler = prepared()
+    for asked in (OBSERVE, LIVE):
+        receipt = ask(scheduler, SECOND, turn(f"b{asked.mode}", scope="else"), asked)
+        assert receipt.reuse == ReuseCounts(mode=asked.mode)
+        assert receipt.lineage == ()
+
+
+def test_a_clean_session_never_reads_what_was_reused() -> None:
+    """Equal tokens of a session that doesn't ask are computed where foreign KV begins."""
+    scheduler = prepared()
+    ask(scheduler, SECOND, turn("b"))
+    receipt = ask(scheduler, [*SECOND, 7], turn("c"), None)
+    assert (receipt.tokens.prefix, receipt.lineage) == (61, ())
+
+
+def test_edits_and_reuse_are_one_transaction() -> None:
+    """Copies of an edit come first; what they leave is looked for elsewhere."""
+    scheduler = prepared()
+    told, _ = scheduler.serve(text(200, 5), turn("b"))
+    cut = Directive(50, 60, (3,))
+    payload = turn(
+        "b",
+        "t2",
+        sources=(SourceRef("t1", len(source_of(told)), sealed(told)),),
+        directives=(cut,),
+    )
+    receipt = ask(scheduler, [*apply_directives(source_of(told), [cut]), 9, *DOC, 5, 6], payload)
+    assert (receipt.outcome, receipt.tokens.spliced) == (Outcome.SPLICED, 141)
+    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150)
+
+
+def test_evicted_content_leaves_the_index() -> None:
+    """Entries go with their slots, when they are freed."""
+    scheduler = prepared()
+    assert entries(scheduler) >= 10
+    scheduler.cache.evict(EvictParams(num_tokens=2000))
+    assert entries(scheduler) == 0
+    assert ask(scheduler, SECOND, turn("b"), OBSERVE).reuse == ReuseCounts(mode=ReuseMode.OBSERVE)
+
+
+def test_a_flush_empties_the_index() -> None:
+    """Nothing is found after SGLang's cache was flushed."""
+    scheduler = prepared()
+    scheduler.flush()
+    assert entries(scheduler) == 0
+    assert ask(scheduler, SECOND, turn("b")).tokens.reused == 0
+
+
+@pytest.mark.parametrize("named", ["doc", "unknown"])
+def test_a_forget_reaches_those_who_reused_it(named: str) -> None:
+    """No cached row remembers the secret once its session forgot it, also not by another name."""
+    scheduler = Scheduler()
+    doc = [*DOC[:70], SECRET, *DOC[70:]]
+    labels = (SpanLabel("head", 0, 71), SpanLabel("doc", 71, 223), SpanLabel("tail", 223, 243))
+    first = [*FIRST[:71], *doc, *FIRST[221:]]
+    ask(scheduler, first, turn("a", spans=labels))
+    reader = ask(scheduler, [*SECOND[:61], *DOC[71:], *SECOND[211:]], turn("b"))
+    assert reader.tokens.reused == 79
+    assert scheduler.remembered() == {SECRET}, "control: the copy has read the secret"
+    forget = turn("a", "t2", forget=(named,))
+    receipt = ask(scheduler, text(40, 7), forget)
+    assert receipt.forgot is not None
+    assert receipt.forgot.overwritten > 0
+    assert scheduler.remembered() == frozenset()
+    again = ask(scheduler, [*text(50, 8), *DOC[71:], 5], turn("c"), OBSERVE)
+    assert again.reuse == ReuseCounts(mode=ReuseMode.OBSERVE)
+
+
+def test_reuse_gives_way_when_memory_is_short() -> None:
+    """Where copies don't fit beside their locked sources, the request runs without them."""
+    scheduler = prepared(len(FIRST) + 2 + 90)
+    prompt = [*text(40, 3), 3, *DOC, 4, *text(20, 4)]
+    receipt = ask(scheduler, prompt, turn("b"))
+    assert receipt.outcome is Outcome.UNEDITED
+    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE)
+
+
+def test_a_request_for_several_answers_reuses_nothing() -> None:
+    """SGLang runs it as several requests of one name, which are no turns."""
+    scheduler = prepared()
+    req = scheduler.submit(SECOND, turn("b"), answers=2, message_id="m", reuse=LIVE)
+    scheduler.drain()
+    assert req.finished()
+    assert scheduler.sender.records["m"].receipt.reuse is None
+
+
+def test_an_engine_that_splices_nothing_reuses_nothing() -> None:
+    """Rows that can't be touched can't be copied either; the action is no error."""
+    scheduler = Scheduler(splices=False)
+    ask(scheduler, FIRST, turn("a"))
+    assert ask(scheduler, SECOND, turn("b")).reuse is None
+
+
+def test_a_failed_copy_costs_the_reuse_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request is served as a prefill, and nothing stays locked."""
+    scheduler = prepared()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr(scheduler.engine.admission._splicer._pool, "splice", broken)
+    receipt = ask(scheduler, SECOND, turn("b"))
+    assert receipt.outcome is Outcome.UNEDITED
+    assert receipt.tokens.reused == 0
+    monkeypatch.undo()
+    payload = msgspec.structs.replace(turn("c"), lineage=())
+    assert ask(scheduler, [*text(33, 6), 3, *DOC, 4], payload).tokens.reused == 150
