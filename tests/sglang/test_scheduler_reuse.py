@@ -191,4 +191,4 @@ def test_a_failed_copy_costs_the_reuse_and_nothing_else(monkeypatch: pytest.Monk
     assert receipt.tokens.reused == 0
     monkeypatch.undo()
     payload = msgspec.structs.replace(turn("c"), lineage=())
-    assert ask(scheduler, [*text(33, 6), 3, *DOC, 4], payload).tokens.reused == 150
+    assert ask(scheduler, [*text(33, 6), 3, *DOC, 4], payload).tokens.reused == 151
