@@ -1,4 +1,4 @@
-"""A panel of two boards: the KV pool's slots by owner."""
+"""What two boards share: the panel of the KV pool's slots by owner, and a colour."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from queries import BY_INSTANCE, total
 
 POOL = "leyline_engine_pool_tokens"
 CAPACITY = "leyline_engine_pool_capacity_tokens"
+
+REUSED = "#CC79A7"
+"""Colour of tokens that were reused, as on the live page."""
 
 _OWNERS = {
     "claimed": "purple",
