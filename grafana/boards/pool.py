@@ -1,4 +1,4 @@
-"""What two boards share: the panel of the KV pool's slots by owner, and a colour."""
+"""The KV pool's slots by owner, a panel of two boards; and the colour of reuse."""
 
 from __future__ import annotations
 

@@ -205,8 +205,8 @@ def test_a_replay_is_watched_turn_by_turn(browser: Browser, proxy: Proxy) -> Non
 
 @pytest.mark.parametrize("mode", ["live", "observe"])
 def test_content_from_elsewhere_is_told(browser: Browser, engine: str, mode: str) -> None:
-    """What a session took from another one is a source of its own, in words and in every sum;
-    where the engine only observes, the page says what could have been taken."""
+    """Tokens from another session are a source of their own, in words and in every sum; where the
+    engine only observes, the page says how many there could have been."""
     proxy = Proxy(engine, flags=("--reuse", mode))
     try:
         for name in ("first", "second"):

@@ -66,7 +66,7 @@ def test_totals_and_outcomes() -> None:
 
 
 def test_reused_tokens_are_hits() -> None:
-    """What was copied from elsewhere counts as a source of its own, and was not prefilled."""
+    """Tokens that were copied from elsewhere are a source of their own, and not prefilled."""
     reused = RequestResult(0, 0, 100, 20, 10, 30, 1.0, reused=40)
     report = ReplayReport({Arm.SPLICE: ArmRun(Arm.SPLICE, (reused,))}, {(0, 0): 100})
     found = report.to_json()["arms"]["splice"]
