@@ -19,7 +19,7 @@ from leyline_engine.reuse.winnowing import GRAM, Winnower, ends_of_chains
 from leyline_engine.sources import SourceTurn
 
 MAX_PLACES = 8
-"""Maximum number of places of one hash within a tenant; the oldest are dropped first."""
+"""Places of one hash that are enough to find almost all common runs of agents' prompts."""
 MIN_ENTRIES = 1024
 TOKENS_PER_ENTRY = 8
 """The pool's tokens for each entry at most; winnowing needs one entry in seventeen."""
@@ -61,11 +61,14 @@ class ReuseIndex:
     Args:
         winnower: selects fingerprints.
         capacity: slots of the pool.
+        max_places: maximum number of places of one hash within a tenant; the oldest are dropped
+            first.
     """
 
-    def __init__(self, winnower: Winnower, capacity: int) -> None:
+    def __init__(self, winnower: Winnower, capacity: int, *, max_places: int = MAX_PLACES) -> None:
         self._winnower = winnower
         self._max_entries = max(MIN_ENTRIES, capacity // TOKENS_PER_ENTRY)
+        self._max_places = max_places
         self._tenants: dict[str, _TenantIndex] = {}
         self._marks = np.zeros(capacity, dtype=np.bool_)
         """True for slots that may anchor an entry."""
@@ -83,7 +86,7 @@ class ReuseIndex:
         Args:
             slots: the slots of its first tokens, in order.
         """
-        tenant = self._tenants.setdefault(source.scope, _TenantIndex())
+        tenant = self._tenants.setdefault(source.scope, _TenantIndex(self._max_places))
         path = tenant.path_of(source)
         start = max(0, path.done - self._winnower.guarantee + 1)
         prints = ends_of_chains(self._winnower.select(source.tokens, start, len(slots)))
@@ -141,7 +144,8 @@ class ReuseIndex:
 class _TenantIndex:
     """Entries of one tenant."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_places: int) -> None:
+        self._max_places = max_places
         self.entries: OrderedDict[int, _Entry] = OrderedDict()
         """By anchor, oldest first."""
         self._places: dict[int, list[int]] = {}
@@ -173,7 +177,7 @@ class _TenantIndex:
                 return
             self.remove(slot)
         places = self._places.get(entry.value, [])
-        if len(places) >= MAX_PLACES:
+        if len(places) >= self._max_places:
             self.remove(places[0])
         self._places.setdefault(entry.value, []).append(slot)
         self.entries[slot] = entry

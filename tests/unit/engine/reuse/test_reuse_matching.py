@@ -26,13 +26,13 @@ class Library:
     """An index over turns that lie one after the other in a pool.
 
     Args:
-        min_piece: shortest part of a run to copy.
+        max_places: places of one hash.
     """
 
-    def __init__(self, winnower: Winnower | None = None, *, min_piece: int = 1) -> None:
+    def __init__(self, winnower: Winnower | None = None, *, max_places: int = MAX_PLACES) -> None:
         winnower = winnower or Winnower(3)
-        self.index = ReuseIndex(winnower, CAPACITY)
-        self.matcher = ReuseMatcher(self.index, winnower, sink=0, min_piece=min_piece)
+        self.index = ReuseIndex(winnower, CAPACITY, max_places=max_places)
+        self.matcher = ReuseMatcher(self.index, winnower, sink=0, min_piece=1)
         self.slots: dict[str, NDArray[np.int64]] = {}
         self._free = 0
 
@@ -112,7 +112,7 @@ def library_and_prompt(
         return [token for part in parts for token in (*part, *words(rng, alphabet)[:9])]
 
     sources, prompt = [written(4) for _ in range(3)], written(5)
-    library = Library(Winnower(seed))
+    library = Library(Winnower(seed), max_places=1000)
     for number, source in enumerate(sources):
         library.add(source, f"s{number}")
     return library, sources, prompt
