@@ -159,7 +159,7 @@ def test_own_content_elsewhere_is_the_sessions() -> None:
 def test_evicted_content_is_not_found() -> None:
     """Evicted content leaves the index with its slots."""
     engine = prepared(pool=320)
-    assert len(index_of(engine)) > 10
+    assert len(index_of(engine)) > 0
     ask(engine, random_tokens(300, 6), register("t1", session="x"), None)
     receipt = ask(engine, SECOND, register("t1", session="b"), OBSERVE)
     assert receipt.reuse == ReuseCounts(mode=ReuseMode.OBSERVE)

@@ -179,6 +179,31 @@ def test_ten_thousand_overlapping_hits_take_bounded_time() -> None:
     assert hits.tokens > 0
 
 
+def test_few_turns_are_compared_with_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Content of more turns than the bound allows is left out, and that of others is found."""
+    monkeypatch.setattr(matching, "MAX_SOURCES", 3)
+    rng = random.Random(2)
+    docs = [[rng.randrange(50_000) for _ in range(80)] for _ in range(5)]
+    library = Library()
+    for number, doc in enumerate(docs):
+        library.add(doc, f"s{number}")
+    hits = library.find([token for doc in [*docs, docs[0]] for token in doc])
+    assert (hits.tokens, hits.bounded) == (4 * 80, True)
+
+
+def test_the_longest_hits_are_kept() -> None:
+    """A bound on copies leaves out the shortest, and says so."""
+    rng = random.Random(2)
+    docs = [[rng.randrange(50_000) for _ in range(length)] for length in (70, 90, 80)]
+    library = Library()
+    for number, doc in enumerate(docs):
+        library.add(doc, f"s{number}")
+    hits = library.find([token for doc in docs for token in (*doc, 1)])
+    assert hits.longest(3) is hits
+    kept = hits.longest(2)
+    assert ([hit.length for hit in kept.found], kept.bounded) == ([90, 80], True)
+
+
 def test_clean_kv_is_preferred_then_the_session_s_own() -> None:
     """Of equal runs, the one whose context the prompt begins with wins, however short."""
     rng = random.Random(1)
