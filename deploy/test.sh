@@ -36,13 +36,13 @@ target setup "" deploy/setup.sh
 target sglang-setup "" deploy/sglang/setup.sh
 target tools setup "make tools"
 target lint setup "make lint"
+# The longest first; a process each, for what long tests leave in memory slows those after them.
 job sglang sglang-setup "pytest_in .venv-sglang tests/sglang"
-# A process each: what long tests leave in memory slows those after them.
-job policies setup "pytest_in .venv tests/unit/policies tests/unit/render"
 job unit "setup tools" "pytest_in .venv tests/unit --ignore=tests/unit/policies --ignore=tests/unit/render"
 job integration "setup tools" "pytest_in .venv tests/integration"
-job oracle setup "pytest_in .venv tests/oracle"
 job e2e "setup sglang-setup tools" "pytest_in .venv tests/e2e tests/clients"
+job oracle setup "pytest_in .venv tests/oracle"
+job policies setup "pytest_in .venv tests/unit/policies tests/unit/render"
 
 work=$(mktemp -d)
 mkdir "$work"/{taken,done,failed}
