@@ -115,7 +115,7 @@ for ((number = 0; number < ${LANES:-3}; number++)); do
 done
 set +m
 for _ in "${lanes[@]}"; do
-    wait -n || exit 1
+    wait -n || die "the other jobs were ended" "They need what this one couldn't make."
 done
 failed=$(ls "$work/failed")
-[ -z "$failed" ] || { say "failed:" $failed && exit 1; }
+[ -z "$failed" ] || { say "failed: ${failed//$'\n'/, }" && exit 1; }
