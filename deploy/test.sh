@@ -69,6 +69,7 @@ show() { # a title, and a file; one lane at a time
 }
 perform() { # the number of a job; false where others can't do without it
     local name=${names[$1]} command=${commands[$1]} log=$work/$1.log began=$SECONDS outcome=passed
+    say "$name …"
     # shellcheck disable=SC2086  # words
     if ! $command >"$log" 2>&1 </dev/null; then
         outcome=FAILED
@@ -107,7 +108,8 @@ trap end EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-case $asked in *" setup "*) deploy/setup.sh venv ;; esac
+# PyTorch is downloaded once, for both environments.
+case $asked in *" setup "*) deploy/setup.sh torch ;; esac
 set -m # a group for each, so that it can be ended with all that it started
 for ((number = 0; number < ${LANES:-3}; number++)); do
     lane &
