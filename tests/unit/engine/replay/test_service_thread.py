@@ -209,9 +209,9 @@ async def test_waiting_queue_is_bounded(engine: FakeEngine) -> None:
 
 async def test_cancel_ends_a_running_request(engine: FakeEngine, service: EngineService) -> None:
     """A cancelled request takes no further step and its record is kept."""
+    engine.gate = threading.Semaphore(1)
     job = service.submit(spec("r", new=500))
     await job.channel.get()
-    engine.gate = threading.Semaphore(0)
     service.cancel(job)
     engine.gate.release(1000)
     event = await last(job.channel)
