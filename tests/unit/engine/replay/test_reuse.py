@@ -165,6 +165,14 @@ def test_evicted_content_is_not_found() -> None:
     assert receipt.reuse == ReuseCounts(mode=ReuseMode.OBSERVE)
 
 
+def test_a_turn_that_is_not_retained_is_not_indexed() -> None:
+    """Content leaves the index with its turn, though its KV is still cached."""
+    engine = prepared()
+    engine.cache.registry.drop((SCOPE, "a"), "t1")
+    assert len(cached(engine, FIRST)) == len(FIRST)
+    assert len(index_of(engine)) == 0
+
+
 LABELS = (SpanLabel("m0", 0, 71), SpanLabel("doc", 71, 222), SpanLabel("m2", 222, 242))
 
 

@@ -124,7 +124,7 @@ def make_service(engine: FakeEngine, **limits: int) -> EngineService:
 def spec(name: str, *, scope: str = "", prompt: int = 1, new: int = 3) -> JobSpec:
     """A greedy request of ``prompt`` chunks and ``new`` tokens."""
     payload = EditPayload(session="s", scope=scope, turn="t") if scope else None
-    request = GenerationRequest(name, array("q", [0] * prompt), payload, (), new)
+    request = GenerationRequest(name, array("q", [0] * prompt), payload, max_new_tokens=new)
     return JobSpec(request, SamplingParams(temperature=0))
 
 

@@ -53,12 +53,19 @@ class Library:
         return source
 
     def find(
-        self, prompt: Sequence[int], gaps: Sequence[tuple[int, int]] = (), scope: str = "t"
+        self,
+        prompt: Sequence[int],
+        gaps: Sequence[tuple[int, int]] = (),
+        scope: str = "t",
+        cached: int = CAPACITY,
     ) -> Hits:
         """Hits in a prompt of session ``own``; each is checked to be what it says."""
         ids = array("q", prompt)
         hits = self.matcher.find(
-            ids, gaps or [(0, len(ids))], (scope, "own"), lambda source: len(source.tokens)
+            ids,
+            gaps or [(0, len(ids))],
+            (scope, "own"),
+            lambda source: min(cached, len(source.tokens)),
         )
         at = 0
         for hit in hits.found:
@@ -252,6 +259,14 @@ def test_tenants_over_the_same_kv_have_it_each() -> None:
     assert [library.find(range(300), scope=each).tokens for each in ("a", "b")] == [0, 300]
     library.index.freed(library.slots[source.turn])
     assert len(library.index) == 0
+
+
+def test_only_cached_tokens_are_hits() -> None:
+    """The part of a source that is no longer cached ends a hit."""
+    library = Library()
+    library.add(range(300))
+    assert library.find(range(300), cached=200).tokens == 200
+    assert library.find(range(300), cached=40).tokens == 0
 
 
 def test_entries_leave_with_their_slots() -> None:
