@@ -200,6 +200,29 @@ def test_a_forget_reaches_those_who_reused_it(named: str) -> None:
     assert again.reuse == ReuseCounts(mode=ReuseMode.OBSERVE)
 
 
+def test_a_forget_reaches_copies_beside_an_edit() -> None:
+    """In a plan that copies for both, what reuse brought along is found by its session's forget."""
+    engine = make_engine(pool=2000)
+    run(engine, FIRST, labelled(), reuse=LIVE)
+    own = random_tokens(200, 5)
+    run(engine, own, register("t1", session="b"))
+    prompt, payload = edit(own, [Directive(50, 60, (3,))], tail=[9, *DOC, 5, 6], session="b")
+    reader = ask(engine, prompt, payload)
+    assert (reader.tokens.spliced, reader.tokens.reused) == (140, 150)
+    forget = msgspec.structs.replace(register("t2", session="a"), forget=("doc",))
+    ask(engine, random_tokens(40, 7), forget)
+    assert len(cached(engine, prompt, reader.lineage)) <= 192
+
+
+def test_an_engine_that_does_not_splice_reuses_nothing() -> None:
+    """KV of a model that isn't on the allow-list can't be moved, for reuse neither."""
+    engine = make_engine(pool=2000, splicing=False)
+    ask(engine, FIRST, register("t1", session="a"))
+    logits, record = run(engine, SECOND, register("t1", session="b"), reuse=LIVE)
+    assert (record.receipt.reuse, record.receipt.tokens.reused) == (None, 0)
+    assert same_logits(logits, reference(SECOND))
+
+
 def test_a_request_that_forgets_reuses_nothing() -> None:
     """Its own demand is carried out first of all, and its prompt is computed."""
     engine = prepared()
