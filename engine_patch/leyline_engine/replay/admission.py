@@ -31,8 +31,8 @@ from leyline_engine.ledger import Carried, Struck
 from leyline_engine.lineage import SALT_BYTES, fold_keys, runs_before
 from leyline_engine.plan import Plan, plan_turn
 from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError
-from leyline_engine.replay.cache.pool import Slots
 from leyline_engine.replay.cache.radix import Match, Node
+from leyline_engine.replay.cache.slots import Slots
 from leyline_engine.rules import CheckedRequest, EditVerdict, Rules, extend_lineage, judge
 from leyline_engine.sources import SourceTurn
 
