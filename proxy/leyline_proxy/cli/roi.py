@@ -126,17 +126,17 @@ def roi(
         player = _player(settings)
         traces = [(file.name, read_conversations(file).first(limit)) for file in files]
         report = RoiReport(_played(player, traces, errors), settings)
-        if plot is not None:
-            draw_roi(report, plot, f"Prompt tokens by source, policy {policy}, reuse: {mode.value}")
+        print_notes(errors, report)
+        print_roi(Console(), report)
         if json_out is not None:
             json_out.parent.mkdir(parents=True, exist_ok=True)
             text = json.dumps(report.to_json(), indent=2) + "\n"
             json_out.write_text(text, encoding="utf-8")
+        if plot is not None:
+            draw_roi(report, plot, f"Prompt tokens by source, policy {policy}, reuse: {mode.value}")
     except (PolicyError, TraceError, MissingExtraError, ValueError, OSError) as error:
         errors.print(f"leyline roi: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from error
-    print_notes(errors, report)
-    print_roi(Console(), report)
 
 
 def _player(settings: RoiSettings) -> Player:
