@@ -126,16 +126,21 @@ class _Playing:
         body: Mapping[str, object],
         answer: Message | None,
     ) -> array[int]:
-        """Return the answer's tokens, as far as the next prompt may continue them."""
+        """Return the tokens that a model wrote for the answer, the one that ends it included."""
+        renderer, length = self._player.renderer, len(rendered.tokens)
         if answer is None:
             return array("q")
         try:
-            whole = self._player.renderer.render_request([*prepared.messages, answer], body)
+            whole = renderer.render_request(
+                [*prepared.messages, answer], body, add_generation_prompt=False
+            ).tokens
         except RenderError:
             return array("q")
-        length = len(rendered.tokens)
-        # Behind the answer is the next request for one.
-        return whole.tokens[length:] if whole.tokens[:length] == rendered.tokens else array("q")
+        if whole[:length] != rendered.tokens:
+            return array("q")  # the template shows an answer in another way than it asks for one
+        line_end = renderer.encode("\n")
+        ends = line_end and whole[-len(line_end) :] == line_end  # of the template, not the model
+        return whole[length : len(whole) - len(line_end)] if ends else whole[length:]
 
     def _placed(
         self, name: str, prepared: Prepared, rendered: Rendered, output: array[int]
