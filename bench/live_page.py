@@ -29,7 +29,7 @@ def main() -> None:
         sys.exit("no chromium: run deploy/tools.sh")
     (recorded,) = shipped_trace().sessions
     with (
-        served(["--policy", DEFAULT_POLICY]) as base_url,
+        served(["--policy", DEFAULT_POLICY, "--reuse", "live"]) as base_url,
         closing(ChatDriver(base_url)) as driver,
         sync_playwright() as playwright,
     ):
@@ -43,7 +43,8 @@ def main() -> None:
 
 
 def _apart(request: TraceRequest, name: str) -> TraceRequest:
-    """Return the request with an opening that no other session shares: each prefills its own."""
+    """Return the request with an opening that no other session shares, so that it
+    finds what it shares with others by content only."""
     opening = {"role": "system", "content": f"You work on {name}."}
     return replace(request, messages=(opening, *request.messages[1:]))
 

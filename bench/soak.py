@@ -89,7 +89,7 @@ class Tally:
         receipt = record.receipt
         with self.lock:
             self.reasons[receipt.reason.value if receipt.reason else "none"] += 1
-            for kind in ("prefix", "spliced", "prefilled"):
+            for kind in ("prefix", "spliced", "reused", "prefilled"):
                 self.tokens[kind] += getattr(receipt.tokens, kind)
 
     def load(self, requests: int, locked: int) -> None:

@@ -57,8 +57,8 @@ def hit_ratio(by: str = "", window: str = RATE, extra: str = "") -> str:
     """Return the share of prompt tokens that were not prefilled.
 
     Written as 1 - prefilled / all because every prompt prefills at least its last token: the
-    prefilled series always exists, those of the cached and spliced tokens may not yet. Groups
-    without traffic give no sample instead of NaN.
+    prefilled series always exists, those of the other sources may not yet. Groups without traffic
+    give no sample instead of NaN.
     """
 
     def tokens(*labels: str) -> str:

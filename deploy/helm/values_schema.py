@@ -17,7 +17,6 @@ SCHEMA = Path(__file__).resolve().parent / "leyline" / "values.schema.json"
 _STRING = {"type": "string"}
 ALSO_TAKEN: dict[str, list[dict[str, Any]]] = {
     "undeclared": [{"type": "array", "items": _STRING}, _STRING],
-    "trace": [{"const": False}],  # as YAML reads a bare off
 }
 """Schemas of values that settings are read from, besides their own type."""
 
@@ -62,13 +61,16 @@ def _plain(schema: Any, parts: dict[str, Any]) -> Any:
         return schema
     if "$ref" in schema:
         return _plain(parts[re.sub(r".*/", "", schema["$ref"])], parts)
-    return {
+    plain = {
         key: {name: _plain(item, parts) for name, item in value.items()}
         if key == "properties"
         else _plain(value, parts)
         for key, value in schema.items()
         if key not in ("title", "default", "description", "format", "writeOnly")
     }
+    if "off" in plain.get("enum", ()):
+        return {"anyOf": [plain, {"const": False}]}  # as YAML reads a bare off
+    return plain
 
 
 def text() -> str:

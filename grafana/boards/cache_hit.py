@@ -18,13 +18,17 @@ from queries import (
     share,
 )
 
+from boards.pool import REUSED
+
 TURN_BUCKETS = ("1", "2-4", "5-9", "10-19", "20-39", "40+")
-SOURCE_COLORS = {"cached": "green", "spliced": "blue", "prefilled": "orange"}
+SOURCE_COLORS = {"cached": "green", "spliced": "blue", "reused": REUSED, "prefilled": "orange"}
+KIND_COLORS = {"clean": "green", "session": "blue", "tenant": REUSED}
 RATIO_COLORS = ((None, "red"), (0.5, "orange"), (0.8, "green"))
 PLAIN = ((None, "blue"),)
 
 PROMPT = "leyline_prompt_tokens_total"
 TURNS = "leyline_turns_total"
+REUSE = "leyline_reuse_tokens_total"
 BUSTS = "leyline_cache_busts_total"
 BUST_TOKENS = "leyline_cache_bust_tokens_total"
 AVOIDED = "leyline_prefill_avoided_tokens_total"
@@ -51,7 +55,7 @@ def _add_now(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Hit ratio now",
-            "Share of prompt tokens whose KV came from the cache, unchanged or spliced. "
+            "Share of prompt tokens whose KV came from the cache: unchanged, spliced or reused. "
             "Bad: below 0.5 while agents run long sessions; see the busts by cause below.",
             Query(hit_ratio()),
             unit="percentunit",
@@ -74,8 +78,9 @@ def _add_now(board: dashboard.Dashboard) -> None:
     board.with_panel(
         single_value(
             "Prefill avoided",
-            "Prompt tokens after an edit, over the time range, that were spliced. Without "
-            "splicing, the engine would have prefilled them again. Bad: 0 while policies edit.",
+            "Prompt tokens, over the time range, that were spliced after an edit or reused from "
+            "elsewhere. Without that, the engine would have prefilled them. Bad: 0 while policies "
+            "edit.",
             Query(or_zero(over_range(AVOIDED, BY_BOTH)), instant=True),
             unit="short",
             thresholds=PLAIN,
@@ -157,13 +162,14 @@ def _add_hits(board: dashboard.Dashboard) -> None:
 
 
 def _add_savings(board: dashboard.Dashboard) -> None:
-    """Add the origins of tokens, and the savings of splicing."""
+    """Add the origins of tokens, and the savings of splicing and reuse."""
     board.with_row(dashboard.Row("Tokens"))
     board.with_panel(
         time_series(
             "Prompt tokens by source",
             "Prompt tokens per second: cached (found as they were), spliced (moved to a new "
-            "position), prefilled (computed). Bad: orange on top of everything in long sessions.",
+            "position after an edit), reused (copied from another place or session), prefilled "
+            "(computed). Bad: orange on top of everything in long sessions.",
             [Query(per_second(PROMPT, BY_BOTH, "source"), "{{source}}")],
             unit="short",
             stacked=True,
@@ -172,23 +178,38 @@ def _add_savings(board: dashboard.Dashboard) -> None:
     )
     board.with_panel(
         time_series(
-            "Prefill avoided by splicing",
-            "Per tenant, tokens per second after an edit that were spliced instead of prefilled "
-            "again. Bad: 0 for a tenant whose history is edited; see *Edits and policies*.",
-            [Query(per_second(AVOIDED, BY_BOTH, "tenant"), "{{tenant}}")],
+            "Content reuse",
+            "Tokens per second whose content the engine held elsewhere, by what their KV has read: "
+            "clean (only text that the prompt begins with), session (other text of the session), "
+            "tenant (text of another session). Copied, or only counted (could be). Bad: could be "
+            "stays high, prefill that `reuse: live` would avoid; or tenant is most of what is "
+            "copied where answers must be as without reuse.",
+            [
+                Query(per_second(REUSE, f'{BY_BOTH},mode="live"', "kind"), "{{kind}}"),
+                Query(per_second(REUSE, f'{BY_BOTH},mode="observe"', "kind"), "could be: {{kind}}"),
+            ],
             unit="short",
-            width=6,
+            colors=KIND_COLORS,
         )
     )
     board.with_panel(
         time_series(
-            "Prefill time avoided by splicing",
-            "Per model, seconds of the engine's time per minute that splicing saved. An estimate "
+            "Prefill avoided by tenant",
+            "Tokens per second that were spliced after an edit or reused from elsewhere, instead "
+            "of being prefilled. Bad: 0 for a tenant whose history is edited; see *Edits and "
+            "policies*.",
+            [Query(per_second(AVOIDED, BY_BOTH, "tenant"), "{{tenant}}")],
+            unit="short",
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Prefill time avoided by model",
+            "Seconds of the engine's time per minute that splicing and reuse saved. An estimate "
             "from the median time of a prefilled token. Bad: near 0 while tokens are avoided; the "
-            "engine prefills faster than it splices.",
+            "engine prefills faster than it copies.",
             [Query(per_minute(AVOIDED_SECONDS, BY_BOTH, "model"), "{{model}}")],
             unit="s",
-            width=6,
         )
     )
 

@@ -19,12 +19,18 @@ from queries import (
     total,
 )
 
-from boards.pool import CAPACITY, POOL, pool_by_owner
+from boards.pool import CAPACITY, POOL, REUSED, pool_by_owner
 
 PLAIN = ((None, "blue"),)
 RATIO_COLORS = ((None, "red"), (0.5, "orange"), (0.8, "green"))
 FAULT_COLORS = ((None, "green"), (1, "red"))
-KIND_COLORS = {"prefix": "green", "spliced": "blue", "prefilled": "orange", "freed": "purple"}
+KIND_COLORS = {
+    "prefix": "green",
+    "spliced": "blue",
+    "reused": REUSED,
+    "prefilled": "orange",
+    "freed": "purple",
+}
 PEAK = "leyline_engine_pool_peak_tokens"
 REQUESTS = "leyline_engine_requests_total"
 TOKENS = "leyline_engine_tokens_total"
@@ -216,7 +222,7 @@ def _add_work(board: dashboard.Dashboard) -> None:
         time_series(
             "Tokens by kind",
             "Prompt tokens per second by the source of their KV, and slots that edits gave "
-            "back (freed). Bad: prefilled as large as prefix and spliced together.",
+            "back (freed). Bad: prefilled as large as prefix, spliced and reused together.",
             [Query(per_second(TOKENS, BY_INSTANCE, "kind"), "{{kind}}")],
             unit="short",
             colors=KIND_COLORS,

@@ -1,4 +1,4 @@
-"""A panel of two boards: the KV pool's slots by owner."""
+"""The KV pool's slots by owner, a panel of two boards; and the colour of reuse."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from queries import BY_INSTANCE, total
 
 POOL = "leyline_engine_pool_tokens"
 CAPACITY = "leyline_engine_pool_capacity_tokens"
+
+REUSED = "#CC79A7"
+"""Colour of tokens that were reused, as on the live page."""
 
 _OWNERS = {
     "claimed": "purple",

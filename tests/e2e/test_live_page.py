@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from support.stack import serving
 from leyline_proxy.demo import DEFAULT_POLICY
 from leyline_proxy.demo.run import shipped_trace
 from leyline_proxy.replay.driver import ChatDriver
+from leyline_proxy.replay.traces import TraceRequest
 from leyline_proxy.upstream.embedded import create_embedded_engine
 
 TURNS = 8
@@ -45,10 +46,10 @@ EXPECT_MS = 20_000
 class Proxy:
     """``leyline serve`` before the replay engine, on a port that it keeps over restarts."""
 
-    def __init__(self, engine: str, keys: Path | None = None) -> None:
+    def __init__(self, engine: str, keys: Path | None = None, flags: tuple[str, ...] = ()) -> None:
         self.port = free_port()
         self.origin = f"http://127.0.0.1:{self.port}"
-        self._flags = ["--upstream", engine]
+        self._flags = ["--upstream", engine, *flags]
         if keys is not None:
             self._flags += ["--api-keys-file", str(keys)]
         self.start()
@@ -72,12 +73,14 @@ class Proxy:
         assert self.process.wait(30) == 0
         return time.monotonic() - begun
 
-    def replay(self, turns: int, *, key: str = "any", session: str = "demo") -> None:
-        """The first turns of the shipped session."""
+    def replay(
+        self, turns: int, *, key: str = "any", session: str = "demo", opening: str = ""
+    ) -> None:
+        """The first turns of the shipped session, under another system prompt if one is given."""
         (recorded,) = shipped_trace().sessions
         with closing(ChatDriver(f"{self.origin}/v1", api_key=key, policy=DEFAULT_POLICY)) as driver:
             for turn, request in enumerate(recorded.requests[:turns]):
-                driver.send(request, session=session, place=(0, turn))
+                driver.send(under(request, opening), session=session, place=(0, turn))
 
     def session(self, name: str, **headers: str) -> dict[str, Any]:
         """The API's document of a session."""
@@ -90,6 +93,12 @@ class Proxy:
             return httpx.get(f"{self.origin}/readyz", timeout=5).status_code == 200
         except httpx.TransportError:
             return False
+
+
+def under(request: TraceRequest, opening: str) -> TraceRequest:
+    """The request under another system prompt, if one is given."""
+    first = {"role": "system", "content": opening}
+    return replace(request, messages=(first, *request.messages[1:])) if opening else request
 
 
 @dataclass
@@ -194,12 +203,48 @@ def test_a_replay_is_watched_turn_by_turn(browser: Browser, proxy: Proxy) -> Non
         expect(page.get_by_role("img", name=re.compile("^Hit ratio over the last"))).to_be_visible()
 
 
+@pytest.mark.parametrize("mode", ["live", "observe"])
+def test_content_from_elsewhere_is_told(browser: Browser, engine: str, mode: str) -> None:
+    """Tokens from another session are a source of their own, in words and in every sum; where the
+    engine only observes, the page says how many there could have been."""
+    proxy = Proxy(engine, flags=("--reuse", mode))
+    try:
+        for name in ("first", "second"):
+            proxy.replay(3, session=f"{mode}-{name}", opening=f"You are the {name} agent. " * 8)
+        document = proxy.session(f"{mode}-second")
+        turn = document["history"][0]
+        tokens, reuse = turn["receipt"]["tokens"], turn["receipt"]["reuse"]
+        assert (tokens["reused"] > 0) == (mode == "live") and reuse["tenant"] > 0
+        with opened(browser, proxy.origin) as watched:
+            page = watched.page
+            page.get_by_role("option", name=re.compile(f"^Session {mode}-second")).click()
+            page.get_by_role("option", name=re.compile("^Turn 1:")).click()
+            expect(page.get_by_role("heading", name="Turn 1 of 3")).to_be_visible()
+            check_figures(page, turn)
+            expect(page.locator(".reuse")).to_contain_text(f"{reuse['tenant']:,} after text of an")
+            beginning = "Reused: copied from another" if mode == "live" else "Could be reused:"
+            expect(page.locator(".reuse")).to_contain_text(beginning)
+            label = page.get_by_role("option", name=re.compile("^Turn 1:")).get_attribute("title")
+            assert f" {tokens['reused']:,} reused," in (label or "")
+            tile = page.locator(".tile.reused .value")
+            expect(tile).to_have_text(f"{document['reused_tokens']:,}")
+            bars = page.locator(".session[aria-selected=true] .mini i").evaluate_all(
+                "all => all.map(each => parseFloat(each.style.width))"
+            )
+            assert sum(bars) == pytest.approx(100)
+            page.get_by_role("button", name="Table").click()
+            check_table(page, document["history"])
+            assert violations(page) == []
+    finally:
+        proxy.stop()
+
+
 def check_figures(page: Page, turn: dict[str, Any]) -> None:
     """The turn that is shown has the API's figures, bands to their scale, and its edits."""
     tokens = turn["receipt"]["tokens"]
     shown = {
         kind: int(page.locator(f".figures [data-kind={kind}] dd").inner_text().replace(",", ""))
-        for kind in ("kept", "spliced", "prefilled", "freed", "prompt")
+        for kind in ("kept", "spliced", "reused", "prefilled", "freed", "prompt")
     }
     named = {"kept": "prefix", **{kind: kind for kind in shown if kind != "kept"}}
     assert shown == {kind: tokens[name] for kind, name in named.items()}
@@ -207,7 +252,8 @@ def check_figures(page: Page, turn: dict[str, Any]) -> None:
         "all => all.map(each => each.getBoundingClientRect().width)"
     )
     whole = tokens["prompt"] + tokens["freed"]
-    expected = [tokens[name] / whole for name in ("prefix", "spliced", "prefilled", "freed")]
+    names = ("prefix", "spliced", "reused", "prefilled", "freed")
+    expected = [tokens[name] / whole for name in names]
     assert [width / sum(widths) for width in widths] == pytest.approx(expected, abs=0.005)
     assert page.locator(".turn-view tbody tr").count() == len(turn["edits"])
     for edit in turn["edits"]:
@@ -222,8 +268,8 @@ def check_table(page: Page, history: list[dict[str, Any]]) -> None:
     for row, turn in zip(rows.all(), history, strict=True):
         cells = [cell.inner_text() for cell in row.locator("td").all()]
         tokens = turn["receipt"]["tokens"]
-        names = ("prompt", "prefix", "spliced", "prefilled", "freed")
-        assert [int(cell.replace(",", "")) for cell in cells[:5]] == [
+        names = ("prompt", "prefix", "spliced", "reused", "prefilled", "freed")
+        assert [int(cell.replace(",", "")) for cell in cells[:6]] == [
             tokens[name] for name in names
         ]
 

@@ -156,13 +156,16 @@ def test_counters_agree_with_the_answers(observed: Observed) -> None:
     """Prometheus holds the counts that the callers received, to the token."""
     server, told = observed.prometheus, observed.told
     tokens, by_engine = "leyline_prompt_tokens_total", "leyline_upstream_prompt_tokens_total"
-    reused = 'source=~"cached|spliced"'
+    served = 'source=~"cached|spliced|reused"'
     expected = {
         f"sum({tokens})": told.usage("prompt_tokens"),
-        f"sum({tokens}{{{reused}}})": told.cached(),
+        f"sum({tokens}{{{served}}})": told.cached(),
         f'sum({tokens}{{source="spliced"}})': told.tokens("spliced"),
+        f'sum({tokens}{{source="reused"}})': told.tokens("reused"),
+        'sum(leyline_reuse_tokens_total{mode="live"})': told.reuse("live"),
+        'sum(leyline_reuse_tokens_total{mode="observe"})': told.reuse("observe"),
         f"sum({by_engine})": told.usage("prompt_tokens"),
-        f"sum({by_engine}{{{reused}}})": told.cached(),
+        f"sum({by_engine}{{{served}}})": told.cached(),
         "sum(leyline_completion_tokens_total)": told.usage("completion_tokens"),
         "sum(leyline_freed_tokens_total)": told.tokens("freed"),
         "sum(leyline_turns_total)": len(told.answers) + told.refused,

@@ -145,6 +145,7 @@ def test_the_command_writes_the_document(tmp_path: Path) -> None:
             "prompt_tokens",
             "cached_tokens",
             "spliced_tokens",
+            "reused_tokens",
             "prefilled_tokens",
             "hit_ratio",
             "ttft_ms",
@@ -152,8 +153,8 @@ def test_the_command_writes_the_document(tmp_path: Path) -> None:
         }
         assert arm["requests"] == 2
         assert set(arm["ttft_ms"]) == {"p50", "p90"}
-        parts = arm["cached_tokens"] + arm["spliced_tokens"] + arm["prefilled_tokens"]
-        assert parts == arm["prompt_tokens"]
+        sources = ("cached_tokens", "spliced_tokens", "reused_tokens", "prefilled_tokens")
+        assert sum(arm[source] for source in sources) == arm["prompt_tokens"]
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

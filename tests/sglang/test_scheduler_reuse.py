@@ -154,7 +154,7 @@ def test_a_forget_reaches_those_who_reused_it(named: str) -> None:
 
 
 def test_reuse_gives_way_when_memory_is_short() -> None:
-    """Where copies don't fit beside their locked sources, the request runs without them."""
+    """If copies don't fit beside their locked sources, the request runs without them."""
     scheduler = prepared(len(FIRST) + 2 + 90)
     prompt = [*text(40, 3), 3, *DOC, 4, *text(20, 4)]
     receipt = ask(scheduler, prompt, turn("b"))

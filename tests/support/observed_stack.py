@@ -61,13 +61,19 @@ class Told:
         return sum(int(answer["usage"][name]) for answer in self.answers)
 
     def cached(self) -> int:
-        """Prompt tokens that were cached or spliced."""
+        """Prompt tokens that were cached, spliced or reused."""
         details = [answer["usage"]["prompt_tokens_details"] for answer in self.answers]
         return sum(int(each["cached_tokens"]) for each in details)
 
     def tokens(self, name: str) -> int:
         """Sum of one of the receipts' counts."""
         return sum(int(answer["leyline"]["tokens"][name]) for answer in self.answers)
+
+    def reuse(self, mode: str) -> int:
+        """Sum of the tokens that were found elsewhere in this mode."""
+        found = [answer["leyline"].get("reuse") or {} for answer in self.answers]
+        counts = [each for each in found if each.get("mode") == mode]
+        return sum(each["clean"] + each["session"] + each["tenant"] for each in counts)
 
     def faults(self) -> int:
         """Policies that were left out."""
@@ -206,6 +212,11 @@ def run_round(stack: Stack, name: str) -> None:
         for offered in (["cat"], ["cat", "grep"], ["grep"]):
             stack.ask(session, history(2, session), tools=[_tool(each) for each in offered])
 
+    def reused(mode: str) -> None:
+        for number in range(3):
+            session = on_engine("stays", f"{name}-{mode}-{number}")
+            stack.ask(session, history(3, session), leyline={"reuse": mode})
+
     near_limit = "warn_near_limits:max_tokens=200,threshold=0.1"
     summary = "summarize:trigger_tokens=200,keep_messages=2,summary_tokens=8"
     jobs: list[Callable[[], None]] = [
@@ -216,6 +227,8 @@ def run_round(stack: Stack, name: str) -> None:
         rewritten,
         declared,
         tools,
+        lambda: reused("live"),
+        lambda: reused("observe"),
     ]
     with ThreadPoolExecutor(4) as pool:
         for job in [pool.submit(job) for job in jobs]:

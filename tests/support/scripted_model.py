@@ -143,7 +143,7 @@ class ModelTurn:
     @property
     def cached(self) -> int:
         """Prompt tokens that weren't prefilled."""
-        return self.receipt.tokens.prefix + self.receipt.tokens.spliced
+        return self.receipt.tokens.served
 
     def shares(self, earlier: ModelTurn) -> int:
         """Tokens that the prompt begins with as an earlier prompt with its answer does."""

@@ -75,11 +75,13 @@ def test_chart_takes_what_the_proxy_takes(generator: ModuleType) -> None:
     assert len(own) > 40
     validator.validate(own)
     forms = {"undeclared": [{"tool": "amortize"}, "tool=amortize", ["tool=amortize"]]}
-    forms["trace"] = ["otlp", False]
     assert forms.keys() == generator.ALSO_TAKEN.keys()
+    forms |= {name: ["off", False] for name in ("trace", "reuse", "pass_through")}
+    forms["tenants"] = [{"red": {"reuse": value}} for value in ("live", False)]
     for name, values in forms.items():
         for value in values:
             validator.validate({name: value})
             Settings(**{name: value})
-    for wrong in ({"undeclared": 1}, {"trace": True}, {"max_concurrent": "many"}, {"x": 1}):
+    words = ({"trace": True}, {"reuse": True}, {"reuse": "on"})
+    for wrong in (*words, {"undeclared": 1}, {"max_concurrent": "many"}, {"x": 1}):
         assert not validator.is_valid(wrong)

@@ -31,6 +31,9 @@ class UnrotatedPool:
     def __init__(self, pool: Any) -> None:
         self._pool = pool
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
     def splice(self, source: Any, target: Any, source_start: int, dest_start: int) -> None:
         """Copy rows; see :meth:`leyline_engine.sglang.rows.pool.SplicePool.splice`."""
         self._pool.splice(source, target, dest_start, dest_start)

@@ -46,7 +46,7 @@ ENGINE_METRICS: tuple[MetricSpec, ...] = (
         "Prompt tokens of requests with an envelope, by the source of their KV; "
         "freed: slots that edits gave back.",
         ("kind",),
-        bad="prefilled grows as fast as prefix and spliced together: little is reused.",
+        bad="prefilled grows as fast as prefix, spliced and reused together: much is new.",
     ),
     MetricSpec(
         "leyline_engine_splice_seconds",

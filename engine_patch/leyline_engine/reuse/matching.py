@@ -180,6 +180,8 @@ class _Search:
     def best(self, places: Iterable[Place], position: int, start: int, end: int) -> Hit | None:
         """Return the best hit through a prompt position, cut to ``[start, end)``."""
         self.bounded = self.bounded or len(self.found) >= MAX_HITS
+        if self.bounded:
+            return None
         chosen: Hit | None = None
         for place in places:
             if self._probes >= MAX_PROBES:

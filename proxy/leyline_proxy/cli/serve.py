@@ -107,6 +107,10 @@ def serve(
     splice: Annotated[
         bool | None, typer.Option("--splice/--no-splice", help="Splice edited turns \\[yes].")
     ] = None,
+    reuse: Annotated[
+        str | None,
+        typer.Option(help="Content cached elsewhere: off, observe (count) or live (copy) \\[off]."),
+    ] = None,
     retained_turns: Annotated[
         int | None, typer.Option(help="Turns of a session that later turns can splice from [4].")
     ] = None,

@@ -161,7 +161,7 @@ def settle(
     missing = found = 0
     if reconciled and reach.known and prompt:
         actual = cached + spliced + reused if told is None else told
-        missing, found = _discrepancy(reach, copies, prompt, actual)
+        missing, found = _discrepancy(reach, copies, prompt, actual, reused)
     return CacheAccount(cached, spliced, reused, fresh, busts, missing, found)
 
 
@@ -248,14 +248,17 @@ def _shared_out(lost: Iterable[tuple[str, int]], prefilled: int) -> dict[str, in
 
 
 def _discrepancy(
-    reach: Reach, copies: Collection[Interval], prompt: int, actual: int
+    reach: Reach, copies: Collection[Interval], prompt: int, actual: int, reused: int
 ) -> tuple[int, int]:
-    """Return the missing and the surplus tokens; fewer than :data:`PAGE` count as 0."""
+    """Return the missing and the surplus tokens; fewer than :data:`PAGE` count as 0.
+
+    Reused tokens, of which there are ``reused`` among the ``actual``, are never a surplus.
+    """
     if reach.estimated and any(stretch.first for stretch in reach.stretches):
         return 0, 0
     intact = [] if reach.moved else [(s.start, s.end) for s in reach.stretches if not s.first]
     expected = min(_covered([*intact, *copies]), max(0, prompt - 1))
-    missing, found = expected - actual, actual - expected
+    missing, found = expected - actual, actual - reused - expected
     # The length of an answer that an unknown template left in the prompt isn't known.
     found = 0 if reach.estimated else found
     return (missing if missing >= PAGE else 0), (found if found >= PAGE else 0)

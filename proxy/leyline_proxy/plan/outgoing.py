@@ -16,7 +16,7 @@ from leyline_engine.contract import (
 
 from ..edits.rules import effective_share
 from ..model.fields import OPTIONS_FIELD
-from ..model.prepared import DECLARED, Prepared
+from ..model.prepared import Prepared
 from ..request.context_management import CONTEXT_FIELD
 from ..request.parse import ChatRequest
 from ..request.wire import RESERVED, add_members, remove_members, replace_messages
@@ -67,15 +67,11 @@ def edit_payload(
     )
 
 
-def reuse_payload(given: PlanInput, plan: TurnPlan) -> ReusePayload | None:
-    """Return the request for reuse; None if it is off.
-
-    A turn whose caller declares an exact edit reuses nothing: what follows is to be computed.
-    """
+def reuse_payload(given: PlanInput) -> ReusePayload | None:
+    """Return the request for reuse; None if it is off."""
     options, tenant = given.request.options, given.request.tenant
     mode = tenant.reuse if options.reuse is None else options.reuse
-    exact = any(edit.cause == DECLARED and edit.mode == "exact" for edit in plan.edits)
-    if mode == "off" or exact or not given.status.splices:
+    if mode == "off" or not given.status.splices:
         return None
     return ReusePayload(mode=ReuseMode(mode), boundary=options.boundary)
 
@@ -103,7 +99,7 @@ def turn_envelope(
     envelope = edit_envelope(
         message_id,
         payload,
-        reuse=reuse_payload(given, planned.plan) if capability.reuses else None,
+        reuse=reuse_payload(given) if capability.reuses else None,
         receipt_in_answer=capability.receipt_in_answer,
     )
     return envelope if secret is None else sign_envelope(envelope, secret)

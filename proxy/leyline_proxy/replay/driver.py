@@ -172,14 +172,16 @@ def _result(account: Mapping[str, Any], place: tuple[int, int], ttft_ms: float) 
         prompt=int(tokens["prompt"]),
         cached=int(tokens["prefix"]),
         spliced=int(tokens["spliced"]),
+        reused=int(tokens.get("reused", 0)),  # proxies before reuse don't count it
         prefilled=int(tokens["prefilled"]),
         ttft_ms=round(ttft_ms, 3),
         reason=account.get("reason"),
     )
-    if result.cached + result.spliced + result.prefilled != result.prompt or not result.prompt:
+    if result.served + result.prefilled != result.prompt or not result.prompt:
         raise AccountError(
             f"request {_spoken(place)}: {result.cached} cached + {result.spliced} spliced + "
-            f"{result.prefilled} prefilled are not the prompt's {result.prompt} tokens"
+            f"{result.reused} reused + {result.prefilled} prefilled are not the prompt's "
+            f"{result.prompt} tokens"
         )
     return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,20 @@ from rich.console import Console
 from rich.text import Text
 
 from .errors import MissingExtraError
-from .results import Arm, ArmRun, summarise
+from .results import Arm, ArmRun, RequestResult, summarise
 
 # Okabe and Ito's palette: distinguishable with every common form of colour blindness.
-COLOURS = {"cached": "#0072B2", "spliced": "#009E73", "prefilled": "#E69F00"}
+COLOURS = {
+    "cached": "#0072B2",
+    "spliced": "#009E73",
+    "reused": "#CC79A7",
+    "prefilled": "#E69F00",
+}
+SHADES = {"cached": "█", "spliced": "▓", "reused": "▒", "prefilled": "░"}
 LABELS = {
     "cached": "cached (exact prefix)",
     "spliced": "spliced (moved in the cache)",
+    "reused": "reused (copied from elsewhere)",
     "prefilled": "prefilled (computed)",
 }
 TITLES = {
@@ -36,19 +44,26 @@ class TurnTokens:
     turn: int
     cached: float
     spliced: float
+    reused: float
     prefilled: float
 
 
 def by_turn(run: ArmRun) -> list[TurnTokens]:
     """Return the run's turns in order, from 1."""
-    grouped: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    grouped: dict[int, list[RequestResult]] = defaultdict(list)
     for result in run.results:
-        grouped[result.turn].append((result.cached, result.spliced, result.prefilled))
+        grouped[result.turn].append(result)
     turns = []
-    for turn, rows in sorted(grouped.items()):
-        cached, spliced, prefilled = (sum(column) / len(rows) for column in zip(*rows, strict=True))
-        turns.append(TurnTokens(turn + 1, cached, spliced, prefilled))
+    for turn, results in sorted(grouped.items()):
+        means = (sum(getattr(one, kind) for one in results) / len(results) for kind in COLOURS)
+        turns.append(TurnTokens(turn + 1, *means))
     return turns
+
+
+def _kinds(runs: Mapping[Arm, ArmRun]) -> list[str]:
+    """Return the sources to draw: reuse only where an arm had it."""
+    reuses = any(result.reused for run in runs.values() for result in run.results)
+    return [kind for kind in COLOURS if reuses or kind != "reused"]
 
 
 def draw(runs: Mapping[Arm, ArmRun], out: Path, title: str) -> None:
@@ -65,24 +80,26 @@ def draw(runs: Mapping[Arm, ArmRun], out: Path, title: str) -> None:
 
     figure = Figure(figsize=(4.2 * len(runs), 4.4), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
+    kinds = _kinds(runs)
     panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
     for panel, (arm, run) in zip(panels, runs.items(), strict=True):
-        _draw_panel(panel, arm, run)
+        _draw_panel(panel, arm, run, kinds)
     panels[0].set_ylabel("prompt tokens", color=INK)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(kinds), frameon=False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, facecolor="white")
 
 
-def _draw_panel(panel: Any, arm: Arm, run: ArmRun) -> None:
+def _draw_panel(panel: Any, arm: Arm, run: ArmRun, kinds: Sequence[str]) -> None:
     turns = by_turn(run)
     places = [turn.turn for turn in turns]
     base = [0.0] * len(turns)
-    for kind, colour in COLOURS.items():
+    for kind in kinds:
         heights: list[float] = [getattr(turn, kind) for turn in turns]
-        panel.bar(places, heights, bottom=base, width=0.86, color=colour, label=LABELS[kind])
+        colour, label = COLOURS[kind], LABELS[kind]
+        panel.bar(places, heights, bottom=base, width=0.86, color=colour, label=label)
         base = [low + height for low, height in zip(base, heights, strict=True)]
     total = summarise(run)
     subtitle = f"{total.hit_ratio:.1%} of prompt tokens reused"
@@ -112,8 +129,8 @@ def print_bars(console: Console, runs: Mapping[Arm, ArmRun], *, width: int = 56)
         for turn in turns:
             console.print(_bar(turn, width / longest))
     legend = Text()
-    for kind, colour in COLOURS.items():
-        legend.append("█ ", style=colour).append(f"{LABELS[kind]}   ")
+    for kind in _kinds(runs):
+        legend.append("█ ", style=COLOURS[kind]).append(f"{LABELS[kind]}   ")
     console.print(legend)
 
 
@@ -121,16 +138,16 @@ def _bar(turn: TurnTokens, scale: float) -> Text:
     line = Text(f"{turn.turn:>4} ")
     for cells, (kind, colour) in zip(_cells(turn, scale), COLOURS.items(), strict=True):
         # Shades as well as colours: the bar is readable without colour.
-        line.append({"cached": "█", "spliced": "▓", "prefilled": "░"}[kind] * cells, style=colour)
+        line.append(SHADES[kind] * cells, style=colour)
     return line.append(f" {_length(turn):,.0f}", style="dim")
 
 
 def _cells(turn: TurnTokens, scale: float) -> Sequence[int]:
     """Return whole cells whose ends are the rounded running sums, for a bar of the right length."""
-    first = round(turn.cached * scale)
-    second = round((turn.cached + turn.spliced) * scale)
-    return first, second - first, round(_length(turn) * scale) - second
+    sums = accumulate(getattr(turn, kind) for kind in COLOURS)
+    ends = [0, *(round(total * scale) for total in sums)]
+    return [end - start for start, end in pairwise(ends)]
 
 
 def _length(turn: TurnTokens) -> float:
-    return turn.cached + turn.spliced + turn.prefilled
+    return turn.cached + turn.spliced + turn.reused + turn.prefilled

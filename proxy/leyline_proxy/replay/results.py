@@ -24,7 +24,7 @@ class Arm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
-    """The sources of one prompt's tokens; ``cached + spliced + prefilled == prompt``."""
+    """The sources of one prompt's tokens; ``cached + spliced + reused + prefilled == prompt``."""
 
     session: int
     """Index of the session in the trace."""
@@ -38,11 +38,18 @@ class RequestResult:
     ttft_ms: float | None
     reason: str | None = None
     """The receipt's reason; None for a request without an edit."""
+    reused: int = 0
+    """Copied because the same content was cached elsewhere, tokens."""
+
+    @property
+    def served(self) -> int:
+        """Tokens that were not prefilled."""
+        return self.cached + self.spliced + self.reused
 
     @property
     def reused_past_sink(self) -> int:
         """Tokens reused after the positions of the sink rule."""
-        return max(0, self.cached - SINK) + self.spliced
+        return max(0, self.cached - SINK) + self.spliced + self.reused
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +90,13 @@ class ArmSummary:
     ttft_p50_ms: float | None
     ttft_p90_ms: float | None
     outcomes: Mapping[str, int]
+    reused_tokens: int = 0
 
     @property
     def hit_ratio(self) -> float:
         """Share of the prompt tokens that were not prefilled; 0 without any tokens."""
-        return _share(self.cached_tokens + self.spliced_tokens, self.prompt_tokens) or 0.0
+        served = self.cached_tokens + self.spliced_tokens + self.reused_tokens
+        return _share(served, self.prompt_tokens) or 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the member of the report under the arm's name."""
@@ -96,6 +105,7 @@ class ArmSummary:
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "spliced_tokens": self.spliced_tokens,
+            "reused_tokens": self.reused_tokens,
             "prefilled_tokens": self.prefilled_tokens,
             "hit_ratio": self.hit_ratio,
             "ttft_ms": {"p50": self.ttft_p50_ms, "p90": self.ttft_p90_ms},
@@ -153,6 +163,7 @@ def summarise(run: ArmRun) -> ArmSummary:
         prompt_tokens=sum(result.prompt for result in run.results),
         cached_tokens=sum(result.cached for result in run.results),
         spliced_tokens=sum(result.spliced for result in run.results),
+        reused_tokens=sum(result.reused for result in run.results),
         prefilled_tokens=sum(result.prefilled for result in run.results),
         ttft_p50_ms=percentile(times, 0.5),
         ttft_p90_ms=percentile(times, 0.9),

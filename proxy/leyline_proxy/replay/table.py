@@ -66,7 +66,10 @@ class ArmProgress(AbstractContextManager["ArmProgress"]):
 
 
 def arms_table(runs: Mapping[Arm, ArmRun], title: str) -> Table:
-    """Return one row per arm: tokens by source, hit ratio, time to the first token."""
+    """Return one row per arm: tokens by source, hit ratio, time to the first token.
+
+    Reuse has a column where an arm had it: a table of the others fits into 80 columns.
+    """
     meanings = "; ".join(f"{arm.value}: {MEANING[arm]}" for arm in runs)
     table = Table(
         title=escape(title),
@@ -78,23 +81,20 @@ def arms_table(runs: Mapping[Arm, ArmRun], title: str) -> Table:
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
+    totals = {arm: summarise(run) for arm, run in runs.items()}
+    counted = ["requests", "prompt", "cached", "spliced", "prefilled"]
+    if any(total.reused_tokens for total in totals.values()):
+        counted.insert(-1, "reused")
     table.add_column("arm", no_wrap=True)
-    for name in ("requests", "prompt", "cached", "spliced", "prefilled"):
+    for name in (*counted, "hit\nratio", "TTFT\np50", "TTFT\np90"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("hit\nratio", "TTFT\np50", "TTFT\np90"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for arm, run in runs.items():
-        total = summarise(run)
-        counted = (
-            total.requests,
-            total.prompt_tokens,
-            total.cached_tokens,
-            total.spliced_tokens,
-            total.prefilled_tokens,
-        )
+    for arm, total in totals.items():
+        counts = {"requests": total.requests} | {
+            name: getattr(total, f"{name}_tokens") for name in counted[1:]
+        }
         table.add_row(
             arm.value,
-            *(tokens(count) for count in counted),
+            *(tokens(count) for count in counts.values()),
             f"{total.hit_ratio:.1%}",
             milliseconds(total.ttft_p50_ms),
             milliseconds(total.ttft_p90_ms),

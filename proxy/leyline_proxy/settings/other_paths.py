@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-PassThrough = Literal["off", "stateless", "all"]
+from .off import OR_FALSE
+
+PassThrough = Annotated[Literal["off", "stateless", "all"], OR_FALSE]
 
 PREFIX = "/v1/"
 

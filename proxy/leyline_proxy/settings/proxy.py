@@ -25,6 +25,7 @@ from .authorities import parse_authority
 from .cache_scope import CacheScope
 from .file import read_config
 from .limits import MIB, LimitSettings, TenantLimitSettings
+from .off import Reuse
 from .other_paths import PassThrough
 from .sessions import SessionSettings
 from .tracing import TraceSettings
@@ -34,10 +35,6 @@ ONLY_ENGINE = "engine"
 """Name of the engine if there is only one."""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-
-
-Reuse = Literal["off", "observe", "live"]
-"""The use of content that an engine holds elsewhere."""
 
 
 class TenantSettings(TenantLimitSettings):

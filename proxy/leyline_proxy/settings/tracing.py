@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field
+
+from .off import OR_FALSE
 
 
 class TraceSettings(BaseModel):
     """The settings of tracing. OpenTelemetry's own variables (``OTEL_*``) set the rest: the
     address of the collector, which requests are traced, and the name of the service."""
 
-    trace: Literal["off", "otlp", "console"] = "off"
+    trace: Annotated[Literal["off", "otlp", "console"], OR_FALSE] = "off"
     """Where spans go: to a collector (OTLP over HTTP), or to stdout, one JSON line each."""
     trace_content: bool = False
     """Whether spans hold the messages that go upstream. These are prompt text."""
@@ -20,8 +22,3 @@ class TraceSettings(BaseModel):
     trace_flush_s: Annotated[float, Field(ge=0, le=60)] = 5.0
     """When it stops, the proxy takes at most this long, and no longer than ``shutdown_grace_s``, to
     export waiting spans."""
-
-    @field_validator("trace", mode="before")
-    @classmethod
-    def _yaml_off(cls, value: object) -> object:
-        return "off" if value is False else value  # YAML reads a bare off as False

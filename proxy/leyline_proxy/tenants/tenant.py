@@ -10,7 +10,7 @@ from leyline_policies import Policy, load_pipeline
 from ..model.undeclared import UndeclaredRules
 from ..settings import Settings, TenantSettings, secret_of
 from ..settings.cache_scope import cache_salt
-from ..settings.proxy import Reuse
+from ..settings.off import Reuse
 
 N = TypeVar("N", int, float)
 

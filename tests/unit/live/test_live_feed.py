@@ -25,7 +25,7 @@ from leyline_proxy.live.trend import MAX_TENANTS, STEP_S, STEPS, Trends
 from leyline_proxy.model.session import EditRecord, Session, TurnSummary
 from leyline_proxy.sessions.summary import overview
 
-TOKENS = TokenCounts(prompt=100, prefix=60, spliced=30, prefilled=10, freed=5)
+TOKENS = TokenCounts(prompt=100, prefix=60, spliced=20, reused=10, prefilled=10, freed=5)
 
 
 def feed(**limits: float) -> tuple[LiveFeed, Clock, Gauge]:
@@ -103,7 +103,8 @@ def test_where_nobody_looks_nothing_is_kept_but_sums() -> None:
         viewer.begin_anew()
         assert not viewer.take()
     (step,) = live.trend("red")
-    assert (step.turns, step.prompt, step.cached, step.spliced) == (1000, 100_000, 60_000, 30_000)
+    assert (step.turns, step.prompt, step.cached) == (1000, 100_000, 60_000)
+    assert (step.spliced, step.reused) == (20_000, 10_000)
 
 
 @given(st.lists(st.integers(0, 12), max_size=20))

@@ -186,6 +186,7 @@ async def test_a_turn_is_accounted_for_by_its_receipt() -> None:
         ("cached", "engine"): 8.0,
         ("prefilled", "engine"): 12.0,
         ("spliced", "engine"): 0.0,
+        ("reused", "engine"): 0.0,
     }
     assert sum(by_tenant.values()) == 20
     assert completed == {(MODEL, "default"): 4.0}

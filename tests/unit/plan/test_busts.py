@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Literal, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,7 +43,8 @@ def counts(draw: st.DrawFn) -> TokenCounts:
     prompt = draw(st.integers(0, 1500))
     prefix = draw(st.integers(-5, 1600))
     spliced = draw(st.integers(-5, 1600))
-    return TokenCounts(prompt, prefix, spliced, draw(st.integers(-5, 1600)), 0)
+    reused, prefilled = draw(st.integers(-5, 1600)), draw(st.integers(-5, 1600))
+    return TokenCounts(prompt, prefix, spliced, reused, prefilled)
 
 
 @st.composite
@@ -56,11 +58,12 @@ def copies(draw: st.DrawFn) -> list[tuple[int, int]]:
 def test_every_token_is_accounted_for(
     reach: Reach, tokens: TokenCounts, pieces: list[tuple[int, int]], told: int | None
 ) -> None:
-    """Cached, spliced, lost and new tokens are the prompt, whatever an engine reports."""
+    """Cached, spliced, reused, lost and new tokens are the prompt, whatever an engine reports."""
     found = settle(reach, tokens, copies=pieces, told=told)
     lost = sum(found.busts.values())
-    assert found.cached + found.spliced + lost + found.fresh == max(0, tokens.prompt)
-    assert min(found.cached, found.spliced, found.fresh, found.missing, found.found) >= 0
+    sources = (found.cached, found.spliced, found.reused, found.fresh)
+    assert sum(sources) + lost == max(0, tokens.prompt)
+    assert min(*sources, found.missing, found.found) >= 0
     assert all(count > 0 for count in found.busts.values())
     assert found.busts.keys() <= set(CAUSES)
     assert not (found.missing and found.found)
@@ -93,7 +96,7 @@ def test_lost_is_what_was_in_reach_and_prefilled(reach: Reach, data: st.DataObje
     cached = data.draw(st.integers(0, prompt))
     pieces = [(a, min(b, prompt)) for a, b in data.draw(copies()) if a < prompt]
     spliced = sum(max(0, b - max(a, cached)) for a, b in pieces)
-    tokens = TokenCounts(prompt, cached, spliced, prompt - cached - spliced, 0)
+    tokens = TokenCounts(prompt, cached, spliced, prefilled=prompt - cached - spliced)
     assert settle(reach, tokens, copies=pieces).busts == _slow(reach, prompt, cached, pieces)
 
 
@@ -102,11 +105,12 @@ def test_more_cache_is_never_more_loss(reach: Reach, prompt: int, data: st.DataO
     """An engine that has a longer prefix loses no more, by any cause; one that has nothing loses
     all that was in reach, and one that has everything nothing."""
     shorter, longer = sorted(data.draw(st.tuples(*[st.integers(0, prompt)] * 2)))
-    less = settle(reach, TokenCounts(prompt, shorter, 0, prompt - shorter, 0)).busts
-    more = settle(reach, TokenCounts(prompt, longer, 0, prompt - longer, 0)).busts
+    less = settle(reach, TokenCounts(prompt, shorter, 0, prefilled=prompt - shorter)).busts
+    more = settle(reach, TokenCounts(prompt, longer, 0, prefilled=prompt - longer)).busts
     assert all(count <= less.get(cause, 0) for cause, count in more.items())
     nothing, whole = (
-        settle(reach, TokenCounts(prompt, has, 0, prompt - has, 0)).busts for has in (0, prompt)
+        settle(reach, TokenCounts(prompt, has, 0, prefilled=prompt - has)).busts
+        for has in (0, prompt)
     )
     assert (nothing, whole) == (_slow(reach, prompt, 0, []), {})
 
@@ -117,7 +121,7 @@ def test_without_edits_the_engine_alone_loses(held: int, cached: int, prompt: in
     both agree."""
     reach = Reach((Stretch(0, held, "", ""),) if held else (), known=True)
     cached = min(cached, prompt)
-    found = settle(reach, TokenCounts(prompt, cached, 0, prompt - cached, 0), told=cached)
+    found = settle(reach, TokenCounts(prompt, cached, 0, prefilled=prompt - cached), told=cached)
     gone = max(0, min(held, prompt - 1) - cached)
     assert found.busts == ({"engine": gone} if gone >= PAGE else {})
     assert found.missing == (gone if gone >= PAGE else 0)
@@ -128,17 +132,27 @@ def test_a_page_is_no_loss() -> None:
     reach = Reach((Stretch(0, 1000, "", ""),), known=True)
     for told in (1000 - PAGE + 1, 960, 1000 + PAGE - 1):
         cached = min(told, 1000)
-        found = settle(reach, TokenCounts(1100, cached, 0, 1100 - cached, 0), told=told)
+        found = settle(reach, TokenCounts(1100, cached, 0, prefilled=1100 - cached), told=told)
         assert not (found.busts or found.missing or found.found), told
+
+
+@pytest.mark.parametrize("told", [None, 900])
+def test_reuse_is_no_discrepancy(told: int | None) -> None:
+    """Tokens from elsewhere are no surplus, and make up for what the engine no longer had."""
+    reach = Reach((Stretch(0, 400, "", ""),), known=True)
+    found = settle(reach, TokenCounts(1000, 400, 0, 500, 100), told=told)
+    assert (found.reused, found.fresh, found.missing, found.found) == (500, 100, 0, 0)
+    found = settle(reach, TokenCounts(1000, 100, 0, 800, 100), told=told)
+    assert (found.reused, found.missing, found.found) == (800, 0, 0)
 
 
 def test_the_edit_that_cuts_is_to_blame() -> None:
     """After a spliced edit and an exact one, the exact one is; without the splice the first is."""
     stretches = (Stretch(0, 100, "", ""), Stretch(120, 400, "policy", ""))
     reach = Reach((*stretches, Stretch(420, 900, "policy", "undeclared")), known=True)
-    spliced = TokenCounts(1000, 100, 280, 620, 0)
+    spliced = TokenCounts(1000, 100, 280, prefilled=620)
     assert settle(reach, spliced, copies=[(120, 400)]).busts == {"undeclared": 480}
-    plain = TokenCounts(1000, 100, 0, 900, 0)
+    plain = TokenCounts(1000, 100, 0, prefilled=900)
     assert settle(reach, plain).busts == {"policy": 280 + 480}
 
 
@@ -147,7 +161,7 @@ def test_another_engine_is_to_blame_for_all_it_could_have_had() -> None:
     reach = Reach(
         (Stretch(0, 500, "", ""), Stretch(520, 900, "policy", "")), known=True, moved="failover"
     )
-    found = settle(reach, TokenCounts(1000, 40, 0, 960, 0), told=40)
+    found = settle(reach, TokenCounts(1000, 40, 0, prefilled=960), told=40)
     assert found.busts == {"failover": 460 + 380}
     assert (found.missing, found.found) == (0, 0)
 
@@ -155,14 +169,14 @@ def test_another_engine_is_to_blame_for_all_it_could_have_had() -> None:
 def test_more_than_was_expected_is_found() -> None:
     """Tokens that the account doesn't know of show that others sent the same."""
     reach = Reach((Stretch(0, 500, "", ""),), known=True)
-    found = settle(reach, TokenCounts(1000, 900, 0, 100, 0), told=900)
+    found = settle(reach, TokenCounts(1000, 900, 0, prefilled=100), told=900)
     assert (found.missing, found.found) == (0, 400)
 
 
 def test_a_splice_that_was_refused_is_missing() -> None:
     """A planned copy that wasn't made is expected, lost to the edit, and missing."""
     reach = Reach((Stretch(0, 100, "", ""), Stretch(120, 900, "policy", "")), known=True)
-    found = settle(reach, TokenCounts(1000, 100, 0, 900, 0), copies=[(120, 900)])
+    found = settle(reach, TokenCounts(1000, 100, 0, prefilled=900), copies=[(120, 900)])
     assert found.busts == {"policy": 780}
     assert found.missing == 780
 
@@ -170,7 +184,7 @@ def test_a_splice_that_was_refused_is_missing() -> None:
 def test_a_turn_that_forgets_is_not_reconciled() -> None:
     """KV that has read the forgotten text can't be expected to be cached still."""
     reach = Reach((Stretch(0, 500, "", ""),), known=True)
-    found = settle(reach, TokenCounts(1000, 0, 0, 1000, 0), reconciled=False)
+    found = settle(reach, TokenCounts(1000, 0, 0, prefilled=1000), reconciled=False)
     assert (found.missing, found.found) == (0, 0)
     assert found.busts == {"engine": 500}
 
@@ -179,10 +193,10 @@ def test_an_estimate_blames_the_edit_for_what_lies_behind_it() -> None:
     """If only messages are known, the loss is as much as was kept after the edit, at most what was
     prefilled; the expected part is unknown."""
     reach = Reach((Stretch(0, 300, "undeclared", "undeclared"),), known=True, estimated=True)
-    found = settle(reach, TokenCounts(1000, 500, 0, 500, 0), told=500)
+    found = settle(reach, TokenCounts(1000, 500, 0, prefilled=500), told=500)
     assert found.busts == {"undeclared": 300}
     assert (found.missing, found.found) == (0, 0)
-    assert settle(reach, TokenCounts(1000, 900, 0, 100, 0)).busts == {"undeclared": 100}
+    assert settle(reach, TokenCounts(1000, 900, 0, prefilled=100)).busts == {"undeclared": 100}
 
 
 def test_the_first_edit_before_a_token_is_its_cause() -> None:

@@ -73,7 +73,7 @@ def test_an_engine_that_does_as_planned_loses_nothing_unplanned(
     head = max([s.end for s in plan.reach.stretches if not s.first], default=0)
     head = min(head, size - 1)
     spliced = sum(max(0, end - max(start, head)) for start, end in copies)
-    tokens = TokenCounts(size, head, spliced, size - head - spliced, 0)
+    tokens = TokenCounts(size, head, spliced, prefilled=size - head - spliced)
     found = settle(plan.reach, tokens, copies=copies, reconciled=not plan.forgets)
     assert found.missing == 0
     assert "engine" not in found.busts

@@ -22,7 +22,7 @@ from leyline_proxy.replay.driver import ChatDriver
 from leyline_proxy.replay.errors import AccountError, RequestRefusedError, StackError
 from leyline_proxy.replay.traces import TraceRequest
 
-TOKENS = {"prompt": 100, "prefix": 60, "spliced": 30, "prefilled": 10, "freed": 0}
+TOKENS = {"prompt": 100, "prefix": 60, "spliced": 20, "reused": 10, "prefilled": 10, "freed": 0}
 RECEIPT: dict[str, Any] = {"outcome": "spliced", "reason": "spliced", "tokens": TOKENS}
 REQUEST = TraceRequest(
     ({"role": "user", "content": "hi"},), ({"type": "function", "function": {"name": "f"}},)
@@ -118,7 +118,8 @@ def test_the_receipt_becomes_the_result(driver: ChatDriver) -> None:
     """Tokens and reason come from the finish chunk; the opening chunk is no first token."""
     result = driver.send(REQUEST, session="s", place=(2, 5))
     assert (result.session, result.turn, result.reason) == (2, 5, "spliced")
-    assert (result.prompt, result.cached, result.spliced, result.prefilled) == (100, 60, 30, 10)
+    assert (result.prompt, result.cached, result.spliced) == (100, 60, 20)
+    assert (result.reused, result.prefilled) == (10, 10)
     assert result.ttft_ms is not None and result.ttft_ms >= PREFILL_S * 1000
 
 
@@ -136,7 +137,8 @@ def test_a_policy_may_travel_with_the_request(base_url: str, service: Service) -
     [
         (None, "is this address a Leyline proxy"),
         ({"outcome": "spliced"}, "counts no tokens"),
-        ({"tokens": TOKENS | {"spliced": 31}}, "60 cached \\+ 31 spliced \\+ 10 prefilled"),
+        ({"tokens": TOKENS | {"spliced": 21}}, "21 spliced \\+ 10 reused \\+ 10 prefilled"),
+        ({"tokens": TOKENS | {"reused": 9}}, "20 spliced \\+ 9 reused \\+ 10 prefilled"),
     ],
 )
 def test_an_account_that_does_not_add_up(

@@ -103,6 +103,25 @@ def test_bars_have_one_line_per_turn(console: Console) -> None:
     assert sum(longest.count(shade) for shade in "█▓░") == 40
 
 
+def test_reuse_is_shown_where_there_is_some(console: Console, tmp_path: Path) -> None:
+    """An arm that reused content has it in the table, the bars and the picture; others don't."""
+    plain = {Arm.SPLICE: ArmRun(Arm.SPLICE, (RequestResult(0, 0, 100, 50, 0, 50, 1.0),))}
+    print_report(console, ReplayReport(plain, {}), "without")
+    print_bars(console, plain)
+    assert "reused (" not in console.export_text(clear=False)
+    assert "reused  prefilled" not in console.export_text()
+    reused = RequestResult(0, 0, 100, 25, 25, 25, 1.0, reused=25)
+    runs = {Arm.SPLICE: ArmRun(Arm.SPLICE, (reused,))}
+    print_report(console, ReplayReport(runs, {}), "with")
+    print_bars(console, runs, width=40)
+    text = console.export_text()
+    assert "reused (copied from elsewhere)" in text
+    assert "reused prefilled" in text.replace("  ", " ")
+    assert "█" * 10 + "▓" * 10 + "▒" * 10 + "░" * 10 + " 100" in text
+    draw(runs, tmp_path / "reused.png", "A session")
+    assert (tmp_path / "reused.png").stat().st_size
+
+
 def test_no_turns_no_bars(console: Console) -> None:
     """An empty run draws nothing."""
     print_bars(console, {Arm.RADIX: ArmRun(Arm.RADIX, ())})

@@ -57,11 +57,23 @@ def test_totals_and_outcomes() -> None:
         "prompt_tokens": 450,
         "cached_tokens": 230,
         "spliced_tokens": 60,
+        "reused_tokens": 0,
         "prefilled_tokens": 160,
         "hit_ratio": round(290 / 450, 6),
         "ttft_ms": {"p50": 250.0, "p90": 790.0},
         "outcomes": {"reprefilled": 1, "spliced": 1},
     }
+
+
+def test_reused_tokens_are_hits() -> None:
+    """Tokens that were copied from elsewhere are a source of their own, and not prefilled."""
+    reused = RequestResult(0, 0, 100, 20, 10, 30, 1.0, reused=40)
+    report = ReplayReport({Arm.SPLICE: ArmRun(Arm.SPLICE, (reused,))}, {(0, 0): 100})
+    found = report.to_json()["arms"]["splice"]
+    assert (found["spliced_tokens"], found["reused_tokens"], found["hit_ratio"]) == (10, 40, 0.7)
+    assert report.reuse_of_unchanged(Arm.SPLICE) == 0.5
+    off = ArmRun(Arm.SPLICE, (reused,)).switched_off().results[0]
+    assert (off.reused, off.prefilled) == (0, 100)
 
 
 def test_off_is_computed_from_the_same_prompts() -> None:
@@ -72,6 +84,7 @@ def test_off_is_computed_from_the_same_prompts() -> None:
         "prompt_tokens": 450,
         "cached_tokens": 0,
         "spliced_tokens": 0,
+        "reused_tokens": 0,
         "prefilled_tokens": 450,
         "hit_ratio": 0.0,
         "ttft_ms": {"p50": None, "p90": None},

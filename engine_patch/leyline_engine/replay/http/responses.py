@@ -23,7 +23,7 @@ def usage(receipt: Receipt, completion_tokens: int) -> Json:
         "prompt_tokens": tokens.prompt,
         "completion_tokens": completion_tokens,
         "total_tokens": tokens.prompt + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": tokens.prefix + tokens.spliced},
+        "prompt_tokens_details": {"cached_tokens": tokens.served},
     }
 
 

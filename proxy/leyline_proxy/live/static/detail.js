@@ -6,7 +6,8 @@ import { Timeline } from "./timeline.js";
 import { turnTable, turnView } from "./turn.js";
 
 const LEGEND = [
-  ["kept", "kept"], ["spliced", "spliced"], ["prefilled", "prefilled"], ["freed", "freed"],
+  ["kept", "kept"], ["spliced", "spliced"], ["reused", "reused"], ["prefilled", "prefilled"],
+  ["freed", "freed"],
 ];
 const MARKS = [["amortize", "amortize"], ["forget", "forget"], ["exact", "exact"]];
 
@@ -48,8 +49,8 @@ export class Detail {
     setText(this.#title, session.id);
     setText(this.#when, ago(Math.max(0, state.now - session.updated)));
     setText(this.#sums, `${plural(session.turns, "turn")}, ` +
-      `${plural(session.prompt_tokens, "prompt token")}, ${percent(session.hit_ratio)} reused, ` +
-      `${count(session.spliced_tokens)} spliced`);
+      `${plural(session.prompt_tokens, "prompt token")}, hit ratio ${percent(session.hit_ratio)}, ` +
+      `${count(session.spliced_tokens)} spliced, ${count(session.reused_tokens)} reused`);
     if (turns === null) {
       this.#place.replaceChildren(h("p", { class: "empty" }, "Loading the turns…"));
       this.#turn.replaceChildren();

@@ -9,19 +9,24 @@ const LEAST_SPAN_S = 300;
 
 export function renderOverview(tiles, chart, state) {
   const steps = state.trend();
-  const sum = { turns: 0, prompt: 0, cached: 0, spliced: 0, freed: 0 };
+  const sum = { turns: 0, prompt: 0, cached: 0, spliced: 0, reused: 0 };
   for (const step of steps) for (const name of Object.keys(sum)) sum[name] += step[name];
-  const ratio = sum.prompt ? (sum.cached + sum.spliced) / sum.prompt : null;
+  const held = served(sum);
+  const ratio = sum.prompt ? held / sum.prompt : null;
   fillTiles(tiles, [
     ["Hit ratio", percent(ratio), `of ${plural(sum.prompt, "prompt token")}`, "main"],
     ["Kept", large(sum.cached), "tokens found in the cache", "kept"],
     ["Spliced", large(sum.spliced), "tokens moved after an edit", "spliced"],
-    ["Prefilled", large(sum.prompt - sum.cached - sum.spliced), "tokens computed", "prefilled"],
-    ["Turns", count(sum.turns), "in the last hour"],
-    ["Now", count(state.running), `running, ${count(state.waiting)} waiting`],
+    ["Reused", large(sum.reused), "tokens copied from elsewhere", "reused"],
+    ["Prefilled", large(sum.prompt - held), "tokens computed", "prefilled"],
+    ["Turns", count(sum.turns), "in the last hour; now " +
+      `${count(state.running)} running, ${count(state.waiting)} waiting`],
   ]);
   chart.replaceChildren(trendChart(steps, state, Math.max(240, chart.clientWidth)));
 }
+
+// Tokens of a step that were not prefilled.
+const served = (step) => step.cached + step.spliced + step.reused;
 
 // Filled in their places: whoever reads or marks a figure isn't disturbed.
 function fillTiles(tiles, wanted) {
@@ -48,7 +53,7 @@ function trendChart(steps, state, wide) {
   const x = (time) =>
     PAD.left + ((time - start) / (end - start)) * (wide - PAD.left - PAD.right);
   const y = (share) => PAD.top + (1 - share) * (HEIGHT - PAD.top - PAD.bottom);
-  const ratios = points.map((step) => (step.cached + step.spliced) / step.prompt);
+  const ratios = points.map((step) => served(step) / step.prompt);
   const most = Math.max(...points.map((step) => step.prompt));
   const width = Math.max((x(start + state.stepSeconds) - PAD.left) * 0.7, 1);
   // The step that isn't over stands before the edge.

@@ -58,7 +58,7 @@ export class SessionList {
       row = h("div", { class: "session", role: "option", "data-id": id, onclick: () => this.#select(id) },
         h("code", { class: "id", title: id }, id), h("span", { class: "hit" }),
         h("span", { class: "mini", "aria-hidden": "true" },
-          h("i", { class: "kept" }), h("i", { class: "spliced" }), h("i", { class: "prefilled" })),
+          ...["kept", "spliced", "reused", "prefilled"].map((kind) => h("i", { class: kind }))),
         h("span", { class: "dim what" }), h("span", { class: "dim when" }));
       this.#rows.set(id, row);
     }
@@ -71,8 +71,8 @@ export class SessionList {
     setText(what, `${plural(session.turns, "turn")}, ${plural(session.prompt_tokens, "token")}`);
     setText(when, ago(Math.max(0, now - session.updated)));
     const whole = Math.max(1, session.prompt_tokens);
-    const kept = session.cached_tokens - session.spliced_tokens;
-    const shares = [kept, session.spliced_tokens, session.prompt_tokens - session.cached_tokens];
+    const { cached_tokens: served, spliced_tokens: spliced, reused_tokens: reused } = session;
+    const shares = [served - spliced - reused, spliced, reused, session.prompt_tokens - served];
     shares.forEach((part, index) => {
       mini.children[index].style.width = `${(100 * part) / whole}%`;
     });

@@ -110,7 +110,7 @@ export class State {
     if (!tokens) return;
     const start = Math.floor(turn.created / this.stepSeconds) * this.stepSeconds;
     const step = this.steps.get(start) ?? {
-      start, turns: 0, prompt: 0, cached: 0, spliced: 0, freed: 0,
+      start, turns: 0, prompt: 0, cached: 0, spliced: 0, reused: 0, freed: 0,
     };
     this.steps.set(start, {
       start,
@@ -118,6 +118,7 @@ export class State {
       prompt: step.prompt + tokens.prompt,
       cached: step.cached + tokens.prefix,
       spliced: step.spliced + tokens.spliced,
+      reused: step.reused + tokens.reused,
       freed: step.freed + tokens.freed,
     });
     this.#trimSteps();
@@ -130,11 +131,12 @@ export class State {
 }
 
 export const tokensOf = (turn) =>
-  turn.receipt?.tokens ?? { prompt: 0, prefix: 0, spliced: 0, prefilled: 0, freed: 0 };
+  turn.receipt?.tokens ??
+  { prompt: 0, prefix: 0, spliced: 0, reused: 0, prefilled: 0, freed: 0 };
 
 // Share of prompt tokens that were not prefilled; null without any.
-export function hitRatio({ prompt, prefix, spliced }) {
-  return prompt ? (prefix + spliced) / prompt : null;
+export function hitRatio({ prompt, prefix, spliced, reused }) {
+  return prompt ? (prefix + spliced + reused) / prompt : null;
 }
 
 export function reasonOf(turn) {

@@ -18,6 +18,7 @@ export function spoken(turn) {
     : "";
   return `Turn ${turn.index + 1}: ${plural(tokens.prompt, "prompt token")}, ` +
     `${count(tokens.prefix)} kept, ${count(tokens.spliced)} spliced, ` +
+    `${count(tokens.reused)} reused, ` +
     `${count(tokens.prefilled)} prefilled, ${count(tokens.freed)} freed.${edits}`;
 }
 
@@ -86,7 +87,7 @@ export class Timeline {
       column = h("div", { class: "turn", role: "option", "data-turn": turn.turn },
         h("span", { class: "marks" }, ...marks(turn)),
         h("span", { class: "band" },
-          h("i", { class: "prefilled" }), h("i", { class: "spliced" }), h("i", { class: "kept" })),
+          ...["prefilled", "reused", "spliced", "kept"].map((kind) => h("i", { class: kind }))),
         h("span", { class: "below" }, h("i", { class: "freed" })),
         h("span", { class: "number" }));
       column.setAttribute("aria-label", spoken(turn));
@@ -94,9 +95,10 @@ export class Timeline {
       this.#byName.set(turn.turn, column);
     }
     const tokens = tokensOf(turn);
-    const [prefilled, spliced, kept] = column.children[1].children;
+    const [prefilled, reused, spliced, kept] = column.children[1].children;
     const pixels = (number) => `${number ? Math.max(number * scale, 1) : 0}px`;
     prefilled.style.height = pixels(tokens.prefilled);
+    reused.style.height = pixels(tokens.reused);
     spliced.style.height = pixels(tokens.spliced);
     kept.style.height = pixels(tokens.prefix);
     column.children[2].firstChild.style.height = pixels(tokens.freed);

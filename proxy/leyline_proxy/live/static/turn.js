@@ -5,11 +5,18 @@ import { ago, count, percent, plural, words } from "./format.js";
 import { hitRatio, reasonOf, tokensOf } from "./state.js";
 import { mark } from "./timeline.js";
 
+const ELSEWHERE = "copied from another place or session, with corrected positions";
 const PARTS = [
   ["kept", "prefix", "kept", "found in the cache, in place"],
   ["spliced", "spliced", "spliced", "moved after an edit, with corrected positions"],
+  ["reused", "reused", "reused", ELSEWHERE],
   ["prefilled", "prefilled", "prefilled", "computed"],
   ["freed", "freed", "freed", "given back because of the edits; not part of the prompt"],
+];
+// What the copied KV has read before, the best first.
+const KINDS = [
+  ["clean", "after the same beginning"], ["session", "after other text of this session"],
+  ["tenant", "after text of another session"],
 ];
 
 export function turnView(turn, of, state) {
@@ -19,11 +26,12 @@ export function turnView(turn, of, state) {
     h("div", { class: "head" },
       h("h3", {}, `Turn ${turn.index + 1} `, h("span", { class: "dim", "data-of": true }, `of ${of}`)),
       h("span", { class: `badge ${outcome}` }, words(reasonOf(turn))),
-      h("span", { class: "dim" }, `${percent(hitRatio(tokens))} reused`),
+      h("span", { class: "dim" }, `hit ratio ${percent(hitRatio(tokens))}`),
       h("span", { class: "dim right", "data-since": turn.created },
         ago(Math.max(0, state.now - turn.created)))),
     wideBand(turn, tokens),
     figures(tokens),
+    foundElsewhere(turn.receipt?.reuse),
     turn.receipt?.detail ? h("p", { class: "dim" }, `Engine: ${turn.receipt.detail}`) : null,
     turn.edits.length ? editTable(turn) : h("p", { class: "dim" }, withoutEdits(outcome)));
 }
@@ -60,6 +68,19 @@ function figures(tokens) {
     h("div", { "data-kind": "prompt" }, h("dt", {}, "prompt"), h("dd", {}, count(tokens.prompt))));
 }
 
+// What the engine copied from elsewhere, or could have copied where it only observes.
+function foundElsewhere(reuse) {
+  const found = KINDS.filter(([kind]) => reuse?.[kind]);
+  if (!found.length) return null;
+  const kinds = found.map(([kind, where]) => `${count(reuse[kind])} ${where}`).join(", ");
+  const total = found.reduce((sum, [kind]) => sum + reuse[kind], 0);
+  const said = reuse.mode === "observe"
+    ? `Could be reused: ${plural(total, "token")} (${kinds}).`
+    : `Reused: ${ELSEWHERE} (${kinds}).`;
+  const more = reuse.bounded ? " There may be more: the search ended at its bound." : "";
+  return h("p", { class: "dim reuse" }, said + more);
+}
+
 function editTable(turn) {
   const rows = turn.edits.map((edit) => h("tr", {},
     h("td", {}, mark(edit.mode, turn), ` ${edit.mode}`),
@@ -79,10 +100,11 @@ function editTable(turn) {
 
 // The same session for those who read rather than look.
 export function turnTable(turns, selected, select) {
-  const names = ["Turn", "Prompt", "Kept", "Spliced", "Prefilled", "Freed", "Hit ratio", "Outcome", "Edits"];
+  const names = ["Turn", "Prompt", "Kept", "Spliced", "Reused", "Prefilled", "Freed",
+    "Hit ratio", "Outcome", "Edits"];
   const rows = turns.map((turn) => {
     const tokens = tokensOf(turn);
-    const numbers = [tokens.prompt, tokens.prefix, tokens.spliced, tokens.prefilled, tokens.freed];
+    const numbers = [tokens.prompt, ...PARTS.map(([, name]) => tokens[name])];
     return h("tr", { "aria-current": turn.turn === selected ? "true" : null },
       h("th", { scope: "row" }, h("button", {
         type: "button", class: "link", "aria-label": `Turn ${turn.index + 1}`, "data-turn": turn.turn,
@@ -99,7 +121,7 @@ export function turnTable(turns, selected, select) {
   },
     h("table", {},
       h("thead", {}, h("tr", {}, ...names.map((name, index) =>
-        h("th", { scope: "col", class: index > 0 && index < 7 ? "n" : "" }, name)))),
+        h("th", { scope: "col", class: index > 0 && index < 8 ? "n" : "" }, name)))),
       h("tbody", {}, ...rows)));
 }
 

@@ -45,6 +45,7 @@ _TURNS: tuple[CatalogueEntry, ...] = (
         "in mode observe. By what their KV has read: clean, only text that the prompt begins "
         "with; session, other text of the session; tenant, text of another session.",
         ("tenant", "model", "mode", "kind"),
+        bad="Much in mode observe: prefill that mode live would avoid.",
     ),
     counter(
         "completion_tokens",

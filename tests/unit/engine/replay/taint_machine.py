@@ -12,6 +12,7 @@ from leyline_engine.contract import (
     EditPayload,
     LineageRun,
     Mode,
+    ReusePayload,
     SourceRef,
     apply_directives,
     lower_directives,
@@ -31,6 +32,9 @@ MAX_TURNS = 8
 class TaintMachine(RuleBasedStateMachine):
     """Session s sends the secret; session z shares its stem and never does."""
 
+    asked: ReusePayload | None = None
+    """What every request asks for."""
+
     @initialize()
     def start(self) -> None:
         self.engine: ReplayEngine = make_engine(pool=2500, chunk=16)
@@ -49,7 +53,7 @@ class TaintMachine(RuleBasedStateMachine):
         """Admit a request, and have its forwards spread the flags."""
         payload = self.labelled(payload, tokens)
         sequence = self.engine.admit(
-            GenerationRequest(payload.turn, ids(tokens), payload, max_new_tokens=4)
+            GenerationRequest(payload.turn, ids(tokens), payload, self.asked, max_new_tokens=4)
         )
         if SECRET in tokens:
             self.forgotten = False

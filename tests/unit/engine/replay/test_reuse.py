@@ -157,7 +157,7 @@ def test_own_content_elsewhere_is_the_sessions() -> None:
 
 
 def test_evicted_content_is_not_found() -> None:
-    """What was evicted left the index with its slots."""
+    """Evicted content leaves the index with its slots."""
     engine = prepared(pool=320)
     assert len(index_of(engine)) > 10
     ask(engine, random_tokens(300, 6), register("t1", session="x"), None)
@@ -201,7 +201,7 @@ def test_a_request_that_forgets_reuses_nothing() -> None:
 
 
 def test_a_forget_directive_reuses_nothing() -> None:
-    """What it takes out isn't brought back from another session that has it, nor what read it."""
+    """Neither the text that it takes out, nor its readers, come back from another session."""
     engine = prepared()
     own = [*random_tokens(50, 5), *DOC, *random_tokens(80, 6)]
     run(engine, own, register("t1", session="b"))

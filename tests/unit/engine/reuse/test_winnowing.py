@@ -74,7 +74,7 @@ def test_a_common_run_shares_a_fingerprint_at_the_same_place(
 def test_a_sequence_may_be_read_in_parts(
     seed: int, tokens: array[int], data: st.DataObject
 ) -> None:
-    """What was read before and what came since give the fingerprints of the whole."""
+    """A first part and the rest, read later, give the fingerprints of the whole."""
     winnower = Winnower(seed)
     cut = data.draw(st.integers(0, len(tokens)))
     whole = winnower.select(tokens)

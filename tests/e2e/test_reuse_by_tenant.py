@@ -1,0 +1,108 @@
+"""Content that two agents of a tenant have at different places, as each tenant's setting has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from support.stack import embedded_stack
+
+CHAT = "/v1/chat/completions"
+FILE = "".join(
+    f"def handler_{n}(request):\n    return answer({n * 7919 % 1000})\n" for n in range(20)
+)
+TENANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "watching": {"reuse": "observe"},
+    "reusing": {"reuse": "live"},
+    "fixed": {"reuse": "observe", "allow_request_policy": False},
+}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    """A bare HTTP client of a stack whose tenants reuse differently."""
+    tenants = {name: {"api_keys": [f"key-{name}"], **own} for name, own in TENANTS.items()}
+    settings = {"log_level": "error", "tenants": tenants}
+    with (
+        embedded_stack({"pool_tokens": 65_536, "device": "cpu"}, **settings) as origin,
+        httpx.Client(base_url=origin, timeout=120) as http,
+    ):
+        yield http
+
+
+def post(
+    client: httpx.Client, tenant: str, session: str, *, clock: str = "", **options: Any
+) -> httpx.Response:
+    """An agent's turn that has read the file, after a task of its own."""
+    calls = [{"id": "c", "type": "function", "function": {"name": "read", "arguments": "{}"}}]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": f"{clock}You are an agent that reads code. " * 3},
+        {"role": "user", "content": f"Task {session}: " + "look at it. " * len(session)},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c", "content": FILE},
+    ]
+    body = {"model": "leyline-recall", "messages": messages, "max_tokens": 2, "leyline": options}
+    headers = {"authorization": f"Bearer key-{tenant}", "x-leyline-session": session}
+    return client.post(CHAT, json=body, headers=headers)
+
+
+def account(client: httpx.Client, tenant: str, session: str, **options: Any) -> dict[str, Any]:
+    """The account of an answered turn, whose tokens add up."""
+    answer = post(client, tenant, session, **options)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()["leyline"]
+    tokens = found["tokens"]
+    served = tokens["prefix"] + tokens["spliced"] + tokens["reused"]
+    assert served + tokens["prefilled"] == tokens["prompt"]
+    assert answer.headers["x-leyline-reused-tokens"] == str(tokens["reused"])
+    return found
+
+
+def test_a_tenant_that_reuses_gets_the_file_once(client: httpx.Client) -> None:
+    """The second agent's file is copied, and its next turn has all of it as a prefix."""
+    assert account(client, "reusing", "one")["reuse"]["mode"] == "live"
+    second = account(client, "reusing", "second")
+    assert second["outcome"] == "unedited"
+    assert second["reuse"]["tenant"] == second["tokens"]["reused"] > 200
+    again = account(client, "reusing", "second")
+    assert again["tokens"]["prefix"] == again["tokens"]["prompt"] - 1
+
+
+def test_a_tenant_that_observes_sees_what_it_would_get(client: httpx.Client) -> None:
+    """It is counted, in the receipt and as a series, and nothing is copied."""
+    account(client, "watching", "one")
+    second = account(client, "watching", "second")
+    assert second["tokens"]["reused"] == 0
+    assert second["reuse"]["tenant"] > 200
+    assert second["lineage"] is None
+    series = 'leyline_reuse_tokens_total{kind="tenant",mode="observe",model="leyline-recall"'
+    assert series in client.get("/metrics", headers={"authorization": "Bearer key-watching"}).text
+
+
+def test_reuse_is_off_unless_it_is_asked_for(client: httpx.Client) -> None:
+    """The default looks for nothing, a request may, and one may refuse what its tenant has."""
+    account(client, "plain", "one")
+    assert account(client, "plain", "second")["reuse"] is None
+    assert account(client, "plain", "third", reuse="live")["reuse"]["mode"] == "live"
+    assert account(client, "plain", "fourth", reuse="live")["tokens"]["reused"] > 200
+    assert account(client, "reusing", "third", reuse="off")["reuse"] is None
+
+
+def test_an_operator_may_fix_it(client: httpx.Client) -> None:
+    """A tenant without a choice gets 403, which names the field; a wrong word gets 400."""
+    refused = post(client, "fixed", "one", reuse="live")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (403, "leyline.reuse")
+    wrong = post(client, "plain", "one", reuse="always")
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "leyline.reuse")
+
+
+def test_a_clock_costs_the_clock(client: httpx.Client) -> None:
+    """A new time in the system prompt is an undeclared, exact edit; what follows is found again."""
+    account(client, "reusing", "clock", clock="It is 10:00. ")
+    later = account(client, "reusing", "clock", clock="It is 10:05. ")
+    assert later["edits"][0]["mode"] == "exact"
+    assert later["tokens"]["reused"] > 200
+    assert later["tokens"]["prefilled"] < 100
