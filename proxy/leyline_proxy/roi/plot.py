@@ -11,11 +11,10 @@ from ..replay.plot import COLOURS as REPLAY_COLOURS
 from ..replay.plot import INK
 from .results import RoiReport, Served, by_turn
 
-# Okabe and Ito's palette; reuse takes the one that no other picture uses for a source.
 COLOURS = {
     "prefix": REPLAY_COLOURS["cached"],
     "edits": REPLAY_COLOURS["spliced"],
-    "reuse": "#CC79A7",
+    "reuse": REPLAY_COLOURS["reused"],
     "prefill": REPLAY_COLOURS["prefilled"],
 }
 LABELS = {

@@ -1,4 +1,4 @@
-"""What content reuse would serve of recorded sessions: sums, known shares, files and errors."""
+"""Estimates of reuse on recorded sessions: sums, known shares, files and errors."""
 
 from __future__ import annotations
 
