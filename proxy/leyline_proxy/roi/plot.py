@@ -78,7 +78,7 @@ def _draw_files(panel: Any, rows: Sequence[tuple[str, Served]]) -> None:
         gain = f"+{100 * served.share(served.reuse):.1f} reuse"
         panel.text(101, place, gain, va="center", fontsize=9, color=INK, clip_on=False)
     panel.set_yticks(places, [_short(name) for name, _ in rows])
-    panel.invert_yaxis()
+    panel.set_ylim(max(len(rows), 4) - 0.4, -0.6)  # from the top, no bar too thick
     panel.set_xlim(0, 100)
     panel.set_xlabel("% of the prompt tokens", color=INK)
     panel.set_title("By file", loc="left", fontsize=11, color=INK)
