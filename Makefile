@@ -48,12 +48,11 @@ sglang: sglang-setup ## SGLang with a small model on the CPU, and the proxy in f
 demo: setup ## replay a recorded agent session and compare the cache with and without splicing
 	@exec $(BIN)/leyline demo --plot out/demo.png $(ARGS)
 
-test: setup ## what CI runs: lint, types, import contracts, tests
-	@$(MAKE) -j3 --output-sync=recurse tools sglang-setup lint
-	@deploy/test.sh "not nightly and not gpu"
+test: ## what CI runs: lint, types, import contracts, tests
+	@deploy/test.sh "not nightly and not gpu" setup sglang-setup tools lint
 
 nightly: tools sglang-setup clients-setup ## the tests that are too slow for every commit
-	@HYPOTHESIS_PROFILE=nightly deploy/test.sh "nightly and not gpu"
+	@HYPOTHESIS_PROFILE=nightly LANES=2 deploy/test.sh "nightly and not gpu"
 
 clients: clients-setup ## run real agents and SDKs, unmodified, against the proxy (3 GB; needs Node)
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/clients.py --json out/clients.json $(ARGS)

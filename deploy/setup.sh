@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Make .venv with the project and everything it needs. Does nothing when that already stands.
+#   $1           "torch" to stop at an environment that has only PyTorch
 #   PYTHON       interpreter to use (default: the first of python3, python3.11 … that is >= 3.11)
 #   TORCH_INDEX  extra package index for PyTorch, such as the one of its CPU builds; the default
 #                Linux build brings some gigabytes of CUDA libraries along.
@@ -80,6 +81,7 @@ else
         "TORCH_INDEX=https://download.pytorch.org/whl/cpu make setup"
 fi
 "${pip[@]}" "${options[@]}" "$torch"
+[ "${1-}" != torch ] || exit 0
 say "setup 3/3: leyline and the development tools (some $(grep -c == deploy/constraints.txt) packages)"
 "${pip[@]}" --editable '.[dev]'
 printf '%s\n' "$wanted" >$STAMP

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -14,10 +15,13 @@ from leyline_engine.contract import (
 )
 from leyline_engine.edits import ResolvedEdit
 from leyline_engine.reuse.index import ReuseIndex, Slots
-from leyline_engine.reuse.matching import MIN_PIECE, Hits, ReuseMatcher
+from leyline_engine.reuse.matching import MAX_HITS, MIN_PIECE, Hits, ReuseMatcher
 from leyline_engine.reuse.winnowing import Winnower
 from leyline_engine.rules import CheckedRequest
 from leyline_engine.sources import SourceRegistry, SourceTurn
+
+MAX_TENANTS = 1024
+"""Bound of the tenants that are indexed; those that asked least recently are dropped first."""
 
 Available = Callable[[SourceTurn], int]
 """Returns how many leading tokens of a source are cached."""
@@ -32,14 +36,23 @@ class ContentReuse:
         registry: its turns leave the index when they are dropped.
         capacity: slots of the pool.
         salt: makes hashes that nobody can search for; the same on all ranks of a replica.
+        max_copies: hits of one request that are copied at most; the longest are.
     """
 
-    def __init__(self, registry: SourceRegistry, capacity: int, *, salt: bytes) -> None:
+    def __init__(
+        self,
+        registry: SourceRegistry,
+        capacity: int,
+        *,
+        salt: bytes,
+        max_copies: int = MAX_HITS,
+    ) -> None:
         self._registry = registry
+        self._max_copies = max_copies
         winnower = Winnower(int.from_bytes(salt[:8], "big"))
         self.index = ReuseIndex(winnower, capacity)
         self._matcher = ReuseMatcher(self.index, winnower, sink=ATTENTION_SINK)
-        self._scopes: set[str] = set()
+        self._scopes: OrderedDict[str, None] = OrderedDict()
         registry.dropped = self.index.drop
 
     def retained(self, source: SourceTurn, slots: Callable[[], Slots]) -> None:
@@ -69,7 +82,7 @@ class ContentReuse:
         asked, payload = request.reuse, request.payload
         if asked is None or payload is None or request.forgets or request.refusal is not None:
             return request
-        self._scopes.add(payload.scope)
+        self._note(payload.scope)
         copies = request.edit.copies if request.edit is not None else ()
         hits = self._matcher.find(
             request.prompt,
@@ -77,11 +90,20 @@ class ContentReuse:
             (payload.scope, payload.session),
             available,
         )
+        hits = hits.longest(self._max_copies)
         request = replace(request, hits=hits)
         if asked.mode is not ReuseMode.LIVE or not hits.found:
             return request
         edit = request.edit or ResolvedEdit(payload, (), (), None)
         return replace(request, edit=_with_hits(edit, hits, asked.boundary))
+
+    def _note(self, scope: str) -> None:
+        """Note that a tenant asks for reuse."""
+        self._scopes[scope] = None
+        self._scopes.move_to_end(scope)
+        if len(self._scopes) > MAX_TENANTS:
+            gone, _ = self._scopes.popitem(last=False)
+            self.index.drop_tenant(gone)
 
 
 def reuse_counts(

@@ -22,7 +22,7 @@ def test_demo_runs_both_arms(tmp_path: Path) -> None:
     """``leyline demo`` starts a server per arm, prints the table and writes the picture."""
     picture = tmp_path / "out" / "demo.png"
     done = CliRunner().invoke(
-        build_app(), ["demo", "--limit", "6", "--plot", str(picture), "--bars"]
+        build_app(), ["demo", "--limit", "3", "--plot", str(picture), "--bars"]
     )
     assert done.exit_code == 0, done.output
     for part in ("no cache", "radix", "splice", "Leyline reused", "tokens by turn"):

@@ -124,6 +124,10 @@ class ReuseIndex:
         if tenant is not None:
             tenant.drop(source, others)
 
+    def drop_tenant(self, scope: str) -> None:
+        """Drop all entries of a tenant."""
+        self._tenants.pop(scope, None)
+
     def freed(self, slots: Slots) -> None:
         """Drop the entries of slots that were freed."""
         if not self._tenants or not len(slots):

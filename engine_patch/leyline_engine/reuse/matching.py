@@ -32,6 +32,8 @@ MAX_HITS = 1024
 """Maximum number of hits in one prompt."""
 MAX_PROBES = 4096
 """Maximum number of places compared with one prompt."""
+MAX_SOURCES = 64
+"""Maximum number of turns that one prompt is compared with."""
 MIN_PIECE = 16
 """Shortest part of a run that is copied where another hit, or a gap, leaves no more of it."""
 _BLOCK = 256
@@ -71,6 +73,13 @@ class Hits:
     def tokens(self) -> int:
         """Number of tokens that the hits cover."""
         return sum(hit.length for hit in self.found)
+
+    def longest(self, count: int) -> Hits:
+        """Return the ``count`` longest hits, in order."""
+        if len(self.found) <= count:
+            return self
+        kept = sorted(self.found, key=lambda hit: -hit.length)[:count]
+        return Hits(tuple(sorted(kept, key=lambda hit: hit.dest)), bounded=True)
 
     def tokens_of(self, kind: ReuseKind) -> int:
         """Return the number of tokens that the hits of a kind cover."""
@@ -130,18 +139,18 @@ class ReuseMatcher:
 
         holes: list[tuple[int, int]] = []
         at, cursor = bisect_left(positions, start), start
-        while at < len(positions) and positions[at] < end and not search.bounded:
+        while at < len(positions) and positions[at] < end and not search.stopped:
             hit = probe(at, cursor, end)
             if hit is None:
                 at += 1
                 continue
-            search.found.append(hit)
+            search.take(hit)
             holes.append((cursor, hit.dest))
             cursor = hit.dest_end
             at = bisect_left(positions, cursor)
         holes.append((cursor, end))
         # A run that another one cut short, or that reaches beyond the gap, has its hash outside.
-        while holes and not search.bounded:
+        while holes and not search.stopped:
             begin, stop = holes.pop()
             if stop - begin < self._min_piece:
                 continue
@@ -151,7 +160,7 @@ class ReuseMatcher:
             )
             hit = next(filter(None, (probe(at, begin, stop) for at in (*left, *right))), None)
             if hit is not None:
-                search.found.append(hit)
+                search.take(hit)
                 holes += [(begin, hit.dest), (hit.dest_end, stop)]
 
 
@@ -169,7 +178,10 @@ class _Search:
         self.prompt = prompt
         self.session = session
         self.found: list[Hit] = []
+        self.stopped = False
+        """True once a bound ended the search."""
         self.bounded = False
+        """True if there may be more than was found."""
         self._view = np.frombuffer(prompt, dtype=np.int64)
         self._available = available
         self._sink = sink
@@ -177,15 +189,20 @@ class _Search:
         self._probes = 0
         self._sources: dict[int, _Candidate] = {}
 
+    def take(self, hit: Hit) -> None:
+        """Add a hit."""
+        self.found.append(hit)
+        if len(self.found) >= MAX_HITS:
+            self.stopped = self.bounded = True
+
     def best(self, places: Iterable[Place], position: int, start: int, end: int) -> Hit | None:
         """Return the best hit through a prompt position, cut to ``[start, end)``."""
-        self.bounded = self.bounded or len(self.found) >= MAX_HITS
-        if self.bounded:
+        if self.stopped:
             return None
         chosen: Hit | None = None
         for place in places:
             if self._probes >= MAX_PROBES:
-                self.bounded = True
+                self.stopped = self.bounded = True
                 break
             self._probes += 1
             hit = self._extended(place, position, start, end)
@@ -196,6 +213,8 @@ class _Search:
     def _extended(self, place: Place, position: int, start: int, end: int) -> Hit | None:
         """Return the run of equal ids through two positions, cut to ``[start, end)``."""
         candidate = self._candidate(place.source)
+        if candidate is None:
+            return None
         theirs, ours = candidate.view, self._view
         if place.position >= len(theirs):
             return None
@@ -211,9 +230,12 @@ class _Search:
         kind = candidate.kind(dest + shift, dest_end + shift, self.session)
         return Hit(place.source, dest + shift, dest_end + shift, dest, kind)
 
-    def _candidate(self, source: SourceTurn) -> _Candidate:
+    def _candidate(self, source: SourceTurn) -> _Candidate | None:
+        """Return what is known of a source; None if there are too many to look at one more."""
         known = self._sources.get(id(source))
-        if known is None:
+        if known is None and len(self._sources) >= MAX_SOURCES:
+            self.bounded = True
+        elif known is None:
             view = np.frombuffer(source.tokens, dtype=np.int64)[: self._available(source)]
             shared = common_prefix(source.tokens, self.prompt)
             known = self._sources[id(source)] = _Candidate(source, view, shared)

@@ -47,6 +47,9 @@ from leyline_engine.sources import SourceRegistry, SourceTurn
 
 log = logging.getLogger(__name__)
 
+MAX_COPIES = 64
+"""Hits that a request may copy: each gap between two costs it a forward."""
+
 
 class SchedulerEngine:
     """Registry, ledger and turns of one scheduler process; see :class:`.radix.Listener`.
@@ -112,7 +115,7 @@ class SchedulerEngine:
         fallback = Fallback(cache, rules, forgetter, kept_out=self._kept_out)
         self.forgets = self._open_forgets(rules, forgetter, fallback)
         splicer = self._open_splicer(pool, rules, min_copy, agree)
-        self._reuse = ContentReuse(self.registry, usable, salt=salt)
+        self._reuse = ContentReuse(self.registry, usable, salt=salt, max_copies=MAX_COPIES)
         self.admission = self._open_admission(splicer, fallback)
         census = open_census(cache) if metrics.collects else None
         self.readings = Readings(

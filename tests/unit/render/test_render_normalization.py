@@ -29,7 +29,6 @@ ONE_CALL_AT_A_TIME = {"meta-llama-Llama-3.1-8B-Instruct"}
 NO_CALLS = {"Kimi-K2-Instruct"}
 """Writes tool calls by appending to a list, which the template sandbox forbids everywhere."""
 SESSIONS = 2
-MESSAGES = 16
 
 
 def is_refused(name: str, messages: list[dict[str, Any]]) -> bool:
@@ -43,11 +42,12 @@ def test_which_templates_take_parts(sources: dict[str, str]) -> None:
     assert {name for name in sources if template_takes_parts(sources[name])} == TAKING_PARTS
 
 
+@pytest.mark.parametrize("length", [8, pytest.param(16, marks=pytest.mark.nightly)])
 def test_real_requests_render_alike_under_every_template(
-    sources: dict[str, str], traces_dir: Path
+    length: int, sources: dict[str, str], traces_dir: Path
 ) -> None:
     """Null contents, arguments as text and parts neither fail nor leak Python's notation."""
-    conversations = recorded(traces_dir, SESSIONS, MESSAGES)
+    conversations = recorded(traces_dir, SESSIONS, length)
     for name, source in sources.items():
         tokenizer = tokenizer_of(source)
         engine, proxy = PromptEncoder(tokenizer), renderer_of(tokenizer, source)

@@ -245,6 +245,26 @@ async def test_an_engine_whose_capability_document_is_back_is_asked() -> None:
         assert value_of(w.metrics.erasures.labels("lost")) == 0
 
 
+async def test_the_grace_begins_again_with_each_disappearance() -> None:
+    """A capability document that was seen meanwhile proves that the engine still has its KV."""
+    async with world(plain_grace_s=1.0) as w:
+        replica, engine = w.pool.get("a"), w.engines["a"]
+        assert replica is not None
+        before, run = replica.status, w.run("a")
+        hidden = replace(before, capability=None, settled=True)
+        replica.handshake.status = hidden
+        await w.owe("s", {run: Place("a", owed=True)})
+        await asyncio.sleep(0.6)
+        engine.scripted["/"] = Answer([b"{}"], status=500)
+        replica.handshake.status = before
+        await asyncio.sleep(0.2)
+        replica.handshake.status = hidden
+        await asyncio.sleep(0.6)
+        assert owed(await w.places("s"))
+        await w.paid("s")
+        assert value_of(w.metrics.erasures.labels("lost")) == 1
+
+
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 502, 503, 504])
 async def test_an_engine_that_could_not_be_asked_has_not_ended(status: int) -> None:
     """It holds what it held, and owes the forget until it confirms it."""

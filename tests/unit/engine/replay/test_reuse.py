@@ -159,10 +159,18 @@ def test_own_content_elsewhere_is_the_sessions() -> None:
 def test_evicted_content_is_not_found() -> None:
     """Evicted content leaves the index with its slots."""
     engine = prepared(pool=320)
-    assert len(index_of(engine)) > 10
+    assert len(index_of(engine)) > 0
     ask(engine, random_tokens(300, 6), register("t1", session="x"), None)
     receipt = ask(engine, SECOND, register("t1", session="b"), OBSERVE)
     assert receipt.reuse == ReuseCounts(mode=ReuseMode.OBSERVE)
+
+
+def test_a_turn_that_is_not_retained_is_not_indexed() -> None:
+    """Content leaves the index with its turn, though its KV is still cached."""
+    engine = prepared()
+    engine.cache.registry.drop((SCOPE, "a"), "t1")
+    assert len(cached(engine, FIRST)) == len(FIRST)
+    assert len(index_of(engine)) == 0
 
 
 LABELS = (SpanLabel("m0", 0, 71), SpanLabel("doc", 71, 222), SpanLabel("m2", 222, 242))

@@ -124,7 +124,7 @@ def make_service(engine: FakeEngine, **limits: int) -> EngineService:
 def spec(name: str, *, scope: str = "", prompt: int = 1, new: int = 3) -> JobSpec:
     """A greedy request of ``prompt`` chunks and ``new`` tokens."""
     payload = EditPayload(session="s", scope=scope, turn="t") if scope else None
-    request = GenerationRequest(name, array("q", [0] * prompt), payload, (), new)
+    request = GenerationRequest(name, array("q", [0] * prompt), payload, max_new_tokens=new)
     return JobSpec(request, SamplingParams(temperature=0))
 
 
@@ -209,9 +209,9 @@ async def test_waiting_queue_is_bounded(engine: FakeEngine) -> None:
 
 async def test_cancel_ends_a_running_request(engine: FakeEngine, service: EngineService) -> None:
     """A cancelled request takes no further step and its record is kept."""
+    engine.gate = threading.Semaphore(1)
     job = service.submit(spec("r", new=500))
     await job.channel.get()
-    engine.gate = threading.Semaphore(0)
     service.cancel(job)
     engine.gate.release(1000)
     event = await last(job.channel)

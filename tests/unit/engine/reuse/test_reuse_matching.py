@@ -53,12 +53,19 @@ class Library:
         return source
 
     def find(
-        self, prompt: Sequence[int], gaps: Sequence[tuple[int, int]] = (), scope: str = "t"
+        self,
+        prompt: Sequence[int],
+        gaps: Sequence[tuple[int, int]] = (),
+        scope: str = "t",
+        cached: int = CAPACITY,
     ) -> Hits:
         """Hits in a prompt of session ``own``; each is checked to be what it says."""
         ids = array("q", prompt)
         hits = self.matcher.find(
-            ids, gaps or [(0, len(ids))], (scope, "own"), lambda source: len(source.tokens)
+            ids,
+            gaps or [(0, len(ids))],
+            (scope, "own"),
+            lambda source: min(cached, len(source.tokens)),
         )
         at = 0
         for hit in hits.found:
@@ -179,6 +186,31 @@ def test_ten_thousand_overlapping_hits_take_bounded_time() -> None:
     assert hits.tokens > 0
 
 
+def test_few_turns_are_compared_with_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Content of more turns than the bound allows is left out, and that of others is found."""
+    monkeypatch.setattr(matching, "MAX_SOURCES", 3)
+    rng = random.Random(2)
+    docs = [[rng.randrange(50_000) for _ in range(80)] for _ in range(5)]
+    library = Library()
+    for number, doc in enumerate(docs):
+        library.add(doc, f"s{number}")
+    hits = library.find([token for doc in [*docs, docs[0]] for token in doc])
+    assert (hits.tokens, hits.bounded) == (4 * 80, True)
+
+
+def test_the_longest_hits_are_kept() -> None:
+    """A bound on copies leaves out the shortest, and says so."""
+    rng = random.Random(2)
+    docs = [[rng.randrange(50_000) for _ in range(length)] for length in (70, 90, 80)]
+    library = Library()
+    for number, doc in enumerate(docs):
+        library.add(doc, f"s{number}")
+    hits = library.find([token for doc in docs for token in (*doc, 1)])
+    assert hits.longest(3) is hits
+    kept = hits.longest(2)
+    assert ([hit.length for hit in kept.found], kept.bounded) == ([90, 80], True)
+
+
 def test_clean_kv_is_preferred_then_the_session_s_own() -> None:
     """Of equal runs, the one whose context the prompt begins with wins, however short."""
     rng = random.Random(1)
@@ -227,6 +259,14 @@ def test_tenants_over_the_same_kv_have_it_each() -> None:
     assert [library.find(range(300), scope=each).tokens for each in ("a", "b")] == [0, 300]
     library.index.freed(library.slots[source.turn])
     assert len(library.index) == 0
+
+
+def test_only_cached_tokens_are_hits() -> None:
+    """The part of a source that is no longer cached ends a hit."""
+    library = Library()
+    library.add(range(300))
+    assert library.find(range(300), cached=200).tokens == 200
+    assert library.find(range(300), cached=40).tokens == 0
 
 
 def test_entries_leave_with_their_slots() -> None:
