@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from leyline_engine.replay.cache.pool import KVLayout, KVPool, Slots
+from leyline_engine.replay.cache.pool import KVLayout, KVPool
+from leyline_engine.replay.cache.slots import Slots
 from leyline_engine.rotation import Pairing, Rotary
 
 Results = dict[str, dict[str, Any]]

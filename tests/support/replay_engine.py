@@ -25,8 +25,8 @@ from leyline_engine.contract import (
     token_digest,
 )
 from leyline_engine.lineage import fold_keys
-from leyline_engine.replay.cache.pool import Slots
 from leyline_engine.replay.cache.radix import Node
+from leyline_engine.replay.cache.slots import Slots
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
 from leyline_engine.replay.models.loader import LoadedModel
 from leyline_engine.replay.sequence import Sequence as Running

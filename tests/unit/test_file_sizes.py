@@ -21,6 +21,7 @@ LONG_FUNCTIONS = {
     "proxy/leyline_proxy/cli/demo.py demo": _OPTIONS,
     "proxy/leyline_proxy/cli/policies.py try_policies": _OPTIONS,
     "proxy/leyline_proxy/cli/replay.py replay": _OPTIONS,
+    "proxy/leyline_proxy/cli/roi.py roi": _OPTIONS,
     "proxy/leyline_proxy/cli/serve.py serve": _OPTIONS,
     "proxy/leyline_proxy/wiring/services.py build_services": "the one place that wires services",
     "engine_patch/leyline_engine/sglang/rows/kernel.py _move_rows": "one Triton kernel",

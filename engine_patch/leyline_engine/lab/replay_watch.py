@@ -21,8 +21,8 @@ from leyline_engine.claims.events import (
 from leyline_engine.claims.keeper import ArrivingRequest
 from leyline_engine.claims.limits import Limits
 from leyline_engine.replay.cache.manager import CacheManager
-from leyline_engine.replay.cache.pool import Slots
 from leyline_engine.replay.cache.radix import EMPTY_SLOTS, Node, slots_of
+from leyline_engine.replay.cache.slots import Slots
 from leyline_engine.replay.engine_claims import EngineClaims
 
 

@@ -31,8 +31,8 @@ from leyline_engine.ledger import Carried, Struck
 from leyline_engine.lineage import SALT_BYTES, fold_keys, runs_before
 from leyline_engine.plan import Plan, plan_turn
 from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError
-from leyline_engine.replay.cache.pool import Slots
 from leyline_engine.replay.cache.radix import Match, Node
+from leyline_engine.replay.cache.slots import Slots
 from leyline_engine.rules import CheckedRequest, EditVerdict, Rules, extend_lineage, judge
 from leyline_engine.sources import SourceTurn
 
@@ -83,14 +83,20 @@ class Admitter:
 
     Args:
         struck: called with what each forget has struck, by its ticket, before slots are counted.
+        salt: see :func:`~leyline_engine.lineage.derive_lineage`; by default it is drawn.
     """
 
     def __init__(
-        self, cache: CacheManager, *, splices: bool, struck: Callable[[str, Struck], None]
+        self,
+        cache: CacheManager,
+        *,
+        splices: bool,
+        struck: Callable[[str, Struck], None],
+        salt: bytes | None = None,
     ) -> None:
         self._cache = cache
         self._struck = struck
-        salt = token_bytes(SALT_BYTES)
+        salt = token_bytes(SALT_BYTES) if salt is None else salt
         self._rules = Rules(cache.registry, cache.ledger, splices=splices, salt=salt)
         self._reuse = ContentReuse(cache.registry, cache.capacity, salt=salt)
         cache.reuse = self._reuse.index

@@ -20,9 +20,9 @@ from leyline_engine.contract import (
 )
 from leyline_engine.replay.cache.listener import CacheListener
 from leyline_engine.replay.cache.manager import CacheManager
-from leyline_engine.replay.cache.pool import Slots
 from leyline_engine.replay.cache.radix import Node
 from leyline_engine.replay.cache.shelf import TreeShelf
+from leyline_engine.replay.cache.slots import Slots
 from leyline_engine.sources import SessionKey, SourceTurn
 
 

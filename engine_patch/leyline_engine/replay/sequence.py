@@ -24,8 +24,8 @@ from leyline_engine.ledger import Carried, Struck
 from leyline_engine.lineage import fold_keys
 from leyline_engine.plan import Prefill
 from leyline_engine.replay.cache.manager import CacheManager
-from leyline_engine.replay.cache.pool import Slots
 from leyline_engine.replay.cache.radix import Node
+from leyline_engine.replay.cache.slots import Slots
 from leyline_engine.replay.cache.working import WorkingCache
 from leyline_engine.sources import SessionKey, SourceTurn
 

@@ -37,7 +37,7 @@ def read_conversations(path: Path) -> Trace:
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise TraceError(f"cannot read {path}: {error}") from error
     try:
-        found = [(path.name, json.loads(text))]
+        found = [(_place(path), json.loads(text))]
     except ValueError:
         found = _lines(text, path.name)
     if not found:
@@ -47,6 +47,11 @@ def read_conversations(path: Path) -> Trace:
     if any(_is_recording(value) for _, value in found):
         return read_sessions(io.StringIO(_as_lines(found, text)), name=path.name)
     return Trace(tuple(_conversation(value, where) for where, value in found))
+
+
+def _place(path: Path) -> str:
+    """Return the place of a file's only document."""
+    return f"{path.name}, line 1" if ".jsonl" in path.suffixes else path.name
 
 
 def _lines(text: str, name: str) -> list[tuple[str, Any]]:

@@ -148,7 +148,12 @@ class ChatRenderer:
         return self.tokenise(prompt, _digest([tools, template_kwargs or {}]))
 
     def render_request(
-        self, messages: Sequence[ChatMessage], body: Mapping[str, Any], *, lasting: bool = False
+        self,
+        messages: Sequence[ChatMessage],
+        body: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool = True,
+        lasting: bool = False,
     ) -> Rendered:
         """Return the prompt of the chat request ``body`` with ``messages`` in place of its own.
 
@@ -159,7 +164,13 @@ class ChatRenderer:
             RenderError: the template refuses it, or the engine may render it in another way.
         """
         asked = self._dialect.asked(body)
-        return self.render(messages, asked.tools, template_kwargs=asked.kwargs, lasting=lasting)
+        return self.render(
+            messages,
+            asked.tools,
+            add_generation_prompt=add_generation_prompt,
+            template_kwargs=asked.kwargs,
+            lasting=lasting,
+        )
 
     def locate(
         self, tokens: array[int], messages: Sequence[ChatMessage], body: Mapping[str, Any]

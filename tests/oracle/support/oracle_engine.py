@@ -24,7 +24,7 @@ from leyline_engine.contract import (
     lower_directives,
     token_digest,
 )
-from leyline_engine.replay.cache.pool import Slots
+from leyline_engine.replay.cache.slots import Slots
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
 from leyline_engine.replay.models.loader import LoadedModel
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from leyline_engine.replay.cache.pool import Slots
 from leyline_engine.replay.cache.radix import SHARED, Node, RadixTree
+from leyline_engine.replay.cache.slots import Slots
 
 
 class IntegrityError(RuntimeError):

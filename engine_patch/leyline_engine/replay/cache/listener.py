@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leyline_engine.replay.cache.pool import Slots
 from leyline_engine.replay.cache.radix import Node
+from leyline_engine.replay.cache.slots import Slots
 
 
 class CacheListener:

@@ -11,6 +11,7 @@ import logging
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,7 +28,6 @@ from leyline_engine.replay.cache.integrity import (
     check_slots,
 )
 from leyline_engine.replay.cache.listener import CacheListener
-from leyline_engine.replay.cache.pool import KVPool, SlotAllocator, Slots
 from leyline_engine.replay.cache.radix import (
     EMPTY_SLOTS,
     Match,
@@ -36,8 +36,12 @@ from leyline_engine.replay.cache.radix import (
     slots_of,
     subtree,
 )
+from leyline_engine.replay.cache.slots import SlotAllocator, Slots
 from leyline_engine.reuse.index import ReuseIndex
 from leyline_engine.sources import SessionKey, SourceRegistry
+
+if TYPE_CHECKING:  # tensors are needed only where there is KV
+    from leyline_engine.replay.cache.pool import KVPool
 
 log = logging.getLogger(__name__)
 

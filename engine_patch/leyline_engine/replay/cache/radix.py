@@ -20,7 +20,7 @@ import numpy as np
 
 from leyline_engine.contract import common_prefix
 from leyline_engine.lineage import exact_length
-from leyline_engine.replay.cache.pool import Slots
+from leyline_engine.replay.cache.slots import Slots
 
 SHARED = None
 """Owner of nodes that no session claims, or that too many do."""

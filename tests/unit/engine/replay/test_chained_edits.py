@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from leyline_engine.replay.cache.pool import KVLayout, KVPool, Slots
+from leyline_engine.replay.cache.pool import KVLayout, KVPool
+from leyline_engine.replay.cache.slots import Slots
 from leyline_engine.rotation import Pairing, Rotary
 
 CHAIN = 1000

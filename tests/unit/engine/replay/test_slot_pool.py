@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_engine.replay.cache.pool import KVLayout, KVPool, SlotAllocator
+from leyline_engine.replay.cache.pool import KVLayout, KVPool
+from leyline_engine.replay.cache.slots import SlotAllocator
 from leyline_engine.rotation import Pairing, Rotary
 
 CAPACITY = 64

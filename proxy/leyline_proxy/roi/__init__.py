@@ -1,0 +1,1 @@
+"""Recorded sessions played against caches without a model: the tokens that reuse would serve."""
