@@ -44,7 +44,7 @@ class Sample:
     """Number of its tokens, as all counts below."""
     prefix: int
     reused: int
-    recoverable: int
+    recoverable: int | None
     arms: Mapping[str, int] = field(default_factory=dict)
     """Tokens beyond the prefix that other methods find in the same live sequences, by method."""
     radix_prefix: int = 0

@@ -13,8 +13,11 @@ import httpx
 import msgspec
 
 from leyline_engine.contract import (
+    CAPABILITY_PATH,
     RECEIPT_PATH,
+    Capability,
     EditPayload,
+    ReusePayload,
     TurnRecord,
     edit_envelope,
 )
@@ -26,6 +29,10 @@ _TIMEOUT = httpx.Timeout(900.0, connect=30.0)
 
 StepLogprobs = Mapping[str, float]
 """Log probabilities by token text, of the likeliest tokens at one generated position."""
+
+
+TokenLogprobs = Mapping[int, float]
+"""Log probabilities by token id, of the likeliest tokens at one position."""
 
 
 class ServerAnswerError(RuntimeError):
@@ -75,6 +82,7 @@ class GenerateClient:
         salt: str,
         message_id: str = "",
         payload: EditPayload | None = None,
+        reuse: ReusePayload | None = None,
         logprobs: bool = True,
     ) -> ServerAnswer:
         """Return greedy tokens, past any end of sequence.
@@ -82,6 +90,7 @@ class GenerateClient:
         Args:
             salt: namespace of the cache that the request sees.
             payload: sent in an envelope under ``message_id``; None sends no envelope.
+            reuse: the request for reuse, beside the payload.
             logprobs: True to ask for the likeliest tokens.
 
         Raises:
@@ -93,7 +102,7 @@ class GenerateClient:
             "ignore_eos": True,
         }
         if payload is not None:
-            hints = msgspec.to_builtins(edit_envelope(message_id, payload))
+            hints = msgspec.to_builtins(edit_envelope(message_id, payload, reuse=reuse))
             sampling["custom_params"] = {"kv_hints": hints}
         body = {
             "input_ids": list(prompt),
@@ -127,6 +136,60 @@ class GenerateClient:
         if first is None:
             raise ServerAnswerError("/generate ended without a token")
         return _answer(json.loads(last), 1e3 * (first - started), 1e3 * (ended - started))
+
+    async def score(
+        self,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        likeliest: int,
+        *,
+        salt: str,
+        message_id: str = "",
+        payload: EditPayload | None = None,
+    ) -> list[TokenLogprobs]:
+        """Return the distribution at each token of an answer that is given.
+
+        Args:
+            likeliest: number of tokens per distribution; at most the vocabulary.
+
+        Other arguments as for :meth:`generate`.
+
+        Raises:
+            ServerAnswerError: refused, or without distributions.
+        """
+        sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
+        if payload is not None:
+            hints = msgspec.to_builtins(edit_envelope(message_id, payload))
+            sampling["custom_params"] = {"kv_hints": hints}
+        body = {
+            "input_ids": [*prompt, *answer],
+            "sampling_params": sampling,
+            "cache_salt": salt,
+            "return_logprob": True,
+            "logprob_start_len": len(prompt) - 1,
+            "top_logprobs_num": likeliest,
+        }
+        response = await self._http.post("/generate", json=body)
+        if response.status_code != httpx.codes.OK:
+            raise ServerAnswerError(
+                f"/generate answers {response.status_code}: {response.text[:300]}"
+            )
+        # The first entry is the last prompt token's, which nothing before it is asked about.
+        found = response.json()["meta_info"].get("input_top_logprobs", ())[1:]
+        if len(found) != len(answer):
+            raise ServerAnswerError(f"{len(found)} distributions came for {len(answer)} tokens")
+        return [{token: logprob for logprob, token, _ in step} for step in found]
+
+    async def capability(self) -> Capability:
+        """Return the engine's account of itself.
+
+        Raises:
+            ServerAnswerError: it has none: Leyline's plugin isn't installed there.
+        """
+        response = await self._http.get(CAPABILITY_PATH)
+        if response.status_code != httpx.codes.OK:
+            raise ServerAnswerError(f"{CAPABILITY_PATH} answers {response.status_code}")
+        return msgspec.json.decode(response.content, type=Capability)
 
     async def record(self, message_id: str) -> TurnRecord:
         """Return the engine's account of a request with an envelope, once it has ended.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +16,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .reuse_workload import Workload
+    from .reuse_workload import TextRequest, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,34 +168,73 @@ def chosen_patterns(text: str | None) -> tuple[str, ...]:
 
 
 def _replay(
-    server: Server,
-    workload: Workload,
-    patterns: Sequence[str],
-    tokens: int,
-    console: Console,
+    server: Server, workload: Workload, patterns: Sequence[str], tokens: int, console: Console
 ) -> dict[str, Any]:
     from rich.progress import Progress
 
     from .reuse_figures import pattern_json
     from .reuse_replay import open_bench
-    from .reuse_workload import encoded
+    from .reuse_workload import assembled, texts_of
 
     bench = open_bench(server.model, tokens)
-    document: dict[str, Any] = {"engine": "replay", "model": bench.name, "patterns": {}}
+    found: dict[str, Any] = {}
     with Progress(console=console) as progress:
         for pattern in patterns:
-            requests = encoded(workload.write(pattern), bench.tokenise)
+            written = workload.write(pattern)
+            texts = texts_of(written)
+            requests = assembled(written, dict(zip(texts, bench.tokenise(texts), strict=True)))
             task = progress.add_task(pattern, total=len(requests))
-            samples = bench.measure(requests, lambda task=task: progress.advance(task))  # type: ignore[misc]
-            document["patterns"][pattern] = pattern_json(samples)
-    return document
+            samples = bench.measure(requests, partial(progress.advance, task))
+            found[pattern] = pattern_json(samples)
+    return {"engine": "replay", "model": bench.name, "patterns": found}
 
 
 def _sglang(
+    server: Server, workload: Workload, patterns: Sequence[str], tokens: int, console: Console
+) -> dict[str, Any]:
+    from .reuse_sglang import stored_tokens
+    from .server import server_with_control
+
+    written = {pattern: workload.write(pattern) for pattern in patterns}
+    # Tokens of at least a byte each; each pattern begins with an empty pool.
+    slots = max(
+        sum(stored_tokens(len("".join(r.parts).encode()), tokens) for r in requests)
+        for requests in written.values()
+    )
+    flags = (f"--max-total-tokens={slots}", *server.flags)
+    with server_with_control(server.url, server.model, server.log, flags) as address:
+        return asyncio.run(_measure(address, server, written, tokens, console))
+
+
+async def _measure(
+    address: str,
     server: Server,
-    workload: Workload,
-    patterns: Sequence[str],
+    written: Mapping[str, Sequence[TextRequest]],
     tokens: int,
     console: Console,
 ) -> dict[str, Any]:
-    raise ValueError("not yet")
+    from rich.progress import Progress
+
+    from .generate import GenerateClient, ServerAnswerError
+    from .reuse_figures import pattern_json
+    from .reuse_sglang import SglangReuseBench
+    from .reuse_workload import assembled, texts_of
+
+    client = GenerateClient(address, server.api_key)
+    found: dict[str, Any] = {}
+    try:
+        capability = await client.capability()
+        if not capability.reuses:
+            raise ServerAnswerError("this server reuses nothing: its plugin is too old, or off")
+        bench = SglangReuseBench(client, capability, tokens, control=server.url is None)
+        with Progress(console=console) as progress:
+            for pattern, asked in written.items():
+                texts = texts_of(asked)
+                parts = dict(zip(texts, await client.tokenise(texts), strict=True))
+                requests = assembled(asked, parts)
+                task = progress.add_task(pattern, total=len(requests))
+                samples = await bench.measure(requests, partial(progress.advance, task))
+                found[pattern] = pattern_json(samples)
+    finally:
+        await client.close()
+    return {"engine": "sglang", "model": capability.model, "patterns": found}

@@ -17,19 +17,18 @@ CLOSENESS = ("kl", "argmax_match", "first_divergence")
 def pattern_json(samples: Sequence[Sample]) -> dict[str, Any]:
     """Return the document's member for one pattern; a measure that wasn't taken is None."""
     tokens = _totals(samples)
-    reused, recoverable = tokens["reused"], tokens["recoverable"]
-    served = tokens["prefix"] + reused
+    reused, recoverable = tokens["reused"], _recoverable(samples)
     live = _closeness([sample.live for sample in samples])
     naive = _closeness([sample.naive for sample in samples])
     shares = _shares(tokens, reused)
     return {
         **shares,
-        "recoverable": _share(recoverable, tokens["prompt"]),
+        "recoverable": None if recoverable is None else _share(recoverable, tokens["prompt"]),
         "ttft_ratio_to_radix": _ratio(samples),
         **live,
-        "goal_met": served >= tokens["prefix"] + GOAL * recoverable,
+        "goal_met": None if recoverable is None else reused >= GOAL * recoverable,
         "requests": len(samples),
-        "tokens": tokens,
+        "tokens": tokens | {"recoverable": recoverable},
         "arms": {
             "leyline": {**shares, **live, "ttft_ms": _median(s.live_ms for s in samples)},
             "radix": {
@@ -45,15 +44,21 @@ def pattern_json(samples: Sequence[Sample]) -> dict[str, Any]:
 def _totals(samples: Sequence[Sample]) -> dict[str, int]:
     found = {
         name: sum(getattr(sample, name) for sample in samples)
-        for name in ("prompt", "prefix", "reused", "recoverable")
+        for name in ("prompt", "prefix", "reused")
     }
     for name in _methods(samples):
         found[name] = sum(sample.arms[name] for sample in samples)
     return found
 
 
+def _recoverable(samples: Sequence[Sample]) -> int | None:
+    known = [sample.recoverable for sample in samples if sample.recoverable is not None]
+    return sum(known) if len(known) == len(samples) else None
+
+
 def _methods(samples: Sequence[Sample]) -> list[str]:
-    return list(samples[0].arms)
+    """Return the methods that were measured on every request."""
+    return [name for name in samples[0].arms if all(name in sample.arms for sample in samples)]
 
 
 def _shares(tokens: dict[str, int], additional: int) -> dict[str, float]:

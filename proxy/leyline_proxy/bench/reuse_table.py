@@ -39,6 +39,8 @@ def print_patterns(console: Console, document: Mapping[str, Any], title: str) ->
         table.add_section()
     console.print(table)
     for pattern, figures in document["patterns"].items():
+        if figures["goal_met"] is None:
+            continue
         bound = figures["prefix"] + GOAL * figures["recoverable"]
         verdict = "met" if figures["goal_met"] else "MISSED"
         console.print(

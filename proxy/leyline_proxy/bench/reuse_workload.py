@@ -25,9 +25,6 @@ from typing import Any
 
 from leyline_engine.benches.reuse_samples import BenchRequest
 
-Tokenise = Callable[[Sequence[str]], list[list[int]]]
-"""Returns the tokens of each text separately, without special tokens."""
-
 REQUESTS_PER_SESSION = 6
 FEW_SESSIONS = 4
 _SHORTEST_TEXT = 2_000
@@ -187,10 +184,15 @@ PATTERNS: Mapping[str, Callable[[Workload, random.Random], Iterator[TextRequest]
 """Writers of requests by pattern, in the order in which they are measured."""
 
 
-def encoded(requests: Sequence[TextRequest], tokenise: Tokenise) -> list[BenchRequest]:
-    """Return requests in tokens; each part is tokenised once."""
-    texts = list(dict.fromkeys(part for request in requests for part in request.parts))
-    tokens = dict(zip(texts, tokenise(texts), strict=True))
+def texts_of(requests: Sequence[TextRequest]) -> list[str]:
+    """Return each part once, to be tokenised by itself."""
+    return list(dict.fromkeys(part for request in requests for part in request.parts))
+
+
+def assembled(
+    requests: Sequence[TextRequest], tokens: Mapping[str, Sequence[int]]
+) -> list[BenchRequest]:
+    """Return requests in tokens, given those of each part."""
     return [
         BenchRequest(
             request.session,

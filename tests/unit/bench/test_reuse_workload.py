@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +17,8 @@ from leyline_proxy.bench.reuse_workload import (
     Material,
     TextRequest,
     Workload,
-    encoded,
+    assembled,
+    texts_of,
 )
 from leyline_proxy.replay.traces import TraceError
 
@@ -109,20 +109,14 @@ def test_a_clock_never_shows_the_same_time() -> None:
             assert after.parts[1:-1] == before.parts[1:]
 
 
-def test_equal_parts_have_equal_tokens() -> None:
+def test_prompts_are_their_parts_tokens() -> None:
     """A part is tokenised once, by itself, so that nothing before it changes its tokens."""
-    asked: list[str] = []
-
-    def tokenise(texts: Sequence[str]) -> list[list[int]]:
-        asked.extend(texts)
-        return [list(text.encode()) for text in asked]
-
     requests = written("rerank")
-    tokens = encoded(requests, tokenise)
-    assert len(asked) == len(set(asked))
-    assert [bytes(r.tokens.tolist()).decode() for r in tokens] == [
-        "".join(r.parts) for r in requests
-    ]
+    texts = texts_of(requests)
+    assert len(texts) == len(set(texts))
+    tokens = assembled(requests, {text: list(text.encode()) for text in texts})
+    decoded = [bytes(request.tokens.tolist()).decode() for request in tokens]
+    assert decoded == ["".join(request.parts) for request in requests]
 
 
 def test_material_is_recorded_text_and_tools(traces_dir: Path) -> None:
