@@ -31,6 +31,11 @@ class UnrotatedPool:
     def __init__(self, pool: Any) -> None:
         self._pool = pool
 
+    @property
+    def tensors(self) -> Any:
+        """The pool's tensors, by which the splicer counts bytes."""
+        return self._pool.tensors
+
     def splice(self, source: Any, target: Any, source_start: int, dest_start: int) -> None:
         """Copy rows; see :meth:`leyline_engine.sglang.rows.pool.SplicePool.splice`."""
         self._pool.splice(source, target, dest_start, dest_start)
