@@ -198,4 +198,5 @@ def _sample(
         radix_ms=radix.ttft_ms,
         live=compare(truth.logits, live.logits),
         naive=compare(truth.logits, naive.logits),
+        naive_reused=naive.receipt.tokens.reused,
     )

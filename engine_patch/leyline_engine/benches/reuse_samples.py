@@ -55,3 +55,5 @@ class Sample:
     """The same with reuse off."""
     live: Closeness | None = None
     naive: Closeness | None = None
+    naive_reused: int | None = None
+    """The tokens that the control copied: the same, unless it is broken."""

@@ -11,6 +11,7 @@ from leyline_engine.benches.reuse_samples import Closeness, Sample
 
 GOAL = 0.98
 """Share of the recoverable tokens that reuse is to serve."""
+SHARES = ("prefix", "additional", "total")
 CLOSENESS = ("kl", "argmax_match", "first_divergence")
 
 
@@ -19,7 +20,6 @@ def pattern_json(samples: Sequence[Sample]) -> dict[str, Any]:
     tokens = _totals(samples)
     reused, recoverable = tokens["reused"], _recoverable(samples)
     live = _closeness([sample.live for sample in samples])
-    naive = _closeness([sample.naive for sample in samples])
     shares = _shares(tokens, reused)
     return {
         **shares,
@@ -35,10 +35,17 @@ def pattern_json(samples: Sequence[Sample]) -> dict[str, Any]:
                 "prefix": _share(sum(s.radix_prefix for s in samples), tokens["prompt"]),
                 "ttft_ms": _median(s.radix_ms for s in samples),
             },
-            "naive": {**shares, **naive},
+            "naive": _naive(tokens, samples),
             **{name: _shares(tokens, tokens[name]) for name in _methods(samples)},
         },
     }
+
+
+def _naive(tokens: dict[str, int], samples: Sequence[Sample]) -> dict[str, float | None]:
+    reused = [sample.naive_reused for sample in samples if sample.naive_reused is not None]
+    known = len(reused) == len(samples)
+    shares = _shares(tokens, sum(reused)) if known else dict.fromkeys(SHARES)
+    return {**shares, **_closeness([sample.naive for sample in samples])}
 
 
 def _totals(samples: Sequence[Sample]) -> dict[str, int]:
@@ -62,7 +69,7 @@ def _methods(samples: Sequence[Sample]) -> list[str]:
 
 
 def _shares(tokens: dict[str, int], additional: int) -> dict[str, float]:
-    """Return the shares of an arm that serves ``additional`` tokens beyond the prefix."""
+    """Return :data:`SHARES` of an arm that serves ``additional`` tokens beyond the prefix."""
     return {
         "prefix": _share(tokens["prefix"], tokens["prompt"]),
         "additional": _share(additional, tokens["prompt"]),

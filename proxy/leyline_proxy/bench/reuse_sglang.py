@@ -121,6 +121,8 @@ class SglangReuseBench:
             served, radix = await self._live(live, number, request), await self._radix(request)
         else:
             radix, served = await self._radix(request), await self._live(live, number, request)
+        scores = await self._scored(live, number, request, truth.output)
+        control, copied = await self._naive(naive, number, request, truth.output, full)
         prefix = served.tokens.prefix
         known = cached if self._holds_all(request) else None
         sample = Sample(
@@ -134,8 +136,9 @@ class SglangReuseBench:
             radix_prefix=radix.cached_tokens,
             live_ms=served.ttft_ms,
             radix_ms=radix.ttft_ms,
-            live=compare(full, await self._scored(live, number, request, truth.output)),
-            naive=await self._naive(naive, number, request, truth.output, full),
+            live=compare(full, scores),
+            naive=control,
+            naive_reused=copied,
         )
         cached.append(request.tokens + array("q", served.output[:-1]))
         cached.append(request.tokens + array("q", truth.output))
@@ -191,11 +194,13 @@ class SglangReuseBench:
         request: BenchRequest,
         answer: Sequence[int],
         full: Sequence[TokenLogprobs],
-    ) -> Closeness | None:
+    ) -> tuple[Closeness | None, int | None]:
+        """Return how close the control is, and how many tokens it copied."""
         if not self._control:
-            return None
-        await self._live(arm, number, request)
-        return compare(full, await self._scored(arm, number, request, answer))
+            return None, None
+        served = await self._live(arm, number, request)
+        scores = await self._scored(arm, number, request, answer)
+        return compare(full, scores), served.tokens.reused
 
     def _holds_all(self, request: BenchRequest) -> bool:
         """Return True if the pool has room for all requests so far, so that none was evicted."""
