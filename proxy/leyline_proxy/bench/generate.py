@@ -96,17 +96,9 @@ class GenerateClient:
         Raises:
             ServerAnswerError: refused, or no token came.
         """
-        sampling: dict[str, Any] = {
-            "temperature": 0,
-            "max_new_tokens": max_new_tokens,
-            "ignore_eos": True,
-        }
-        if payload is not None:
-            hints = msgspec.to_builtins(edit_envelope(message_id, payload, reuse=reuse))
-            sampling["custom_params"] = {"kv_hints": hints}
         body = {
             "input_ids": list(prompt),
-            "sampling_params": sampling,
+            "sampling_params": _sampling(max_new_tokens, message_id, payload, reuse),
             "cache_salt": salt,
             "stream": True,
         }
@@ -157,13 +149,9 @@ class GenerateClient:
         Raises:
             ServerAnswerError: refused, or without distributions.
         """
-        sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
-        if payload is not None:
-            hints = msgspec.to_builtins(edit_envelope(message_id, payload))
-            sampling["custom_params"] = {"kv_hints": hints}
         body = {
             "input_ids": [*prompt, *answer],
-            "sampling_params": sampling,
+            "sampling_params": _sampling(1, message_id, payload),
             "cache_salt": salt,
             "return_logprob": True,
             "logprob_start_len": len(prompt) - 1,
@@ -230,6 +218,24 @@ class GenerateClient:
             raise ServerAnswerError(f"/tokenize answers {response.status_code}")
         tokens: list[list[int]] = response.json()["tokens"]
         return tokens
+
+
+def _sampling(
+    max_new_tokens: int,
+    message_id: str,
+    payload: EditPayload | None,
+    reuse: ReusePayload | None = None,
+) -> dict[str, Any]:
+    """Return parameters for greedy tokens, with the envelope if there is a payload."""
+    sampling: dict[str, Any] = {
+        "temperature": 0,
+        "max_new_tokens": max_new_tokens,
+        "ignore_eos": True,
+    }
+    if payload is not None:
+        hints = msgspec.to_builtins(edit_envelope(message_id, payload, reuse=reuse))
+        sampling["custom_params"] = {"kv_hints": hints}
+    return sampling
 
 
 def _answer(event: Mapping[str, Any], ttft_ms: float, e2e_ms: float) -> ServerAnswer:

@@ -103,11 +103,12 @@ def command(
     with exact prefixes only; median, without each pattern's first request.
     kl, argmax_match: mean KL(p_full || p_x) per token in nats, and the share
     of equal likeliest tokens, along the greedy tokens of a full prefill in
-    fp32. first_divergence: mean number of equal tokens before the first other
-    one in greedy decoding; at most --tokens. null: not measured.
-    "arms": naive copies without rotation; cdc finds only whole chunks whose
-    ends follow from the content (32 to 512 tokens); lmcache finds runs of 256
-    tokens at multiples of 256 in a source.
+    fp32 (sglang: in the server's dtype). first_divergence: mean number of
+    equal tokens before the first other one in greedy decoding; at most
+    --tokens. null: not measured.
+    "arms": naive copies without rotation (sglang: not with --url); cdc finds
+    only whole chunks whose ends follow from the content (32 to 512 tokens);
+    lmcache finds runs of 256 tokens at multiples of 256 in a source.
 
     \b
     Example: leyline bench reuse --engine replay --json out/reuse.json

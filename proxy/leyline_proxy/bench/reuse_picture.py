@@ -43,8 +43,12 @@ def draw(document: Mapping[str, Any], out: Path) -> None:
         label = "exact prefix" if index == 0 else None
         panel.bar(at, prefix, _WIDTH, color=_PREFIX, label=label)
         panel.bar(at, beyond, _WIDTH, bottom=prefix, color=colour, label=arm)
-    most = [100 * (figures["prefix"] + figures["recoverable"]) for figures in patterns.values()]
-    panel.scatter(places, most, marker="_", s=2400, color=INK, label="prefix and recoverable")
+    for place, figures in enumerate(patterns.values()):
+        if figures["recoverable"] is not None:
+            most = 100 * (figures["prefix"] + figures["recoverable"])
+            reach = 1.6 * _WIDTH
+            label = "prefix and recoverable" if place == 0 else None
+            panel.hlines(most, place - reach, place + reach, color=INK, label=label)
     panel.set_xticks(list(places), list(patterns))
     panel.set_ylabel("% of prompt tokens", color=INK)
     panel.set_ylim(0, 100)
