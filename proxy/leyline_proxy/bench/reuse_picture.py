@@ -47,7 +47,7 @@ def draw(document: Mapping[str, Any], out: Path) -> None:
         if figures["recoverable"] is not None:
             most = 100 * (figures["prefix"] + figures["recoverable"])
             reach = 1.6 * _WIDTH
-            label = "prefix and recoverable" if place == 0 else None
+            label = "prefix and recoverable" if place == 0 else "_"
             panel.hlines(most, place - reach, place + reach, color=INK, label=label)
     panel.set_xticks(list(places), list(patterns))
     panel.set_ylabel("% of prompt tokens", color=INK)
