@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from leyline_engine.benches.reuse_arms import Arm, Prints, new_arms
 from leyline_engine.contract import common_prefix
-from leyline_engine.lab.reuse_arms import Arm, Prints, new_arms
 from leyline_proxy.replay.traces import Message, RecordedSession, read_trace
 
 CEILING = "ceiling"

@@ -84,7 +84,7 @@ def test_contracts_hold(sources: Path) -> None:
         ("leyline_proxy/apis/anthropic/__init__.py", "import httpx", "Mappings of other APIs"),
         ("leyline_engine/claims/book.py", "import torch", "Claims are pure"),
         ("leyline_engine/lab/reader.py", "import leyline_engine.claims.book", "shares nothing"),
-        ("leyline_engine/lab/verbatim_runs.py", "import leyline_engine.reuse", "ceiling of reuse"),
+        ("leyline_engine/benches/verbatim_runs.py", "import leyline_engine.reuse", "ceiling of"),
         ("leyline_engine/replay/engine.py", "import leyline_engine.lab", "the laboratory"),
         ("leyline_proxy/demo/run.py", "import leyline_proxy.lab", "the laboratory"),
         ("leyline_proxy/audit/chain.py", "import threading", "Audit records"),

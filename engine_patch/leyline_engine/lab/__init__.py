@@ -1,5 +1,4 @@
-"""The laboratory for contributors: the contract of claims, and the most that reuse could find.
+"""The laboratory for contributors: the contract of claims, run from a checkout.
 
-It isn't part of the wheel, and nothing that is imports it. Run it from a checkout with
-``leyline claims`` and ``bench/reuse_offline.py``.
+It isn't part of the wheel, and nothing that is imports it. Run it with ``leyline claims``.
 """

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +17,6 @@ if TYPE_CHECKING:
     from .figures import BenchArm
     from .three_arm import BenchOptions, Level
 
-_CONTROL = "leyline_engine.benches.unrotated"
 _ARMS = "off,radix,splice,naive"
 
 
@@ -100,6 +96,7 @@ def command(
     from ..replay.sglang_process import SglangProcessError
     from .generate import ServerAnswerError
     from .picture import draw
+    from .server import server_with_control
     from .table import print_levels
     from .three_arm import BenchOptions
 
@@ -113,7 +110,12 @@ def command(
             boundary,
             checked,
         )
-        with _address(url, model, server_flag or (), log, options) as address:
+        own = (
+            f"--max-total-tokens={options.pool_tokens}",
+            f"--max-running-requests={max(options.concurrency)}",
+        )
+        flags = (*own, *(server_flag or ()))
+        with server_with_control(url, model, log, flags) as address:
             levels = _measure(address, api_key, options, console)
         if url is None or model is not None:
             _compare(levels, model, options, console)
@@ -141,30 +143,6 @@ def _arms(text: str, *, control: bool) -> frozenset[BenchArm]:
 
     chosen = frozenset(BenchArm(item.strip()) for item in text.split(","))
     return chosen if control else chosen - {BenchArm.NAIVE}
-
-
-@contextmanager
-def _address(
-    url: str | None,
-    model: str | None,
-    flags: Sequence[str],
-    log: Path,
-    options: BenchOptions,
-) -> Iterator[str]:
-    from ..replay.sglang_process import sglang_python, sglang_server
-
-    if url is not None:
-        yield url.rstrip("/")
-        return
-    own = (
-        f"--max-total-tokens={options.pool_tokens}",
-        f"--max-running-requests={max(options.concurrency)}",
-        *flags,
-    )
-    with tempfile.TemporaryDirectory(prefix="leyline-control-") as control:
-        subprocess.run([sglang_python(), "-P", "-m", _CONTROL, control], check=True)  # noqa: S603
-        with sglang_server(model, log, own, {"PYTHONPATH": control}) as server:
-            yield server.url
 
 
 def _measure(

@@ -13,8 +13,11 @@ import httpx
 import msgspec
 
 from leyline_engine.contract import (
+    CAPABILITY_PATH,
     RECEIPT_PATH,
+    Capability,
     EditPayload,
+    ReusePayload,
     TurnRecord,
     edit_envelope,
 )
@@ -26,6 +29,10 @@ _TIMEOUT = httpx.Timeout(900.0, connect=30.0)
 
 StepLogprobs = Mapping[str, float]
 """Log probabilities by token text, of the likeliest tokens at one generated position."""
+
+
+TokenLogprobs = Mapping[int, float]
+"""Log probabilities by token id, of the likeliest tokens at one position."""
 
 
 class ServerAnswerError(RuntimeError):
@@ -75,6 +82,7 @@ class GenerateClient:
         salt: str,
         message_id: str = "",
         payload: EditPayload | None = None,
+        reuse: ReusePayload | None = None,
         logprobs: bool = True,
     ) -> ServerAnswer:
         """Return greedy tokens, past any end of sequence.
@@ -82,22 +90,15 @@ class GenerateClient:
         Args:
             salt: namespace of the cache that the request sees.
             payload: sent in an envelope under ``message_id``; None sends no envelope.
+            reuse: the request for reuse, beside the payload.
             logprobs: True to ask for the likeliest tokens.
 
         Raises:
             ServerAnswerError: refused, or no token came.
         """
-        sampling: dict[str, Any] = {
-            "temperature": 0,
-            "max_new_tokens": max_new_tokens,
-            "ignore_eos": True,
-        }
-        if payload is not None:
-            hints = msgspec.to_builtins(edit_envelope(message_id, payload))
-            sampling["custom_params"] = {"kv_hints": hints}
         body = {
             "input_ids": list(prompt),
-            "sampling_params": sampling,
+            "sampling_params": _sampling(max_new_tokens, message_id, payload, reuse),
             "cache_salt": salt,
             "stream": True,
         }
@@ -127,6 +128,56 @@ class GenerateClient:
         if first is None:
             raise ServerAnswerError("/generate ended without a token")
         return _answer(json.loads(last), 1e3 * (first - started), 1e3 * (ended - started))
+
+    async def score(
+        self,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        likeliest: int,
+        *,
+        salt: str,
+        message_id: str = "",
+        payload: EditPayload | None = None,
+    ) -> list[TokenLogprobs]:
+        """Return the distribution at each token of an answer that is given.
+
+        Args:
+            likeliest: number of tokens per distribution; at most the vocabulary.
+
+        Other arguments as for :meth:`generate`.
+
+        Raises:
+            ServerAnswerError: refused, or without distributions.
+        """
+        body = {
+            "input_ids": [*prompt, *answer],
+            "sampling_params": _sampling(1, message_id, payload),
+            "cache_salt": salt,
+            "return_logprob": True,
+            "logprob_start_len": len(prompt) - 1,
+            "top_logprobs_num": likeliest,
+        }
+        response = await self._http.post("/generate", json=body)
+        if response.status_code != httpx.codes.OK:
+            raise ServerAnswerError(
+                f"/generate answers {response.status_code}: {response.text[:300]}"
+            )
+        # The first entry is the last prompt token's, which nothing before it is asked about.
+        found = response.json()["meta_info"].get("input_top_logprobs", ())[1:]
+        if len(found) != len(answer):
+            raise ServerAnswerError(f"{len(found)} distributions came for {len(answer)} tokens")
+        return [{token: logprob for logprob, token, _ in step} for step in found]
+
+    async def capability(self) -> Capability:
+        """Return the engine's account of itself.
+
+        Raises:
+            ServerAnswerError: it has none: Leyline's plugin isn't installed there.
+        """
+        response = await self._http.get(CAPABILITY_PATH)
+        if response.status_code != httpx.codes.OK:
+            raise ServerAnswerError(f"{CAPABILITY_PATH} answers {response.status_code}")
+        return msgspec.json.decode(response.content, type=Capability)
 
     async def record(self, message_id: str) -> TurnRecord:
         """Return the engine's account of a request with an envelope, once it has ended.
@@ -167,6 +218,24 @@ class GenerateClient:
             raise ServerAnswerError(f"/tokenize answers {response.status_code}")
         tokens: list[list[int]] = response.json()["tokens"]
         return tokens
+
+
+def _sampling(
+    max_new_tokens: int,
+    message_id: str,
+    payload: EditPayload | None,
+    reuse: ReusePayload | None = None,
+) -> dict[str, Any]:
+    """Return parameters for greedy tokens, with the envelope if there is a payload."""
+    sampling: dict[str, Any] = {
+        "temperature": 0,
+        "max_new_tokens": max_new_tokens,
+        "ignore_eos": True,
+    }
+    if payload is not None:
+        hints = msgspec.to_builtins(edit_envelope(message_id, payload, reuse=reuse))
+        sampling["custom_params"] = {"kv_hints": hints}
+    return sampling
 
 
 def _answer(event: Mapping[str, Any], ttft_ms: float, e2e_ms: float) -> ServerAnswer:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leyline_engine.lab.verbatim_runs import Mask
+from leyline_engine.benches.verbatim_runs import Mask
 from leyline_proxy.replay.traces import RecordedSession, TraceRequest
 
 SCRIPT = Path(__file__).parents[3] / "bench" / "reuse_offline.py"

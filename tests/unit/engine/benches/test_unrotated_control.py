@@ -15,6 +15,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []
+        self.tensors = SimpleNamespace(bytes_per_token=7)
 
     def splice(self, source: Any, target: Any, source_start: int, dest_start: int) -> None:
         self.asked.append((source_start, dest_start))
@@ -27,6 +28,7 @@ def test_only_sessions_of_the_control_are_left_unrotated() -> None:
 
     def original(own: Any, turn: Any, length: int) -> None:
         own._pool.splice(None, None, 700, 600 + length)
+        assert own._pool.tensors.bytes_per_token == 7
 
     for session in (("scope", "unrotated.1"), ("unrotated", "mine"), None):
         unrotated.copy(original, splicer, SimpleNamespace(session=session), 5)

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyline_engine.contract import common_prefix
-from leyline_engine.lab.reuse_arms import (
+from leyline_engine.benches.reuse_arms import (
     AlignedRuns,
     Arm,
     Ceiling,
@@ -21,6 +20,7 @@ from leyline_engine.lab.reuse_arms import (
     Winnowed,
     new_arms,
 )
+from leyline_engine.contract import common_prefix
 from leyline_engine.reuse.chunking import ChunkRule
 
 ROLE = 200_000
