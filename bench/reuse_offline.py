@@ -25,12 +25,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from leyline_engine.benches.reuse_arms import Arm, Prints, new_arms
+from leyline_engine.benches.reuse_arms import Arm, new_arms
 from leyline_engine.contract import common_prefix
+from leyline_engine.reuse.winnowing import Winnower
 from leyline_proxy.replay.traces import Message, RecordedSession, read_trace
 
 CEILING = "ceiling"
-WINNOWING = "leyline_engine.reuse.winnowing"
 KINDS = ("sessions", "edited")
 TOKEN_COLUMNS = ("prompt tokens", "exact prefix", "left")
 ARMS = {
@@ -111,16 +111,6 @@ def shown(message: Message) -> str:
             return USER + content
         case _:
             return content
-
-
-def winnowing() -> Callable[[array[int]], Prints] | None:
-    """Return the engine's fingerprints; None if this version of the engine has none."""
-    try:
-        module = import_module(WINNOWING)
-    except ModuleNotFoundError:
-        return None
-    fingerprints: Callable[[array[int]], Prints] = module.Winnower().select
-    return fingerprints
 
 
 def joined(parts: Iterable[array[int]]) -> array[int]:
@@ -359,7 +349,7 @@ def main() -> None:
     if not paths:
         parser.error(f"{given.traces} has no files sessions_*.jsonl or edited_*.jsonl(.gz)")
     renderer, rows = Renderer(), list[Row]()
-    specials, fingerprints = renderer.specials, winnowing()
+    specials, fingerprints = renderer.specials, Winnower().select
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(paths))
         for path in paths:

@@ -239,22 +239,19 @@ class Ceiling:
         return mask
 
 
-def new_arms(
-    specials: frozenset[int], winnow: Callable[[array[int]], Prints] | None
-) -> Mapping[str, Arm]:
+def new_arms(specials: frozenset[int], winnow: Callable[[array[int]], Prints]) -> Mapping[str, Arm]:
     """Return all arms by name, without sequences.
 
     Args:
         specials: the tokens at which chunks begin, in the arm that knows of them.
-        winnow: the fingerprints of a sequence; None leaves the arm out.
+        winnow: the fingerprints of a sequence.
     """
-    arms: dict[str, Arm] = {
+    return {
         "fixed blocks": FixedBlocks(),
         "aligned runs": AlignedRuns(),
         "chunks": ContentChunks(),
         "chunks, windows": ContentChunks(fallback=True),
         "chunks, windows, resets": ContentChunks(ChunkRule(resets=specials), fallback=True),
+        "winnowing": Winnowed(winnow),
+        "ceiling": Ceiling(),
     }
-    if winnow is not None:
-        arms["winnowing"] = Winnowed(winnow)
-    return {**arms, "ceiling": Ceiling()}
