@@ -202,7 +202,7 @@ async def test_the_answer_carries_the_receipt(engine: FakeEngine) -> None:
     assert response.content.startswith(answer.chunks[0][:-1] + b',"leyline":')
     account = response.json()["leyline"]
     assert account["tokens"] == {
-        "prompt": 10, "prefix": 4, "spliced": 0, "prefilled": 6, "freed": 0
+        "prompt": 10, "prefix": 4, "spliced": 0, "reused": 0, "prefilled": 6, "freed": 0
     }  # fmt: skip
     assert (account["outcome"], account["reason"], account["edits"]) == ("unedited", None, [])
 
