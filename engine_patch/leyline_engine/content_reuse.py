@@ -14,9 +14,9 @@ from leyline_engine.contract import (
     ReuseMode,
 )
 from leyline_engine.edits import ResolvedEdit
+from leyline_engine.reuse.fingerprints import MatcherKind, fingerprinter
 from leyline_engine.reuse.index import ReuseIndex, Slots
 from leyline_engine.reuse.matching import MAX_HITS, MIN_PIECE, Hits, ReuseMatcher
-from leyline_engine.reuse.winnowing import Winnower
 from leyline_engine.rules import CheckedRequest
 from leyline_engine.sources import SourceRegistry, SourceTurn
 
@@ -37,6 +37,7 @@ class ContentReuse:
         capacity: slots of the pool.
         salt: makes hashes that nobody can search for; the same on all ranks of a replica.
         max_copies: hits of one request that are copied at most; the longest are.
+        matcher: the choice of fingerprints.
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class ContentReuse:
         *,
         salt: bytes,
         max_copies: int = MAX_HITS,
+        matcher: MatcherKind = MatcherKind.WINNOW,
     ) -> None:
         self._registry = registry
         self._max_copies = max_copies
-        winnower = Winnower(int.from_bytes(salt[:8], "big"))
-        self.index = ReuseIndex(winnower, capacity)
-        self._matcher = ReuseMatcher(self.index, winnower, sink=ATTENTION_SINK)
+        prints = fingerprinter(matcher, int.from_bytes(salt[:8], "big"))
+        self.index = ReuseIndex(prints, capacity)
+        self._matcher = ReuseMatcher(self.index, prints, sink=ATTENTION_SINK)
         self._scopes: OrderedDict[str, None] = OrderedDict()
         registry.dropped = self.index.drop
 

@@ -33,6 +33,7 @@ from leyline_engine.plan import Plan, plan_turn
 from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError
 from leyline_engine.replay.cache.radix import Match, Node
 from leyline_engine.replay.cache.slots import Slots
+from leyline_engine.reuse.fingerprints import MatcherKind
 from leyline_engine.rules import CheckedRequest, EditVerdict, Rules, extend_lineage, judge
 from leyline_engine.sources import SourceTurn
 
@@ -84,6 +85,7 @@ class Admitter:
     Args:
         struck: called with what each forget has struck, by its ticket, before slots are counted.
         salt: see :func:`~leyline_engine.lineage.derive_lineage`; by default it is drawn.
+        matcher: the choice of fingerprints by which content is found.
     """
 
     def __init__(
@@ -93,12 +95,13 @@ class Admitter:
         splices: bool,
         struck: Callable[[str, Struck], None],
         salt: bytes | None = None,
+        matcher: MatcherKind = MatcherKind.WINNOW,
     ) -> None:
         self._cache = cache
         self._struck = struck
         salt = token_bytes(SALT_BYTES) if salt is None else salt
         self._rules = Rules(cache.registry, cache.ledger, splices=splices, salt=salt)
-        self._reuse = ContentReuse(cache.registry, cache.capacity, salt=salt)
+        self._reuse = ContentReuse(cache.registry, cache.capacity, salt=salt, matcher=matcher)
         cache.reuse = self._reuse.index
 
     def admit(

@@ -41,6 +41,7 @@ from leyline_engine.replay.engine_claims import EngineClaims, OpenClaims, Refuse
 from leyline_engine.replay.models.loader import LoadedModel
 from leyline_engine.replay.models.rotary_probe import read_model_facts
 from leyline_engine.replay.sequence import Forward, Sequence
+from leyline_engine.reuse.fingerprints import MatcherKind
 from leyline_engine.sources import SourceRegistry, SourceTurn
 
 __all__ = [
@@ -82,6 +83,7 @@ class ReplayEngine:
         pool_tokens: int,
         chunk_tokens: int = 512,
         splicing: bool = True,
+        matcher: MatcherKind = MatcherKind.WINNOW,
         secret: str | None = None,
         open_claims: OpenClaims = EngineClaims,
         metrics: EngineMetrics | None = None,
@@ -106,7 +108,10 @@ class ReplayEngine:
         self._running: set[Sequence] = set()
         unsupported = facts.unsupported or ("" if splicing else "switched off by configuration")
         self._admitter = Admitter(
-            self.cache, splices=not unsupported, struck=self._withhold_readers
+            self.cache,
+            splices=not unsupported,
+            struck=self._withhold_readers,
+            matcher=matcher,
         )
         self.capability = Capability(
             engine="replay",

@@ -24,6 +24,7 @@ from leyline_engine.replay.models.loader import LoadedModel, ModelLoadError, loa
 from leyline_engine.replay.models.rotary_probe import UnsupportedModelError
 from leyline_engine.replay.service import EngineService, ServiceLimits
 from leyline_engine.replay.text.chat import PromptEncoder
+from leyline_engine.reuse.fingerprints import MatcherKind, read_matcher
 
 
 def create_engine_app(
@@ -35,6 +36,7 @@ def create_engine_app(
     pool_tokens: int = 131_072,
     chunk_tokens: int = 512,
     splicing: bool = True,
+    matcher: str = "winnow",
     max_running: int = 8,
     max_waiting: int = 64,
     default_max_tokens: int = 1024,
@@ -51,6 +53,8 @@ def create_engine_app(
         pool_tokens: KV slots, in tokens.
         chunk_tokens: prompt tokens per prefill step.
         splicing: False serves every edit as an ordinary prefill.
+        matcher: ``winnow`` or ``cdc``; see
+            :class:`~leyline_engine.reuse.fingerprints.MatcherKind`.
         max_running: requests that share the engine at once.
         max_waiting: requests that may wait; more are refused with 503.
         default_max_tokens: limit of chat answers that name none.
@@ -61,8 +65,9 @@ def create_engine_app(
 
     Raises:
         ModelLoadError: the model can't be loaded.
-        ValueError: a limit of claims has no such name or value.
+        ValueError: a limit of claims has no such name or value, or there is no such matcher.
     """
+    kind = read_matcher(matcher)
     claimable = read_limits(claim_limits or {})
     loaded = load_model(model, dtype=dtype, device=device)
     if served_name is not None:
@@ -72,6 +77,7 @@ def create_engine_app(
         pool_tokens=pool_tokens,
         chunk_tokens=chunk_tokens,
         splicing=splicing,
+        matcher=kind,
         limits=ServiceLimits(max_running=max_running, max_waiting=max_waiting),
         options=ServingOptions(
             default_max_tokens=default_max_tokens,
@@ -111,6 +117,7 @@ def serve_model(
     pool_tokens: int,
     chunk_tokens: int = 512,
     splicing: bool = True,
+    matcher: MatcherKind = MatcherKind.WINNOW,
     limits: ServiceLimits | None = None,
     options: ServingOptions | None = None,
     claim_limits: Limits | None = None,
@@ -128,6 +135,7 @@ def serve_model(
             pool_tokens=pool_tokens,
             chunk_tokens=chunk_tokens,
             splicing=splicing,
+            matcher=matcher,
             secret=options.hints_secret if options else None,
             open_claims=partial(EngineClaims, limits=claim_limits),
             metrics=metrics,

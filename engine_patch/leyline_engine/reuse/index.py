@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyline_engine.contract import common_prefix
-from leyline_engine.reuse.winnowing import GRAM, Winnower, ends_of_chains
+from leyline_engine.reuse.fingerprints import Fingerprinter
+from leyline_engine.reuse.winnowing import GRAM, ends_of_chains
 from leyline_engine.sources import SourceTurn
 
 MAX_PLACES = 8
@@ -59,14 +60,16 @@ class ReuseIndex:
     The tenant that has most entries loses its oldest if there are too many.
 
     Args:
-        winnower: selects fingerprints.
+        fingerprinter: selects fingerprints.
         capacity: slots of the pool.
         max_places: maximum number of places of one hash within a tenant; the oldest are dropped
             first.
     """
 
-    def __init__(self, winnower: Winnower, capacity: int, *, max_places: int = MAX_PLACES) -> None:
-        self._winnower = winnower
+    def __init__(
+        self, fingerprinter: Fingerprinter, capacity: int, *, max_places: int = MAX_PLACES
+    ) -> None:
+        self._fingerprinter = fingerprinter
         self._max_entries = max(MIN_ENTRIES, capacity // TOKENS_PER_ENTRY)
         self._max_places = max_places
         self._tenants: dict[str, _TenantIndex] = {}
@@ -88,8 +91,8 @@ class ReuseIndex:
         """
         tenant = self._tenants.setdefault(source.scope, _TenantIndex(self._max_places))
         path = tenant.path_of(source)
-        start = max(0, path.done - self._winnower.guarantee + 1)
-        prints = ends_of_chains(self._winnower.select(source.tokens, start, len(slots)))
+        start = max(0, path.done - self._fingerprinter.guarantee + 1)
+        prints = ends_of_chains(self._fingerprinter.select(source.tokens, start, len(slots)))
         anchors = slots[prints.positions]
         self._mark(anchors)
         for slot, position, value in zip(

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyline_engine.contract import ReuseKind, common_prefix
+from leyline_engine.reuse.fingerprints import Fingerprinter
 from leyline_engine.reuse.index import Place, ReuseIndex
-from leyline_engine.reuse.winnowing import GUARANTEE, Winnower
+from leyline_engine.reuse.winnowing import GUARANTEE
 from leyline_engine.sources import SessionKey, SourceTurn
 
 MIN_HIT = GUARANTEE
@@ -90,7 +91,7 @@ class ReuseMatcher:
     """Finds hits in one index.
 
     Args:
-        winnower: the one that the index was filled with.
+        fingerprinter: the one that the index was filled with.
         sink: leading positions of a source that serve as attention sink; never copied elsewhere.
         min_piece: see :data:`MIN_PIECE`.
     """
@@ -98,13 +99,13 @@ class ReuseMatcher:
     def __init__(
         self,
         index: ReuseIndex,
-        winnower: Winnower,
+        fingerprinter: Fingerprinter,
         *,
         sink: int,
         min_piece: int = MIN_PIECE,
     ) -> None:
         self._index = index
-        self._winnower = winnower
+        self._fingerprinter = fingerprinter
         self._sink = sink
         self._min_piece = min_piece
 
@@ -129,8 +130,8 @@ class ReuseMatcher:
         return Hits(tuple(found), search.bounded)
 
     def _cover(self, search: _Search, start: int, end: int) -> None:
-        margin = self._winnower.guarantee - 1
-        prints = self._winnower.select(search.prompt, max(0, start - margin), end + margin)
+        margin = self._fingerprinter.guarantee - 1
+        prints = self._fingerprinter.select(search.prompt, max(0, start - margin), end + margin)
         positions, values = prints.positions.tolist(), prints.values.tolist()
 
         def probe(at: int, begin: int, stop: int) -> Hit | None:

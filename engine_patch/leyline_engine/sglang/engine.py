@@ -23,6 +23,7 @@ from leyline_engine.edits import EditRefusedError, forgets
 from leyline_engine.energy import EnergyAccount
 from leyline_engine.ledger import SpanLedger
 from leyline_engine.metrics import EngineMetrics
+from leyline_engine.reuse.fingerprints import MatcherKind
 from leyline_engine.rules import Rules
 from leyline_engine.sglang.accounts import Accounts
 from leyline_engine.sglang.admission import Admission
@@ -63,6 +64,7 @@ class SchedulerEngine:
         secret: secret that signs envelopes; None takes them unsigned.
         salt: salt of lineages' names; the same on all ranks of the replica.
         min_copy: copies shorter than this, in tokens, are prefilled.
+        matcher: the choice of fingerprints by which content is found.
         agree: returns True if all tensor-parallel ranks succeeded; takes this rank's success.
         limits: limits of what may be claimed.
         energy: shares of requests, if energy is counted.
@@ -80,6 +82,7 @@ class SchedulerEngine:
         secret: str | None,
         salt: bytes,
         min_copy: int,
+        matcher: MatcherKind = MatcherKind.WINNOW,
         agree: Callable[[bool], bool] = bool,
         limits: Limits | None = None,
         energy: EnergyAccount | None = None,
@@ -115,7 +118,9 @@ class SchedulerEngine:
         fallback = Fallback(cache, rules, forgetter, kept_out=self._kept_out)
         self.forgets = self._open_forgets(rules, forgetter, fallback)
         splicer = self._open_splicer(pool, rules, min_copy, agree)
-        self._reuse = ContentReuse(self.registry, usable, salt=salt, max_copies=MAX_COPIES)
+        self._reuse = ContentReuse(
+            self.registry, usable, salt=salt, max_copies=MAX_COPIES, matcher=matcher
+        )
         self.admission = self._open_admission(splicer, fallback)
         census = open_census(cache) if metrics.collects else None
         self.readings = Readings(

@@ -10,6 +10,8 @@ from typing import Any
 BACKEND = "leyline"
 """Value of ``--radix-cache-backend`` that switches Leyline on."""
 
+MATCHER_VARIABLE = "LEYLINE_REUSE_MATCHER"
+"""``winnow`` or ``cdc``: the choice of fingerprints by which content is found."""
 MIN_COPY_VARIABLE = "LEYLINE_MIN_COPY_TOKENS"
 _MIN_COPY = 32
 """Minimum length of copies, in tokens; a shorter prefill costs less than a forward and a launch."""
@@ -52,6 +54,7 @@ def create_cache(context: Any) -> Any:
     from sglang.srt.runtime_context import get_observability, get_parallel
 
     from leyline_engine.energy import cuda_uuids, open_account
+    from leyline_engine.reuse.fingerprints import MatcherKind, read_matcher
     from leyline_engine.sglang.channel import open_sender
     from leyline_engine.sglang.claim_desk import limits_from
     from leyline_engine.sglang.engine import SchedulerEngine
@@ -83,6 +86,7 @@ def create_cache(context: Any) -> Any:
         secret=hints_secret(),
         salt=common_salt(group),
         min_copy=int(os.environ.get(MIN_COPY_VARIABLE) or _MIN_COPY),
+        matcher=read_matcher(os.environ.get(MATCHER_VARIABLE) or MatcherKind.WINNOW),
         agree=agreement(group),
         limits=limits_from(),
         energy=open_account(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from leyline_engine.contract import LineageRun, ReuseKind, token_digest
 from leyline_engine.reuse import matching
+from leyline_engine.reuse.fingerprints import Fingerprinter
 from leyline_engine.reuse.index import MAX_PLACES, ReuseIndex
 from leyline_engine.reuse.matching import MIN_HIT, Hits, ReuseMatcher
 from leyline_engine.reuse.winnowing import Winnower
@@ -29,10 +30,12 @@ class Library:
         max_places: places of one hash.
     """
 
-    def __init__(self, winnower: Winnower | None = None, *, max_places: int = MAX_PLACES) -> None:
-        winnower = winnower or Winnower(3)
-        self.index = ReuseIndex(winnower, CAPACITY, max_places=max_places)
-        self.matcher = ReuseMatcher(self.index, winnower, sink=0, min_piece=1)
+    def __init__(
+        self, fingerprinter: Fingerprinter | None = None, *, max_places: int = MAX_PLACES
+    ) -> None:
+        prints = fingerprinter or Winnower(3)
+        self.index = ReuseIndex(prints, CAPACITY, max_places=max_places)
+        self.matcher = ReuseMatcher(self.index, prints, sink=0, min_piece=1)
         self.slots: dict[str, NDArray[np.int64]] = {}
         self._free = 0
 
