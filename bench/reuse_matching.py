@@ -1,0 +1,114 @@
+"""The CPU time that content reuse costs an engine per turn: the search, and the index's update.
+
+A session grows by NEW tokens per turn. Half of them are new, the others are quoted from its
+beginning. The rest of the prompt is a cached prefix, as in an engine. Other sessions of the tenant
+fill the index beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from array import array
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from leyline_engine.contract import ATTENTION_SINK, token_digest
+from leyline_engine.reuse.fingerprints import Fingerprinter, MatcherKind, fingerprinter
+from leyline_engine.reuse.index import ReuseIndex
+from leyline_engine.reuse.matching import ReuseMatcher
+from leyline_engine.sources import SourceTurn
+
+VOCABULARY = 128_000
+OTHERS = 4
+"""Sessions of the same length beside the measured one."""
+
+
+class Session:
+    """One session's tokens and slots, as it grows."""
+
+    def __init__(self, name: str, length: int, first_slot: int, seed: int) -> None:
+        self.name = name
+        self._rng = np.random.default_rng(seed)
+        self._first_slot = first_slot
+        self.ids = self._rng.integers(0, VOCABULARY, length)
+
+    def grow(self, count: int) -> None:
+        """Add a turn: half of it new, half of it quoted."""
+        start = int(self._rng.integers(ATTENTION_SINK, len(self.ids) // 2))
+        fresh = self._rng.integers(0, VOCABULARY, count - count // 2)
+        self.ids = np.concatenate([self.ids, fresh, self.ids[start : start + count // 2]])
+
+    def turn(self, number: int) -> SourceTurn:
+        """Return the session's tokens as a retained turn."""
+        tokens = array("q", self.ids.tolist())
+        return SourceTurn(f"t{number}", tokens, token_digest(tokens), (), "tenant", self.name)
+
+    def slots(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Return the slots of its tokens."""
+        return np.arange(self._first_slot, self._first_slot + len(self.ids))
+
+
+def measure(prints: Fingerprinter, length: int, new: int, repeat: int) -> dict[str, float]:
+    """Return medians in milliseconds for prompts of ``length`` tokens, ``new`` of them uncached."""
+    room = length + (repeat + 1) * new
+    sessions = [Session(f"s{n}", length - new, n * room, n) for n in range(OTHERS + 1)]
+    index = ReuseIndex(prints, len(sessions) * room)
+    matcher = ReuseMatcher(index, prints, sink=ATTENTION_SINK)
+    for each in sessions:
+        index.add(each.turn(0), each.slots())
+    own, searches, updates, found = sessions[0], [], [], []
+    for number in range(1, repeat + 1):
+        before = len(own.ids)
+        own.grow(new)
+        turn = own.turn(number)
+        began = perf_counter()
+        hits = matcher.find(
+            turn.tokens, [(before, len(own.ids))], ("tenant", own.name), lambda s: len(s.tokens)
+        )
+        searched = perf_counter()
+        index.add(turn, own.slots())
+        updates.append(perf_counter() - searched)
+        searches.append(searched - began)
+        found.append(hits.tokens)
+    return {
+        "search_ms": round(1e3 * median(searches), 3),
+        "update_ms": round(1e3 * median(updates), 3),
+        "found": round(median(found) / new, 3),
+    }
+
+
+def main() -> None:
+    """Run the bench."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sizes", default="10000,50000,100000", help="prompt lengths, in tokens")
+    parser.add_argument("--new", type=int, default=1000, help="uncached tokens of each prompt")
+    parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    given = parser.parse_args()
+    table = Table("matcher", "prompt", "search", "update", "found of the new")
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for kind in MatcherKind:
+        for size in map(int, given.sizes.split(",")):
+            row = measure(fingerprinter(kind, 1), size, given.new, given.repeat)
+            results.setdefault(kind.value, {})[str(size)] = row
+            table.add_row(
+                kind.value,
+                f"{size:,}",
+                f"{row['search_ms']:.2f} ms",
+                f"{row['update_ms']:.2f} ms",
+                f"{row['found']:.1%}",
+            )
+    Console().print(table)
+    if given.json:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
