@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import socket
 import subprocess
@@ -15,6 +16,8 @@ import pytest
 import redis
 
 START_S = 20.0
+BUS_OFFSET = 10_000
+"""Distance of a server's cluster bus port from its port."""
 
 
 def program(name: str) -> str:
@@ -27,13 +30,22 @@ def program(name: str) -> str:
 
 
 def free_port() -> int:
-    """A free port whose cluster bus port is free, too."""
+    """A free port whose cluster bus port is free, too.
+
+    Both are below those that the system gives to connections, so that none takes them meanwhile.
+    """
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port < 55_000:
+        port = random.randrange(15_000, 22_000)
+        if _is_free(port) and _is_free(port + BUS_OFFSET):
             return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        with suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return True
+        return False
 
 
 class RedisServer:
