@@ -88,7 +88,7 @@ class ContentReuse:
         copies = request.edit.copies if request.edit is not None else ()
         hits = self._matcher.find(
             request.prompt,
-            _gaps(len(request.prompt), prefix, copies),
+            _gaps(len(request.prompt), max(prefix, payload.sink), copies),
             (payload.scope, payload.session),
             available,
         )
@@ -124,9 +124,9 @@ def reuse_counts(
     return ReuseCounts(mode=asked.mode, bounded=hits.bounded, **by_kind)
 
 
-def _gaps(length: int, prefix: int, copies: Iterable[CopySegment]) -> Iterable[tuple[int, int]]:
-    """Yield the parts of a prompt that neither its prefix nor an edit's copies serve."""
-    cursor = max(prefix, ATTENTION_SINK)
+def _gaps(length: int, start: int, copies: Iterable[CopySegment]) -> Iterable[tuple[int, int]]:
+    """Yield the parts of a prompt after ``start`` that no copy of an edit serves."""
+    cursor = max(start, ATTENTION_SINK)
     for copy in copies:
         if copy.dest - cursor >= MIN_PIECE:
             yield cursor, copy.dest
@@ -141,7 +141,7 @@ def _with_hits(edit: ResolvedEdit, hits: Hits, boundary: int) -> ResolvedEdit:
     places: dict[tuple[int, ReuseKind], int] = {}
     copies = list(edit.copies)
     for hit in hits.found:
-        if hit.length <= boundary:
+        if hit.length - boundary < MIN_PIECE:
             continue
         key = (id(hit.source), hit.kind)
         if key not in places:

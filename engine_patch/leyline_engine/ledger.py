@@ -50,6 +50,8 @@ class Carried:
     start: int
     readers: Readers
     share: str = ""
+    foreign: bool = False
+    """True if its KV may have read what reuse brought from another place or session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class SpanLedger:
         self._max_lineages = max_lineages
         self._names: OrderedDict[SessionKey, set[str]] = OrderedDict()
         self._readers: OrderedDict[tuple[str, str], dict[SpanKey, int]] = OrderedDict()
+        self._foreign: set[tuple[str, str]] = set()
+        """Lineages of :attr:`_readers` whose KV may have read what reuse brought along."""
         self._shared: OrderedDict[tuple[str, str], OrderedDict[int, None]] = OrderedDict()
 
     def label(self, session: SessionKey, names: Iterable[str]) -> None:
@@ -162,8 +166,12 @@ class SpanLedger:
     ) -> Iterable[tuple[SpanKey, int, int]]:
         """Yield the spans that a source has read, their first readers and places in the prompt.
 
-        A span that isn't whole in one of the ``kept`` pieces has no place.
+        A span that isn't whole in one of the ``kept`` pieces has no place, and nor has text without
+        a label.
         """
+        unlabelled = first_unlabelled(source.spans, len(source.tokens))
+        if unlabelled < len(source.tokens):
+            yield ANYTHING, unlabelled, NOWHERE
         for label in source.spans:
             places = [
                 copy.dest + label.start - copy.start
@@ -208,10 +216,19 @@ class SpanLedger:
             known[span] = min(position, known.get(span, position))
         if len(known) > MAX_READERS:
             self._readers[key] = {ANYTHING: min(known.values())}
+        if carried.foreign:
+            self._foreign.add(key)
         if carried.share:
             self._share(scope, carried)
         surplus = len(self._readers) - self._max_lineages
-        return tuple(self._readers.popitem(last=False)[0] for _ in range(surplus))
+        dropped = tuple(self._readers.popitem(last=False)[0] for _ in range(surplus))
+        self._foreign.difference_update(dropped)
+        return dropped
+
+    def is_foreign(self, scope: str, runs: Sequence[LineageRun]) -> bool:
+        """Return True if KV under a lineage map may have read what reuse brought along."""
+        keys = [(scope, run.lineage) for run in runs]
+        return any(key in self._foreign or key not in self._readers for key in keys)
 
     def _share(self, scope: str, carried: Carried) -> None:
         starts = self._shared.setdefault((scope, carried.share), OrderedDict())

@@ -55,6 +55,13 @@ class Plan:
         """Number of tokens that are copied for reuse."""
         return sum(map(self.reused_of, ReuseKind)) if self.kinds else 0
 
+    @property
+    def edit_copies(self) -> tuple[CopySegment, ...]:
+        """Copies that are made for edits."""
+        if not self.kinds:
+            return self.copies
+        return tuple(copy for copy in self.copies if self.kinds[copy.source] is None)
+
     def reused_of(self, kind: ReuseKind) -> int:
         """Return the number of tokens that are copied for reuse of a kind."""
         found = (copy.length for copy in self.copies if self.kinds[copy.source] is kind)

@@ -62,6 +62,11 @@ class CheckedRequest:
         return forgets(self.payload)
 
     @property
+    def copies_hits(self) -> bool:
+        """True if it copies content that was found elsewhere."""
+        return self.edit is not None and any(kind is not None for kind in self.edit.kinds)
+
+    @property
     def only_reuses(self) -> bool:
         """True if it copies, and none of the copies is an edit's."""
         return self.edit is not None and not carries_edit(self.payload)
@@ -182,7 +187,8 @@ class Rules:
         payload = edit.payload
         used = sorted({copy.source for copy in plan.copies})
         # What was reused has read other text than the scope has: it is nobody else's.
-        share = "" if plan.reused else payload.share
+        foreign = self._is_foreign(edit, runs, plan)
+        share = "" if foreign else payload.share
         name = share_lineage(share, salt=self._salt) or derive_lineage(
             runs[-1].lineage if runs else "",
             payload.scope,
@@ -198,7 +204,7 @@ class Rules:
         readers = self._new_readers(edit, prompt, runs, plan, before)
         continues = bool(runs) and runs[-1].lineage == name
         start = runs[-1].start if continues else plan.copies[0].dest
-        return Carried(name, start, readers, share)
+        return Carried(name, start, readers, share, foreign)
 
     def carry_alone(
         self,
@@ -219,7 +225,14 @@ class Rules:
         if edit is None or not plan.copies:
             return None
         readers = self._new_readers(edit, prompt, runs, plan, start)
-        return Carried(self.fresh_lineage(message_id, edit.payload.scope), start, readers, "")
+        name = self.fresh_lineage(message_id, edit.payload.scope)
+        return Carried(name, start, readers, "", self._is_foreign(edit, runs, plan))
+
+    def _is_foreign(self, edit: ResolvedEdit, runs: tuple[LineageRun, ...], plan: Plan) -> bool:
+        """Return True if a prefix or a plan's copies may have read what reuse brought along."""
+        maps = [runs, *(edit.sources[copy.source].lineage for copy in plan.copies)]
+        scope = edit.payload.scope
+        return plan.reused > 0 or any(self._ledger.is_foreign(scope, map_) for map_ in maps)
 
     def _new_readers(
         self,

@@ -1,9 +1,9 @@
 """Random sessions against SGLang's own tree, allocator and admission.
 
-Whatever the mix of appends, edits, forgets, branches, shared splices, aborts, retractions, flushes
-and memory pressure: no slot is lost, every key is where it should be, plain requests never see KV
-that remembers more than their own tokens, nothing is stuck, and what was forgotten is in no slot as
-soon as the forget's receipt is closed.
+Whatever the mix of appends, edits, forgets, branches, shared splices, reuse, aborts, retractions,
+flushes and memory pressure: no slot is lost, every key is where it should be, plain requests never
+see KV that remembers more than their own tokens, nothing is stuck, and what was forgotten is in no
+slot as soon as the forget's receipt is closed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from leyline_engine.contract import (
     LineageRun,
     Mode,
     Outcome,
+    ReuseMode,
+    ReusePayload,
     SourceRef,
     SpanLabel,
     apply_directives,
@@ -35,6 +37,8 @@ from leyline_engine.sglang.splicer import StageRow
 
 pytestmark = pytest.mark.usefixtures("server_args")
 
+LIVE = ReusePayload(mode=ReuseMode.LIVE)
+OBSERVE = ReusePayload(mode=ReuseMode.OBSERVE)
 CREW = "crew"
 """The name under which sessions of a tenant share some of their splices."""
 CREWS = share_lineage(CREW, salt=SALT)
@@ -66,11 +70,20 @@ class Session:
 
 
 class Driver:
-    """Sessions that take random turns."""
+    """Sessions that take random turns.
 
-    def __init__(self, seed: int, scheduler: Scheduler, sessions: int = 4) -> None:
+    Args:
+        reuses: True if turns quote documents, and most ask for reuse.
+    """
+
+    def __init__(
+        self, seed: int, scheduler: Scheduler, sessions: int = 4, *, reuses: bool = False
+    ) -> None:
         self.rng = Random(seed)
         self.scheduler = scheduler
+        self.reuses = reuses
+        self.copied = 0
+        """Turns that were served content of another place or session."""
         self.sessions = [Session(f"s{i}", f"tenant{i % 2}") for i in range(sessions)]
         self.secret = SECRETS
         self.spliced = self.forgot = self.reused = self.aborted = self.shared = 0
@@ -79,6 +92,7 @@ class Driver:
         self.open: dict[str, set[int]] = {}
         """The secrets forgotten by receipts that aren't closed."""
         self.opening = self.text(40)
+        self.documents = [self.text(90) for _ in range(2)]
 
     def text(self, length: int) -> array[int]:
         return array("q", [self.rng.randrange(VOCABULARY) for _ in range(length)])
@@ -138,9 +152,11 @@ class Driver:
             record = self.scheduler.sender.records[session.message_id]
             receipt = record.receipt
             assert record.finished
-            assert receipt.tokens.prompt == (
-                receipt.tokens.prefix + receipt.tokens.spliced + receipt.tokens.prefilled
-            )
+            counts = receipt.tokens
+            assert counts.prompt == counts.served + counts.prefilled
+            if receipt.reuse is not None and receipt.reuse.mode is ReuseMode.LIVE:
+                assert counts.reused == receipt.reuse.total
+                self.copied += counts.reused > 0
             self.spliced += receipt.outcome is Outcome.SPLICED
             if session.forgetting:
                 assert receipt.forgot is not None
@@ -187,8 +203,10 @@ class Driver:
         self.forgotten -= shown
         for gone in self.open.values():
             gone.difference_update(shown)
+        decode = self.rng.randint(1, 4)
+        reuse = self.rng.choice([LIVE, LIVE, LIVE, OBSERVE, None]) if self.reuses else None
         return self.scheduler.submit(
-            tokens, payload, decode=self.rng.randint(1, 4), message_id=message_id
+            tokens, payload, decode=decode, message_id=message_id, reuse=reuse
         )
 
     def branch(self, session: Session) -> None:
@@ -246,6 +264,8 @@ class Driver:
         if self.rng.random() < 0.4:
             self.secret += 1
             added[self.rng.randrange(len(added))] = self.secret
+        if self.reuses and self.rng.random() < 0.5:
+            added += self.rng.choice(self.documents)[self.rng.randrange(20) :]
         start = len(tokens)
         tokens = tokens + added
         new = self.span(session, start, len(tokens))
@@ -318,6 +338,10 @@ VARIANTS = [
     pytest.param({"core": "rust", "capacity": 420}, id="pressure", marks=pytest.mark.nightly),
     pytest.param({"core": "rust", "chunk": 24}, id="chunked", marks=pytest.mark.nightly),
     pytest.param({"core": "rust", "capacity": 460, "chunk": 32}, id="chunked-pressure"),
+    pytest.param({"core": "rust", "reuses": True}, id="reuse"),
+    pytest.param(
+        {"core": "rust", "capacity": 1000, "chunk": 32, "reuses": True}, id="reuse-pressure"
+    ),
 ]
 
 
@@ -325,9 +349,12 @@ VARIANTS = [
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.nightly) for s in (1, 2))])
 def test_random_sessions(variant: dict[str, object], seed: int) -> None:
     """Slots, keys, memories and phases hold over hundreds of random steps."""
-    scheduler = Scheduler(**variant)  # type: ignore[arg-type]
-    driver = Driver(seed, scheduler)
+    reuses = bool(variant.get("reuses"))
+    options = {name: value for name, value in variant.items() if name != "reuses"}
+    scheduler = Scheduler(**options)  # type: ignore[arg-type]
+    driver = Driver(seed, scheduler, reuses=reuses)
     driver.run(1000)
+    assert driver.copied > 5 or not reuses
     assert driver.spliced > 5
     assert driver.reused > 500
     assert driver.forgot > 5

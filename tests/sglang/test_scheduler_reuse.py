@@ -178,17 +178,42 @@ def test_an_engine_that_splices_nothing_reuses_nothing() -> None:
     assert ask(scheduler, SECOND, turn("b")).reuse is None
 
 
+def fails_at(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    """Make one call that copies rows raise."""
+    pool: Any = scheduler.engine.admission._splicer._pool  # type: ignore[union-attr]
+    splice, calls = pool.splice, iter(range(1, 100))
+
+    def broken(*args: Any) -> None:
+        if next(calls) == call:
+            raise RuntimeError("injected")
+        splice(*args)
+
+    monkeypatch.setattr(pool, "splice", broken)
+
+
+def test_a_failed_copy_for_reuse_leaves_the_edit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The edit is made again without what was reused."""
+    scheduler = prepared()
+    told, _ = scheduler.serve(text(200, 5), turn("b"))
+    cut = Directive(50, 60, (3,))
+    sources = (SourceRef("t1", len(source_of(told)), sealed(told)),)
+    payload = turn("b", "t2", sources=sources, directives=(cut,))
+    fails_at(scheduler, monkeypatch, 2)
+    receipt = ask(scheduler, [*apply_directives(source_of(told), [cut]), 9, *DOC, 5, 6], payload)
+    assert (receipt.outcome, receipt.tokens.spliced) == (Outcome.SPLICED, 141)
+    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE)
+
+
 def test_a_failed_copy_costs_the_reuse_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """The request is served as a prefill, and nothing stays locked."""
     scheduler = prepared()
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("injected")
-
-    monkeypatch.setattr(scheduler.engine.admission._splicer._pool, "splice", broken)
-    receipt = ask(scheduler, SECOND, turn("b"))
+    before = ask(scheduler, SECOND, turn("b"))
+    fails_at(scheduler, monkeypatch, 1)
+    payload = turn("b", "t2", lineage=before.lineage)
+    receipt = ask(scheduler, [*SECOND, 7, *DOC, 8], payload)
     assert receipt.outcome is Outcome.UNEDITED
-    assert receipt.tokens.reused == 0
+    assert receipt.reuse == ReuseCounts(mode=ReuseMode.LIVE)
+    assert receipt.tokens.prefix >= len(SECOND), "it continues from its own path"
     monkeypatch.undo()
     payload = msgspec.structs.replace(turn("c"), lineage=())
     assert ask(scheduler, [*text(33, 6), 3, *DOC, 4], payload).tokens.reused == 151

@@ -235,8 +235,8 @@ class ReplayEngine:
 
     def _retained(self, admission: Admission, turn: SourceTurn) -> None:
         self._admitter.retained(turn)
-        if admission.plan.copies:
-            self.claims.follow(turn, admission.sources, admission.plan.copies)
+        if admission.plan.edit_copies:
+            self.claims.follow(turn, admission.sources, admission.plan.edit_copies)
 
     def _withhold_session(self, ticket: str, payload: EditPayload) -> None:
         """Withhold KV of the session's running requests, which may have read forgotten spans."""

@@ -219,8 +219,11 @@ class _Search:
         theirs, ours = candidate.view, self._view
         if place.position >= len(theirs):
             return None
-        right = _agreement(theirs[place.position :], ours[position:])
-        left = _agreement(theirs[: place.position][::-1], ours[:position][::-1])
+        # Beyond the gap, only the run's length counts, and only up to the shortest.
+        after = max(0, end - position) + MIN_HIT
+        before = max(0, position - start) + MIN_HIT
+        right = _agreement(theirs[place.position :][:after], ours[position:])
+        left = _agreement(theirs[: place.position][::-1][:before], ours[:position][::-1])
         if left + right < MIN_HIT:
             return None
         shift = place.position - position

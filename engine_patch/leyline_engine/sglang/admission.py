@@ -115,10 +115,37 @@ class Admission:
                     return waiting
                 self._forgets.ready(turn)
         except NoRoomError:
+            if self._restart_without_reuse(turn):
+                return self._prepare(turn, admit, room)
             self._forgets.fall_back(turn, Reason.SOURCE_EVICTED, _PRESSURE)
         except Exception:
+            if self._restart_without_reuse(turn):
+                log.exception("reuse failed; the request runs without it")
+                return self._prepare(turn, admit, room)
             self.fail(turn)
         return None
+
+    def _restart_without_reuse(self, turn: Turn) -> bool:
+        """Make a turn that copies for reuse new again, without that; returns False for others.
+
+        Copies that were made stay in the tree, evictable, under the turn's own lineage.
+        """
+        checked = turn.checked
+        staged = turn.phase in {Phase.NEW, Phase.STAGING}
+        if not (staged and turn.reuses and checked is not None and checked.copies_hits):
+            return False
+        release(self._cache, turn)
+        turn.reuses = False
+        self._renew(turn)
+        return True
+
+    def _renew(self, turn: Turn) -> None:
+        """Let a turn begin again."""
+        turn.restarts, turn.carried, turn.plan = turn.restarts + 1, None, None
+        # Its next path may be under another lineage, of which nothing is noted.
+        turn.lineage, turn.noted = (), 0
+        if turn.phase is not Phase.NEW:
+            turn.move(Phase.NEW)
 
     def _begin(self, turn: Turn, room: Callable[[], int]) -> bool:
         """Check a new turn and plan its edit; returns False if there is no room for it now."""
@@ -135,16 +162,15 @@ class Admission:
         except NoRoomError:
             if turn.plan.prefilled > room():
                 return False  # nor is there room for an ordinary prefill: it waits as it is
-            if found.edit is checked.edit:
-                raise
-            turn.checked = checked.without_reuse()
-            self._splice(turn, turn.checked, match, room)
+            raise
         return True
 
     def _searched(self, turn: Turn, checked: CheckedRequest, prefix: int) -> CheckedRequest:
         """Return a request with what is found of its content elsewhere, if it asks for that."""
         if self._splicer is None:
             return checked
+        if not turn.reuses:
+            return checked.without_reuse()
         try:
             return self._reuse.search(
                 checked,
@@ -196,9 +222,11 @@ class Admission:
             gave = True
             if turn.phase is not Phase.STAGING:
                 continue
-            turn.restarts += 1
-            turn.carried, turn.plan = None, None
-            turn.move(Phase.NEW)
-            if turn.restarts > MAX_RESTARTS:
+            self._renew(turn)
+            if turn.restarts <= MAX_RESTARTS:
+                continue
+            if turn.reuses and turn.checked is not None and turn.checked.copies_hits:
+                turn.reuses, turn.restarts = False, 0
+            else:
                 turn.refusal = EditRefusedError(Reason.SOURCE_EVICTED, _PRESSURE)
         return gave

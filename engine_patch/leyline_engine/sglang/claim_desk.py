@@ -22,7 +22,6 @@ from leyline_engine.contract import (
     ClaimProblem,
     ClaimRefusal,
     ClaimReply,
-    CopySegment,
     ProblemCode,
     decode_command,
 )
@@ -127,9 +126,8 @@ class ClaimDesk:
         checked, plan = turn.checked, turn.plan
         if not self.keeper or source is None or checked is None or plan is None:
             return
-        if checked.edit is not None:
-            copies: tuple[CopySegment, ...] = tuple(plan.copies)
-            self.keeper.follow(source, checked.edit.sources, copies)
+        if checked.edit is not None and not checked.only_reuses:
+            self.keeper.follow(source, checked.edit.sources, plan.edit_copies)
             # Moved claims may lock more than before, where they lay over another claim.
             self.recheck = True
 

@@ -261,6 +261,7 @@ class SchedulerEngine:
             release(self.cache, turn)
             turn.move(Phase.ENDED)
             self._accounts.ended(turn, turn.req.output_ids, retain=False)
+            self.forgets.ended(turn)
             self.forgets.settle()
 
     def released(self, req: Any) -> None:
@@ -271,8 +272,8 @@ class SchedulerEngine:
             self.admission.row_released(req)
         elif turn is not None:
             with contained("ending a turn"):
-                self.forgets.released(turn)
                 if req.finished():
+                    self.forgets.ended(turn)
                     self._finish(turn)
         with contained("removing what was condemned"):
             self.forgets.settle()

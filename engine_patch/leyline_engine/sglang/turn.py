@@ -87,6 +87,8 @@ class Turn:
     refusal: EditRefusedError | None = None
     skipped: tuple[SkippedAction, ...] = ()
     reuse: ReusePayload | None = None
+    reuses: bool = True
+    """False once copies for reuse failed, or found no room: it runs without."""
     phase: Phase = Phase.NEW
     lineage: tuple[LineageRun, ...] = ()
     """Lineage map under which the request matches and publishes."""

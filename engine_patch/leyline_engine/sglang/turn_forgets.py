@@ -88,8 +88,8 @@ class TurnForgets:
             self.withhold_session(turn)
             self._forget(turn, self._fallback.check(turn))
 
-    def released(self, turn: Turn) -> None:
-        """Record that a turn's request gave its slots back."""
+    def ended(self, turn: Turn) -> None:
+        """Record that a turn's request gave its slots back for good: a retracted one runs again."""
         if turn.withheld:
             self._forgetter.pending.let_go([turn])
 
@@ -178,6 +178,8 @@ class TurnForgets:
         if turn.phase is Phase.STAGING:
             self.fall_back(turn, Reason.REPREFILLED, "what it would copy was forgotten meanwhile")
         kv = turn.req.kv
+        # One that waits will hold its prompt; the receipt stays open until it has given that back.
+        own = len(turn.req.origin_input_ids)
         if kv.holds_kv:
             own = kv.kv_allocated_len - kv.cache_protected_len
-            self._forgetter.pending.wait(ticket, turn, own)
+        self._forgetter.pending.wait(ticket, turn, own)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from array import array
 
-from leyline_engine.contract import CopySegment, EditPayload, LineageRun, token_digest
+from leyline_engine.contract import (
+    CopySegment,
+    EditPayload,
+    LineageRun,
+    SpanLabel,
+    token_digest,
+)
 from leyline_engine.edits import ResolvedEdit
 from leyline_engine.ledger import Carried, SpanLedger
 from leyline_engine.plan import Plan, Prefill
@@ -25,7 +31,8 @@ def test_copies_under_a_lineage_of_their_own_bring_all_that_they_have_read() -> 
     ledger.enter(SCOPE, Carried("parent", 30, {SECRET: READ_AT}))
     rules = Rules(SourceRegistry(), ledger, splices=True, salt=b"salt of the test")
     tokens = array("q", range(100, 190))
-    source = SourceTurn("t1", tokens, token_digest(tokens), RUNS, SCOPE, "s")
+    labels = (SpanLabel("all", 0, len(tokens)),)
+    source = SourceTurn("t1", tokens, token_digest(tokens), RUNS, SCOPE, "s", labels)
     copy = CopySegment(0, 60, 80, COPIED_TO)
     prompt = tokens[:GAP] + array("q", range(500, 515)) + tokens[60:80] + array("q", [7])
     payload = EditPayload(session="s", scope=SCOPE, turn="t2", lineage=RUNS)
@@ -39,7 +46,7 @@ def test_copies_under_a_lineage_of_their_own_bring_all_that_they_have_read() -> 
     assert continued is not None and alone is not None
     assert SECRET not in continued.readers, "its parent remembers it from there on"
     assert (alone.start, alone.share) == (GAP, "")
-    assert alone.readers == {SECRET: COPIED_TO}
+    assert alone.readers == {SECRET: COPIED_TO, ("s", "all"): COPIED_TO}
     assert alone.lineage != continued.lineage
     known_before = rules.carry_alone(request, RUNS, plan, "m", READ_AT + 1)
     assert known_before is not None and SECRET not in known_before.readers

@@ -200,6 +200,33 @@ def test_a_forget_reaches_those_who_reused_it(named: str) -> None:
     assert again.reuse == ReuseCounts(mode=ReuseMode.OBSERVE)
 
 
+@pytest.mark.parametrize("spans", [(), LABELS[:1], (LABELS[0], LABELS[2])])
+def test_text_without_a_label_counts_as_read_by_its_copies(spans: tuple[SpanLabel, ...]) -> None:
+    """If a source isn't labelled from end to end, any forget of its session reaches the copies."""
+    engine = make_engine(pool=2000)
+    payload = msgspec.structs.replace(register("t1", session="a"), spans=spans)
+    run(engine, FIRST, payload, reuse=LIVE)
+    reader = ask(engine, SECOND, register("t1", session="b"))
+    assert reader.tokens.reused == 150
+    forget = msgspec.structs.replace(register("t2", session="a"), forget=("unknown",))
+    ask(engine, random_tokens(40, 7), forget)
+    assert len(cached(engine, SECOND, reader.lineage)) == 61
+
+
+def test_what_follows_from_reuse_is_not_shared_either() -> None:
+    """A later splice of KV that reuse brought along stays private, whatever its turn declares."""
+    engine = prepared()
+    ask(engine, SECOND, register("t1", session="b"))
+    prompt, payload = edit(SECOND, [Directive(215, 220)], tail=[9, 8], session="b")
+    lineage = engine.cache.registry.turns((SCOPE, "b"))[0].lineage
+    payload = msgspec.structs.replace(payload, share="team", lineage=lineage)
+    assert ask(engine, prompt, payload, None).tokens.spliced > 0
+    theirs = msgspec.structs.replace(register("t1", session="c"), share="team")
+    logits, record = run(engine, [*prompt, 7], theirs)
+    assert record.receipt.tokens.prefix == 61
+    assert same_logits(logits, reference([*prompt, 7]))
+
+
 def test_a_forget_reaches_copies_beside_an_edit() -> None:
     """In a plan that copies for both, what reuse brought along is found by its session's forget."""
     engine = make_engine(pool=2000)
@@ -286,6 +313,8 @@ def test_a_boundary_is_computed() -> None:
     asked = ReusePayload(mode=ReuseMode.LIVE, boundary=16)
     receipt = ask(prepared(), SECOND, register("t1", session="b"), asked)
     assert receipt.tokens.reused == 134
+    whole = ReusePayload(mode=ReuseMode.LIVE, boundary=149)
+    assert ask(prepared(), SECOND, register("t1", session="b"), whole).tokens.reused == 0
 
 
 def test_the_sink_is_never_copied() -> None:
@@ -295,6 +324,10 @@ def test_the_sink_is_never_copied() -> None:
     receipt = ask(engine, [*random_tokens(10, 3), 3, *DOC, 4], register("t1", session="b"))
     assert receipt.tokens.reused == 150 - 32
     assert [run_.start for run_ in receipt.lineage] == [11 + 32]
+    payload = msgspec.structs.replace(register("t1", session="c"), sink=100)
+    prompt = [*random_tokens(20, 5), 3, *DOC, 4]
+    observed = ask(engine, prompt, payload, OBSERVE).reuse
+    assert observed == ReuseCounts(mode=ReuseMode.OBSERVE, tenant=21 + 150 - 100)
 
 
 def test_a_running_reader_is_withheld_by_a_forget() -> None:
