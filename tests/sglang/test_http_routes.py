@@ -312,7 +312,12 @@ def test_an_answer_brings_its_record(client: httpx.Client, given: dict[str, Any]
     before, found, member = carriers[0].partition(f',"{RECORD_MEMBER}":'.encode())
     assert found and json.loads(before + b"}")["choices"]
     record = msgspec.json.decode(member.removesuffix(b"}"), type=TurnRecord)
-    assert record == record_of(client, message_id)
+    kept = record_of(client, message_id)
+    if "n" in given:
+        # Each answer has a record of the same name; the side channel has that of the last to end.
+        assert (kept.receipt.session, kept.finished) == (record.receipt.session, True)
+    else:
+        assert record == kept
     assert record.finished and record.output_ids
 
 
