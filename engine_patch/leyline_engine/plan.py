@@ -48,12 +48,12 @@ class Plan:
     @property
     def spliced(self) -> int:
         """Number of tokens that are copied for edits."""
-        return self.copied - self.reused
+        return sum(copy.length for copy in self.edit_copies)
 
     @property
     def reused(self) -> int:
         """Number of tokens that are copied for reuse."""
-        return sum(map(self.reused_of, ReuseKind)) if self.kinds else 0
+        return self.copied - self.spliced
 
     @property
     def edit_copies(self) -> tuple[CopySegment, ...]:
@@ -64,8 +64,9 @@ class Plan:
 
     def reused_of(self, kind: ReuseKind) -> int:
         """Return the number of tokens that are copied for reuse of a kind."""
-        found = (copy.length for copy in self.copies if self.kinds[copy.source] is kind)
-        return sum(found) if self.kinds else 0
+        if not self.kinds:
+            return 0
+        return sum(copy.length for copy in self.copies if self.kinds[copy.source] is kind)
 
     @property
     def prefilled(self) -> int:

@@ -76,12 +76,7 @@ class CheckedRequest:
         return replace(self, hits=None if self.reuse is None else Hits())
 
     def refused(self, reason: Reason, detail: str) -> CheckedRequest:
-        """Return the same request as an ordinary prefill, with the reason.
-
-        Copies that only reuse asked for are left out without one: nothing was edited.
-        """
-        if self.only_reuses:
-            return replace(self.without_reuse(), edit=None)
+        """Return the same request as an ordinary prefill, with the reason."""
         refusal = EditRefusedError(reason, detail)
         return replace(self, edit=None, refusal=refusal, reuse=None, hits=None)
 
@@ -230,7 +225,8 @@ class Rules:
 
     def _is_foreign(self, edit: ResolvedEdit, runs: tuple[LineageRun, ...], plan: Plan) -> bool:
         """Return True if a prefix or a plan's copies may have read what reuse brought along."""
-        maps = [runs, *(edit.sources[copy.source].lineage for copy in plan.copies)]
+        used = {copy.source for copy in plan.copies}
+        maps = [runs, *(edit.sources[index].lineage for index in used)]
         scope = edit.payload.scope
         return plan.reused > 0 or any(self._ledger.is_foreign(scope, map_) for map_ in maps)
 

@@ -19,7 +19,7 @@ from scheduler_kit import SECRETS, Scheduler, sealed, source_of, text
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
 from sglang.srt.mem_cache.common import release_kv_cache
 
-from leyline_engine import rules
+from leyline_engine import retention, rules
 from leyline_engine.contract import (
     CopySegment,
     Directive,
@@ -144,7 +144,7 @@ SPLICE = {
     "judge": Stage("judge", lambda _: accounts_module),
     "write the receipt": Stage("Receipt", lambda _: accounts_module),
     "send the receipt": Stage("send", lambda scheduler: scheduler.sender, 2),
-    "digest the turn": Stage("token_digest", lambda _: accounts_module),
+    "digest the turn": Stage("token_digest", lambda _: retention),
     "retain the turn": Stage("retain", _registry),
     "settle": Stage("settle", _forgetter, 2),
 }

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..reuse.agreement import agreement
 from ..reuse.chunking import Chunk, ChunkRule, chunks, sub_windows, token_values
 from .verbatim_runs import MIN_RUN, GrowingRuns, Mask
 
@@ -205,20 +206,9 @@ def equal_run(
     ids: NDArray[np.int64], at: int, others: NDArray[np.int64], there: int
 ) -> tuple[int, int]:
     """Return the run around ``ids[at]`` that is equal around ``others[there]``; maybe empty."""
-    right = _common(ids[at:], others[there:])
-    left = _common(ids[:at][::-1], others[:there][::-1])
+    right = agreement(ids[at:], others[there:])
+    left = agreement(ids[:at][::-1], others[:there][::-1])
     return (at - left, at + right) if right else (at, at)
-
-
-def _common(first: NDArray[np.int64], second: NDArray[np.int64], block: int = 256) -> int:
-    """Return how many elements agree from the beginning on."""
-    end = min(len(first), len(second))
-    for start in range(0, end, block):
-        stop = min(start + block, end)
-        different = np.flatnonzero(first[start:stop] != second[start:stop])
-        if len(different):
-            return start + int(different[0])
-    return end
 
 
 class Ceiling:

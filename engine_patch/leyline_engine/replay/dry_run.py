@@ -17,9 +17,6 @@ from leyline_engine.contract import (
     LineageRun,
     ReuseCounts,
     ReusePayload,
-    SpanLabel,
-    output_span,
-    token_digest,
 )
 from leyline_engine.ledger import SpanLedger
 from leyline_engine.lineage import SALT_BYTES, fold_keys
@@ -28,7 +25,8 @@ from leyline_engine.replay.admission import Admission, Admitter
 from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError
 from leyline_engine.replay.cache.radix import EMPTY_SLOTS
 from leyline_engine.replay.cache.slots import SlotAllocator, Slots
-from leyline_engine.sources import SourceRegistry, SourceTurn
+from leyline_engine.retention import retain_turn
+from leyline_engine.sources import SourceRegistry
 
 if TYPE_CHECKING:
     from leyline_engine.replay.cache.pool import KVPool
@@ -92,7 +90,16 @@ class DryCache:
         except PoolExhaustedError:
             return Found(retained=False)
         self._publish(admission, prompt, output, payload)
-        source = self._retain(admission, prompt + output, len(prompt), payload)
+        source = retain_turn(
+            self._cache.registry,
+            self._cache.ledger,
+            (payload.scope, payload.session),
+            payload.turn,
+            prompt=prompt,
+            output=output,
+            lineage=admission.lineage,
+            spans=admission.spans,
+        )
         self._admitter.retained(source)
         plan = admission.plan
         return Found(plan.prefix, plan.spliced, admission.reuse, admission.lineage)
@@ -114,23 +121,6 @@ class DryCache:
         keys = fold_keys(tokens, admission.lineage, payload.scope)
         match = cache.publish(keys, held, admission.plan.prefix, admission.node, session)
         cache.unlock(match.node)
-
-    def _retain(
-        self, admission: Admission, tokens: array[int], prompt: int, payload: EditPayload
-    ) -> SourceTurn:
-        session = (payload.scope, payload.session)
-        written = SpanLabel(output_span(payload.turn), prompt, len(tokens))
-        self._cache.ledger.label(session, [written.span])
-        source = SourceTurn(
-            payload.turn,
-            tokens,
-            token_digest(tokens),
-            admission.lineage,
-            *session,
-            spans=(*admission.spans, written),
-        )
-        self._cache.registry.retain(session, source)
-        return source
 
 
 class _Layout:

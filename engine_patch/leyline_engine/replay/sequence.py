@@ -17,8 +17,6 @@ from leyline_engine.contract import (
     Receipt,
     SpanLabel,
     TurnRecord,
-    output_span,
-    token_digest,
 )
 from leyline_engine.ledger import Carried, Struck
 from leyline_engine.lineage import fold_keys
@@ -27,6 +25,7 @@ from leyline_engine.replay.cache.manager import CacheManager
 from leyline_engine.replay.cache.radix import Node
 from leyline_engine.replay.cache.slots import Slots
 from leyline_engine.replay.cache.working import WorkingCache
+from leyline_engine.retention import retain_turn
 from leyline_engine.sources import SessionKey, SourceTurn
 
 
@@ -165,25 +164,20 @@ class Sequence:
         output = self.fed + (array("q", [last_token]) if last_token is not None else array("q"))
         retained: SourceTurn | None = None
         if self.session is not None and self.publishable and self.receipt.turn:
-            retained = self._retain(self.session, self.prompt + output)
+            retained = retain_turn(
+                self.cache.registry,
+                self.cache.ledger,
+                self.session,
+                self.receipt.turn,
+                prompt=self.prompt,
+                output=output,
+                lineage=self.lineage,
+                spans=self.spans,
+            )
         self._end()
         if retained is not None and self.on_retained is not None:
             self.on_retained(retained)
         return TurnRecord(receipt=self.receipt, finished=True, output_ids=tuple(output))
-
-    def _retain(self, session: SessionKey, tokens: array[int]) -> SourceTurn:
-        written = SpanLabel(output_span(self.receipt.turn), len(self.prompt), len(tokens))
-        self.cache.ledger.label(session, [written.span])
-        source = SourceTurn(
-            self.receipt.turn,
-            tokens,
-            token_digest(tokens),
-            self.lineage,
-            *session,
-            spans=(*self.spans, written),
-        )
-        self.cache.registry.retain(session, source)
-        return source
 
     def abort(self) -> TurnRecord:
         """Give up: unpublished slots are returned, and the turn is no source for later ones."""

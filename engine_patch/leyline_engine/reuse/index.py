@@ -100,7 +100,7 @@ class ReuseIndex:
         ):
             tenant.enter(slot, _Entry(path, position, value))
         path.done = len(slots)
-        while len(self) > self._max_entries:
+        for _ in range(len(self) - self._max_entries):
             max(self._tenants.values(), key=lambda each: len(each.entries)).remove_oldest()
 
     def _mark(self, slots: Slots) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyline_engine.contract import ReuseKind, common_prefix
+from leyline_engine.reuse.agreement import agreement
 from leyline_engine.reuse.fingerprints import Fingerprinter
 from leyline_engine.reuse.index import Place, ReuseIndex
 from leyline_engine.reuse.winnowing import GUARANTEE
@@ -37,8 +38,6 @@ MAX_SOURCES = 64
 """Maximum number of turns that one prompt is compared with."""
 MIN_PIECE = 16
 """Shortest part of a run that is copied where another hit, or a gap, leaves no more of it."""
-_BLOCK = 256
-
 
 _RANKS = {kind: rank for rank, kind in enumerate(ReuseKind)}
 
@@ -156,9 +155,8 @@ class ReuseMatcher:
             if stop - begin < self._min_piece:
                 continue
             left = range(bisect_left(positions, begin - margin), bisect_left(positions, begin))
-            right = range(
-                bisect_left(positions, stop - margin), bisect_left(positions, stop + margin)
-            )
+            inner = max(left.stop, bisect_left(positions, stop - margin))
+            right = range(inner, bisect_left(positions, stop + margin))
             hit = next(filter(None, (probe(at, begin, stop) for at in (*left, *right))), None)
             if hit is not None:
                 search.take(hit)
@@ -222,8 +220,8 @@ class _Search:
         # Beyond the gap, only the run's length counts, and only up to the shortest.
         after = max(0, end - position) + MIN_HIT
         before = max(0, position - start) + MIN_HIT
-        right = _agreement(theirs[place.position :][:after], ours[position:])
-        left = _agreement(theirs[: place.position][::-1][:before], ours[:position][::-1])
+        right = agreement(theirs[place.position :][:after], ours[position:])
+        left = agreement(theirs[: place.position][::-1][:before], ours[:position][::-1])
         if left + right < MIN_HIT:
             return None
         shift = place.position - position
@@ -267,16 +265,3 @@ class _Candidate:
 def _order(hit: Hit) -> tuple[int, int]:
     """Return the sort key of hits, the best first."""
     return _RANKS[hit.kind], -hit.length
-
-
-def _agreement(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
-    """Return how many leading elements agree."""
-    length = min(len(first), len(second))
-    at, block = 0, _BLOCK
-    while at < length:
-        stop = min(at + block, length)
-        differ = first[at:stop] != second[at:stop]
-        if differ.any():
-            return at + int(differ.argmax())
-        at, block = stop, 2 * block
-    return length

@@ -15,15 +15,13 @@ from leyline_engine.contract import (
     Outcome,
     Reason,
     Receipt,
-    SpanLabel,
     TokenCounts,
     TurnRecord,
-    output_span,
-    token_digest,
 )
 from leyline_engine.ledger import SpanLedger
 from leyline_engine.metrics import EngineMetrics
 from leyline_engine.plan import Plan
+from leyline_engine.retention import retain_turn
 from leyline_engine.rules import CheckedRequest, EditVerdict, judge
 from leyline_engine.sglang.channel import Sender
 from leyline_engine.sglang.containment import contained
@@ -111,20 +109,16 @@ class Accounts:
         return source
 
     def _retain(self, turn: Turn, session: SessionKey, name: str, output: array[int]) -> SourceTurn:
-        prompt = turn.req.origin_input_ids
-        tokens = prompt + output
-        written = SpanLabel(output_span(name), len(prompt), len(tokens))
-        self._ledger.label(session, [written.span])
-        source = SourceTurn(
+        return retain_turn(
+            self._registry,
+            self._ledger,
+            session,
             name,
-            tokens,
-            token_digest(tokens),
-            turn.lineage,
-            *session,
-            spans=(*turn.spans, written),
+            prompt=turn.req.origin_input_ids,
+            output=output,
+            lineage=turn.lineage,
+            spans=turn.spans,
         )
-        self._registry.retain(session, source)
-        return source
 
     def progressed(self, ticket: str, counts: ForgetCounts) -> None:
         """Report the progress of a forget whose receipt has been sent."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..replay.errors import MissingExtraError
+from ..replay.figure import new_figure, save_figure
 from ..replay.plot import INK
 
 # Okabe and Ito's palette, with a marker each: distinguishable without colour.
@@ -27,14 +27,7 @@ def draw(document: Mapping[str, Any], out: Path) -> None:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib") from error
-
-    figure = Figure(figsize=(8.4, 4.4), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8.4, 4.4)
     panels = figure.subplots(1, 2, sharey=True)
     for panel, phase in zip(panels, ("replay", "edit"), strict=True):
         levels = {
@@ -45,8 +38,7 @@ def draw(document: Mapping[str, Any], out: Path) -> None:
     panels[0].set_ylabel("ms to the first token, median", color=INK)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, facecolor="white")
+    save_figure(figure, out)
 
 
 def _draw_panel(panel: Any, levels: Mapping[int, Any], phase: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..replay.errors import MissingExtraError
+from ..replay.figure import new_figure, save_figure
 from ..replay.plot import INK
 
 # Okabe and Ito's palette.
@@ -24,14 +24,7 @@ def draw(document: Mapping[str, Any], out: Path) -> None:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib") from error
-
-    figure = Figure(figsize=(8.4, 4.4), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8.4, 4.4)
     panel = figure.subplots()
     patterns = document["patterns"]
     places = range(len(patterns))
@@ -57,5 +50,4 @@ def draw(document: Mapping[str, Any], out: Path) -> None:
     panel.spines[["top", "right"]].set_visible(False)
     panel.tick_params(colors=INK, labelsize=9)
     figure.legend(loc="outside lower center", ncols=5, frameon=False)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, facecolor="white")
+    save_figure(figure, out)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..replay.errors import MissingExtraError
+from ..replay.figure import new_figure, save_figure
 from ..replay.plot import INK
 from .trial import TrialReport, TurnTrial
 
@@ -49,14 +49,7 @@ def draw_trial(report: TrialReport, out: Path, title: str) -> None:
         MissingExtraError: matplotlib is not installed.
         ValueError: a suffix of another kind.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib") from error
-
-    figure = Figure(figsize=(10, 4.4), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10, 4.4)
     left, right = figure.subplots(1, 2)
     several = len(report.sessions) > 1
     for label, (colour, dash, value) in _LINES.items():
@@ -66,8 +59,7 @@ def draw_trial(report: TrialReport, out: Path, title: str) -> None:
     _frame(left, "Prompt tokens" + (", mean over sessions" if several else ""))
     _frame(right, "Prefilled tokens, added up" + (" over all sessions" if several else ""))
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=INK)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, facecolor="white")
+    save_figure(figure, out)
 
 
 def _line(panel: Any, values: Sequence[float], label: str, colour: str, dash: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from .errors import MissingExtraError
+from .figure import new_figure, save_figure
 from .results import Arm, ArmRun, RequestResult, summarise
 
 # Okabe and Ito's palette: distinguishable with every common form of colour blindness.
@@ -72,14 +72,7 @@ def draw(runs: Mapping[Arm, ArmRun], out: Path, title: str) -> None:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib") from error
-
-    figure = Figure(figsize=(4.2 * len(runs), 4.4), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(4.2 * len(runs), 4.4)
     kinds = _kinds(runs)
     panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
     for panel, (arm, run) in zip(panels, runs.items(), strict=True):
@@ -88,8 +81,7 @@ def draw(runs: Mapping[Arm, ArmRun], out: Path, title: str) -> None:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(kinds), frameon=False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, facecolor="white")
+    save_figure(figure, out)
 
 
 def _draw_panel(panel: Any, arm: Arm, run: ArmRun, kinds: Sequence[str]) -> None:

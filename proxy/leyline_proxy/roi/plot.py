@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..replay.errors import MissingExtraError
+from ..replay.figure import new_figure, save_figure
 from ..replay.plot import COLOURS as REPLAY_COLOURS
 from ..replay.plot import INK
 from .results import RoiReport, Served, by_turn
@@ -33,26 +33,18 @@ def draw_roi(report: RoiReport, out: Path, title: str) -> None:
         MissingExtraError: matplotlib is not installed.
         ValueError: a suffix of another kind.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib") from error
-
     rows = [(file.name, file.served) for file in report.files]
     if len(rows) > 1:
         rows.append(("all files", report.served))
     height = max(4.2, 1.8 + 0.42 * len(rows))
-    figure = Figure(figsize=(12.5, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(12.5, height)
     left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
     _draw_files(left, rows)
     _draw_turns(right, by_turn(report))
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, facecolor="white")
+    save_figure(figure, out)
 
 
 def _draw_files(panel: Any, rows: Sequence[tuple[str, Served]]) -> None:

@@ -31,7 +31,7 @@ from support.replay_engine import (
     snapshot,
 )
 
-from leyline_engine import rules
+from leyline_engine import retention, rules
 from leyline_engine.contract import (
     CopySegment,
     Directive,
@@ -149,7 +149,7 @@ RUNNING = {
     "insert into the tree": Stage("insert", lambda engine: engine.cache.tree),
 }
 ENDING = {
-    "digest the turn": Stage("token_digest", lambda _: sequence),
+    "digest the turn": Stage("token_digest", lambda _: retention),
     "retain the turn": Stage("retain", lambda engine: engine.cache.registry),
 }
 AT_LEAST = {"match": 3, "lock": 3, "copy": 3, "rotate": 6, "read the pool": 8, "forward": 3}
