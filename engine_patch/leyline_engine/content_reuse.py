@@ -14,6 +14,7 @@ from leyline_engine.contract import (
     ReuseMode,
 )
 from leyline_engine.edits import ResolvedEdit
+from leyline_engine.ledger import SpanLedger
 from leyline_engine.reuse.fingerprints import MatcherKind, fingerprinter
 from leyline_engine.reuse.index import ReuseIndex, Slots
 from leyline_engine.reuse.matching import MAX_HITS, MIN_PIECE, Hits, ReuseMatcher
@@ -34,6 +35,7 @@ class ContentReuse:
 
     Args:
         registry: its turns leave the index when they are dropped.
+        ledger: knows what other tenants may take of a turn.
         capacity: slots of the pool.
         salt: makes hashes that nobody can search for; the same on all ranks of a replica.
         max_copies: hits of one request that are copied at most; the longest are.
@@ -43,6 +45,7 @@ class ContentReuse:
     def __init__(
         self,
         registry: SourceRegistry,
+        ledger: SpanLedger,
         capacity: int,
         *,
         salt: bytes,
@@ -50,6 +53,7 @@ class ContentReuse:
         matcher: MatcherKind = MatcherKind.WINNOW,
     ) -> None:
         self._registry = registry
+        self._ledger = ledger
         self._max_copies = max_copies
         prints = fingerprinter(matcher, int.from_bytes(salt[:8], "big"))
         self.index = ReuseIndex(prints, capacity)
@@ -85,12 +89,20 @@ class ContentReuse:
         if asked is None or payload is None or request.forgets or request.refusal is not None:
             return request
         self._note(payload.scope)
+        groups = frozenset(asked.groups)
+
+        def usable(source: SourceTurn) -> int:
+            if source.scope == payload.scope:
+                return available(source)
+            return min(available(source), self._ledger.offered_length(source, groups))
+
         copies = request.edit.copies if request.edit is not None else ()
         hits = self._matcher.find(
             request.prompt,
             _gaps(len(request.prompt), max(prefix, payload.sink), copies),
             (payload.scope, payload.session),
-            available,
+            usable,
+            groups,
         )
         hits = hits.longest(self._max_copies)
         request = replace(request, hits=hits)

@@ -110,7 +110,7 @@ def forgotten_spans(
         names.update(label.span for label in touched)
     if not ledger.knows((payload.scope, payload.session), names):
         return None
-    return frozenset((payload.session, name) for name in names)
+    return frozenset(SpanKey(payload.scope, payload.session, name) for name in names)
 
 
 def _limits(

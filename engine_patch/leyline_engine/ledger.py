@@ -19,18 +19,34 @@ import sys
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from leyline_engine.contract import CopySegment, LineageRun, SpanLabel
 from leyline_engine.lineage import run_extents, runs_before
 from leyline_engine.sources import SessionKey, SourceTurn
 
-ANYTHING = ("", "")
-"""Reader entry of lineages that carry a span which the ledger no longer knows."""
-
 NOWHERE = sys.maxsize
 
-SpanKey = tuple[str, str]
-"""(session, span); both are named within a tenant scope."""
+
+class SpanKey(NamedTuple):
+    """A span of a session; spans that several tenants name alike are several."""
+
+    scope: str
+    session: str
+    span: str
+
+
+ANYTHING = SpanKey("", "", "")
+"""Reader entry of lineages that may carry any span of any tenant."""
+
+
+def anything_of(scope: str) -> SpanKey:
+    """Return the reader entry of lineages that may carry any span of a tenant."""
+    return SpanKey(scope, "", "")
+
+
+LineageKey = tuple[str, str]
+"""(tenant scope, lineage); a lineage's name means nothing outside of its scope."""
 
 Readers = Mapping[SpanKey, int]
 """First position that has read a span, by span."""
@@ -52,6 +68,8 @@ class Carried:
     share: str = ""
     foreign: bool = False
     """True if its KV may have read what reuse brought from another place or session."""
+    groups: frozenset[str] = frozenset()
+    """Groups in which other tenants may take its KV: all that it has read was sent in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +78,16 @@ class Struck:
 
     session: SessionKey
     spans: frozenset[SpanKey]
-    lineages: Mapping[str, int]
-    """Lineages whose moved KV had read one of the spans, and the place from which on."""
+    lineages: Mapping[LineageKey, int]
+    """Lineages, of any tenant, whose moved KV had read one of the spans, and the place from which
+    on."""
     whole: bool = False
     """True if all KV of the session went, not just the named spans."""
 
     def names(self, span: SpanKey) -> bool:
         """Return True if a reader of ``span`` may have read any of it."""
-        whole = self.whole and span[0] == self.session[1]
-        return whole or span == ANYTHING or span in self.spans
+        whole = self.whole and (span.scope, span.session) == self.session
+        return whole or span in self.spans or span in _unknown(self.session[0])
 
 
 class SpanLedger:
@@ -81,9 +100,10 @@ class SpanLedger:
         self._max_names = max_names
         self._max_lineages = max_lineages
         self._names: OrderedDict[SessionKey, set[str]] = OrderedDict()
-        self._readers: OrderedDict[tuple[str, str], dict[SpanKey, int]] = OrderedDict()
-        self._foreign: set[tuple[str, str]] = set()
-        """Lineages of :attr:`_readers` whose KV may have read what reuse brought along."""
+        self._readers: OrderedDict[LineageKey, dict[SpanKey, int]] = OrderedDict()
+        self._foreign: dict[LineageKey, frozenset[str]] = {}
+        """Lineages of :attr:`_readers` whose KV may have read what reuse brought along, and the
+        groups in which other tenants may take that KV."""
         self._shared: OrderedDict[tuple[str, str], OrderedDict[int, None]] = OrderedDict()
 
     def label(self, session: SessionKey, names: Iterable[str]) -> None:
@@ -113,7 +133,11 @@ class SpanLedger:
         """Return the first position of a turn that read one of ``spans``; its length if none."""
         length = len(turn.tokens)
         standing = min(
-            (label.start for label in turn.spans if (turn.session, label.span) in spans),
+            (
+                label.start
+                for label in turn.spans
+                if SpanKey(turn.scope, turn.session, label.span) in spans
+            ),
             default=length,
         )
         return min(
@@ -127,13 +151,15 @@ class SpanLedger:
     ) -> int:
         """Return the first position under a lineage map whose moved KV has read one of ``spans``.
 
+        Args:
+            scope: tenant of the lineages, and of the spans.
+
         Returns:
             A position; ``length`` if there is none.
         """
+        wanted = {*spans, *_unknown(scope)}
         for start, end, readers in self._by_run(runs, scope, length):
-            first = min(
-                (readers[span] for span in (*spans, ANYTHING) if span in readers), default=end
-            )
+            first = min((readers[span] for span in readers.keys() & wanted), default=end)
             if first < end:
                 return max(first, start)
         return length
@@ -171,14 +197,15 @@ class SpanLedger:
         """
         unlabelled = first_unlabelled(source.spans, len(source.tokens))
         if unlabelled < len(source.tokens):
-            yield ANYTHING, unlabelled, NOWHERE
+            yield anything_of(source.scope), unlabelled, NOWHERE
         for label in source.spans:
             places = [
                 copy.dest + label.start - copy.start
                 for copy in kept
                 if copy.start <= label.start and label.end <= copy.end
             ]
-            yield (source.session, label.span), label.start, min(places, default=NOWHERE)
+            span = SpanKey(source.scope, source.session, label.span)
+            yield span, label.start, min(places, default=NOWHERE)
         for span, position in self._hidden(source.lineage, source.scope, len(source.tokens)):
             yield span, position, NOWHERE
 
@@ -203,32 +230,58 @@ class SpanLedger:
         """Return the spans that the first ``length`` positions under a lineage map remember."""
         return frozenset(span for span, _ in self._hidden(runs, scope, length))
 
-    def enter(self, scope: str, carried: Carried) -> tuple[tuple[str, str], ...]:
+    def enter(self, scope: str, carried: Carried) -> tuple[LineageKey, ...]:
         """Note a lineage's readers; if it is known already, the earlier position holds.
 
         Returns:
-            (scope, lineage) of records that were dropped for it. Their KV must not stay matchable.
+            Lineages whose records were dropped for it. Their KV must not stay matchable.
         """
         key = (scope, carried.lineage)
+        groups = carried.groups
+        if key in self._readers:
+            groups &= self._foreign.get(key, frozenset())
         known = self._readers.setdefault(key, {})
         self._readers.move_to_end(key)
         for span, position in carried.readers.items():
             known[span] = min(position, known.get(span, position))
         if len(known) > MAX_READERS:
-            self._readers[key] = {ANYTHING: min(known.values())}
+            self._readers[key] = _by_tenant(known)
         if carried.foreign:
-            self._foreign.add(key)
+            self._foreign[key] = groups
         if carried.share:
             self._share(scope, carried)
         surplus = len(self._readers) - self._max_lineages
         dropped = tuple(self._readers.popitem(last=False)[0] for _ in range(surplus))
-        self._foreign.difference_update(dropped)
+        for gone in dropped:
+            self._foreign.pop(gone, None)
         return dropped
 
     def is_foreign(self, scope: str, runs: Sequence[LineageRun]) -> bool:
         """Return True if KV under a lineage map may have read what reuse brought along."""
         keys = [(scope, run.lineage) for run in runs]
         return any(key in self._foreign or key not in self._readers for key in keys)
+
+    def groups_of(
+        self, scope: str, runs: Sequence[LineageRun], groups: frozenset[str]
+    ) -> frozenset[str]:
+        """Return those of ``groups`` in which other tenants may take KV under a lineage map."""
+        for run in runs:
+            groups &= self._foreign.get((scope, run.lineage), frozenset())
+        return groups
+
+    def offered_length(self, source: SourceTurn, groups: frozenset[str]) -> int:
+        """Return how many leading tokens of a turn other tenants of ``groups`` may take.
+
+        An edit ends it: KV after one remembers what its tenant has removed from the prompt.
+        """
+        length, groups = len(source.tokens), groups & source.groups
+        if not groups:
+            return 0
+        for run in source.lineage:
+            groups = self.groups_of(source.scope, (run,), groups)
+            if not groups:
+                return min(run.start, length)
+        return length
 
     def _share(self, scope: str, carried: Carried) -> None:
         starts = self._shared.setdefault((scope, carried.share), OrderedDict())
@@ -244,32 +297,46 @@ class SpanLedger:
         """Return the positions at which KV that a scope shares begins, latest first."""
         return tuple(reversed(self._shared.get((scope, share), ())))
 
-    def lineages_reading(self, scope: str, spans: Collection[SpanKey]) -> dict[str, int]:
-        """Return a tenant's lineages whose moved KV read one of ``spans``, and from where on."""
-        found: dict[str, int] = {}
-        for (owner, lineage), readers in self._readers.items():
-            first = [readers[span] for span in (*spans, ANYTHING) if span in readers]
-            if owner == scope and first:
-                found[lineage] = min(first)
+    def lineages_reading(self, scope: str, spans: Collection[SpanKey]) -> dict[LineageKey, int]:
+        """Return lineages whose moved KV read one of a tenant's ``spans``, and from where on."""
+        found: dict[LineageKey, int] = {}
+        wanted = {*spans, *_unknown(scope)}
+        for key, readers in self._readers_of(scope):
+            first = [readers[span] for span in readers.keys() & wanted]
+            if first:
+                found[key] = min(first)
         return found
 
     def hidden_spans(self, session: SessionKey) -> frozenset[SpanKey]:
         """Return all spans of a session that any lineage remembers."""
-        scope, name = session
         return frozenset(
             span
-            for (owner, _), readers in self._readers.items()
-            if owner == scope
+            for _, readers in self._readers_of(session[0])
             for span in readers
-            if span[0] == name
+            if (span.scope, span.session) == session
         )
 
     def strike(self, scope: str, spans: Collection[SpanKey]) -> None:
-        """Remove spans from the readers: no KV that read them can be found any more."""
-        for (owner, _), readers in self._readers.items():
-            if owner == scope:
-                for span in spans:
-                    readers.pop(span, None)
+        """Remove a tenant's spans from the readers: no KV that read them can be found any more."""
+        gone = set(spans)
+        for _, readers in self._readers_of(scope):
+            for span in readers.keys() & gone:
+                del readers[span]
+
+    def borrowers(self, scope: str) -> frozenset[str]:
+        """Return the tenants whose lineages may remember a tenant's spans, itself included."""
+        others = {
+            owner
+            for (owner, _), readers in self._readers_of(scope)
+            if any(span.scope == scope or span == ANYTHING for span in readers)
+        }
+        return frozenset({scope, *others})
+
+    def _readers_of(self, scope: str) -> Iterator[tuple[LineageKey, dict[SpanKey, int]]]:
+        """Yield the records of lineages that may remember spans of a tenant, whosever they are."""
+        for key, readers in self._readers.items():
+            if key[0] == scope or key in self._foreign:
+                yield key, readers
 
     def read_by(
         self,
@@ -282,21 +349,35 @@ class SpanLedger:
         """Return True if a request that runs while spans are struck may have read any of them.
 
         Args:
+            scope: the request's tenant.
             runs: the request's lineage map.
             carried: the hidden readers of its splice, if not entered yet.
             length: length of its prompt. The request computed the KV after it itself.
         """
-        if scope != struck.session[0]:
-            return False
         if carried is not None and any(map(struck.names, carried.readers)):
             return True
         for run in runs:
+            key = (scope, run.lineage)
             own = carried is not None and carried.lineage == run.lineage
-            known = own or (scope, run.lineage) in self._readers
-            first = struck.lineages.get(run.lineage, length if known else run.start)
+            known = own or key in self._readers
+            first = struck.lineages.get(key, length if known else run.start)
             if max(first, run.start) < length:
                 return True
         return False
+
+
+def _unknown(scope: str) -> tuple[SpanKey, SpanKey]:
+    """Return the reader entries that stand for any span of a tenant."""
+    return anything_of(scope), ANYTHING
+
+
+def _by_tenant(readers: Readers) -> dict[SpanKey, int]:
+    """Return the first reader of each tenant's spans, whichever span it is."""
+    first: dict[SpanKey, int] = {}
+    for span, position in readers.items():
+        scope = anything_of(span.scope)
+        first[scope] = min(position, first.get(scope, position))
+    return first
 
 
 def first_unlabelled(labels: Sequence[SpanLabel], length: int) -> int:

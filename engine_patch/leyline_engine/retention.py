@@ -5,7 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from leyline_engine.contract import LineageRun, SpanLabel, output_span, token_digest
+from leyline_engine.contract import (
+    LineageRun,
+    ReusePayload,
+    SpanLabel,
+    output_span,
+    token_digest,
+)
 from leyline_engine.ledger import SpanLedger
 from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
 
@@ -20,17 +26,28 @@ def retain_turn(
     output: array[int],
     lineage: tuple[LineageRun, ...],
     spans: Sequence[SpanLabel],
+    reuse: ReusePayload | None = None,
+    cache_salt: str | None = None,
 ) -> SourceTurn:
     """Retain a turn, and label what the engine wrote in it.
 
     Args:
         spans: labels of the prompt's parts.
+        reuse: the turn's request for reuse, which names the groups that may take its content.
+        cache_salt: salt of the radix namespace that has its KV.
     """
     tokens = prompt + output
     written = SpanLabel(output_span(turn), len(prompt), len(tokens))
     ledger.label(session, [written.span])
     source = SourceTurn(
-        turn, tokens, token_digest(tokens), lineage, *session, spans=(*spans, written)
+        turn,
+        tokens,
+        token_digest(tokens),
+        lineage,
+        *session,
+        spans=(*spans, written),
+        groups=frozenset(reuse.groups) if reuse is not None else frozenset(),
+        cache_salt=cache_salt,
     )
     registry.retain(session, source)
     return source

@@ -199,7 +199,8 @@ class Rules:
         readers = self._new_readers(edit, prompt, runs, plan, before)
         continues = bool(runs) and runs[-1].lineage == name
         start = runs[-1].start if continues else plan.copies[0].dest
-        return Carried(name, start, readers, share, foreign)
+        groups = self._groups(request, runs, plan)
+        return Carried(name, start, readers, share, foreign, groups)
 
     def carry_alone(
         self,
@@ -221,14 +222,33 @@ class Rules:
             return None
         readers = self._new_readers(edit, prompt, runs, plan, start)
         name = self.fresh_lineage(message_id, edit.payload.scope)
-        return Carried(name, start, readers, "", self._is_foreign(edit, runs, plan))
+        foreign = self._is_foreign(edit, runs, plan)
+        return Carried(name, start, readers, "", foreign, self._groups(request, runs, plan))
 
     def _is_foreign(self, edit: ResolvedEdit, runs: tuple[LineageRun, ...], plan: Plan) -> bool:
         """Return True if a prefix or a plan's copies may have read what reuse brought along."""
         used = {copy.source for copy in plan.copies}
         maps = [runs, *(edit.sources[index].lineage for index in used)]
         scope = edit.payload.scope
+        # If nothing is reused, all sources are the tenant's own.
         return plan.reused > 0 or any(self._ledger.is_foreign(scope, map_) for map_ in maps)
+
+    def _groups(
+        self, request: CheckedRequest, runs: tuple[LineageRun, ...], plan: Plan
+    ) -> frozenset[str]:
+        """Return the groups in which all was sent that a plan's KV will have read.
+
+        There are none if it copies for an edit, and so has read what its prompt lacks.
+        """
+        if request.edit is None or request.reuse is None or plan.spliced:
+            return frozenset()
+        groups = self._ledger.groups_of(
+            request.edit.payload.scope, runs, frozenset(request.reuse.groups)
+        )
+        for index in {copy.source for copy in plan.copies}:
+            source = request.edit.sources[index]
+            groups = self._ledger.groups_of(source.scope, source.lineage, groups & source.groups)
+        return groups
 
     def _new_readers(
         self,

@@ -26,6 +26,10 @@ class SourceTurn:
     session: str = ""
     spans: tuple[SpanLabel, ...] = ()
     """Labels of its parts, sorted by start."""
+    groups: frozenset[str] = frozenset()
+    """Groups of tenants that may take its KV, as its request declared."""
+    cache_salt: str | None = None
+    """Salt of the radix namespace that has its KV, in an engine that has several."""
 
     def keys(self) -> array[int]:
         """Return the radix keys of the turn's tokens."""

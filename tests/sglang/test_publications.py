@@ -67,7 +67,8 @@ def test_under_finds_every_tainted_position(
 ) -> None:
     """A tenant's paths under a lineage are found, from the first position that matters on."""
     index = noted(notes)
-    found = {(session, id(path)): at for session, path, at in index.under("tenant", lineages)}
+    marked = {("tenant", name): at for name, at in lineages.items()}
+    found = {(session, id(path)): at for session, path, at in index.under(marked)}
     for session in SESSIONS:
         for path in index.of(session):
             starts = [

@@ -73,7 +73,7 @@ from .envelope import (
     split_actions,
 )
 from .receipt import DirectiveResult, ForgetCounts, Receipt, TokenCounts, TurnRecord
-from .reuse import ReuseCounts, ReuseKind, ReuseMode, ReusePayload
+from .reuse import MAX_GROUPS, ReuseCounts, ReuseKind, ReuseMode, ReusePayload
 from .signing import is_signature_of, is_signed, sign_bytes, sign_envelope
 from .tokens import common_prefix, sealed_digest, token_array, token_digest
 from .vocabulary import (
@@ -99,6 +99,7 @@ __all__ = [
     "MAX_COMMAND_BYTES",
     "MAX_DIRECTIVES",
     "MAX_FORGOTTEN",
+    "MAX_GROUPS",
     "MAX_LISTED",
     "MAX_SPANS",
     "MAX_TTL_S",

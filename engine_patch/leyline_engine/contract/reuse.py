@@ -7,6 +7,11 @@ from typing import Annotated
 
 import msgspec
 
+MAX_GROUPS = 16
+"""Maximum number of groups that one request names."""
+
+GroupName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
 
 class ReuseMode(StrEnum):
     """The use that an engine makes of content that it holds elsewhere. Off is no action at all."""
@@ -26,6 +31,8 @@ class ReuseKind(StrEnum):
     """Other text of the same session."""
     TENANT = "tenant"
     """Text of another session of the same tenant."""
+    GROUP = "group"
+    """Text of another tenant, in a group that both have declared."""
 
 
 class ReusePayload(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +41,9 @@ class ReusePayload(msgspec.Struct, frozen=True, kw_only=True):
     mode: ReuseMode
     boundary: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
     """Leading tokens of each reused run that are computed again."""
+    groups: Annotated[tuple[GroupName, ...], msgspec.Meta(max_length=MAX_GROUPS)] = ()
+    """Groups of tenants: the turn may take KV of other tenants' turns that name one of them, and
+    theirs may take its KV."""
 
 
 class ReuseCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +53,10 @@ class ReuseCounts(msgspec.Struct, frozen=True, kw_only=True):
     clean: int = 0
     session: int = 0
     tenant: int = 0
+    group: int = 0
     bounded: bool = False
     """True if the search ended at one of its bounds, so that there may be more."""
 
     @property
     def total(self) -> int:
-        return self.clean + self.session + self.tenant
+        return self.clean + self.session + self.tenant + self.group

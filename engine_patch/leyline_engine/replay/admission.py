@@ -101,7 +101,9 @@ class Admitter:
         self._struck = struck
         salt = token_bytes(SALT_BYTES) if salt is None else salt
         self._rules = Rules(cache.registry, cache.ledger, splices=splices, salt=salt)
-        self._reuse = ContentReuse(cache.registry, cache.capacity, salt=salt, matcher=matcher)
+        self._reuse = ContentReuse(
+            cache.registry, cache.ledger, cache.capacity, salt=salt, matcher=matcher
+        )
         cache.reuse = self._reuse.index
 
     def admit(

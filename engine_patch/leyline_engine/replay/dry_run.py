@@ -99,6 +99,7 @@ class DryCache:
             output=output,
             lineage=admission.lineage,
             spans=admission.spans,
+            reuse=reuse,
         )
         self._admitter.retained(source)
         plan = admission.plan

@@ -302,6 +302,7 @@ class ReplayEngine:
             computed=plan.prefix,
             on_end=self._ended,
             spans=admission.spans,
+            reuse=request.reuse,
             carried=admission.carried,
             admits=admits,
             on_retained=partial(self._retained, admission),

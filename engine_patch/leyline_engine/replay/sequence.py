@@ -15,6 +15,7 @@ import torch
 from leyline_engine.contract import (
     LineageRun,
     Receipt,
+    ReusePayload,
     SpanLabel,
     TurnRecord,
 )
@@ -58,6 +59,8 @@ class Sequence:
     on_end: Callable[[Sequence], None]
     spans: tuple[SpanLabel, ...] = ()
     """Labels of the parts of the prompt."""
+    reuse: ReusePayload | None = None
+    """The request for reuse, if any."""
     carried: Carried | None = None
     """Spans that this request's splice hides, until its KV is published."""
     publishable: bool = True
@@ -173,6 +176,7 @@ class Sequence:
                 output=output,
                 lineage=self.lineage,
                 spans=self.spans,
+                reuse=self.reuse,
             )
         self._end()
         if retained is not None and self.on_retained is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,9 @@ MAX_PLACES = 8
 MIN_ENTRIES = 1024
 TOKENS_PER_ENTRY = 8
 """The pool's tokens for each entry at most; winnowing needs one entry in seventeen."""
+
+MAX_MEMBERS = 64
+"""Tenants of a request's groups in which it looks for content; those that retained a turn last."""
 
 Slots = NDArray[np.int64]
 
@@ -54,6 +58,15 @@ class Place:
     position: int
 
 
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Tenants of a request's groups."""
+
+    scopes: tuple[str, ...] = ()
+    bounded: bool = False
+    """True if there are more."""
+
+
 class ReuseIndex:
     """Places by tenant scope and hash.
 
@@ -72,7 +85,8 @@ class ReuseIndex:
         self._fingerprinter = fingerprinter
         self._max_entries = max(MIN_ENTRIES, capacity // TOKENS_PER_ENTRY)
         self._max_places = max_places
-        self._tenants: dict[str, _TenantIndex] = {}
+        self._tenants: OrderedDict[str, _TenantIndex] = OrderedDict()
+        """By scope; the tenant that retained a turn last is the last."""
         self._marks = np.zeros(capacity, dtype=np.bool_)
         """True for slots that may anchor an entry."""
 
@@ -90,6 +104,8 @@ class ReuseIndex:
             slots: the slots of its first tokens, in order.
         """
         tenant = self._tenants.setdefault(source.scope, _TenantIndex(self._max_places))
+        self._tenants.move_to_end(source.scope)
+        tenant.groups |= source.groups
         path = tenant.path_of(source)
         start = max(0, path.done - self._fingerprinter.guarantee + 1)
         prints = ends_of_chains(self._fingerprinter.select(source.tokens, start, len(slots)))
@@ -116,6 +132,16 @@ class ReuseIndex:
         tenant = self._tenants.get(scope)
         if tenant is not None:
             yield from tenant.places_of(value)
+
+    def members(self, scope: str, groups: frozenset[str]) -> Members:
+        """Return the other tenants that retained turns in one of ``groups``, the latest first."""
+        found = (
+            name
+            for name in reversed(self._tenants)
+            if name != scope and not groups.isdisjoint(self._tenants[name].groups)
+        )
+        scopes = tuple(islice(found, MAX_MEMBERS))
+        return Members(scopes, bounded=next(found, None) is not None)
 
     def drop(self, source: SourceTurn, others: Iterable[SourceTurn] = ()) -> None:
         """Drop a turn that is no longer retained.
@@ -153,6 +179,8 @@ class _TenantIndex:
 
     def __init__(self, max_places: int) -> None:
         self._max_places = max_places
+        self.groups: frozenset[str] = frozenset()
+        """Groups that any of its turns was retained in."""
         self.entries: OrderedDict[int, _Entry] = OrderedDict()
         """By anchor, oldest first."""
         self._places: dict[int, list[int]] = {}

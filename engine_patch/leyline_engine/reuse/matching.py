@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from leyline_engine.contract import ReuseKind, common_prefix
 from leyline_engine.reuse.agreement import agreement
 from leyline_engine.reuse.fingerprints import Fingerprinter
-from leyline_engine.reuse.index import Place, ReuseIndex
+from leyline_engine.reuse.index import Members, Place, ReuseIndex
 from leyline_engine.reuse.winnowing import GUARANTEE
 from leyline_engine.sources import SessionKey, SourceTurn
 
@@ -114,28 +115,33 @@ class ReuseMatcher:
         gaps: Iterable[tuple[int, int]],
         session: SessionKey,
         available: Callable[[SourceTurn], int],
+        groups: frozenset[str] = frozenset(),
     ) -> Hits:
         """Cover the gaps of a prompt with hits.
 
         Args:
             gaps: half-open spans of the prompt, in order, that nothing else serves.
             session: whose prompt it is; hits are of the same tenant scope.
-            available: returns how many leading tokens of a source are cached.
+            available: returns how many leading tokens of a source may be taken.
+            groups: hits are also of other tenants that retained turns in one of them.
         """
+        members = self._index.members(session[0], groups) if groups else Members()
         search = _Search(prompt, session, available, self._sink, self._min_piece)
+        search.bounded = members.bounded
+        scopes = (session[0], *members.scopes)
         for start, end in gaps:
-            self._cover(search, start, end)
+            self._cover(search, start, end, scopes)
         found = sorted(search.found, key=lambda hit: hit.dest)
         return Hits(tuple(found), search.bounded)
 
-    def _cover(self, search: _Search, start: int, end: int) -> None:
+    def _cover(self, search: _Search, start: int, end: int, scopes: Sequence[str]) -> None:
         margin = self._fingerprinter.guarantee - 1
         prints = self._fingerprinter.select(search.prompt, max(0, start - margin), end + margin)
         positions, values = prints.positions.tolist(), prints.values.tolist()
 
         def probe(at: int, begin: int, stop: int) -> Hit | None:
-            places = self._index.places(search.session[0], values[at])
-            return search.best(places, positions[at], begin, stop)
+            places = (self._index.places(scope, values[at]) for scope in scopes)
+            return search.best(chain.from_iterable(places), positions[at], begin, stop)
 
         holes: list[tuple[int, int]] = []
         at, cursor = bisect_left(positions, start), start
@@ -250,12 +256,14 @@ class _Candidate:
 
     source: SourceTurn
     view: NDArray[np.int64]
-    """Its tokens that are cached."""
+    """Its tokens that may be taken."""
     shared: int
     """Number of leading tokens that the prompt has as well."""
 
     def kind(self, start: int, end: int, session: SessionKey) -> ReuseKind:
         """Return the kind of a hit on ``[start, end)``, in a prompt of ``session``."""
+        if self.source.scope != session[0]:
+            return ReuseKind.GROUP
         if start <= self.shared and end <= self.source.exact_length:
             return ReuseKind.CLEAN
         own = self.source.session == session[1]

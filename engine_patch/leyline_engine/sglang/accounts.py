@@ -118,6 +118,8 @@ class Accounts:
             output=output,
             lineage=turn.lineage,
             spans=turn.spans,
+            reuse=turn.reuse,
+            cache_salt=turn.space.cache_salt,
         )
 
     def progressed(self, ticket: str, counts: ForgetCounts) -> None:

@@ -175,7 +175,7 @@ class Admission:
             return self._reuse.search(
                 checked,
                 prefix,
-                lambda source: len(self._cache.peek(source.keys(), turn.space)),
+                lambda source: len(self._cache.peek(source.keys(), turn.space_of(source))),
             )
         except Exception:
             log.exception("content could not be looked for; the request runs without reuse")

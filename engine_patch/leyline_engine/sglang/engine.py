@@ -119,7 +119,12 @@ class SchedulerEngine:
         self.forgets = self._open_forgets(rules, forgetter, fallback)
         splicer = self._open_splicer(pool, rules, min_copy, agree)
         self._reuse = ContentReuse(
-            self.registry, usable, salt=salt, max_copies=MAX_COPIES, matcher=matcher
+            self.registry,
+            self.ledger,
+            usable,
+            salt=salt,
+            max_copies=MAX_COPIES,
+            matcher=matcher,
         )
         self.admission = self._open_admission(splicer, fallback)
         census = open_census(cache) if metrics.collects else None

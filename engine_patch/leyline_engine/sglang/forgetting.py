@@ -93,8 +93,7 @@ class Forgetter:
         kept = [*spared, *(Publication(turn.keys(), turn.lineage) for turn in clean)]
         tainted = self._ledger.lineages_reading(scope, spans)
         doomed = [
-            (owner, path, start, start)
-            for owner, path, start in self._publications.under(scope, tainted)
+            (owner, path, start, start) for owner, path, start in self._publications.under(tainted)
         ]
         for path in self._publications.of(session):
             start = max((path.common(other) for other in kept), default=0)
@@ -146,14 +145,16 @@ class Forgetter:
         return int(self._cache.find(path.keys, path.space, length).device_prefix_len)
 
     def condemn(self, session: SessionKey, ticket: str) -> ForgetCounts:
-        """Make KV that a session published unmatchable, and its tenant's KV that a splice moved.
+        """Make KV that a session published unmatchable, and KV that a splice moved.
 
-        :meth:`settle` removes it. If a forget failed, the readers can't be distinguished.
+        That is its tenant's, and that of tenants which have taken KV from it. :meth:`settle`
+        removes it. If a forget failed, the readers can't be distinguished.
         """
         for turn in self._registry.turns(session):
             self._registry.drop(session, turn.turn)
         doomed = [Condemned(path, 0) for path in self._publications.of(session)]
-        doomed += [Condemned(path, start) for path, start in self._publications.spliced(session[0])]
+        for scope in self._ledger.borrowers(session[0]):
+            doomed += [Condemned(path, at) for path, at in self._publications.spliced(scope)]
         self._cache.condemned.extend(doomed)
         for each in doomed:
             self.pending.wait(ticket, each, len(each.path.keys) - each.start)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from leyline_engine.contract import LineageRun, common_prefix
+from leyline_engine.ledger import LineageKey
 from leyline_engine.lineage import runs_before
 from leyline_engine.sources import SessionKey
 
@@ -198,25 +199,26 @@ class Publications:
         )
 
     def under(
-        self, scope: str, lineages: Mapping[str, int]
+        self, lineages: Mapping[LineageKey, int]
     ) -> tuple[tuple[SessionKey, Publication, int], ...]:
-        """Return the paths of a tenant under one of ``lineages``.
+        """Return the paths under one of ``lineages``.
 
         Args:
-            lineages: by name, the first position that matters.
+            lineages: the first position that matters of each.
 
         Returns:
             (session, path, first position of it that matters).
         """
         found = []
-        for session, path in self._of_tenant(scope):
-            starts = [
-                max(run.start, lineages[run.lineage])
-                for run in path.runs
-                if run.lineage in lineages
-            ]
-            if starts and min(starts) < len(path.keys):
-                found.append((session, path, min(starts)))
+        for scope in dict.fromkeys(scope for scope, _ in lineages):
+            for session, path in self._of_tenant(scope):
+                starts = [
+                    max(run.start, lineages[scope, run.lineage])
+                    for run in path.runs
+                    if (scope, run.lineage) in lineages
+                ]
+                if starts and min(starts) < len(path.keys):
+                    found.append((session, path, min(starts)))
         return tuple(found)
 
     def spliced(self, scope: str) -> tuple[tuple[Publication, int], ...]:

@@ -100,8 +100,8 @@ class Publisher:
         """Note what a turn's copies have read, as they are about to become matchable."""
         if turn.carried is None:
             return
-        for scope, lineage in self._ledger.enter(turn.scope, turn.carried):
-            # Nobody could say any more what this KV has read.
-            for owner, path, start in self._publications.under(scope, {lineage: 0}):
-                self._forgetter.remove(path, start)
-                self._publications.cut(owner, path, start)
+        dropped = dict.fromkeys(self._ledger.enter(turn.scope, turn.carried), 0)
+        # Nobody could say any more what this KV has read.
+        for owner, path, start in self._publications.under(dropped):
+            self._forgetter.remove(path, start)
+            self._publications.cut(owner, path, start)

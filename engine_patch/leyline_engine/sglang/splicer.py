@@ -124,7 +124,7 @@ class Splicer:
         try:
             available = []
             for source in edit.sources:
-                found = self._cache.find(source.keys(), turn.space)
+                found = self._cache.find(source.keys(), turn.space_of(source))
                 slots = self._cache.path_device_indices(found.last_device_node)
                 lock = self._cache.lock(found.last_device_node)
                 staging.sources.append(Source(slots, lock))

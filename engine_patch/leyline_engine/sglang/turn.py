@@ -22,7 +22,7 @@ from leyline_engine.lineage import fold_keys
 from leyline_engine.plan import Plan
 from leyline_engine.rules import CheckedRequest
 from leyline_engine.sglang.publications import Space
-from leyline_engine.sources import SessionKey
+from leyline_engine.sources import SessionKey, SourceTurn
 
 
 class Phase(StrEnum):
@@ -125,6 +125,15 @@ class Turn:
     @property
     def space(self) -> Space:
         return Space(self.req.extra_key, self.req.cache_salt)
+
+    def space_of(self, source: SourceTurn) -> Space:
+        """Return the namespace that has a source's KV as this turn may take it.
+
+        An ``extra_key`` stands for what computes KV, such as an adapter: another one's is no use.
+        """
+        if source.scope == self.scope:
+            return self.space
+        return Space(self.req.extra_key, source.cache_salt)
 
     def keys(self, tokens: array[int]) -> array[int]:
         """Return the radix keys of a prefix of this turn."""

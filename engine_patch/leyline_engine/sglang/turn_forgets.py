@@ -141,8 +141,9 @@ class TurnForgets:
         """
         left = "what was to be forgotten is yet to be removed"
         self._fallback.strip(turn, Reason.TRANSFORM_FAILED, left)
+        readers = self._ledger.borrowers(turn.scope)
         for other in tuple(self._turns.values()):
-            if other is not turn and other.scope == turn.scope:
+            if other is not turn and other.scope in readers:
                 self._withhold(other, turn.message_id)
         session = turn.session
         if session is not None:

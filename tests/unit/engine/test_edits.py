@@ -40,7 +40,7 @@ from leyline_engine.edits import (
     forgotten_spans,
     resolve_edit,
 )
-from leyline_engine.ledger import SpanLedger
+from leyline_engine.ledger import SpanKey, SpanLedger
 from leyline_engine.sources import SourceRegistry, SourceTurn
 
 PLACES = st.integers(0, 12)
@@ -104,7 +104,9 @@ def test_a_forget_directive_names_every_label_under_it(
     if any(not owners[p] for d in forgets for p in range(d.end)) or NAMES[-1] in names:
         expected = None
     found = forgotten_spans(payload, [source], ledger)
-    assert found == (None if expected is None else {(SESSION, name) for name in expected})
+    assert found == (
+        None if expected is None else {SpanKey(SCOPE, SESSION, name) for name in expected}
+    )
     unresolved = forgotten_spans(payload, [], ledger)
     assert unresolved == (None if forgets else found)
 

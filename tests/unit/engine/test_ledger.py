@@ -21,6 +21,7 @@ from leyline_engine.ledger import (
     Carried,
     SpanKey,
     SpanLedger,
+    anything_of,
     first_unlabelled,
 )
 from leyline_engine.sources import SourceTurn
@@ -46,9 +47,9 @@ def test_no_reader_stands_before_the_ledgers(data: st.DataObject) -> None:
         turns.append(spliced(ledger, f"l{number}", sources, cuts, fresh=20 + number))
     for turn in turns:
         for span in range(1, 30):
-            assert ledger.first_reader(turn.source, [(SESSION, str(span))]) <= true_reader(
-                turn, span
-            )
+            assert ledger.first_reader(
+                turn.source, [SpanKey(SCOPE, SESSION, str(span))]
+            ) <= true_reader(turn, span)
 
 
 def test_a_ledger_without_hidden_readers_would_be_caught() -> None:
@@ -57,7 +58,7 @@ def test_a_ledger_without_hidden_readers_would_be_caught() -> None:
     first = opened([1, 1, 2, 2, 3, 3])
     second = spliced(ledger, "l", [first], [CopySegment(0, 4, 6, 2)], fresh=9)
     assert second.spans == [1, 1, 9, 3, 3, 9]
-    key = [(SESSION, "2")]
+    key = [SpanKey(SCOPE, SESSION, "2")]
     assert true_reader(second, 2) == ledger.first_reader(second.source, key) == 3
     assert ledger.first_reader(replace(second.source, lineage=()), key) == 6
 
@@ -70,9 +71,9 @@ def test_a_reader_is_followed_through_a_second_splice() -> None:
     assert second.spans == [1, 9, 3, 4, 5, 9]
     third = spliced(ledger, "b", [second], [CopySegment(0, 4, 6, 2)], fresh=8)
     assert third.spans == [1, 9, 8, 5, 9, 8]
-    assert ledger.first_reader(third.source, [(SESSION, "2")]) == 3
-    assert ledger.first_reader(third.source, [(SESSION, "3")]) == 3
-    assert ledger.first_reader(third.source, [(SESSION, "7")]) == 6
+    assert ledger.first_reader(third.source, [SpanKey(SCOPE, SESSION, "2")]) == 3
+    assert ledger.first_reader(third.source, [SpanKey(SCOPE, SESSION, "3")]) == 3
+    assert ledger.first_reader(third.source, [SpanKey(SCOPE, SESSION, "7")]) == 6
 
 
 def test_a_copy_from_before_a_span_has_not_read_it() -> None:
@@ -81,8 +82,8 @@ def test_a_copy_from_before_a_span_has_not_read_it() -> None:
     first = opened([1, 1, 2, 3, 4, 4])
     moved = spliced(ledger, "a", [first], [CopySegment(0, 1, 3, 0)], fresh=9)
     assert moved.spans == [9, 1, 2, 9]
-    assert ledger.first_reader(moved.source, [(SESSION, "3")]) == 4
-    assert ledger.first_reader(moved.source, [(SESSION, "1")]) == 1
+    assert ledger.first_reader(moved.source, [SpanKey(SCOPE, SESSION, "3")]) == 4
+    assert ledger.first_reader(moved.source, [SpanKey(SCOPE, SESSION, "1")]) == 1
 
 
 def test_a_struck_span_has_no_reader_any_more() -> None:
@@ -90,8 +91,8 @@ def test_a_struck_span_has_no_reader_any_more() -> None:
     ledger = SpanLedger()
     first = opened([1, 2, 3, 4])
     second = spliced(ledger, "a", [first], [CopySegment(0, 3, 4, 1)], fresh=9)
-    two, three = (SESSION, "2"), (SESSION, "3")
-    assert ledger.lineages_reading(SCOPE, [two]) == {"a": 2}
+    two, three = SpanKey(SCOPE, SESSION, "2"), SpanKey(SCOPE, SESSION, "3")
+    assert ledger.lineages_reading(SCOPE, [two]) == {(SCOPE, "a"): 2}
     assert ledger.lineages_reading("other", [two]) == {}
     ledger.strike(SCOPE, [two])
     assert ledger.first_reader(second.source, [two]) == len(second.spans)
@@ -103,9 +104,9 @@ def test_an_unknown_lineage_has_read_everything() -> None:
     ledger = SpanLedger(max_lineages=1)
     assert ledger.enter(SCOPE, Carried("a", 2, {})) == ()
     source = turn_of("t", [1, 1, 2, 2], (LineageRun(2, "a"),))
-    assert ledger.first_reader(source, [(SESSION, "9")]) == 4
+    assert ledger.first_reader(source, [SpanKey(SCOPE, SESSION, "9")]) == 4
     assert ledger.enter(SCOPE, Carried("b", 0, {})) == ((SCOPE, "a"),)
-    assert ledger.first_reader(source, [(SESSION, "9")]) == 2
+    assert ledger.first_reader(source, [SpanKey(SCOPE, SESSION, "9")]) == 2
     carried = ledger.carry([source], [CopySegment(0, 3, 4, 7)], [0])
     assert carried[ANYTHING] == 7
 
@@ -113,13 +114,15 @@ def test_an_unknown_lineage_has_read_everything() -> None:
 def test_a_lineage_with_too_many_spans_keeps_the_first_position() -> None:
     """A bound on spans per lineage makes the answer coarser, never wrong."""
     ledger = SpanLedger()
-    many = {(SESSION, str(n)): 100 + n for n in range(MAX_READERS + 1)}
+    many = {SpanKey(SCOPE, SESSION, str(n)): 100 + n for n in range(MAX_READERS + 1)}
     ledger.enter(SCOPE, Carried("a", 50, many))
     source = turn_of("t", [1] * 200, (LineageRun(50, "a"),))
-    assert ledger.first_reader(source, [(SESSION, "unheard of")]) == 100
+    assert ledger.first_reader(source, [SpanKey(SCOPE, SESSION, "unheard of")]) == 100
 
 
-SPANS = st.sampled_from([("s", "1"), ("s", "2"), ("t", "1")])
+SPANS = st.sampled_from(
+    [SpanKey("x", "s", "1"), SpanKey("x", "t", "1"), SpanKey("y", "s", "1"), SpanKey("y", "s", "2")]
+)
 ENTERED = st.tuples(
     st.sampled_from("xy"),
     st.sampled_from("ab"),
@@ -133,38 +136,47 @@ MAPS = st.lists(st.tuples(st.integers(0, 30), st.sampled_from("abc")), max_size=
 def test_readers_are_those_that_were_entered_and_not_struck(
     steps: list[Any], asked: tuple[str, frozenset[SpanKey]], map_: list[Any], length: int
 ) -> None:
-    """Each tenant's lineages keep the first of all readers they were given, until a strike of
-    that tenant's; one with too many keeps the first of all as the reader of anything."""
+    """Lineages keep the first of all readers they were given, of any tenant's spans, until these
+    are struck; one with too many keeps each tenant's first as the reader of all of its spans."""
     facts: dict[tuple[str, str], set[tuple[SpanKey, int]]] = {}
     ledger = SpanLedger()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ledger_module, "MAX_READERS", 2)
         for scope, *rest in steps:
             if len(rest) == 2:
-                ledger.enter(scope, Carried(rest[0], 0, rest[1]))
+                foreign = any(span.scope != scope for span in rest[1])
+                ledger.enter(scope, Carried(rest[0], 0, rest[1], foreign=foreign))
                 known = facts.setdefault((scope, rest[0]), set())
                 known.update(rest[1].items())
                 if len({span for span, _ in known}) > 2:
-                    facts[scope, rest[0]] = {(ANYTHING, min(at for _, at in known))}
+                    facts[scope, rest[0]] = {
+                        (anything_of(span.scope), min(a for s, a in known if s.scope == span.scope))
+                        for span, _ in known
+                    }
             else:
-                ledger.strike(scope, rest[0])
-                for (owner, name), known in facts.items():
-                    if owner == scope:
-                        facts[owner, name] = {fact for fact in known if fact[0] not in rest[0]}
-    scope, spans = asked
+                gone = {span for span in rest[0] if span.scope == scope}
+                ledger.strike(scope, gone)
+                for key, known in facts.items():
+                    facts[key] = {fact for fact in known if fact[0] not in gone}
+    scope = asked[0]
+    spans = {span for span in asked[1] if span.scope == scope}
+    wanted = {*spans, anything_of(scope), ANYTHING}
     reading = {
-        name: min(at for span, at in known if span in {*spans, ANYTHING})
-        for (owner, name), known in facts.items()
-        if owner == scope and any(span in {*spans, ANYTHING} for span, _ in known)
+        key: min(at for span, at in known if span in wanted)
+        for key, known in facts.items()
+        if any(span in wanted for span, _ in known)
     }
     assert ledger.lineages_reading(scope, spans) == reading
     for session in "st":
         assert ledger.hidden_spans((scope, session)) == {
             span
-            for (owner, _), known in facts.items()
+            for known in facts.values()
             for span, _ in known
-            if owner == scope and span[0] == session
+            if (span.scope, span.session) == (scope, session)
         }
+    assert ledger.borrowers(scope) == {scope} | {
+        owner for (owner, _), known in facts.items() if any(s.scope == scope for s, _ in known)
+    }
     runs = tuple(LineageRun(start, name) for start, name in sorted(dict(map_).items()))
     read: list[set[SpanKey]] = []
     for position in range(length):
@@ -172,7 +184,7 @@ def test_readers_are_those_that_were_entered_and_not_struck(
         unknown: set[tuple[SpanKey, int]] = {(ANYTHING, 0)}
         known = facts.get((scope, governing[0].lineage), unknown) if governing else set()
         read.append({span for span, at in known if at <= position})
-    first = [at for at, here in enumerate(read) if not here.isdisjoint({*spans, ANYTHING})]
+    first = [at for at, here in enumerate(read) if not here.isdisjoint(wanted)]
     assert ledger.hidden_reader(runs, scope, spans, length) == min(first, default=length)
     assert ledger.remembered(runs, scope, length) == set().union(*read)
 
@@ -211,4 +223,4 @@ def test_what_no_label_covers_counts_as_read() -> None:
     assert first_unlabelled(whole[1:], 9) == 0
     assert first_unlabelled((SpanLabel("a", 0, 4), SpanLabel("b", 5, 9)), 9) == 4
     gap = SourceTurn("t", array("q", range(9)), "", (), SCOPE, SESSION, whole[:1])
-    assert SpanLedger().first_reader(gap, [(SESSION, "z")]) == 4
+    assert SpanLedger().first_reader(gap, [SpanKey(SCOPE, SESSION, "z")]) == 4

@@ -251,7 +251,7 @@ class CacheManager:
             kept.update(self.tree.path(self.tree.match(keys).node))
         lineages = self.ledger.lineages_reading(scope, spans)
         condemned = self._under_lineages(
-            {lineage_bits(name, scope): at for name, at in lineages.items()}
+            {lineage_bits(name, owner): at for (owner, name), at in lineages.items()}
         )
         shared = self._condemn_published(session, kept, condemned)
         released, held = self._remove(condemned, "forgotten")

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from ledger_machine import LedgerMachine
 from support.examples import examples
-from support.replay_engine import LIVE, SCOPE, random_tokens
+from support.replay_engine import SCOPE, random_tokens
 from taint_machine import MAX_TURNS, PIECES, SECRET, STEM
 
-from leyline_engine.contract import LineageRun
+from leyline_engine.contract import EditPayload, LineageRun, ReuseMode, ReusePayload
 from leyline_engine.lineage import fold_keys
 
 DOCUMENT = [token for token in random_tokens(90, 12) if token != SECRET]
 HEADS = [[token for token in random_tokens(40, seed) if token != SECRET] for seed in (21, 22, 23)]
-OTHERS = ("v", "w")
+OTHERS = {"v": SCOPE, "w": "another tenant"}
+"""Tenants of the other sessions."""
 
 
 class ReuseMachine(LedgerMachine):
-    """Session s has a document after the secret; sessions v and w have it after other texts."""
+    """Session s has a document after the secret; sessions v and w have it after other texts.
 
-    asked = LIVE
+    Session w is another tenant's, in a group with the first.
+    """
+
+    asked = ReusePayload(mode=ReuseMode.LIVE, groups=("docs",))
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +43,7 @@ class ReuseMachine(LedgerMachine):
         self._run(tokens, self._payload("s"), decode=1)
 
     @rule(
-        session=st.sampled_from(OTHERS),
+        session=st.sampled_from(sorted(OTHERS)),
         head=st.sampled_from(HEADS),
         start=st.integers(0, 20),
         tail=PIECES,
@@ -55,10 +60,14 @@ class ReuseMachine(LedgerMachine):
         session, tokens, lineage = self.others[which % len(self.others)]
         self._send(session, [*tokens, *tail, 6], lineage, steps)
 
+    def _of(self, session: str, lineage: tuple[LineageRun, ...]) -> EditPayload:
+        """The payload of one of the other sessions."""
+        return msgspec.structs.replace(self._payload(session, lineage), scope=OTHERS[session])
+
     def _send(
         self, session: str, tokens: list[int], lineage: tuple[LineageRun, ...], steps: int
     ) -> None:
-        payload = self._payload(session, lineage)
+        payload = self._of(session, lineage)
         if steps >= 0:
             if len(self.running) < 3:
                 self._begin(tokens, payload, steps)
@@ -75,7 +84,7 @@ def test_the_machine_reuses_what_it_means_to() -> None:
     machine.document(60, [1], True, [2])
     machine.read("v", HEADS[0], 3, [1], -1)
     machine.read("w", HEADS[1], 5, [2], -1)
-    kept = [fold_keys(tokens, lineage, SCOPE) for _, tokens, lineage in machine.others]
+    kept = [fold_keys(tokens, runs, OTHERS[name]) for name, tokens, runs in machine.others]
     for keys in kept:
         assert machine.tainted[machine.engine.cache.match(keys).slots].any()
     machine.forget_by_name(0, [1], True, True, False)
