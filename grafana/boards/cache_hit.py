@@ -22,7 +22,7 @@ from boards.pool import REUSED
 
 TURN_BUCKETS = ("1", "2-4", "5-9", "10-19", "20-39", "40+")
 SOURCE_COLORS = {"cached": "green", "spliced": "blue", "reused": REUSED, "prefilled": "orange"}
-KIND_COLORS = {"clean": "green", "session": "blue", "tenant": REUSED}
+KIND_COLORS = {"clean": "green", "session": "blue", "tenant": REUSED, "group": "purple"}
 RATIO_COLORS = ((None, "red"), (0.5, "orange"), (0.8, "green"))
 PLAIN = ((None, "blue"),)
 
@@ -181,9 +181,10 @@ def _add_savings(board: dashboard.Dashboard) -> None:
             "Content reuse",
             "Tokens per second whose content the engine held elsewhere, by what their KV has read: "
             "clean (only text that the prompt begins with), session (other text of the session), "
-            "tenant (text of another session). Copied, or only counted (could be). Bad: could be "
-            "stays high, prefill that `reuse: live` would avoid; or tenant is most of what is "
-            "copied where answers must be as without reuse.",
+            "tenant (text of another session), group (text of another tenant). Copied, or only "
+            "counted (could be). Bad: could be stays high, prefill that `reuse: live` would avoid; "
+            "or tenant and group are most of what is copied where answers must be as without "
+            "reuse.",
             [
                 Query(per_second(REUSE, f'{BY_BOTH},mode="live"', "kind"), "{{kind}}"),
                 Query(per_second(REUSE, f'{BY_BOTH},mode="observe"', "kind"), "could be: {{kind}}"),

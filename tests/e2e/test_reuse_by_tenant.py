@@ -18,6 +18,9 @@ TENANTS: dict[str, dict[str, Any]] = {
     "watching": {"reuse": "observe"},
     "reusing": {"reuse": "live"},
     "fixed": {"reuse": "observe", "allow_request_policy": False},
+    "red": {"reuse": "live", "reuse_groups": ["docs"]},
+    "blue": {"reuse": "live", "reuse_groups": ["docs", "more"]},
+    "silent": {"reuse": "off", "reuse_groups": ["docs"]},
 }
 
 
@@ -34,7 +37,13 @@ def client() -> Iterator[httpx.Client]:
 
 
 def post(
-    client: httpx.Client, tenant: str, session: str, *, clock: str = "", **options: Any
+    client: httpx.Client,
+    tenant: str,
+    session: str,
+    *,
+    clock: str = "",
+    file: str = FILE,
+    **options: Any,
 ) -> httpx.Response:
     """An agent's turn that has read the file, after a task of its own."""
     calls = [{"id": "c", "type": "function", "function": {"name": "read", "arguments": "{}"}}]
@@ -42,7 +51,7 @@ def post(
         {"role": "system", "content": f"{clock}You are an agent that reads code. " * 3},
         {"role": "user", "content": f"Task {session}: " + "look at it. " * len(session)},
         {"role": "assistant", "content": "", "tool_calls": calls},
-        {"role": "tool", "tool_call_id": "c", "content": FILE},
+        {"role": "tool", "tool_call_id": "c", "content": file},
     ]
     body = {"model": "leyline-recall", "messages": messages, "max_tokens": 2, "leyline": options}
     headers = {"authorization": f"Bearer key-{tenant}", "x-leyline-session": session}
@@ -97,6 +106,43 @@ def test_an_operator_may_fix_it(client: httpx.Client) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (403, "leyline.reuse")
     wrong = post(client, "plain", "one", reuse="always")
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "leyline.reuse")
+
+
+def report(seed: int) -> str:
+    """A file that no other test sends."""
+    return "".join(f"the {n * seed % 1000}th line of a report\n" for n in range(60))
+
+
+def test_a_group_s_file_is_computed_once(client: httpx.Client) -> None:
+    """One tenant's file is copied for the other, and counted apart; nobody else gets it."""
+    assert account(client, "red", "report", file=report(7919))["tokens"]["reused"] == 0
+    taken = account(client, "blue", "report!", clock="It is late. ", file=report(7919))
+    assert taken["reuse"]["group"] == taken["tokens"]["reused"] > 200
+    outside = account(client, "reusing", "report?", clock="It is early. ", file=report(7919))
+    assert outside["reuse"]["group"] == 0
+
+
+@pytest.mark.parametrize(
+    ("giver", "options"),
+    [("silent", {}), ("red", {"reuse_groups": []}), ("blue", {"reuse_groups": ["more"]})],
+)
+def test_a_turn_may_stay_out_of_a_group(
+    client: httpx.Client, giver: str, options: dict[str, Any]
+) -> None:
+    """A tenant that doesn't reuse offers nothing, and nor does a request that leaves the group."""
+    text = report(100 + len(giver))
+    account(client, giver, "apart", file=text, **options)
+    taker = "blue" if giver == "red" else "red"
+    taken = account(client, taker, f"from-{giver}", clock="It is late. ", file=text)
+    assert taken["reuse"]["group"] < 100  # the system prompt is older
+
+
+def test_a_request_can_not_enter_a_group(client: httpx.Client) -> None:
+    """Groups are the operator's; a request that names another one gets 403."""
+    refused = post(client, "red", "x", reuse_groups=["docs", "more"])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (403, "leyline.reuse_groups")
+    wrong = post(client, "red", "x", reuse_groups=["not a name"])
+    assert wrong.status_code == 400
 
 
 def test_a_clock_costs_the_clock(client: httpx.Client) -> None:

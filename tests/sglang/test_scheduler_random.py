@@ -37,8 +37,8 @@ from leyline_engine.sglang.splicer import StageRow
 
 pytestmark = pytest.mark.usefixtures("server_args")
 
-LIVE = ReusePayload(mode=ReuseMode.LIVE)
-OBSERVE = ReusePayload(mode=ReuseMode.OBSERVE)
+LIVE = ReusePayload(mode=ReuseMode.LIVE, groups=("docs",))
+OBSERVE = ReusePayload(mode=ReuseMode.OBSERVE, groups=("docs",))
 CREW = "crew"
 """The name under which sessions of a tenant share some of their splices."""
 CREWS = share_lineage(CREW, salt=SALT)

@@ -108,6 +108,7 @@ def effective_rules(
         (f"{OPTIONS_FIELD}.undeclared", options.undeclared),
         (f"{OPTIONS_FIELD}.share", options.share is not None),
         (f"{OPTIONS_FIELD}.reuse", options.reuse is not None),
+        (f"{OPTIONS_FIELD}.reuse_groups", options.reuse_groups is not None),
         ("messages", request.scope is not None),
     ):
         if chosen and not tenant.allow_request_policy:
@@ -115,6 +116,12 @@ def effective_rules(
                 f"This tenant's requests may not set {field}; its operator has fixed it.",
                 param=field,
             )
+    if not set(options.reuse_groups or ()).issubset(tenant.reuse_groups):
+        raise ForbiddenError(
+            "A request may leave groups of its tenant, not enter others; they are set by the "
+            "operator, as reuse_groups of the tenant.",
+            param=f"{OPTIONS_FIELD}.reuse_groups",
+        )
     return catalog.chosen(request), _undeclared(request)
 
 

@@ -15,6 +15,8 @@ _PATH = re.compile(r" - at `(?:key in )?\$(.*)`$")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 
 SHARE_PATTERN = r"^[A-Za-z0-9._:@/-]{0,128}$"
+GROUP_PATTERN = r"^[A-Za-z0-9._:@/-]{1,128}$"
+GroupName = Annotated[str, msgspec.Meta(pattern=GROUP_PATTERN)]
 ShareName = Annotated[str, msgspec.Meta(pattern=SHARE_PATTERN)]
 
 

@@ -73,7 +73,8 @@ def reuse_payload(given: PlanInput) -> ReusePayload | None:
     mode = tenant.reuse if options.reuse is None else options.reuse
     if mode == "off" or not given.status.splices:
         return None
-    return ReusePayload(mode=ReuseMode(mode), boundary=options.boundary)
+    groups = tenant.reuse_groups if options.reuse_groups is None else options.reuse_groups
+    return ReusePayload(mode=ReuseMode(mode), boundary=options.boundary, groups=groups)
 
 
 def turn_envelope(

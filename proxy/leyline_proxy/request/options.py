@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ..model.fields import OPTIONS_FIELD, OptionError, ShareName, field_error
+from leyline_engine.contract import MAX_GROUPS
+
+from ..model.fields import OPTIONS_FIELD, GroupName, OptionError, ShareName, field_error
 from ..model.undeclared import UndeclaredRules
 from .declared import DeclaredEdit
 
@@ -23,6 +25,10 @@ class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Scope within the tenant that may see this turn's splices; empty for this session alone."""
     reuse: Literal["off", "observe", "live"] | None = None
     """The use of content that the engine holds elsewhere; None for the tenant's setting."""
+    reuse_groups: Annotated[tuple[GroupName, ...], msgspec.Meta(max_length=MAX_GROUPS)] | None = (
+        None
+    )
+    """Those of the tenant's groups that the turn takes part in; None for all."""
 
 
 def parse_options(raw: object) -> RequestOptions:

@@ -18,7 +18,9 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from ..model.fields import SHARE_PATTERN
+from leyline_engine.contract import MAX_GROUPS
+
+from ..model.fields import GROUP_PATTERN, SHARE_PATTERN
 from .api_keys import check_tenant, parse_key
 from .audit import AuditSettings
 from .authorities import parse_authority
@@ -50,6 +52,10 @@ class TenantSettings(TenantLimitSettings):
     share: Annotated[str, Field(pattern=SHARE_PATTERN)] = ""
     """Lets each of the tenant's sessions use KV that another one spliced. By default, none does."""
     reuse: Reuse | None = None
+    reuse_groups: Annotated[
+        tuple[Annotated[str, Field(pattern=GROUP_PATTERN)], ...], Field(max_length=MAX_GROUPS)
+    ] = ()
+    """Groups of tenants that may take KV of one another's content, if their reuse isn't ``off``."""
     upstreams: tuple[str, ...] | None = None
     """Names of the engines that may serve the tenant; None for all."""
     cache_scope: CacheScope | None = None

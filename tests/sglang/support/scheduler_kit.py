@@ -42,6 +42,7 @@ from leyline_engine.contract import (
 from leyline_engine.rotation import Pairing, Rotary
 from leyline_engine.sglang.adder import LeylinePrefillAdder
 from leyline_engine.sglang.engine import SchedulerEngine
+from leyline_engine.sglang.publications import Space
 from leyline_engine.sglang.radix import LeylineRadixCache
 from leyline_engine.sglang.ranks import Replica
 from leyline_engine.sglang.rows.pool import SplicePool, read_pool
@@ -208,12 +209,14 @@ class Scheduler:
         answers: int = 1,
         hints: object = None,
         reuse: ReusePayload | None = None,
+        space: Space = Space(),  # noqa: B008 - immutable
     ) -> Req:
         """Queue a request.
 
         Args:
             answers: how many the client wants; this is the request for one of them.
             hints: an envelope as it comes, instead of one around ``payload``.
+            space: the request's namespace of the cache.
         """
         number = next(self._names)
         custom: dict[str, Any] | None = None
@@ -226,6 +229,7 @@ class Scheduler:
         )
         parameters.normalize(None)
         req = Req(f"r{number:05d}", "", token_array(prompt), parameters, vocab_size=VOCABULARY)
+        req.extra_key, req.cache_salt = space
         self._wanted[req.rid] = decode
         self.engine.receive(req)
         self.queue(req)
@@ -242,10 +246,11 @@ class Scheduler:
         *,
         decode: int = 2,
         reuse: ReusePayload | None = None,
+        space: Space = Space(),  # noqa: B008 - immutable
     ) -> tuple[Req, TurnRecord | None]:
         """Run one request to its end, alone."""
         name = f"only{next(self._names)}"
-        req = self.submit(prompt, payload, decode=decode, message_id=name, reuse=reuse)
+        req = self.submit(prompt, payload, decode=decode, message_id=name, reuse=reuse, space=space)
         turn = self.engine.turn_of(req)
         self.drain()
         return req, None if turn is None else self.sender.records.get(turn.message_id)

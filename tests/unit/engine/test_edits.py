@@ -188,7 +188,7 @@ def test_no_copy_of_an_edit_has_read_what_it_forgets(
     if "unheard of" in payload.forget:
         assert found.forgotten is None and not found.copies
         return
-    keys = frozenset((SESSION, str(span)) for span in forgotten)
+    keys = frozenset(SpanKey(SCOPE, SESSION, str(span)) for span in forgotten)
     assert found.forgotten == keys
     limits = [ledger.first_reader(turn.source, keys) for turn in turns]
     kept = [msgspec.structs.replace(c, end=min(c.end, limits[c.source])) for c in asked]

@@ -16,7 +16,7 @@ const PARTS = [
 // What the copied KV has read before, the best first.
 const KINDS = [
   ["clean", "after the same beginning"], ["session", "after other text of this session"],
-  ["tenant", "after text of another session"],
+  ["tenant", "after text of another session"], ["group", "after text of another tenant"],
 ];
 
 export function turnView(turn, of, state) {
