@@ -73,6 +73,36 @@ class ContentReuse:
         if self._registry.get((source.scope, source.session), source.turn) is source:
             self.index.add(source, slots())
 
+    def computed(
+        self,
+        scope: str,
+        prompt: Callable[[], SourceTurn],
+        slots: Callable[[SourceTurn], Slots],
+    ) -> SourceTurn | None:
+        """Record that the prompt of a turn is cached, though the turn still runs.
+
+        Args:
+            scope: its tenant.
+            prompt: returns the prompt as a source; called if the tenant is indexed.
+            slots: returns the slots of a source's cached beginning, in order.
+
+        Returns:
+            The source, for :meth:`ended`; None if the tenant isn't indexed.
+        """
+        if scope not in self._scopes:
+            return None
+        source = prompt()
+        self.index.add(source, slots(source))
+        return source
+
+    def ended(self, prompt: SourceTurn) -> None:
+        """Record that a turn ended, or is withheld; :meth:`retained` comes first.
+
+        Args:
+            prompt: what :meth:`computed` returned of it.
+        """
+        self.index.drop(prompt, self._registry.turns((prompt.scope, prompt.session)))
+
     def search(self, request: CheckedRequest, prefix: int, available: Available) -> CheckedRequest:
         """Look for a request's content elsewhere, if it asks for that.
 

@@ -16,6 +16,30 @@ from leyline_engine.ledger import SpanLedger
 from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
 
 
+def prompt_of(
+    session: SessionKey,
+    turn: str,
+    prompt: array[int],
+    *,
+    lineage: tuple[LineageRun, ...],
+    spans: Sequence[SpanLabel],
+    reuse: ReusePayload | None = None,
+    cache_salt: str | None = None,
+) -> SourceTurn:
+    """Return the prompt of a turn that still runs as a source; see :func:`retain_turn`."""
+    groups = frozenset(reuse.groups) if reuse is not None else frozenset[str]()
+    return SourceTurn(
+        turn,
+        prompt,
+        token_digest(prompt),
+        lineage,
+        *session,
+        spans=tuple(spans),
+        groups=groups,
+        cache_salt=cache_salt,
+    )
+
+
 def retain_turn(
     registry: SourceRegistry,
     ledger: SpanLedger,
@@ -39,14 +63,13 @@ def retain_turn(
     tokens = prompt + output
     written = SpanLabel(output_span(turn), len(prompt), len(tokens))
     ledger.label(session, [written.span])
-    source = SourceTurn(
+    source = prompt_of(
+        session,
         turn,
         tokens,
-        token_digest(tokens),
-        lineage,
-        *session,
+        lineage=lineage,
         spans=(*spans, written),
-        groups=frozenset(reuse.groups) if reuse is not None else frozenset(),
+        reuse=reuse,
         cache_salt=cache_salt,
     )
     registry.retain(session, source)

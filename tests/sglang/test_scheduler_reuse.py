@@ -217,3 +217,36 @@ def test_a_failed_copy_costs_the_reuse_and_nothing_else(monkeypatch: pytest.Monk
     monkeypatch.undo()
     payload = msgspec.structs.replace(turn("c"), lineage=())
     assert ask(scheduler, [*text(33, 6), 3, *DOC, 4], payload).tokens.reused == 151
+
+
+@pytest.mark.parametrize(
+    ("ends", "left"), [("finished", "abc"), ("aborted", "ab"), ("forgotten", "a")]
+)
+def test_a_prompt_is_found_while_its_answer_is_generated(ends: str, left: str) -> None:
+    """Agents that start together find one another's content, as long as its turn is there."""
+    scheduler = prepared()
+    doc = text(120, 11)
+    first = scheduler.submit([*text(50, 5), 6, *doc, 7], turn("c"), reuse=LIVE, decode=90)
+    for _ in range(6):
+        scheduler.step()
+    assert not first.finished()
+    scheduler.submit([*text(45, 6), 3, *doc, 4], turn("b"), message_id="b", reuse=LIVE)
+    while "b" not in scheduler.sender.records:
+        scheduler.step()
+    assert scheduler.sender.records["b"].receipt.tokens.reused == 120
+    found = entries(scheduler)
+    if ends == "aborted":
+        scheduler.abort(first)
+    elif ends == "forgotten":
+        scheduler.submit(text(40, 7), turn("c", "t2", forget=("x",)))
+    while scheduler.engine.registry.count() < 2 or scheduler.waiting or scheduler.running:
+        scheduler.step()
+    scheduler.check_idle()
+    assert sessions_in_index(scheduler) == set(left)
+    assert (entries(scheduler) >= found) == (ends == "finished")
+
+
+def sessions_in_index(scheduler: Scheduler) -> set[str]:
+    """Sessions to whose turns entries of the index lead."""
+    tenants: Any = scheduler.engine._reuse.index._tenants.values()
+    return {entry.path.source.session for tenant in tenants for entry in tenant.entries.values()}

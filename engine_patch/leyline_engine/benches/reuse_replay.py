@@ -26,14 +26,13 @@ from leyline_engine.contract import (
     ReuseMode,
     ReusePayload,
 )
-from leyline_engine.lineage import MAX_TOKEN
-from leyline_engine.replay.cache.radix import Node
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
 from leyline_engine.replay.models.loader import load_model
 from leyline_engine.rotation import Rotary
 
 from .reuse_recovery import recoverable_tokens, tokens_by_arm
 from .reuse_samples import BenchRequest, Closeness, Sample
+from .reuse_tenants import live_paths
 
 SCOPE = "bench"
 _LIVE = ReusePayload(mode=ReuseMode.LIVE)
@@ -162,16 +161,7 @@ class _Arm:
 
 def live_sequences(engine: ReplayEngine) -> list[array[int]]:
     """Return the token ids of all sequences in an engine's radix tree, whatever its index knows."""
-    found: list[array[int]] = []
-    stack: list[tuple[Node, array[int]]] = [(engine.cache.tree.root, array("q"))]
-    while stack:
-        node, before = stack.pop()
-        path = before + node.keys
-        if node.children:
-            stack.extend((child, path) for child in node.children.values())
-        elif path:
-            found.append(array("q", (key & MAX_TOKEN for key in path)))
-    return found
+    return [tokens for tokens, _ in live_paths(engine.cache.tree)]
 
 
 def compare(full: torch.Tensor, other: torch.Tensor) -> Closeness:

@@ -154,6 +154,16 @@ class Admitter:
         """Record that a turn was retained: its content may be reused."""
         self._reuse.retained(source, lambda: self._cache.tree.peek(source.keys()))
 
+    def computed(self, scope: str, prompt: Callable[[], SourceTurn]) -> SourceTurn | None:
+        """Record that a running turn's prompt is cached; see :meth:`ContentReuse.computed`."""
+        return self._reuse.computed(
+            scope, prompt, lambda source: self._cache.tree.peek(source.keys())
+        )
+
+    def ended(self, prompt: SourceTurn) -> None:
+        """Record that a turn ended; see :meth:`ContentReuse.ended`."""
+        self._reuse.ended(prompt)
+
     def _with_reuse(
         self, message_id: str, request: CheckedRequest
     ) -> tuple[CheckedRequest, Admission]:

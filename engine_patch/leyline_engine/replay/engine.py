@@ -305,6 +305,7 @@ class ReplayEngine:
             reuse=request.reuse,
             carried=admission.carried,
             admits=admits,
+            index=self._admitter,
             on_retained=partial(self._retained, admission),
         )
 

@@ -26,7 +26,7 @@ from leyline_engine.replay.cache.manager import CacheManager
 from leyline_engine.replay.cache.radix import Node
 from leyline_engine.replay.cache.slots import Slots
 from leyline_engine.replay.cache.working import WorkingCache
-from leyline_engine.retention import retain_turn
+from leyline_engine.retention import prompt_of, retain_turn
 from leyline_engine.sources import SessionKey, SourceTurn
 
 
@@ -34,6 +34,16 @@ class Forward(Protocol):
     """Runs the model over tokens at given positions and returns the last one's logits."""
 
     def __call__(self, tokens: list[int], start: int, cache: WorkingCache) -> torch.Tensor: ...
+
+
+class PromptIndex(Protocol):
+    """Makes prompts of running turns known for reuse."""
+
+    def computed(self, scope: str, prompt: Callable[[], SourceTurn]) -> SourceTurn | None:
+        """Record that a turn's prompt is cached; returns it if it is in the index from now on."""
+
+    def ended(self, prompt: SourceTurn) -> None:
+        """Record that the turn ended, or is withheld."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +77,9 @@ class Sequence:
     """False once a forget made KV that this request read unfit to keep."""
     admits: bool = True
     """True if KV that this request computes is kept for reuse."""
+    index: PromptIndex | None = None
+    indexed: SourceTurn | None = None
+    """Its prompt in the index, until it ends."""
     on_retained: Callable[[SourceTurn], None] | None = None
     """Called with the turn that this request became, when all else is done."""
     fed: array[int] = field(default_factory=lambda: array("q"))
@@ -98,6 +111,7 @@ class Sequence:
             return None
         self.computed = len(self.prompt)
         self._publish()
+        self._offer()
         return logits
 
     def decode_step(self, token: int) -> torch.Tensor:
@@ -147,6 +161,29 @@ class Sequence:
         self.held = np.concatenate([match.slots, self.held[self.computed :]])
         self.owned_from, self.node = self.computed, match.node
 
+    def _offer(self) -> None:
+        """Make the prompt known for reuse, if it was published."""
+        session, name = self.session, self.receipt.turn
+        if self.index is None or session is None or not name or self.owned_from < self.computed:
+            return
+
+        def prompt() -> SourceTurn:
+            return prompt_of(
+                session,
+                name,
+                self.prompt,
+                lineage=self.lineage,
+                spans=self.spans,
+                reuse=self.reuse,
+            )
+
+        self.indexed = self.index.computed(session[0], prompt)
+
+    def _withdraw(self) -> None:
+        """Take the prompt out of the index, unless that has all of the turn."""
+        if self.index is not None and self.indexed is not None:
+            self.index.ended(self.indexed)
+
     def _reads_doomed(self) -> bool:
         node: Node | None = self.node
         while node is not None:
@@ -181,12 +218,14 @@ class Sequence:
         self._end()
         if retained is not None and self.on_retained is not None:
             self.on_retained(retained)
+        self._withdraw()
         return TurnRecord(receipt=self.receipt, finished=True, output_ids=tuple(output))
 
     def abort(self) -> TurnRecord:
         """Give up: unpublished slots are returned, and the turn is no source for later ones."""
         self._check_running()
         self._end()
+        self._withdraw()
         return TurnRecord(receipt=self.receipt, finished=True, output_ids=tuple(self.fed))
 
     def _check_running(self) -> None:
@@ -214,5 +253,6 @@ class Sequence:
     def withhold(self, ticket: str) -> None:
         """Publish nothing that this request computes, and overwrite it; see :attr:`publishable`."""
         self.publishable = False
+        self._withdraw()
         self.cache.await_erase(ticket, self, len(self.owned))
         self.receipt = msgspec.structs.replace(self.receipt, turn="")

@@ -34,6 +34,7 @@ from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.fallback import Fallback
 from leyline_engine.sglang.forgetting import Forgetter
 from leyline_engine.sglang.hints import take_hints
+from leyline_engine.sglang.indexing import TurnIndexer
 from leyline_engine.sglang.matching import Matcher
 from leyline_engine.sglang.metrics import Readings
 from leyline_engine.sglang.publications import MIN_TOKENS, PER_SLOT, Publications, Space
@@ -44,7 +45,7 @@ from leyline_engine.sglang.rows.pool import SplicePool
 from leyline_engine.sglang.splicer import Splicer, StageRow, release
 from leyline_engine.sglang.turn import Phase, Turn
 from leyline_engine.sglang.turn_forgets import TurnForgets
-from leyline_engine.sources import SourceRegistry, SourceTurn
+from leyline_engine.sources import SourceRegistry
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +103,15 @@ class SchedulerEngine:
         self.claims = ClaimDesk(
             cache, self.registry, usable=usable, page_size=int(cache.page_size), limits=limits
         )
+        self._reuse = ContentReuse(
+            self.registry,
+            self.ledger,
+            usable,
+            salt=salt,
+            max_copies=MAX_COPIES,
+            matcher=matcher,
+        )
+        self._indexer = TurnIndexer(cache, self._reuse)
         # Its request holds a turn; SGLang may drop a request without notice.
         self.turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
         self._kept_out = KeptOut()
@@ -118,14 +128,6 @@ class SchedulerEngine:
         fallback = Fallback(cache, rules, forgetter, kept_out=self._kept_out)
         self.forgets = self._open_forgets(rules, forgetter, fallback)
         splicer = self._open_splicer(pool, rules, min_copy, agree)
-        self._reuse = ContentReuse(
-            self.registry,
-            self.ledger,
-            usable,
-            salt=salt,
-            max_copies=MAX_COPIES,
-            matcher=matcher,
-        )
         self.admission = self._open_admission(splicer, fallback)
         census = open_census(cache) if metrics.collects else None
         self.readings = Readings(
@@ -156,6 +158,7 @@ class SchedulerEngine:
             self.ledger,
             forgetter=forgetter,
             fallback=fallback,
+            indexer=self._indexer,
             kept_out=self._kept_out,
             accounts=self._accounts,
             turns=self.turns,
@@ -266,6 +269,7 @@ class SchedulerEngine:
             release(self.cache, turn)
             turn.move(Phase.ENDED)
             self._accounts.ended(turn, turn.req.output_ids, retain=False)
+            self._indexer.ended(turn, None)
             self.forgets.ended(turn)
             self.forgets.settle()
 
@@ -319,8 +323,11 @@ class SchedulerEngine:
 
     def checkpointed(self, req: Any) -> None:
         """Record that a request's KV is in the tree, up to the node that it holds locked."""
+        turn = self.turn_of(req)
         if isinstance(req, StageRow):
             self.admission.row_computed(req)
+        elif turn is not None:
+            self._indexer.checkpointed(turn)
 
     def withholds(self, kv: Any) -> bool:
         """Return True if the slots of a KV record must be overwritten."""
@@ -350,11 +357,4 @@ class SchedulerEngine:
             source = self._accounts.ended(turn, req.output_ids_through_stop, retain=retain)
             with contained("moving claims"):
                 self.claims.retained(turn, source)
-            if source is not None:
-                with contained("indexing a turn"):
-                    self._index(source, turn.space)
-
-    def _index(self, source: SourceTurn, space: Space) -> None:
-        """Make a retained turn's content known for reuse."""
-        keys = source.keys()
-        self._reuse.retained(source, lambda: self.cache.peek(keys, space).cpu().numpy())
+            self._indexer.ended(turn, source)

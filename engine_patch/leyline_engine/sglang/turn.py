@@ -106,6 +106,8 @@ class Turn:
     started_ns: int = 0
     spent_ns: int = 0
     receipt: Receipt | None = None
+    computed: SourceTurn | None = None
+    """Its prompt in the index of content, until it ends."""
     noted: int = 0
     """Length of the path that was noted as published."""
 

@@ -344,3 +344,37 @@ def test_a_running_reader_is_withheld_by_a_forget() -> None:
     assert record.receipt.turn == ""
     assert len(cached(engine, SECOND, record.receipt.lineage)) <= 61
     assert engine.cache.ledger.hidden_spans((SCOPE, "a")) == frozenset()
+
+
+def test_a_prompt_is_found_while_its_answer_is_generated() -> None:
+    """Agents that start together find one another's content; entries go with an aborted turn."""
+    engine = make_engine(pool=2000)
+    run(engine, random_tokens(40, 5), register("t0", session="a"), reuse=LIVE)
+    first = admit(engine, FIRST, register("t1", session="a"), reuse=LIVE)
+    assert first.prefill_step() is None
+    asked = [*random_tokens(50, 8), *DOC, 5]
+    assert ask(engine, asked, register("t1", session="c"), OBSERVE).tokens.reused == 0
+    prefill(first)
+    assert ask(engine, SECOND, register("t1", session="b")).tokens.reused == 150
+    engine.cache.registry.drop((SCOPE, "b"), "t1")
+    engine.cache.registry.drop((SCOPE, "c"), "t1")
+    first.abort()
+    engine.check_integrity()
+    again = ask(engine, [*random_tokens(55, 9), *DOC, 5], register("t1", session="d"), OBSERVE)
+    assert again.reuse == ReuseCounts(mode=ReuseMode.OBSERVE)
+
+
+def test_a_withheld_prompt_is_not_found() -> None:
+    """A forget takes the prompts of its session's running turns out of the index."""
+    engine = make_engine(pool=2000)
+    run(engine, random_tokens(40, 5), register("t0", session="a"), reuse=LIVE)
+    first = admit(engine, FIRST, labelled(), reuse=LIVE)
+    prefill(first)
+    before = len(index_of(engine))
+    forget = msgspec.structs.replace(register("t2", session="a"), forget=("m2",))
+    ask(engine, random_tokens(40, 7), forget, None)
+    assert len(index_of(engine)) < before
+    assert ask(engine, SECOND, register("t1", session="b")).tokens.reused == 0
+    first.finish()
+    engine.check_integrity()
+    assert len(index_of(engine)) < before
