@@ -17,7 +17,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,10 @@ MAX_PROBES = 4096
 """Maximum number of places compared with one prompt."""
 MAX_SOURCES = 64
 """Maximum number of turns that one prompt is compared with."""
+MAX_FOREIGN_SOURCES = MAX_SOURCES // 2
+"""Maximum number of them that are other tenants'."""
+PLACES_OF_A_MEMBER = 2
+"""Places of one hash that are looked at of each other tenant; the newest are."""
 MIN_PIECE = 16
 """Shortest part of a run that is copied where another hit, or a gap, leaves no more of it."""
 
@@ -128,20 +132,26 @@ class ReuseMatcher:
         members = self._index.members(session[0], groups) if groups else Members()
         search = _Search(prompt, session, available, self._sink, self._min_piece)
         search.bounded = members.bounded
-        scopes = (session[0], *members.scopes)
         for start, end in gaps:
-            self._cover(search, start, end, scopes)
+            self._cover(search, start, end, members.scopes)
         found = sorted(search.found, key=lambda hit: hit.dest)
         return Hits(tuple(found), search.bounded)
 
-    def _cover(self, search: _Search, start: int, end: int, scopes: Sequence[str]) -> None:
+    def _cover(self, search: _Search, start: int, end: int, others: Sequence[str]) -> None:
         margin = self._fingerprinter.guarantee - 1
         prints = self._fingerprinter.select(search.prompt, max(0, start - margin), end + margin)
         positions, values = prints.positions.tolist(), prints.values.tolist()
 
         def probe(at: int, begin: int, stop: int) -> Hit | None:
-            places = (self._index.places(scope, values[at]) for scope in scopes)
-            return search.best(chain.from_iterable(places), positions[at], begin, stop)
+            own = self._index.places(search.session[0], values[at])
+            hit = search.best(own, positions[at], begin, stop)
+            if hit is None and others:
+                places = (
+                    islice(self._index.places(scope, values[at]), PLACES_OF_A_MEMBER)
+                    for scope in others
+                )
+                hit = search.best(chain.from_iterable(places), positions[at], begin, stop)
+            return hit
 
         holes: list[tuple[int, int]] = []
         at, cursor = bisect_left(positions, start), start
@@ -193,6 +203,7 @@ class _Search:
         self._min_piece = min_piece
         self._probes = 0
         self._sources: dict[int, _Candidate] = {}
+        self._foreign = 0
 
     def take(self, hit: Hit) -> None:
         """Add a hit."""
@@ -241,12 +252,16 @@ class _Search:
     def _candidate(self, source: SourceTurn) -> _Candidate | None:
         """Return what is known of a source; None if there are too many to look at one more."""
         known = self._sources.get(id(source))
-        if known is None and len(self._sources) >= MAX_SOURCES:
+        foreign = source.scope != self.session[0]
+        if known is None and (
+            len(self._sources) >= MAX_SOURCES or (foreign and self._foreign >= MAX_FOREIGN_SOURCES)
+        ):
             self.bounded = True
         elif known is None:
             view = np.frombuffer(source.tokens, dtype=np.int64)[: self._available(source)]
             shared = common_prefix(source.tokens, self.prompt)
             known = self._sources[id(source)] = _Candidate(source, view, shared)
+            self._foreign += foreign
         return known
 
 
