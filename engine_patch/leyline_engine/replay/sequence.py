@@ -43,7 +43,7 @@ class PromptIndex(Protocol):
         """Record that a turn's prompt is cached; returns it if it is in the index from now on."""
 
     def ended(self, prompt: SourceTurn) -> None:
-        """Record that the turn ended, or is withheld."""
+        """Record that the turn ended."""
 
 
 @dataclass(slots=True, eq=False)
@@ -253,6 +253,5 @@ class Sequence:
     def withhold(self, ticket: str) -> None:
         """Publish nothing that this request computes, and overwrite it; see :attr:`publishable`."""
         self.publishable = False
-        self._withdraw()
         self.cache.await_erase(ticket, self, len(self.owned))
         self.receipt = msgspec.structs.replace(self.receipt, turn="")

@@ -63,12 +63,8 @@ class TurnIndexer:
         with contained("indexing a turn"):
             if source is not None:
                 self._reuse.retained(source, lambda: self._slots(source, turn))
-            self.withheld(turn)
-
-    def withheld(self, turn: Turn) -> None:
-        """Forget the prompt of a turn, unless the index has all of the turn."""
-        if turn.computed is not None:
-            self._reuse.ended(turn.computed)
+            if turn.computed is not None:
+                self._reuse.ended(turn.computed)
 
     def _slots(self, source: SourceTurn, turn: Turn) -> Slots:
         slots: Slots = self._cache.peek(source.keys(), turn.space).cpu().numpy()

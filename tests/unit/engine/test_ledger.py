@@ -111,6 +111,21 @@ def test_an_unknown_lineage_has_read_everything() -> None:
     assert carried[ANYTHING] == 7
 
 
+def test_a_lineage_is_offered_only_where_all_its_entries_are() -> None:
+    """A second entry of a lineage takes groups away, and gives none; an edit's has none."""
+    ledger, runs = SpanLedger(), (LineageRun(2, "a"),)
+    both = frozenset("xy")
+    source = replace(turn_of("t", [1, 1, 2, 2], runs), groups=both)
+    assert ledger.offered_length(source, both) == 2
+    for groups, in_x, in_y in (("xy", 4, 4), ("x", 4, 2), ("xy", 4, 2), ("", 2, 2)):
+        ledger.enter(SCOPE, Carried("a", 2, {}, foreign=True, groups=frozenset(groups)))
+        assert ledger.offered_length(source, frozenset("x")) == in_x
+        assert ledger.offered_length(source, frozenset("y")) == in_y
+    ledger.enter(SCOPE, Carried("b", 2, {}))
+    ledger.enter(SCOPE, Carried("b", 2, {}, foreign=True, groups=both))
+    assert ledger.offered_length(replace(source, lineage=(LineageRun(2, "b"),)), both) == 2
+
+
 def test_a_lineage_with_too_many_spans_keeps_the_first_position() -> None:
     """A bound on spans per lineage makes the answer coarser, never wrong."""
     ledger = SpanLedger()

@@ -149,6 +149,18 @@ def test_kv_after_an_edit_is_offered_to_nobody() -> None:
         assert seen.reuse == ReuseCounts(mode=ReuseMode.OBSERVE)
 
 
+def test_kv_after_an_edit_beside_a_taken_document_is_offered_to_nobody() -> None:
+    """A plan that copies for both keeps what the tenant took out of its own prompt."""
+    engine = prepared()
+    own = random_tokens(200, 5)
+    run(engine, own, turn(OTHER), reuse=DOCS)
+    prompt, payload = edit(own, [Directive(50, 60, (3,))], tail=[9, *DOC, 5, *NEXT, 6], session="s")
+    both = ask(engine, prompt, msgspec.structs.replace(payload, scope=OTHER), DOCS).tokens
+    assert (both.spliced, both.reused) == (140, 150)
+    third = ask(engine, [*random_tokens(50, 7), 3, *NEXT, 8], turn(THIRD), DOCS)
+    assert third.tokens.reused == 0
+
+
 def test_kv_that_read_what_the_group_lacks_is_not_passed_on() -> None:
     """A group's turn that took a document outside of the group keeps what it computed after it."""
     engine = make_engine(pool=4000)
@@ -182,6 +194,29 @@ def test_a_forget_reaches_the_other_tenants_copies(
     assert own_cached(engine, asked, third, THIRD) == 51
     again = ask(engine, [*random_tokens(45, 8), *DOC, 5], turn(THIRD, "u"), DOCS)
     assert again.tokens.reused == 0
+
+
+@pytest.mark.parametrize("labels", [LABELS, ()])
+def test_a_forget_of_a_stranger_leaves_the_copies(labels: tuple[SpanLabel, ...]) -> None:
+    """A tenant that gave nothing reaches nobody's copies, labelled or not."""
+    engine = prepared(labels=labels)
+    taken = ask(engine, SECOND, turn(OTHER), DOCS)
+    ask(engine, [*random_tokens(30, 6), *NEXT], turn(THIRD), DOCS)
+    ask(engine, random_tokens(40, 7), turn(THIRD, name="t2", forget=("doc",)), None)
+    assert own_cached(engine, SECOND, taken, OTHER) == len(SECOND)
+
+
+def test_a_running_turn_after_a_taken_document_is_withheld_by_a_forget() -> None:
+    """It copies nothing itself, and continues a lineage that has read the span."""
+    engine = prepared()
+    taken = ask(engine, SECOND, turn(OTHER), DOCS)
+    reader = admit(engine, [*SECOND, 7, 8], turn(OTHER, name="t2", lineage=taken.lineage))
+    assert reader.receipt.tokens.prefix == len(SECOND)
+    ask(engine, random_tokens(40, 7), turn(SCOPE, name="t2", forget=("doc",)), None)
+    assert not reader.publishable
+    prefill(reader)
+    assert reader.finish().receipt.turn == ""
+    engine.check_integrity()
 
 
 def test_a_forget_of_the_taker_leaves_the_giver_alone() -> None:
