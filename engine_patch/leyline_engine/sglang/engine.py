@@ -103,14 +103,7 @@ class SchedulerEngine:
         self.claims = ClaimDesk(
             cache, self.registry, usable=usable, page_size=int(cache.page_size), limits=limits
         )
-        self._reuse = ContentReuse(
-            self.registry,
-            self.ledger,
-            usable,
-            salt=salt,
-            max_copies=MAX_COPIES,
-            matcher=matcher,
-        )
+        self._reuse = self._open_reuse(usable, salt, matcher)
         self._indexer = TurnIndexer(cache, self._reuse)
         # Its request holds a turn; SGLang may drop a request without notice.
         self.turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
@@ -135,6 +128,11 @@ class SchedulerEngine:
         )
         cache.attach(self, pool, self.claims.shelf, census, self._reuse.index)
         self._accounts.announce(capability)
+
+    def _open_reuse(self, usable: int, salt: bytes, matcher: MatcherKind) -> ContentReuse:
+        return ContentReuse(
+            self.registry, self.ledger, usable, salt=salt, max_copies=MAX_COPIES, matcher=matcher
+        )
 
     def _open_splicer(
         self, pool: SplicePool | None, rules: Rules, min_copy: int, agree: Callable[[bool], bool]

@@ -72,7 +72,7 @@ def prepared(reuse: ReusePayload = DOCS, labels: tuple[SpanLabel, ...] = LABELS)
 
 
 def own_cached(engine: ReplayEngine, tokens: list[int], receipt: Receipt, scope: str) -> int:
-    """How much of a tenant's path is cached."""
+    """The cached length of a tenant's path."""
     keys = fold_keys(tokens, receipt.lineage, scope)
     return len(engine.cache.tree.peek(keys))
 
@@ -103,7 +103,7 @@ def test_content_is_taken_only_in_a_group_of_both(
 
 
 def test_own_content_is_preferred() -> None:
-    """What the tenant has itself is not taken from another one."""
+    """Content that the tenant has itself is not taken from another one."""
     engine = prepared()
     ask(engine, [*random_tokens(90, 6), *DOC, 7], turn(OTHER, "u"), LIVE)
     assert ask(engine, SECOND, turn(OTHER), DOCS).reuse == ReuseCounts(
