@@ -1,4 +1,7 @@
-"""The payload of ``leyline.reuse@1.0``: content that the engine finds by itself, by its tokens."""
+"""The payload of ``leyline.reuse@1.0``: content that the engine holds elsewhere.
+
+The engine finds it by its tokens, and the proxy can name places where it is.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,12 @@ from enum import StrEnum
 from typing import Annotated
 
 import msgspec
+
+from .directive import CopySegment
+from .source import SourceRef
+
+MAX_NAMED_SOURCES = 16
+MAX_NAMED_COPIES = 256
 
 
 class ReuseMode(StrEnum):
@@ -34,6 +43,11 @@ class ReusePayload(msgspec.Struct, frozen=True, kw_only=True):
     mode: ReuseMode
     boundary: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
     """Leading tokens of each reused run that are computed again."""
+    sources: Annotated[tuple[SourceRef, ...], msgspec.Meta(max_length=MAX_NAMED_SOURCES)] = ()
+    """Turns of the tenant scope, of this session or others, that hold content of the prompt."""
+    copies: Annotated[tuple[CopySegment, ...], msgspec.Meta(max_length=MAX_NAMED_COPIES)] = ()
+    """Places of the content, sorted by destination; they don't overlap. They are hints: what
+    differs from the engine's own record is left out, and the rest of the prompt is looked for."""
 
 
 class ReuseCounts(msgspec.Struct, frozen=True, kw_only=True):

@@ -186,7 +186,7 @@ class _Search:
         self._sink = sink
         self._min_piece = min_piece
         self._probes = 0
-        self._sources: dict[int, _Candidate] = {}
+        self._sources: dict[int, Candidate] = {}
 
     def take(self, hit: Hit) -> None:
         """Add a hit."""
@@ -232,20 +232,19 @@ class _Search:
         kind = candidate.kind(dest + shift, dest_end + shift, self.session)
         return Hit(place.source, dest + shift, dest_end + shift, dest, kind)
 
-    def _candidate(self, source: SourceTurn) -> _Candidate | None:
+    def _candidate(self, source: SourceTurn) -> Candidate | None:
         """Return what is known of a source; None if there are too many to look at one more."""
         known = self._sources.get(id(source))
         if known is None and len(self._sources) >= MAX_SOURCES:
             self.bounded = True
         elif known is None:
-            view = np.frombuffer(source.tokens, dtype=np.int64)[: self._available(source)]
-            shared = common_prefix(source.tokens, self.prompt)
-            known = self._sources[id(source)] = _Candidate(source, view, shared)
+            known = Candidate.of(source, self.prompt, self._available(source))
+            self._sources[id(source)] = known
         return known
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class Candidate:
     """A source as one prompt sees it."""
 
     source: SourceTurn
@@ -253,6 +252,12 @@ class _Candidate:
     """Its tokens that are cached."""
     shared: int
     """Number of leading tokens that the prompt has as well."""
+
+    @classmethod
+    def of(cls, source: SourceTurn, prompt: array[int], available: int) -> Candidate:
+        """Return a source of which ``available`` leading tokens are cached, as a prompt sees it."""
+        view = np.frombuffer(source.tokens, dtype=np.int64)[:available]
+        return cls(source, view, common_prefix(source.tokens, prompt))
 
     def kind(self, start: int, end: int, session: SessionKey) -> ReuseKind:
         """Return the kind of a hit on ``[start, end)``, in a prompt of ``session``."""
