@@ -172,7 +172,7 @@ def test_an_edit_names_no_other_session() -> None:
 
 
 def test_an_edits_copies_come_first() -> None:
-    """Where an edit copies already, a name adds nothing; it serves the rest of the prompt."""
+    """A name adds nothing to what an edit copies already; it serves the rest of the prompt."""
     engine = prepared()
     own = [*random_tokens(60, 5), *DOC]
     run(engine, own, register("t0", session="b"))

@@ -92,7 +92,7 @@ def test_hits_agree_and_stay_in_their_gaps(
 def test_a_right_place_is_used_whole(
     case: tuple[array[int], list[tuple[int, int]], list[Named], int],
 ) -> None:
-    """What agrees of a place, is cached and lies in a gap is served, if it isn't too short."""
+    """All of a place that agrees, is cached and lies in a gap is served, if it isn't too short."""
     prompt, gaps, places, cached = case
     hits = named_hits(prompt, gaps, places, OWN, lambda _: cached, sink=SINK)
     served = {at for hit in hits for at in range(hit.dest, hit.dest_end)}
