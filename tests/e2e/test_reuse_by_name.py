@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -15,6 +15,8 @@ from support.stack import embedded_stack
 from leyline_engine.contract import REUSE_ACTION, sealed_digest
 from leyline_proxy.http.admin import create_admin_app
 from leyline_proxy.http.app import create_app
+from leyline_proxy.model.session import Session
+from leyline_proxy.sessions.contents import ContentIndex
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
 from leyline_proxy.upstream.embedded import create_embedded_engine
@@ -174,12 +176,16 @@ class Tap:
     def __init__(self, engine: ASGIApp) -> None:
         self._engine = engine
         self.asked: list[dict[str, Any]] = []
+        self.look: Callable[[], int] = int
+        self.seen = 0
+        """Result of the last look, which comes before the engine gets a request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         if scope["type"] != "http" or scope["path"] != CHAT:
             await self._engine(scope, receive, send)
             return
+        self.seen = self.look()
         body = await Request(scope, receive).body()
         actions = json.loads(body)["custom_params"]["kv_hints"]["actions"]
         self.asked += [each["payload"] for each in actions if each["action_type"] == REUSE_ACTION]
@@ -218,6 +224,50 @@ async def test_an_envelope_names_what_the_session_lacks() -> None:
     assert (continued["sources"], continued["copies"]) == ([], [])
     assert {each["session"] for each in third["sources"]} == {"second"}
     assert len(third["copies"]) == 1, "the file and the question follow each other there, too"
+
+
+async def test_a_demand_to_forget_takes_names_before_it_is_met() -> None:
+    """The session's places are gone when its engine gets the demand, which names nothing itself."""
+    tap = Tap(create_embedded_engine("replay", ENGINE))
+    app = create_app(Settings(**SETTINGS), engine_app=tap)
+    index = app.state.services.named._index
+    tap.look = lambda: len(index)
+    async with lifespan_of(app), served(app) as proxy:
+        await proxy.post(CHAT, **post("one"))
+        await proxy.post(CHAT, **post("second", text=NOTE))
+        held = tap.look()
+        demand = post("one")
+        demand["json"]["messages"][3]["leyline"] = {"forget": True}
+        answer = await proxy.post(CHAT, **demand)
+        assert answer.status_code == 200, answer.text
+    (*_, last) = tap.asked
+    assert 0 < tap.seen < held
+    assert (last["sources"], last["copies"]) == ([], [])
+
+
+class Broken(ContentIndex):
+    """An index in which nothing works."""
+
+    def note(self, tenant: str) -> None:
+        """Raise an error."""
+        raise RuntimeError("injected")
+
+    def put(self, session: Session) -> None:
+        """Raise an error."""
+        raise RuntimeError("injected")
+
+
+async def test_a_fault_in_the_index_costs_names_alone() -> None:
+    """Turns are answered and settled as without it."""
+    app = create_app(Settings(**SETTINGS), engine_app=create_embedded_engine("replay", ENGINE))
+    app.state.services.named._index = Broken()
+    async with lifespan_of(app), served(app) as proxy:
+        for session in ("one", "second"):
+            answer = await proxy.post(CHAT, **post(session))
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["leyline"]["tokens"]["reused"] == 0
+            settled = await app.state.services.store.get("reusing", session)
+            assert len(settled.turns) == 1
 
 
 def served(app: ASGIApp) -> httpx.AsyncClient:

@@ -62,7 +62,10 @@ class _Contents:
 
     def remove(self, session: str, key: int) -> None:
         """Remove a place."""
-        del self.by_session[session][key]
+        held = self.by_session[session]
+        del held[key]
+        if not held:
+            del self.by_session[session]
         holders = self.by_key[key]
         del holders[session]
         if not holders:
@@ -73,7 +76,6 @@ class _Contents:
         """Remove a session's places."""
         for key in tuple(self.by_session.get(session, ())):
             self.remove(session, key)
-        self.by_session.pop(session, None)
 
 
 class ContentIndex:
@@ -110,11 +112,9 @@ class ContentIndex:
         held = contents.by_session.get(session.id, {})
         for key in [key for key, place in held.items() if place.source.turn not in retained]:
             contents.remove(session.id, key)
-        if session.last is None:
-            contents.drop(session.id)
-            return
-        for key, place in self._places_in(session.id, session.last):
-            contents.enter(session.id, key, place)
+        if session.last is not None:
+            for key, place in self._places_in(session.id, session.last):
+                contents.enter(session.id, key, place)
         if session.id in contents.by_session:
             contents.by_session.move_to_end(session.id)
         while len(self) > self._max_places:

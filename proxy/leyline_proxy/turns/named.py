@@ -25,14 +25,11 @@ class NamedSources:
         self._index = index
 
     def copies_for(self, given: PlanInput, planned: Planned, session_id: str) -> NamedCopies:
-        """Return the places to name for a turn; a turn that forgets removes its session's.
-
-        Failures cost the names, never the turn.
-        """
+        """Return the places to name for a turn; a turn that forgets removes its session's."""
         try:
             return self._copies_for(given, planned, session_id)
         except Exception as error:
-            log.error("naming_failed", error=type(error).__name__, frames=frames_of(error))
+            _report("naming", error)
             return NamedCopies()
 
     def _copies_for(self, given: PlanInput, planned: Planned, session_id: str) -> NamedCopies:
@@ -60,10 +57,19 @@ class NamedSources:
 
     def settled(self, settled: SettledTurn, session: Session) -> None:
         """Learn the places of a session's latest turn, and drop those of turns that are gone."""
-        self._index.put(session)
+        try:
+            self._index.put(session)
+        except Exception as error:
+            _report("learning", error)
 
     def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
         """Do nothing: the engine didn't run it."""
 
     def abandoned(self, turn: Turn, model: str) -> None:
         """Do nothing: the turn isn't retained."""
+
+
+def _report(work: str, error: Exception) -> None:
+    """Log a failure, which costs names and never the turn."""
+    frames = frames_of(error)
+    log.error("named_sources_failed", work=work, error=type(error).__name__, frames=frames)

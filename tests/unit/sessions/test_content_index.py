@@ -187,6 +187,8 @@ class IndexMachine(RuleBasedStateMachine):
                     shown = turn.tokens[place.start : place.end]
                     assert "".join(map(chr, shown)) == text
         assert found == len(self.index)
+        kept = self.index._tenants.values()
+        assert all(places for each in kept for places in each.by_session.values())
 
 
 TestIndexMachine = IndexMachine.TestCase

@@ -106,8 +106,9 @@ def test_names_and_search_complete_each_other() -> None:
     assert searched.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=150)
     one = msgspec.structs.replace(named(), copies=tokens[:1])
     assert ask(prepared(), one).tokens.reused == 40
-    both = ask(prepared(MatcherKind.WINNOW), one)
-    assert both.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=190)
+    for asked in (one, named()):
+        both = ask(prepared(MatcherKind.WINNOW), asked)
+        assert both.reuse == ReuseCounts(mode=ReuseMode.LIVE, tenant=190)
 
 
 def test_observing_counts_names_and_changes_nothing() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from array import array
+from typing import NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,39 +31,43 @@ def turn_of(tokens: list[int], session: str = "other", scope: str = "tenant") ->
     return SourceTurn("t1", ids, token_digest(ids), (), scope, session)
 
 
+class Case(NamedTuple):
+    """A prompt, and what may serve it."""
+
+    prompt: array[int]
+    gaps: list[tuple[int, int]]
+    places: list[Named]
+    """Places that hold text of the prompt, or claim to."""
+    cached: int
+    """Number of the source's tokens that are cached."""
+
+
 @st.composite
-def named_prompts(
-    draw: st.DrawFn,
-) -> tuple[array[int], list[tuple[int, int]], list[Named], int]:
-    """A prompt, its gaps, places that hold its text or claim to, and the cached tokens of each."""
-    ids = st.integers(1, 4)
-    source = draw(st.lists(ids, min_size=1, max_size=150))
-    prompt = draw(st.lists(ids, min_size=1, max_size=40))
-    places: list[CopySegment] = []
-    for _ in range(draw(st.integers(0, 3))):
-        start = draw(st.integers(0, len(source) - 1))
-        end = draw(st.integers(start + 1, len(source)))
+def named_prompts(draw: st.DrawFn) -> Case:
+    """A prompt of pieces of one source, with some tokens changed and some places too long."""
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    source = [rng.randint(1, 3) for _ in range(rng.randint(60, 200))]
+    prompt = [rng.randint(1, 3) for _ in range(rng.randint(1, 40))]
+    turn, places = turn_of(source), list[Named]()
+    for _ in range(draw(st.integers(1, 4))):
+        start = rng.randrange(len(source) - 5)
+        end = rng.randint(start + 5, len(source))
         dest = len(prompt)
         prompt += source[start:end]
-        claimed = min(end + draw(st.integers(0, 20)), len(source))
-        places.append(CopySegment(0, start, claimed, dest))
-        if draw(st.booleans()):
-            prompt[draw(st.integers(dest, len(prompt) - 1))] = 9
-        prompt += draw(st.lists(ids, max_size=30))
-    turn = turn_of(source)
-    kept: list[Named] = []
-    for copy in places:
-        inside = copy.dest_end <= len(prompt)
-        if inside and (not kept or kept[-1].copy.dest_end <= copy.dest):
-            kept.append(Named(turn, copy))
-    edges = sorted(draw(st.sets(st.integers(0, len(prompt) - 1), max_size=6)))
-    gaps = list(zip(edges[::2], edges[1::2], strict=False))
-    return array("q", prompt), gaps, kept, draw(st.integers(0, len(source)))
+        if rng.random() < 0.5:
+            prompt[rng.randrange(dest, len(prompt))] = 9
+        prompt += [rng.randint(1, 3) for _ in range(rng.choice([0, 3, 30]))]
+        claimed = min(end + rng.choice([0, 0, 15]), len(source), start + len(prompt) - dest)
+        places.append(Named(turn, CopySegment(0, start, claimed, dest)))
+    edges = sorted(rng.sample(range(len(prompt)), 2 * rng.randint(0, 3)))
+    gaps = list(zip(edges[::2], edges[1::2], strict=True)) or [(0, len(prompt) - 1)]
+    cached = rng.choice([len(source), rng.randrange(len(source))])
+    return Case(array("q", prompt), gaps, places, cached)
 
 
 @given(named_prompts())
 def test_hits_agree_and_stay_in_their_gaps(
-    case: tuple[array[int], list[tuple[int, int]], list[Named], int],
+    case: Case,
 ) -> None:
     """Hits are disjoint, equal, cached, long enough, and leave the source's sink alone."""
     prompt, gaps, places, cached = case
@@ -90,7 +96,7 @@ def test_hits_agree_and_stay_in_their_gaps(
 
 @given(named_prompts())
 def test_a_right_place_is_used_whole(
-    case: tuple[array[int], list[tuple[int, int]], list[Named], int],
+    case: Case,
 ) -> None:
     """All of a place that agrees, is cached and lies in a gap is served, if it isn't too short."""
     prompt, gaps, places, cached = case
