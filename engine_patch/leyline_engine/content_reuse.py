@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from leyline_engine.contract import (
@@ -12,14 +13,16 @@ from leyline_engine.contract import (
     ReuseCounts,
     ReuseKind,
     ReuseMode,
+    ReusePayload,
 )
 from leyline_engine.edits import ResolvedEdit
 from leyline_engine.ledger import SpanLedger
 from leyline_engine.reuse.fingerprints import MatcherKind, fingerprinter
 from leyline_engine.reuse.index import ReuseIndex, Slots
 from leyline_engine.reuse.matching import MAX_HITS, MIN_PIECE, Hits, ReuseMatcher
+from leyline_engine.reuse.named import left_over, named_hits, named_places
 from leyline_engine.rules import CheckedRequest
-from leyline_engine.sources import SourceRegistry, SourceTurn
+from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
 
 MAX_TENANTS = 1024
 """Bound of the tenants that are indexed; those that asked least recently are dropped first."""
@@ -127,19 +130,30 @@ class ContentReuse:
             return min(available(source), self._ledger.offered_length(source, groups))
 
         copies = request.edit.copies if request.edit is not None else ()
-        hits = self._matcher.find(
-            request.prompt,
-            _gaps(len(request.prompt), max(prefix, payload.sink), copies),
-            (payload.scope, payload.session),
-            usable,
-            groups,
-        )
+        gaps = tuple(_gaps(len(request.prompt), max(prefix, payload.sink), copies))
+        hits = self._found(request.prompt, gaps, asked, (payload.scope, payload.session), usable)
         hits = hits.longest(self._max_copies)
         request = replace(request, hits=hits)
         if asked.mode is not ReuseMode.LIVE or not hits.found:
             return request
         edit = request.edit or ResolvedEdit(payload, (), (), None)
         return replace(request, edit=_with_hits(edit, hits, asked.boundary))
+
+    def _found(
+        self,
+        prompt: array[int],
+        gaps: Sequence[tuple[int, int]],
+        asked: ReusePayload,
+        session: SessionKey,
+        available: Available,
+    ) -> Hits:
+        """Cover gaps with what the proxy names, and search for the rest."""
+        places = named_places(self._registry, session, asked, len(prompt))
+        named = named_hits(prompt, gaps, places, session, available, sink=ATTENTION_SINK)
+        left, groups = left_over(gaps, named), frozenset(asked.groups)
+        hits = self._matcher.find(prompt, left, session, available, groups)
+        found = sorted((*named, *hits.found), key=lambda hit: hit.dest)
+        return replace(hits, found=tuple(found))
 
     def _note(self, scope: str) -> None:
         """Note that a tenant asks for reuse."""

@@ -141,10 +141,12 @@ def _limits(
 
 def _resolve_source(payload: EditPayload, index: int, registry: SourceRegistry) -> SourceTurn:
     wanted = payload.sources[index]
+    if wanted.session:
+        raise EditRefusedError(Reason.INVALID_EDIT, f"source {index} is of another session")
     source = registry.get((payload.scope, payload.session), wanted.turn)
     if source is None:
         raise EditRefusedError(Reason.MISSING_SOURCE, f"source {index} is not retained here")
-    if (len(source.tokens), registry.seal(source)) != (wanted.length, wanted.digest):
+    if not registry.is_that(source, wanted):
         raise EditRefusedError(
             Reason.TOKEN_MISMATCH, f"source {index} differs from the engine's record of that turn"
         )

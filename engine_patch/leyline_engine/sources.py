@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from leyline_engine.contract import LineageRun, SpanLabel, sealed_digest
+from leyline_engine.contract import LineageRun, SourceRef, SpanLabel, sealed_digest
 from leyline_engine.lineage import first_spliced, fold_keys
 
 SessionKey = tuple[str, str]
@@ -70,6 +70,10 @@ class SourceRegistry:
     def seal(self, source: SourceTurn) -> str:
         """Return the source's digest as proxies name it."""
         return sealed_digest(source.digest, self._secret)
+
+    def is_that(self, source: SourceTurn, wanted: SourceRef) -> bool:
+        """Return True if a turn's tokens are those that a proxy refers to."""
+        return (len(source.tokens), self.seal(source)) == (wanted.length, wanted.digest)
 
     def retain(self, session: SessionKey, source: SourceTurn) -> None:
         """Retain a turn; one of the same name, as of a replayed request, stays as it was."""

@@ -30,6 +30,7 @@ from leyline_engine.replay.cache.slots import Slots
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
 from leyline_engine.replay.models.loader import LoadedModel
 from leyline_engine.replay.sequence import Sequence as Running
+from leyline_engine.reuse.fingerprints import MatcherKind
 
 VOCAB = 256
 LIVE = ReusePayload(mode=ReuseMode.LIVE)
@@ -89,12 +90,19 @@ def tiny_model(kind: str = "gqa") -> Any:
 
 
 def make_engine(
-    kind: str = "gqa", *, pool: int = 600, chunk: int = 32, splicing: bool = True
+    kind: str = "gqa",
+    *,
+    pool: int = 600,
+    chunk: int = 32,
+    splicing: bool = True,
+    matcher: MatcherKind = MatcherKind.WINNOW,
 ) -> ReplayEngine:
     """An engine over the tiny model."""
     tokenizer: Any = None
     loaded = LoadedModel("tiny", tiny_model(kind), tokenizer, "f" * 32, "")
-    return ReplayEngine(loaded, pool_tokens=pool, chunk_tokens=chunk, splicing=splicing)
+    return ReplayEngine(
+        loaded, pool_tokens=pool, chunk_tokens=chunk, splicing=splicing, matcher=matcher
+    )
 
 
 def ids(values: Iterable[int]) -> array[int]:

@@ -65,7 +65,6 @@ from .envelope import (
     EnvelopeError,
     LineageRun,
     SkippedAction,
-    SourceRef,
     SpanLabel,
     edit_envelope,
     output_span,
@@ -73,8 +72,17 @@ from .envelope import (
     split_actions,
 )
 from .receipt import DirectiveResult, ForgetCounts, Receipt, TokenCounts, TurnRecord
-from .reuse import MAX_GROUPS, ReuseCounts, ReuseKind, ReuseMode, ReusePayload
+from .reuse import (
+    MAX_GROUPS,
+    MAX_NAMED_COPIES,
+    MAX_NAMED_SOURCES,
+    ReuseCounts,
+    ReuseKind,
+    ReuseMode,
+    ReusePayload,
+)
 from .signing import is_signature_of, is_signed, sign_bytes, sign_envelope
+from .source import SourceRef
 from .tokens import common_prefix, sealed_digest, token_array, token_digest
 from .vocabulary import (
     ACTION_VERSION,
@@ -101,6 +109,8 @@ __all__ = [
     "MAX_FORGOTTEN",
     "MAX_GROUPS",
     "MAX_LISTED",
+    "MAX_NAMED_COPIES",
+    "MAX_NAMED_SOURCES",
     "MAX_SPANS",
     "MAX_TTL_S",
     "PROTOCOL_VERSION",

@@ -9,6 +9,7 @@ import msgspec
 from . import vocabulary
 from .directive import Directive, Segment
 from .reuse import ReusePayload
+from .source import Identifier, Position, SourceRef
 from .vocabulary import (
     ACTION_VERSION,
     ATTENTION_SINK,
@@ -18,8 +19,6 @@ from .vocabulary import (
     REUSE_ACTION,
 )
 
-Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-Position = Annotated[int, msgspec.Meta(ge=0)]
 MAX_ACTIONS = 64
 MAX_SPANS = 16_384
 MAX_FORGOTTEN = 4_096
@@ -27,17 +26,6 @@ MAX_FORGOTTEN = 4_096
 
 class EnvelopeError(ValueError):
     """An envelope or payload that doesn't follow the contract; the message names the field."""
-
-
-class SourceRef(msgspec.Struct, frozen=True):
-    """A retained turn from which this request takes KV."""
-
-    turn: Identifier
-    length: Position
-    """Tokens of the turn: its prompt and the engine's output."""
-    digest: str
-    """:func:`~leyline_engine.contract.tokens.token_digest` over those tokens, sealed with the
-    secret that proxy and engine share."""
 
 
 class LineageRun(msgspec.Struct, frozen=True):

@@ -1,4 +1,7 @@
-"""The payload of ``leyline.reuse@1.0``: content that the engine finds by itself, by its tokens."""
+"""The payload of ``leyline.reuse@1.0``: content that the engine holds elsewhere.
+
+The engine finds it by its tokens, and the proxy can name places where it is.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,13 @@ from typing import Annotated
 
 import msgspec
 
+from .directive import CopySegment
+from .source import SourceRef
+
 MAX_GROUPS = 16
 """Maximum number of groups that one request names."""
+MAX_NAMED_SOURCES = 16
+MAX_NAMED_COPIES = 256
 
 GroupName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
@@ -44,6 +52,11 @@ class ReusePayload(msgspec.Struct, frozen=True, kw_only=True):
     groups: Annotated[tuple[GroupName, ...], msgspec.Meta(max_length=MAX_GROUPS)] = ()
     """Groups of tenants: the turn may take KV of other tenants' turns that name one of them, and
     theirs may take its KV."""
+    sources: Annotated[tuple[SourceRef, ...], msgspec.Meta(max_length=MAX_NAMED_SOURCES)] = ()
+    """Turns of the tenant scope, of this session or others, that hold content of the prompt."""
+    copies: Annotated[tuple[CopySegment, ...], msgspec.Meta(max_length=MAX_NAMED_COPIES)] = ()
+    """Places of the content, sorted by destination; they don't overlap. They are hints: what
+    differs from the engine's own record is left out, and the rest of the prompt is looked for."""
 
 
 class ReuseCounts(msgspec.Struct, frozen=True, kw_only=True):

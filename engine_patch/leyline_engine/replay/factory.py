@@ -53,7 +53,7 @@ def create_engine_app(
         pool_tokens: KV slots, in tokens.
         chunk_tokens: prompt tokens per prefill step.
         splicing: False serves every edit as an ordinary prefill.
-        matcher: ``winnow`` or ``cdc``; see
+        matcher: ``winnow``, ``cdc`` or ``off``; see
             :class:`~leyline_engine.reuse.fingerprints.MatcherKind`.
         max_running: requests that share the engine at once.
         max_waiting: requests that may wait; more are refused with 503.

@@ -20,6 +20,8 @@ class MatcherKind(StrEnum):
     """Finds every common run of 64 tokens; see :mod:`.winnowing`."""
     CDC = "cdc"
     """Finds runs that contain a whole chunk; see :mod:`.chunking`. For comparison."""
+    OFF = "off"
+    """Finds nothing and indexes nothing: only what the proxy names is reused; see :mod:`.named`."""
 
 
 def read_matcher(name: str) -> MatcherKind:
@@ -75,6 +77,19 @@ class Chunker:
         return Fingerprints(positions, np.array([digest for _, digest in found], dtype=np.uint64))
 
 
+class NoFingerprints:
+    """Selects none."""
+
+    @property
+    def guarantee(self) -> int:
+        """No run has a fingerprint."""
+        return 1
+
+    def select(self, tokens: array[int], start: int = 0, end: int | None = None) -> Fingerprints:
+        """See :meth:`Fingerprinter.select`."""
+        return Fingerprints(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint64))
+
+
 def fingerprinter(kind: MatcherKind, seed: int, rule: ChunkRule | None = None) -> Fingerprinter:
     """Return a way to choose fingerprints.
 
@@ -84,4 +99,6 @@ def fingerprinter(kind: MatcherKind, seed: int, rule: ChunkRule | None = None) -
     """
     if kind is MatcherKind.WINNOW:
         return Winnower(seed)
+    if kind is MatcherKind.OFF:
+        return NoFingerprints()
     return Chunker(replace(rule or ChunkRule(), seed=seed))

@@ -202,7 +202,7 @@ class _Search:
         self._sink = sink
         self._min_piece = min_piece
         self._probes = 0
-        self._sources: dict[int, _Candidate] = {}
+        self._sources: dict[int, Candidate] = {}
         self._foreign = 0
 
     def take(self, hit: Hit) -> None:
@@ -249,7 +249,7 @@ class _Search:
         kind = candidate.kind(dest + shift, dest_end + shift, self.session)
         return Hit(place.source, dest + shift, dest_end + shift, dest, kind)
 
-    def _candidate(self, source: SourceTurn) -> _Candidate | None:
+    def _candidate(self, source: SourceTurn) -> Candidate | None:
         """Return what is known of a source; None if there are too many to look at one more."""
         known = self._sources.get(id(source))
         foreign = source.scope != self.session[0]
@@ -258,15 +258,14 @@ class _Search:
         ):
             self.bounded = True
         elif known is None:
-            view = np.frombuffer(source.tokens, dtype=np.int64)[: self._available(source)]
-            shared = common_prefix(source.tokens, self.prompt)
-            known = self._sources[id(source)] = _Candidate(source, view, shared)
+            known = Candidate.of(source, self.prompt, self._available(source))
+            self._sources[id(source)] = known
             self._foreign += foreign
         return known
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class Candidate:
     """A source as one prompt sees it."""
 
     source: SourceTurn
@@ -274,6 +273,12 @@ class _Candidate:
     """Its tokens that may be taken."""
     shared: int
     """Number of leading tokens that the prompt has as well."""
+
+    @classmethod
+    def of(cls, source: SourceTurn, prompt: array[int], available: int) -> Candidate:
+        """Return a source of which ``available`` leading tokens are cached, as a prompt sees it."""
+        view = np.frombuffer(source.tokens, dtype=np.int64)[:available]
+        return cls(source, view, common_prefix(source.tokens, prompt))
 
     def kind(self, start: int, end: int, session: SessionKey) -> ReuseKind:
         """Return the kind of a hit on ``[start, end)``, in a prompt of ``session``."""

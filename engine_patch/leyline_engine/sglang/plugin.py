@@ -11,7 +11,7 @@ BACKEND = "leyline"
 """Value of ``--radix-cache-backend`` that switches Leyline on."""
 
 MATCHER_VARIABLE = "LEYLINE_REUSE_MATCHER"
-"""``winnow`` or ``cdc``: the choice of fingerprints by which content is found."""
+"""``winnow``, ``cdc`` or ``off``: the choice of fingerprints by which content is found."""
 MIN_COPY_VARIABLE = "LEYLINE_MIN_COPY_TOKENS"
 _MIN_COPY = 32
 """Minimum length of copies, in tokens; a shorter prefill costs less than a forward and a launch."""

@@ -140,6 +140,7 @@ class _Handlers:
         tenant, session_id = _identity(request)
         if not await self._services.store.delete(tenant, session_id):
             raise _no_session()
+        self._services.named.drop(tenant, session_id)
         return JSONResponse({"deleted": True})
 
     async def reload(self, _: Request) -> Response:

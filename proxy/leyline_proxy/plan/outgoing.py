@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from leyline_engine.contract import (
@@ -9,6 +11,7 @@ from leyline_engine.contract import (
     Envelope,
     ReuseMode,
     ReusePayload,
+    SourceRef,
     edit_envelope,
     sealed_digest,
     sign_envelope,
@@ -21,6 +24,7 @@ from ..request.context_management import CONTEXT_FIELD
 from ..request.parse import ChatRequest
 from ..request.wire import RESERVED, add_members, remove_members, replace_messages
 from ..settings.cache_scope import MEMBER
+from .named import NamedCopies
 from .planning import PlanInput, Planned, sink_of
 from .synthesis import TurnPlan
 
@@ -53,10 +57,7 @@ def edit_payload(
         session=session_id,
         scope=request.tenant.name,
         turn=name,
-        sources=tuple(
-            msgspec.structs.replace(source, digest=sealed_digest(source.digest, secret))
-            for source in plan.sources
-        ),
+        sources=_sealed(plan.sources, secret),
         directives=plan.directives,
         segments=plan.segments,
         lineage=plan.lineage,
@@ -67,22 +68,60 @@ def edit_payload(
     )
 
 
-def reuse_payload(given: PlanInput) -> ReusePayload | None:
-    """Return the request for reuse; None if it is off."""
-    options, tenant = given.request.options, given.request.tenant
-    mode = tenant.reuse if options.reuse is None else options.reuse
-    if mode == "off" or not given.status.splices:
+def asks_for_reuse(given: PlanInput) -> bool:
+    """Return True if the engine is asked for reuse."""
+    capability = given.status.capability
+    wanted = _reuse_mode(given.request) != "off"
+    return wanted and given.status.splices and capability is not None and capability.reuses
+
+
+def reuse_payload(
+    given: PlanInput, named: NamedCopies, *, secret: str | None = None
+) -> ReusePayload | None:
+    """Return the request for reuse; None if it is off, or if the engine can't.
+
+    Args:
+        named: places of content, for the engine to check.
+        secret: shared with the engine; digests of prompt text are sealed with it.
+    """
+    if not asks_for_reuse(given):
         return None
-    groups = tenant.reuse_groups if options.reuse_groups is None else options.reuse_groups
-    return ReusePayload(mode=ReuseMode(mode), boundary=options.boundary, groups=groups)
+    options, tenant = given.request.options, given.request.tenant
+    return ReusePayload(
+        mode=ReuseMode(_reuse_mode(given.request)),
+        boundary=options.boundary,
+        groups=tenant.reuse_groups if options.reuse_groups is None else options.reuse_groups,
+        sources=_sealed(named.sources, secret),
+        copies=named.copies,
+    )
+
+
+def _reuse_mode(request: ChatRequest) -> str:
+    """Return the request's own choice, or else its tenant's."""
+    return request.tenant.reuse if request.options.reuse is None else request.options.reuse
+
+
+def _sealed(sources: Iterable[SourceRef], secret: str | None) -> tuple[SourceRef, ...]:
+    """Return sources as they leave the process."""
+    return tuple(
+        msgspec.structs.replace(source, digest=sealed_digest(source.digest, secret))
+        for source in sources
+    )
 
 
 def turn_envelope(
-    given: PlanInput, planned: Planned, session_id: str, message_id: str, *, secret: str | None
+    given: PlanInput,
+    planned: Planned,
+    session_id: str,
+    message_id: str,
+    *,
+    named: NamedCopies,
+    secret: str | None,
 ) -> Envelope | None:
     """Return a turn's envelope for the engine; None for an engine that takes no envelopes.
 
     Args:
+        named: places of content in other sessions, if reuse is asked for.
         secret: shared with the engine, which ignores envelopes that aren't signed with it.
     """
     capability = given.status.capability
@@ -100,7 +139,7 @@ def turn_envelope(
     envelope = edit_envelope(
         message_id,
         payload,
-        reuse=reuse_payload(given) if capability.reuses else None,
+        reuse=reuse_payload(given, named, secret=secret),
         receipt_in_answer=capability.receipt_in_answer,
     )
     return envelope if secret is None else sign_envelope(envelope, secret)

@@ -25,6 +25,7 @@ from ..upstream.pool import Names, ReplicaPool
 from ..upstream.replica import Replica
 from .cache_scope import check_scope
 from .erasure import Erasures
+from .named import NamedSources
 from .turn import Turn
 from .under_way import TurnsUnderWay
 
@@ -33,6 +34,7 @@ class TurnOpener:
     """Begins turns; also searches and counts requests that aren't turns.
 
     Args:
+        named: names content of other sessions.
         hints_secret: shared with the engine, which ignores envelopes that aren't signed with it.
         history_key: keys the histories by which sessions without a name are found.
     """
@@ -47,6 +49,7 @@ class TurnOpener:
         erasures: Erasures,
         catalog: PolicyCatalog,
         metrics: Metrics,
+        named: NamedSources,
         hints_secret: str | None,
         history_key: bytes,
     ) -> None:
@@ -58,6 +61,7 @@ class TurnOpener:
         self._erasures = erasures
         self._catalog = catalog
         self._metrics = metrics
+        self._named = named
         self._hints_secret = hints_secret
         self._history_key = history_key
 
@@ -109,7 +113,12 @@ class TurnOpener:
         if planned.plan.forgets:
             self._erasures.check(request.tenant.name)
         envelope = turn_envelope(
-            given, planned, identity.session_id, message_id, secret=self._hints_secret
+            given,
+            planned,
+            identity.session_id,
+            message_id,
+            named=self._named.copies_for(given, planned, identity.session_id),
+            secret=self._hints_secret,
         )
         if envelope is not None:
             await self._under_way.open(identity, given)

@@ -29,6 +29,7 @@ from ..observe.turn_traces import TurnTraces
 from ..plan.planner import Planner
 from ..request.bodies import BodyMemory
 from ..sessions import SessionStore
+from ..sessions.contents import ContentIndex
 from ..sessions.stored_responses import ResponseStore
 from ..settings import Settings, secret_of
 from ..shutdown import Shutdown
@@ -38,6 +39,7 @@ from ..telemetry.tracing import Tracing
 from ..tenants import KeyFile, TenantDirectory, build_directory
 from ..turns import TurnOpener, TurnSettler, TurnsUnderWay
 from ..turns.erasure import Erasures
+from ..turns.named import NamedSources
 from ..turns.placing import Placing
 from ..turns.writing import Writing
 from ..upstream.pool import ReplicaPool
@@ -61,6 +63,7 @@ class Services:
     ends: TurnSettler
     prompts: PromptSearch
     erasures: Erasures
+    named: NamedSources
     claims: ClaimService
     claim_watches: tuple[ClaimWatch, ...]
     policy_file: PolicyFile | None
@@ -135,6 +138,7 @@ def build_services(
     catalog = PolicyCatalog(policy_file)
     # Without a shared secret, chains are valid only in this process.
     history = history_key(settings.history_secret() or token_hex())
+    named = NamedSources(ContentIndex())
     turns = TurnOpener(
         under_way=under_way,
         store=store,
@@ -143,10 +147,12 @@ def build_services(
         erasures=erasures,
         catalog=catalog,
         metrics=metrics,
+        named=named,
         hints_secret=hints_secret,
         history_key=history,
     )
     pinning = Pinning(claims)
+    shows = (TurnMetrics(metrics), TurnTraces(), audit, LiveTurns(feed), pinning, TurnLog())
     ends = TurnSettler(
         under_way=under_way,
         pool=pool,
@@ -155,7 +161,7 @@ def build_services(
         writing=Writing(store, metrics, hints_secret=hints_secret, erasures=erasures),
         pinning=pinning,
         metrics=metrics,
-        observers=(TurnMetrics(metrics), TurnTraces(), audit, LiveTurns(feed), pinning, TurnLog()),
+        observers=(named, *shows),
         retained_turns=settings.retained_turns,
     )
     return Services(
@@ -169,6 +175,7 @@ def build_services(
         ends,
         PromptSearch(editor, catalog),
         erasures,
+        named,
         claims,
         tuple(watches.values()),
         policy_file,

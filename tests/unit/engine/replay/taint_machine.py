@@ -22,6 +22,7 @@ from leyline_engine.lineage import MAX_TOKEN
 from leyline_engine.replay.cache.radix import Node
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
 from leyline_engine.replay.sequence import Sequence
+from leyline_engine.reuse.fingerprints import MatcherKind
 
 SECRET = 200
 STEM = [token for token in random_tokens(60, 11) if token != SECRET]
@@ -34,10 +35,11 @@ class TaintMachine(RuleBasedStateMachine):
 
     asked: ReusePayload | None = None
     """What every request asks for."""
+    matcher = MatcherKind.WINNOW
 
     @initialize()
     def start(self) -> None:
-        self.engine: ReplayEngine = make_engine(pool=2500, chunk=16)
+        self.engine: ReplayEngine = make_engine(pool=2500, chunk=16, matcher=self.matcher)
         self.taint = Taint(self.engine, SECRET)
         self.tainted = self.taint.flags
         self.turns: list[tuple[str, list[int], tuple[LineageRun, ...]]] = []

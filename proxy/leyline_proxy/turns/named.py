@@ -1,0 +1,75 @@
+"""Content of other sessions, by name: what a turn asks its engine to look at, and who has it."""
+
+from __future__ import annotations
+
+import structlog
+
+from leyline_engine.contract import Receipt, common_prefix
+
+from ..model.session import Session
+from ..plan.named import NamedCopies, name_copies, served_extents
+from ..plan.outgoing import asks_for_reuse
+from ..plan.planning import PlanInput, Planned, sink_of
+from ..sessions.contents import ContentIndex
+from ..telemetry.logging import frames_of
+from .settled import SettledTurn
+from .turn import Turn
+
+log = structlog.get_logger("leyline.turn")
+
+
+class NamedSources:
+    """Names copies for turns that ask for reuse, and learns from those that end."""
+
+    def __init__(self, index: ContentIndex) -> None:
+        self._index = index
+
+    def copies_for(self, given: PlanInput, planned: Planned, session_id: str) -> NamedCopies:
+        """Return the places to name for a turn; a turn that forgets removes its session's."""
+        try:
+            return self._copies_for(given, planned, session_id)
+        except Exception as error:
+            _report("naming", error)
+            return NamedCopies()
+
+    def _copies_for(self, given: PlanInput, planned: Planned, session_id: str) -> NamedCopies:
+        tenant, prompt = given.request.tenant.name, planned.rendered
+        if planned.plan.forgets:
+            self._index.drop(tenant, session_id)
+            return NamedCopies()
+        if not asks_for_reuse(given) or prompt is None:
+            return NamedCopies()
+        self._index.note(tenant)
+        run, last = given.status.retains_as, given.last
+        here = last is not None and last.model_fingerprint == run
+        prefix = common_prefix(last.tokens, prompt.tokens) if last is not None and here else 0
+        return name_copies(
+            prompt,
+            served_extents(prefix, planned.plan.segments),
+            lambda span: self._index.places(tenant, run, prompt, span),
+            session=session_id,
+            sink=sink_of(given.status),
+        )
+
+    def drop(self, tenant: str, session_id: str) -> None:
+        """Remove a session's places, because it was deleted."""
+        self._index.drop(tenant, session_id)
+
+    def settled(self, settled: SettledTurn, session: Session) -> None:
+        """Learn the places of a session's latest turn, and drop those of turns that are gone."""
+        try:
+            self._index.put(session)
+        except Exception as error:
+            _report("learning", error)
+
+    def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
+        """Do nothing: the engine didn't run it."""
+
+    def abandoned(self, turn: Turn, model: str) -> None:
+        """Do nothing: the turn isn't retained."""
+
+
+def _report(work: str, error: Exception) -> None:
+    """Log a failure, which costs names and never the turn."""
+    frames = frames_of(error)
+    log.error("named_sources_failed", work=work, error=type(error).__name__, frames=frames)
