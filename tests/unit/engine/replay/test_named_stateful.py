@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from hypothesis import settings
 from support.examples import examples
 from support.replay_engine import SCOPE
@@ -21,6 +23,7 @@ class NamingMachine(ReuseMachine):
     """The engine searches for nothing; it is told where the document was, forgotten or not."""
 
     matcher = MatcherKind.OFF
+    tenants: ClassVar = {"v": SCOPE, "w": SCOPE}
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,8 +18,7 @@ from leyline_engine.lineage import fold_keys
 
 DOCUMENT = [token for token in random_tokens(90, 12) if token != SECRET]
 HEADS = [[token for token in random_tokens(40, seed) if token != SECRET] for seed in (21, 22, 23)]
-OTHERS = {"v": SCOPE, "w": "another tenant"}
-"""Tenants of the other sessions."""
+OTHERS = ("v", "w")
 
 
 class ReuseMachine(LedgerMachine):
@@ -27,6 +28,8 @@ class ReuseMachine(LedgerMachine):
     """
 
     asked = ReusePayload(mode=ReuseMode.LIVE, groups=("docs",))
+    tenants: ClassVar = {"v": SCOPE, "w": "another tenant"}
+    """Tenants of the other sessions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +46,7 @@ class ReuseMachine(LedgerMachine):
         self._run(tokens, self._payload("s"), decode=1)
 
     @rule(
-        session=st.sampled_from(sorted(OTHERS)),
+        session=st.sampled_from(OTHERS),
         head=st.sampled_from(HEADS),
         start=st.integers(0, 20),
         tail=PIECES,
@@ -62,7 +65,7 @@ class ReuseMachine(LedgerMachine):
 
     def _of(self, session: str, lineage: tuple[LineageRun, ...]) -> EditPayload:
         """The payload of one of the other sessions."""
-        return msgspec.structs.replace(self._payload(session, lineage), scope=OTHERS[session])
+        return msgspec.structs.replace(self._payload(session, lineage), scope=self.tenants[session])
 
     def _send(
         self, session: str, tokens: list[int], lineage: tuple[LineageRun, ...], steps: int
@@ -84,7 +87,7 @@ def test_the_machine_reuses_what_it_means_to() -> None:
     machine.document(60, [1], True, [2])
     machine.read("v", HEADS[0], 3, [1], -1)
     machine.read("w", HEADS[1], 5, [2], -1)
-    kept = [fold_keys(tokens, runs, OTHERS[name]) for name, tokens, runs in machine.others]
+    kept = [fold_keys(tokens, runs, machine.tenants[name]) for name, tokens, runs in machine.others]
     for keys in kept:
         assert machine.tainted[machine.engine.cache.match(keys).slots].any()
     machine.forget_by_name(0, [1], True, True, False)
