@@ -34,6 +34,11 @@ class ReusePayload(msgspec.Struct, frozen=True, kw_only=True):
     mode: ReuseMode
     boundary: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
     """Leading tokens of each reused run that are computed again."""
+    margin: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0.0
+    """The smallest margin at which a prefill with reuse is trusted; with 0, none is measured.
+
+    The margin is the likeliest first token's logit minus that of the second: natural logarithms,
+    before any sampling parameter."""
 
 
 class ReuseCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +50,10 @@ class ReuseCounts(msgspec.Struct, frozen=True, kw_only=True):
     tenant: int = 0
     bounded: bool = False
     """True if the search ended at one of its bounds, so that there may be more."""
+    margin: float | None = None
+    """The margin of a prefill with reuse; None if it wasn't measured."""
+    gated: bool = False
+    """True if reuse was given up because the margin was too small."""
 
     @property
     def total(self) -> int:
