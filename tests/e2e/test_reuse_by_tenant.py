@@ -18,6 +18,7 @@ TENANTS: dict[str, dict[str, Any]] = {
     "watching": {"reuse": "observe"},
     "reusing": {"reuse": "live"},
     "fixed": {"reuse": "observe", "allow_request_policy": False},
+    "doubting": {"reuse": "live", "reuse_margin": 100},
 }
 
 
@@ -97,6 +98,31 @@ def test_an_operator_may_fix_it(client: httpx.Client) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (403, "leyline.reuse")
     wrong = post(client, "plain", "one", reuse="always")
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "leyline.reuse")
+
+
+def test_a_tenant_that_doubts_gets_a_plain_prefill(client: httpx.Client) -> None:
+    """A margin that no first token has gives reuse up; the receipt and a series say so, and a
+    request may choose otherwise."""
+    account(client, "doubting", "doubter")
+    second = account(client, "doubting", "its colleague")
+    assert (second["tokens"]["reused"], second["lineage"]) == (0, None)
+    assert second["reuse"]["gated"] is True
+    assert 0 < second["reuse"]["margin"] < 100
+    series = 'leyline_reuse_gated_total{model="leyline-recall",tenant="doubting"} 1.0'
+    headers = {"authorization": "Bearer key-doubting"}
+    assert series in client.get("/metrics", headers=headers).text
+    trusting = account(client, "doubting", "one of many", reuse_margin=0)
+    assert trusting["tokens"]["reused"] > 200
+    assert (trusting["reuse"]["gated"], trusting["reuse"]["margin"]) == (False, None)
+    measured = account(client, "doubting", "yet another", reuse_margin=0.000_001)
+    assert measured["reuse"]["margin"] > 0
+    for wrong in (-1, 100.5, "much"):
+        refused = post(client, "doubting", "one", reuse_margin=wrong)
+        expected = (400, "leyline.reuse_margin")
+        assert (refused.status_code, refused.json()["error"]["param"]) == expected
+    refused = post(client, "fixed", "one", reuse_margin=1)
+    expected = (403, "leyline.reuse_margin")
+    assert (refused.status_code, refused.json()["error"]["param"]) == expected
 
 
 def test_a_clock_costs_the_clock(client: httpx.Client) -> None:

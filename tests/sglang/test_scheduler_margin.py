@@ -194,7 +194,7 @@ def test_a_retracted_turn_is_judged_once() -> None:
 
 
 def test_a_forget_is_complete_beside_the_gate() -> None:
-    """What the first session forgets is gone from a turn that runs and isn't trusted, too."""
+    """A forget of the first session reaches a turn that runs and isn't trusted, too."""
     scheduler = prepared()
     scheduler.margin = 0.5
     scheduler.submit(SECOND, turn("b"), decode=6, message_id="m", reuse=ASKED)

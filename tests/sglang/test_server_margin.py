@@ -36,7 +36,11 @@ def ask(
     name = new_message_id()
     payload = EditPayload(session=session, scope="margins", turn=name, lineage=lineage)
     envelope = edit_envelope(name, payload, reuse=reuse)
-    options: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": -1}
+    options: dict[str, Any] = {
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+        "logprob_start_len": -1,
+    }
     answer = client.post(request_body(prompt, envelope, decode=4, **options, **body))
     first, second = answer["meta_info"]["output_top_logprobs"][0]
     return first[0] - second[0], client.record(name).receipt

@@ -73,7 +73,8 @@ def reuse_payload(given: PlanInput) -> ReusePayload | None:
     mode = tenant.reuse if options.reuse is None else options.reuse
     if mode == "off" or not given.status.splices:
         return None
-    return ReusePayload(mode=ReuseMode(mode), boundary=options.boundary)
+    margin = tenant.reuse_margin if options.reuse_margin is None else options.reuse_margin
+    return ReusePayload(mode=ReuseMode(mode), boundary=options.boundary, margin=margin)
 
 
 def turn_envelope(

@@ -23,6 +23,8 @@ class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Scope within the tenant that may see this turn's splices; empty for this session alone."""
     reuse: Literal["off", "observe", "live"] | None = None
     """The use of content that the engine holds elsewhere; None for the tenant's setting."""
+    reuse_margin: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
+    """The smallest margin, in logits, at which that is trusted; None for the tenant's setting."""
 
 
 def parse_options(raw: object) -> RequestOptions:

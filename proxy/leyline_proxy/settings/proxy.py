@@ -50,6 +50,7 @@ class TenantSettings(TenantLimitSettings):
     share: Annotated[str, Field(pattern=SHARE_PATTERN)] = ""
     """Lets each of the tenant's sessions use KV that another one spliced. By default, none does."""
     reuse: Reuse | None = None
+    reuse_margin: Annotated[float, Field(ge=0, le=100)] | None = None
     upstreams: tuple[str, ...] | None = None
     """Names of the engines that may serve the tenant; None for all."""
     cache_scope: CacheScope | None = None
@@ -151,6 +152,9 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     reuse: Reuse = "off"
     """Content that the engine holds from another place or session of the tenant: ``off`` leaves it,
     ``observe`` counts what could be reused, ``live`` copies it instead of prefilling it."""
+    reuse_margin: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """Smallest lead of the likeliest first token over the second, in logits, at which a turn that
+    copied content is trusted. 0 trusts every one."""
     splice: bool = True
     """False turns off splicing and nothing else: edits become ordinary re-prefills."""
 
