@@ -65,7 +65,7 @@ def prepared(**options: Any) -> Scheduler:
 
 
 @pytest.mark.parametrize("core", ["rust", "python"])
-@pytest.mark.parametrize("chunk", [None, 40])
+@pytest.mark.parametrize("chunk", [None, 20])
 def test_the_next_turn_computes_what_was_not_trusted(core: str, chunk: int | None) -> None:
     """It continues its exact beginning alone, copies nothing, and the turn after it reuses."""
     scheduler = prepared(core=core, chunk=chunk)

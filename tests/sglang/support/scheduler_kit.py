@@ -361,6 +361,7 @@ class Scheduler:
 
     def _prefill_slots(self, batch: list[Req]) -> None:
         for req in batch:
+            req.is_retracted = False
             if not req.kv.holds_kv:
                 assert self.rows.alloc([req]) is not None
                 prefix = self.cache.prefix_device_indices(req)

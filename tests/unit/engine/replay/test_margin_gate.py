@@ -12,6 +12,7 @@ from support.replay_engine import (
     OBSERVE,
     SCOPE,
     admit,
+    blank,
     cached,
     contents,
     edit,
@@ -21,9 +22,11 @@ from support.replay_engine import (
     make_engine,
     prefill,
     random_tokens,
+    reference,
     register,
     retained,
     run,
+    same_logits,
 )
 
 from leyline_engine.contract import (
@@ -169,10 +172,11 @@ def test_what_was_cached_meanwhile_is_found() -> None:
     engine = prepared()
     running = admit(engine, SECOND, register("t1", session="b"), reuse=STRICT)
     run(engine, SECOND[:200], register("t1", session="c"))
-    prefill(running)
+    logits = prefill(running)
     record = running.finish()
     engine.check_integrity()
     assert record.receipt.tokens == TokenCounts(len(SECOND), 200, 0, 0, len(SECOND) - 200)
+    assert same_logits(logits, reference(SECOND))
 
 
 @pytest.mark.parametrize("when", ["before", "between"])
@@ -202,6 +206,22 @@ def test_a_forget_between_the_prefills_withholds_both(when: str) -> None:
     assert len(cached(engine, SECOND)) == 0
     assert engine.settled_forgets()[ticket.receipt.message_id].pending == 0
     assert retained(engine, "b") == ["t2"]
+
+
+def test_slots_that_a_withheld_request_gives_up_are_overwritten() -> None:
+    """A second prefill that needs fewer slots leaves none behind with what the first one read."""
+    engine = prepared()
+    running = admit(engine, SECOND, register("t1", session="b"), reuse=STRICT)
+    running.prefill_step()
+    whole = msgspec.structs.replace(register("t2", session="b"), forget=("anything",))
+    run(engine, random_tokens(40, 7), whole)
+    run(engine, SECOND[:200], register("t1", session="c"))
+    owned = len(running.owned)
+    prefill(running)
+    assert len(running.owned) < owned
+    running.finish()
+    engine.check_integrity()
+    assert blank(engine, free_slots(engine))
 
 
 def test_a_forget_of_what_was_copied_withholds_what_is_computed_after() -> None:
