@@ -59,7 +59,8 @@ def note_margins(batch: Any, logits: torch.Tensor | None) -> None:
     ending = [(i, req) for i, req in enumerate(batch.reqs) if _ends_prefill(req)]
     if not ending:
         return
-    values, ready = _to_cpu(top_margins(logits[[i for i, _ in ending]]))
+    # A list as an index would be copied to the device, and waited for.
+    values, ready = _to_cpu(top_margins(torch.stack([logits[i] for i, _ in ending])))
     for row, (_, req) in enumerate(ending):
         req.leyline.reading = Reading(values, row, ready)
 
