@@ -75,6 +75,11 @@ class Told:
         counts = [each for each in found if each.get("mode") == mode]
         return sum(each["clean"] + each["session"] + each["tenant"] for each in counts)
 
+    def gated(self) -> int:
+        """Turns whose reuse was given up."""
+        found = [answer["leyline"].get("reuse") or {} for answer in self.answers]
+        return sum(bool(each.get("gated")) for each in found)
+
     def faults(self) -> int:
         """Policies that were left out."""
         return sum(len(answer["leyline"].get("policy_faults", ())) for answer in self.answers)
