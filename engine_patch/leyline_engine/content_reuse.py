@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+import msgspec
+
 from leyline_engine.contract import (
     ATTENTION_SINK,
     CopySegment,
@@ -177,7 +179,8 @@ def reuse_counts(
         return None
     count = reused_of if asked.mode is ReuseMode.LIVE else hits.tokens_of
     by_kind = {kind.value: count(kind) for kind in ReuseKind}
-    return ReuseCounts(mode=asked.mode, bounded=hits.bounded, **by_kind)
+    counts = ReuseCounts(mode=asked.mode, bounded=hits.bounded)
+    return msgspec.structs.replace(counts, **by_kind)
 
 
 def _gaps(length: int, start: int, copies: Iterable[CopySegment]) -> Iterable[tuple[int, int]]:

@@ -29,6 +29,7 @@ PLAIN = ((None, "blue"),)
 PROMPT = "leyline_prompt_tokens_total"
 TURNS = "leyline_turns_total"
 REUSE = "leyline_reuse_tokens_total"
+GATED = "leyline_reuse_gated_total"
 BUSTS = "leyline_cache_busts_total"
 BUST_TOKENS = "leyline_cache_bust_tokens_total"
 AVOIDED = "leyline_prefill_avoided_tokens_total"
@@ -191,6 +192,15 @@ def _add_savings(board: dashboard.Dashboard) -> None:
             ],
             unit="short",
             colors=KIND_COLORS,
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Reuse given up by tenant",
+            "Turns per minute without reuse because a first token's margin was below "
+            "`reuse_margin`. Bad: most turns that reuse; they cost their prefill, and more.",
+            [Query(per_minute(GATED, BY_BOTH, "tenant"), "{{tenant}}")],
+            unit="cpm",
         )
     )
     board.with_panel(

@@ -21,6 +21,7 @@ TENANTS: dict[str, dict[str, Any]] = {
     "red": {"reuse": "live", "reuse_groups": ["docs"]},
     "blue": {"reuse": "live", "reuse_groups": ["docs", "more"]},
     "silent": {"reuse": "off", "reuse_groups": ["docs"]},
+    "doubting": {"reuse": "live", "reuse_margin": 100},
 }
 
 
@@ -143,6 +144,31 @@ def test_a_request_can_not_enter_a_group(client: httpx.Client) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (403, "leyline.reuse_groups")
     wrong = post(client, "red", "x", reuse_groups=["not a name"])
     assert wrong.status_code == 400
+
+
+def test_a_tenant_that_doubts_gets_a_plain_prefill(client: httpx.Client) -> None:
+    """A margin that no first token has gives reuse up; the receipt and a series say so, and a
+    request may choose otherwise."""
+    account(client, "doubting", "doubter")
+    second = account(client, "doubting", "its colleague")
+    assert (second["tokens"]["reused"], second["lineage"]) == (0, None)
+    assert second["reuse"]["gated"] is True
+    assert 0 < second["reuse"]["margin"] < 100
+    series = 'leyline_reuse_gated_total{model="leyline-recall",tenant="doubting"} 1.0'
+    headers = {"authorization": "Bearer key-doubting"}
+    assert series in client.get("/metrics", headers=headers).text
+    trusting = account(client, "doubting", "one of many", reuse_margin=0)
+    assert trusting["tokens"]["reused"] > 200
+    assert (trusting["reuse"]["gated"], trusting["reuse"]["margin"]) == (False, None)
+    measured = account(client, "doubting", "yet another", reuse_margin=0.000_001)
+    assert measured["reuse"]["margin"] > 0
+    for wrong in (-1, 100.5, "much"):
+        refused = post(client, "doubting", "one", reuse_margin=wrong)
+        expected = (400, "leyline.reuse_margin")
+        assert (refused.status_code, refused.json()["error"]["param"]) == expected
+    refused = post(client, "fixed", "one", reuse_margin=1)
+    expected = (403, "leyline.reuse_margin")
+    assert (refused.status_code, refused.json()["error"]["param"]) == expected
 
 
 def test_a_clock_costs_the_clock(client: httpx.Client) -> None:

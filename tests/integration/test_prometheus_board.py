@@ -164,6 +164,7 @@ def test_counters_agree_with_the_answers(observed: Observed) -> None:
         f'sum({tokens}{{source="reused"}})': told.tokens("reused"),
         'sum(leyline_reuse_tokens_total{mode="live"})': told.reuse("live"),
         'sum(leyline_reuse_tokens_total{mode="observe"})': told.reuse("observe"),
+        "sum(leyline_reuse_gated_total)": told.gated(),
         f"sum({by_engine})": told.usage("prompt_tokens"),
         f"sum({by_engine}{{{served}}})": told.cached(),
         "sum(leyline_completion_tokens_total)": told.usage("completion_tokens"),

@@ -75,6 +75,11 @@ class Told:
         counts = [each for each in found if each.get("mode") == mode]
         return sum(each["clean"] + each["session"] + each["tenant"] for each in counts)
 
+    def gated(self) -> int:
+        """Turns whose reuse was given up."""
+        found = [answer["leyline"].get("reuse") or {} for answer in self.answers]
+        return sum(bool(each.get("gated")) for each in found)
+
     def faults(self) -> int:
         """Policies that were left out."""
         return sum(len(answer["leyline"].get("policy_faults", ())) for answer in self.answers)
@@ -212,10 +217,11 @@ def run_round(stack: Stack, name: str) -> None:
         for offered in (["cat"], ["cat", "grep"], ["grep"]):
             stack.ask(session, history(2, session), tools=[_tool(each) for each in offered])
 
-    def reused(mode: str) -> None:
+    def reused(mode: str, margin: float = 0) -> None:
         for number in range(3):
-            session = on_engine("stays", f"{name}-{mode}-{number}")
-            stack.ask(session, history(3, session), leyline={"reuse": mode})
+            session = on_engine("stays", f"{name}-{mode}-{margin}-{number}")
+            asked = {"reuse": mode, "reuse_margin": margin}
+            stack.ask(session, history(3, session), leyline=asked)
 
     near_limit = "warn_near_limits:max_tokens=200,threshold=0.1"
     summary = "summarize:trigger_tokens=200,keep_messages=2,summary_tokens=8"
@@ -228,6 +234,7 @@ def run_round(stack: Stack, name: str) -> None:
         declared,
         tools,
         lambda: reused("live"),
+        lambda: reused("live", 100),
         lambda: reused("observe"),
     ]
     with ThreadPoolExecutor(4) as pool:

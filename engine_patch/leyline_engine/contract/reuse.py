@@ -57,6 +57,11 @@ class ReusePayload(msgspec.Struct, frozen=True, kw_only=True):
     copies: Annotated[tuple[CopySegment, ...], msgspec.Meta(max_length=MAX_NAMED_COPIES)] = ()
     """Places of the content, sorted by destination; they don't overlap. They are hints: what
     differs from the engine's own record is left out, and the rest of the prompt is looked for."""
+    margin: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0.0
+    """The smallest margin at which a prefill with reuse is trusted; with 0, none is measured.
+
+    The margin is the likeliest first token's logit minus that of the second: natural logarithms,
+    before any sampling parameter."""
 
 
 class ReuseCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +74,10 @@ class ReuseCounts(msgspec.Struct, frozen=True, kw_only=True):
     group: int = 0
     bounded: bool = False
     """True if the search ended at one of its bounds, so that there may be more."""
+    margin: float | None = None
+    """The margin of a prefill with reuse; None if it wasn't measured."""
+    gated: bool = False
+    """True if reuse was given up because the margin was too small."""
 
     @property
     def total(self) -> int:

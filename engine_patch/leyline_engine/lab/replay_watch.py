@@ -99,6 +99,11 @@ class WatchedClaims(EngineClaims):
         if spare:
             keeper.ledger.append(Freed(request=request, pages=spare, free=free, ended=False))
 
+    def undone(self, request: str, count: int) -> None:
+        """Record the slots that an undone prefill gave back."""
+        event = Freed(request=request, pages=count, free=self.shelf.free(), ended=False)
+        self.keeper.ledger.append(event)
+
     def ended(self, request: str, count: int) -> None:
         """Record a request's end."""
         del self._requests[request]

@@ -113,19 +113,22 @@ class Admitter:
         payload: EditPayload | None,
         forgot: ForgetCounts | None = None,
         reuse: ReusePayload | None = None,
+        *,
+        reuses: bool = True,
     ) -> Admission:
         """Admit one request.
 
         Args:
             forgot: result of an earlier :meth:`forget` for it.
             reuse: the request for reuse, if any.
+            reuses: False admits a request for reuse without it.
 
         Raises:
             PoolExhaustedError: no room for the prompt now; nothing was taken.
         """
         request = self._rules.check(prompt, payload, reuse=reuse)
         try:
-            request, admission = self._with_reuse(message_id, request)
+            request, admission = self._with_reuse(message_id, request, reuses=reuses)
         except PoolExhaustedError:
             if request.edit is None:
                 raise
@@ -165,18 +168,19 @@ class Admitter:
         self._reuse.ended(prompt)
 
     def _with_reuse(
-        self, message_id: str, request: CheckedRequest
+        self, message_id: str, request: CheckedRequest, *, reuses: bool
     ) -> tuple[CheckedRequest, Admission]:
         """Admit a request with what is found elsewhere of its content, or without if that fails."""
-        prefix = self._match_prefix(request)
-        found = self._reuse.search(request, prefix.match.length, self._available)
-        try:
-            return found, self._place(message_id, found, prefix)
-        except Exception as error:
-            if found.edit is request.edit:
-                raise
-            if not isinstance(error, PoolExhaustedError):
-                log.exception("reuse failed; the request runs without it")
+        if reuses:
+            prefix = self._match_prefix(request)
+            found = self._reuse.search(request, prefix.match.length, self._available)
+            try:
+                return found, self._place(message_id, found, prefix)
+            except Exception as error:
+                if found.edit is request.edit:
+                    raise
+                if not isinstance(error, PoolExhaustedError):
+                    log.exception("reuse failed; the request runs without it")
         request = request.without_reuse()
         return request, self._place(message_id, request, self._match_prefix(request))
 

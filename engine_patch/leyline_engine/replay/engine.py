@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from array import array
 from collections import deque
 from collections.abc import Sequence as Series
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from secrets import token_hex
 
@@ -20,10 +19,6 @@ from leyline_engine.contract import (
     EditPayload,
     ForgetCounts,
     KVFacts,
-    Receipt,
-    ReusePayload,
-    SkippedAction,
-    TokenCounts,
     engine_actions,
 )
 from leyline_engine.edits import forgets
@@ -38,8 +33,11 @@ from leyline_engine.replay.cache.manager import CacheManager, PoolExhaustedError
 from leyline_engine.replay.cache.pool import KVPool
 from leyline_engine.replay.cache.working import WorkingCache
 from leyline_engine.replay.engine_claims import EngineClaims, OpenClaims, RefusedByClaimError
+from leyline_engine.replay.margin_gate import MarginGate, load
 from leyline_engine.replay.models.loader import LoadedModel
 from leyline_engine.replay.models.rotary_probe import read_model_facts
+from leyline_engine.replay.receipts import receipt_of
+from leyline_engine.replay.requests import GenerationRequest
 from leyline_engine.replay.sequence import Forward, Sequence
 from leyline_engine.reuse.fingerprints import MatcherKind
 from leyline_engine.sources import SourceRegistry, SourceTurn
@@ -55,22 +53,6 @@ __all__ = [
 
 class PromptTooLongError(ValueError):
     """Prompt and requested output can never fit; the caller's fault."""
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """A request to the engine."""
-
-    request_id: str
-    tokens: array[int]
-    payload: EditPayload | None = None
-    reuse: ReusePayload | None = None
-    skipped: tuple[SkippedAction, ...] = ()
-    max_new_tokens: int = 16
-    admits: bool = True
-    """True if KV that it computes may be kept for reuse, if claims agree."""
-    forgot: ForgetCounts | None = None
-    """Counts of what was forgotten for it before it was admitted."""
 
 
 class ReplayEngine:
@@ -257,43 +239,16 @@ class ReplayEngine:
     def _start(
         self, request: GenerationRequest, admission: Admission, started: int, *, admits: bool
     ) -> Sequence:
-        plan = admission.plan
+        plan, payload = admission.plan, request.payload
         working = WorkingCache(self._layout, plan.length + request.max_new_tokens, self._device)
-        spans = [(0, plan.prefix), *((copy.dest, copy.dest_end) for copy in plan.copies)]
-        for start, end in spans:
-            for layer in range(self._layout.layers if end > start else 0):
-                rows = self.cache.pool.read(layer, admission.held[start:end])
-                working.fill(layer, start, rows)
-        payload = request.payload
-        receipt = Receipt(
-            message_id=request.request_id,
-            session=payload.session if payload else "",
-            turn=payload.turn if payload and admits else "",
-            outcome=admission.verdict.outcome,
-            reason=admission.verdict.reason,
-            detail=admission.verdict.detail,
-            tokens=TokenCounts(
-                prompt=plan.length,
-                prefix=plan.prefix,
-                spliced=plan.spliced,
-                reused=plan.reused,
-                prefilled=plan.prefilled,
-                freed=admission.forgot.overwritten if admission.forgot else 0,
-            ),
-            directives=admission.verdict.directives,
-            forgot=admission.forgot,
-            reuse=admission.reuse,
-            lineage=admission.lineage,
-            skipped_actions=request.skipped,
-            splice_us=(time.perf_counter_ns() - started) // 1000,
-        )
+        load(working, self.cache.pool, admission)
         return Sequence(
             forward=self._forward if self._energy is None else self._metered(request, self._energy),
             cache=self.cache,
             working=working,
             prompt=request.tokens,
             lineage=admission.lineage,
-            receipt=receipt,
+            receipt=receipt_of(request, admission, started, admits=admits),
             session=(payload.scope, payload.session) if payload else None,
             held=admission.held,
             owned_from=plan.prefix,
@@ -307,7 +262,15 @@ class ReplayEngine:
             admits=admits,
             index=self._admitter,
             on_retained=partial(self._retained, admission),
+            gate=self._gate(request, admission),
         )
+
+    def _gate(self, request: GenerationRequest, admission: Admission) -> MarginGate | None:
+        """Return the gate of a request that copies for reuse; None if it wants none."""
+        asked = request.reuse
+        if asked is None or not asked.margin or not admission.plan.reused:
+            return None
+        return MarginGate(request, asked.margin, self._admitter, self._chunks, self._retained)
 
     def _chunks(self, prefills: Series[Prefill]) -> list[Prefill]:
         size = self._chunk_tokens

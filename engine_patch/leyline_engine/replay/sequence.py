@@ -82,6 +82,9 @@ class Sequence:
     """Its prompt in the index, until it ends."""
     on_retained: Callable[[SourceTurn], None] | None = None
     """Called with the turn that this request became, when all else is done."""
+    gate: Callable[[Sequence, torch.Tensor], bool] | None = None
+    """Judges the logits of the whole prompt, before anything is published. It returns True if it
+    undid the prefill; the prompt is pending again then."""
     fed: array[int] = field(default_factory=lambda: array("q"))
     """Generated tokens that were fed back, so that their KV exists."""
     ended: bool = False
@@ -108,6 +111,9 @@ class Sequence:
         step = self.pending.popleft()
         logits = self._run(self.prompt[step.start : step.end].tolist(), step.start)
         if self.pending:
+            return None
+        gate, self.gate = self.gate, None
+        if gate is not None and gate(self, logits):
             return None
         self.computed = len(self.prompt)
         self._publish()
@@ -231,6 +237,17 @@ class Sequence:
     def _check_running(self) -> None:
         if self.ended:
             raise RuntimeError("a sequence ends once")
+
+    def give_back(self) -> None:
+        """Give back the slots that this request owns: what it computed doesn't count."""
+        count = len(self.owned)
+        if self.publishable:
+            self.cache.release(self.owned)
+        else:
+            # Forgets wait on: the request is about to read the same text again.
+            self.cache.erase(self.owned)
+        self.held = self.held[: self.owned_from]
+        self.cache.listener.undone(self.receipt.message_id, count)
 
     def _end(self) -> None:
         self.ended = True

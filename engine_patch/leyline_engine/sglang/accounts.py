@@ -133,6 +133,9 @@ def _receipt(turn: Turn, checked: CheckedRequest, plan: Plan, counts: TokenCount
     if payload is None and turn.refusal is not None:
         verdict = EditVerdict(Outcome.REPREFILLED, turn.refusal.reason, turn.refusal.detail)
     freed = turn.forgot.overwritten if turn.forgot is not None else 0
+    reuse = reuse_counts(checked, plan.reused_of)
+    if reuse is not None:
+        reuse = msgspec.structs.replace(reuse, gated=turn.gated)
     return Receipt(
         message_id=turn.message_id,
         session=payload.session if payload is not None else "",
@@ -143,7 +146,7 @@ def _receipt(turn: Turn, checked: CheckedRequest, plan: Plan, counts: TokenCount
         tokens=msgspec.structs.replace(counts, freed=freed),
         directives=verdict.directives,
         forgot=turn.forgot,
-        reuse=reuse_counts(checked, plan.reused_of),
+        reuse=reuse,
         lineage=turn.lineage,
         skipped_actions=turn.skipped,
         splice_us=turn.spent_ns // 1000,

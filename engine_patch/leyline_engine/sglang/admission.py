@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import MatchResult
@@ -32,6 +32,7 @@ from leyline_engine.sglang.splicer import (
 )
 from leyline_engine.sglang.turn import Phase, Turn
 from leyline_engine.sglang.turn_forgets import TurnForgets
+from leyline_engine.sources import SessionKey
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Admission:
         matcher: finds cached prefixes.
         fallback: checks requests.
         reuse: finds content that is cached elsewhere.
+        distrusted: sessions whose next turn may reuse nothing.
         forgets: carries out what turns demand to forget before they run.
         turns: turns that wait or run, by request.
         admitted: called with a turn whose request runs from now on.
@@ -61,6 +63,7 @@ class Admission:
         matcher: Matcher,
         fallback: Fallback,
         reuse: ContentReuse,
+        distrusted: Container[SessionKey | None],
         forgets: TurnForgets,
         turns: Mapping[str, Turn],
         admitted: Callable[[Turn], None],
@@ -70,6 +73,7 @@ class Admission:
         self._matcher = matcher
         self._fallback = fallback
         self._reuse = reuse
+        self._distrusted = distrusted
         self._forgets = forgets
         self._turns = turns
         self._admitted = admitted
@@ -153,6 +157,8 @@ class Admission:
         checked = self._fallback.check(turn)
         if checked.forgets:
             self._forgets.withhold_session(turn)
+        if turn.session in self._distrusted:
+            turn.gated, turn.reuses = True, False
         limit = len(prompt) - 1
         match = self._matcher.best(turn, checked, prompt, limit)
         turn.plan = plan_turn(len(prompt), match.device_prefix_len, (), (), sink=0)

@@ -35,6 +35,7 @@ from leyline_engine.sglang.fallback import Fallback
 from leyline_engine.sglang.forgetting import Forgetter
 from leyline_engine.sglang.hints import take_hints
 from leyline_engine.sglang.indexing import TurnIndexer
+from leyline_engine.sglang.margin_gate import MarginGate
 from leyline_engine.sglang.matching import Matcher
 from leyline_engine.sglang.metrics import Readings
 from leyline_engine.sglang.publications import MIN_TOKENS, PER_SLOT, Publications, Space
@@ -118,6 +119,7 @@ class SchedulerEngine:
         self.publisher = Publisher(
             cache, self.ledger, self.publications, forgetter, kept_out=self._kept_out
         )
+        self.margins = MarginGate(forgetter, kept_out=self._kept_out, agree=agree)
         fallback = Fallback(cache, rules, forgetter, kept_out=self._kept_out)
         self.forgets = self._open_forgets(rules, forgetter, fallback)
         splicer = self._open_splicer(pool, rules, min_copy, agree)
@@ -168,6 +170,7 @@ class SchedulerEngine:
             matcher=self._matcher,
             fallback=fallback,
             reuse=self._reuse,
+            distrusted=self.margins.marks,
             forgets=self.forgets,
             turns=self.turns,
             admitted=self._admitted,
@@ -298,6 +301,7 @@ class SchedulerEngine:
         self.registry.clear()
         self.publications.clear()
         self.forgets.clear()
+        self.margins.marks.clear()
 
     # Calls from the tree.
 
@@ -336,9 +340,17 @@ class SchedulerEngine:
 
     # A turn runs, and ends.
 
+    def prefilled(self, batch: Any) -> None:
+        """Judge the prefills that end with a batch, before SGLang acts on its result."""
+        if batch.forward_mode.is_extend():
+            with contained("judging margins"):
+                self.margins.judge(batch.reqs)
+
     def _admitted(self, turn: Turn) -> None:
         """Report the reuse of a turn whose request runs from now on."""
         self._accounts.admitted(turn)
+        if turn.gated:
+            self.margins.marks.discard(turn.session)
         self.claims.admitted(turn)
 
     def _finish(self, turn: Turn) -> None:

@@ -40,6 +40,8 @@ def register() -> None:
         f"{scheduler}._add_request_to_queue": _queue,
         f"{scheduler}.get_next_batch_to_run": _next_batch,
         f"{scheduler}.handle_dumper_control": _control,
+        f"{scheduler}.process_batch_result": _process_result,
+        "sglang.srt.managers.tp_worker.capture_pre_sample_logits": _capture_logits,
         "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode": _retract,
         f"{streamer}.stream_output": _stream_output,
         "sglang.srt.managers.schedule_policy.touch_waiting_prefix": _touch,
@@ -189,6 +191,28 @@ def _retract(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
 
         name_outgrown(engine, aborted)
     return retracted, ratio, aborted
+
+
+def _capture_logits(
+    original: Callable[..., Any], batch: Any, forward_batch: Any, output: Any
+) -> Any:
+    """Note the margins of turns that reuse, as sampling overwrites the logits."""
+    captured = original(batch, forward_batch, output)
+    if output is not None:
+        from leyline_engine.sglang.containment import contained
+        from leyline_engine.sglang.margin_gate import note_margins
+
+        with contained("noting margins"):
+            note_margins(batch, output.next_token_logits)
+    return captured
+
+
+def _process_result(original: Callable[..., Any], self: Any, batch: Any, result: Any) -> Any:
+    """Judge the prefills that a batch ends, before their KV is published."""
+    engine = _engine(self)
+    if engine is not None:
+        engine.prefilled(batch)
+    return original(self, batch, result)
 
 
 def _stream_output(

@@ -88,7 +88,13 @@ class Turn:
     skipped: tuple[SkippedAction, ...] = ()
     reuse: ReusePayload | None = None
     reuses: bool = True
-    """False once copies for reuse failed, or found no room: it runs without."""
+    """False once copies for reuse failed, found no room, or may not be made: it runs without."""
+    gated: bool = False
+    """True if it runs without reuse because the margin of an earlier turn was too small."""
+    reading: Any = None
+    """Margin of its prefill, on its way from the device."""
+    judged: bool = False
+    """True once its margin was compared with the threshold."""
     phase: Phase = Phase.NEW
     lineage: tuple[LineageRun, ...] = ()
     """Lineage map under which the request matches and publishes."""

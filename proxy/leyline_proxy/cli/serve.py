@@ -111,6 +111,10 @@ def serve(
         str | None,
         typer.Option(help="Content cached elsewhere: off, observe (count) or live (copy) \\[off]."),
     ] = None,
+    reuse_margin: Annotated[
+        float | None,
+        typer.Option(help="Lead of a first token, in logits, at which reuse is trusted \\[0]."),
+    ] = None,
     retained_turns: Annotated[
         int | None, typer.Option(help="Turns of a session that later turns can splice from [4].")
     ] = None,

@@ -109,6 +109,7 @@ def effective_rules(
         (f"{OPTIONS_FIELD}.share", options.share is not None),
         (f"{OPTIONS_FIELD}.reuse", options.reuse is not None),
         (f"{OPTIONS_FIELD}.reuse_groups", options.reuse_groups is not None),
+        (f"{OPTIONS_FIELD}.reuse_margin", options.reuse_margin is not None),
         ("messages", request.scope is not None),
     ):
         if chosen and not tenant.allow_request_policy:

@@ -91,6 +91,7 @@ def reuse_payload(
         mode=ReuseMode(_reuse_mode(given.request)),
         boundary=options.boundary,
         groups=tenant.reuse_groups if options.reuse_groups is None else options.reuse_groups,
+        margin=tenant.reuse_margin if options.reuse_margin is None else options.reuse_margin,
         sources=_sealed(named.sources, secret),
         copies=named.copies,
     )

@@ -29,6 +29,8 @@ class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         None
     )
     """Those of the tenant's groups that the turn takes part in; None for all."""
+    reuse_margin: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
+    """The smallest margin, in logits, at which that is trusted; None for the tenant's setting."""
 
 
 def parse_options(raw: object) -> RequestOptions:

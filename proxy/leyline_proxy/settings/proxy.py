@@ -56,6 +56,7 @@ class TenantSettings(TenantLimitSettings):
         tuple[Annotated[str, Field(pattern=GROUP_PATTERN)], ...], Field(max_length=MAX_GROUPS)
     ] = ()
     """Groups of tenants that may take KV of one another's content, if their reuse isn't ``off``."""
+    reuse_margin: Annotated[float, Field(ge=0, le=100)] | None = None
     upstreams: tuple[str, ...] | None = None
     """Names of the engines that may serve the tenant; None for all."""
     cache_scope: CacheScope | None = None
@@ -157,6 +158,9 @@ class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, Bas
     reuse: Reuse = "off"
     """Content that the engine holds from another place or session of the tenant: ``off`` leaves it,
     ``observe`` counts what could be reused, ``live`` copies it instead of prefilling it."""
+    reuse_margin: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """Smallest lead of the likeliest first token over the second, in logits, at which a turn that
+    copied content is trusted. 0 trusts every one."""
     splice: bool = True
     """False turns off splicing and nothing else: edits become ordinary re-prefills."""
 

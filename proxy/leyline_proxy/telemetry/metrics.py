@@ -56,6 +56,7 @@ class Metrics:
     turns: Counter
     prompt_tokens: Counter
     reuse_tokens: Counter
+    reuse_gated: Counter
     completion_tokens: Counter
     freed_tokens: Counter
     receipts_missing: Counter
@@ -176,11 +177,13 @@ class Metrics:
             self.freed_tokens.labels(tenant, model).inc(tokens.freed)
 
     def count_reuse(self, tenant: str, model: str, counts: ReuseCounts) -> None:
-        """Add the tokens of one turn whose content the engine held elsewhere."""
+        """Add the tokens of one turn whose content the engine held elsewhere, or its gating."""
         for kind in ReuseKind:
             tokens = getattr(counts, kind.value)
             if tokens:
                 self.reuse_tokens.labels(tenant, model, counts.mode.value, kind.value).inc(tokens)
+        if counts.gated:
+            self.reuse_gated.labels(tenant, model).inc()
 
     def count_busts(self, tenant: str, model: str, busts: Mapping[str, int]) -> None:
         """Add the cache losses of one turn: tokens by cause."""

@@ -44,6 +44,8 @@ class Tenant:
     """The use of content that its engine holds elsewhere."""
     reuse_groups: tuple[str, ...] = ()
     """Groups of tenants that may take KV of its content, and it of theirs."""
+    reuse_margin: float = 0.0
+    """The smallest margin, in logits, at which that is trusted; 0 trusts it always."""
     upstreams: frozenset[str] | None = None
     """Names of the upstreams that may serve it; None for all."""
     cache_salt: str | None = None
@@ -77,6 +79,7 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
         share=own.share,
         reuse=settings.reuse if own.reuse is None else own.reuse,
         reuse_groups=own.reuse_groups,
+        reuse_margin=_own(own.reuse_margin, settings.reuse_margin),
         upstreams=frozenset(own.upstreams) if own.upstreams is not None else None,
         cache_salt=(
             cache_salt(name, secret_of(settings.hints_secret)) if scope == "tenant" else None

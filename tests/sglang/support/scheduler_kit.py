@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
 from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from leyline_engine.claims.limits import Limits
@@ -40,6 +42,7 @@ from leyline_engine.contract import (
     token_digest,
 )
 from leyline_engine.rotation import Pairing, Rotary
+from leyline_engine.sglang import plugin
 from leyline_engine.sglang.adder import LeylinePrefillAdder
 from leyline_engine.sglang.engine import SchedulerEngine
 from leyline_engine.sglang.publications import Space
@@ -191,6 +194,8 @@ class Scheduler:
         self.running: list[Running] = []
         self.chunked: Req | None = None
         self.forwards = 0
+        self.margin = 5.0
+        """The margin of each prompt's first token."""
         self._wanted: dict[str, int] = {}
         self.has_read: dict[int, frozenset[int]] = {0: frozenset()}
         """Secrets that each computation's KV has read, by nonce."""
@@ -344,11 +349,24 @@ class Scheduler:
         self._prefill_slots(batch)
         for req in batch:
             self._compute(req, req.prefix_len, req.extend_end)
+        extend = SimpleNamespace(reqs=batch, forward_mode=ForwardMode.EXTEND)
+        output = SimpleNamespace(next_token_logits=self._logits(batch))
+        plugin._capture_logits(lambda *_: None, extend, None, output)
+        output.next_token_logits.zero_()  # as sampling overwrites them
+        plugin._process_result(lambda *_: self._processed(batch), self, extend, None)
+
+    def _logits(self, batch: list[Req]) -> torch.Tensor:
+        """Logits of two tokens; those of a chunk that isn't the last have no margin."""
+        ends = [req.extend_end == len(req.origin_input_ids) for req in batch]
+        return torch.tensor([[self.margin if end else 0.0, 0.0] for end in ends])
+
+    def _processed(self, batch: list[Req]) -> None:
         for req in batch:
             self._prefilled(req)
 
     def _prefill_slots(self, batch: list[Req]) -> None:
         for req in batch:
+            req.is_retracted = False
             if not req.kv.holds_kv:
                 assert self.rows.alloc([req]) is not None
                 prefix = self.cache.prefix_device_indices(req)

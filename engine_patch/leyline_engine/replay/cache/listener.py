@@ -28,6 +28,9 @@ class CacheListener:
             spare: slots that the request gave back because the tree had their keys.
         """
 
+    def undone(self, request: str, count: int) -> None:
+        """Note that a request gave ``count`` slots back unpublished, and is admitted again."""
+
     def ended(self, request: str, count: int) -> None:
         """Note that a request ended, and gave ``count`` slots back."""
 

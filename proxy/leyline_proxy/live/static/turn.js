@@ -71,6 +71,7 @@ function figures(tokens) {
 // What the engine copied from elsewhere, or could have copied where it only observes.
 function foundElsewhere(reuse) {
   const found = KINDS.filter(([kind]) => reuse?.[kind]);
+  if (reuse?.gated) return h("p", { class: "dim reuse" }, "Reuse was given up: the margin was too small.");
   if (!found.length) return null;
   const kinds = found.map(([kind, where]) => `${count(reuse[kind])} ${where}`).join(", ");
   const total = found.reduce((sum, [kind]) => sum + reuse[kind], 0);

@@ -48,6 +48,14 @@ _TURNS: tuple[CatalogueEntry, ...] = (
         bad="Much in mode observe: prefill that mode live would avoid.",
     ),
     counter(
+        "reuse_gated",
+        "leyline_reuse_gated",
+        "Turns for which the engine gave reuse up because the margin of a first token was below "
+        "reuse_margin: the turn itself (replay engine), or the session's turn before (SGLang).",
+        _TENANT_MODEL,
+        bad="A large share of the turns that reuse: they cost their prefill, and more.",
+    ),
+    counter(
         "completion_tokens",
         "leyline_completion_tokens",
         "Tokens that engines generated for chat turns, if the engines report them.",

@@ -96,5 +96,26 @@ def test_the_machine_reuses_what_it_means_to() -> None:
     machine.what_is_forgotten_stays_forgotten()
 
 
+class GatedMachine(ReuseMachine):
+    """The same, where the margin gate undoes every prefill with reuse, while others forget."""
+
+    asked = ReusePayload(mode=ReuseMode.LIVE, margin=100)
+
+
+def test_the_machine_gates_what_it_means_to() -> None:
+    """Copies that have read the secret are undone; what is computed in their place hasn't."""
+    machine = GatedMachine()
+    machine.start()
+    machine.document(60, [1], True, [2])
+    machine.read("v", HEADS[0], 3, [1], -1)
+    _, tokens, lineage = machine.others[0]
+    assert lineage == ()
+    path = machine.engine.cache.match(fold_keys(tokens)).slots
+    assert len(path) == len(tokens)
+    assert not machine.tainted[path].any()
+
+
 TestReuse = ReuseMachine.TestCase
 TestReuse.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
+TestGated = GatedMachine.TestCase
+TestGated.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)

@@ -41,7 +41,7 @@ from leyline_engine.contract import (
     SourceRef,
     token_digest,
 )
-from leyline_engine.replay import admission, sequence
+from leyline_engine.replay import admission, receipts, sequence
 from leyline_engine.replay import engine as engine_module
 from leyline_engine.replay.cache.working import WorkingCache
 from leyline_engine.replay.engine import ReplayEngine
@@ -136,7 +136,7 @@ ADMISSION = {
     "make the working cache": Stage("WorkingCache", lambda _: engine_module),
     "read the pool": Stage("read", lambda engine: engine.cache.pool),
     "fill the working cache": Stage("fill", lambda _: WorkingCache),
-    "write the receipt": Stage("Receipt", lambda _: engine_module),
+    "write the receipt": Stage("Receipt", lambda _: receipts),
 }
 RUNNING = {
     "forward": Stage("_model", lambda engine: engine),
