@@ -177,6 +177,31 @@ def _add_savings(board: dashboard.Dashboard) -> None:
             colors=SOURCE_COLORS,
         )
     )
+    _add_reuse(board)
+    board.with_panel(
+        time_series(
+            "Prefill avoided by tenant",
+            "Tokens per second that were spliced after an edit or reused from elsewhere, instead "
+            "of being prefilled. Bad: 0 for a tenant whose history is edited; see *Edits and "
+            "policies*.",
+            [Query(per_second(AVOIDED, BY_BOTH, "tenant"), "{{tenant}}")],
+            unit="short",
+        )
+    )
+    board.with_panel(
+        time_series(
+            "Prefill time avoided by model",
+            "Seconds of the engine's time per minute that splicing and reuse saved. An estimate "
+            "from the median time of a prefilled token. Bad: near 0 while tokens are avoided; the "
+            "engine prefills faster than it copies.",
+            [Query(per_minute(AVOIDED_SECONDS, BY_BOTH, "model"), "{{model}}")],
+            unit="s",
+        )
+    )
+
+
+def _add_reuse(board: dashboard.Dashboard) -> None:
+    """Add content that the engine held elsewhere."""
     board.with_panel(
         time_series(
             "Content reuse",
@@ -201,26 +226,6 @@ def _add_savings(board: dashboard.Dashboard) -> None:
             "`reuse_margin`. Bad: most turns that reuse; they cost their prefill, and more.",
             [Query(per_minute(GATED, BY_BOTH, "tenant"), "{{tenant}}")],
             unit="cpm",
-        )
-    )
-    board.with_panel(
-        time_series(
-            "Prefill avoided by tenant",
-            "Tokens per second that were spliced after an edit or reused from elsewhere, instead "
-            "of being prefilled. Bad: 0 for a tenant whose history is edited; see *Edits and "
-            "policies*.",
-            [Query(per_second(AVOIDED, BY_BOTH, "tenant"), "{{tenant}}")],
-            unit="short",
-        )
-    )
-    board.with_panel(
-        time_series(
-            "Prefill time avoided by model",
-            "Seconds of the engine's time per minute that splicing and reuse saved. An estimate "
-            "from the median time of a prefilled token. Bad: near 0 while tokens are avoided; the "
-            "engine prefills faster than it copies.",
-            [Query(per_minute(AVOIDED_SECONDS, BY_BOTH, "model"), "{{model}}")],
-            unit="s",
         )
     )
 
