@@ -50,6 +50,8 @@ def create_app(
             await services.store.connect()
             stack.push_async_callback(services.pool.aclose)
             stack.push_async_callback(services.ends.aclose)
+            if services.warm_start is not None:
+                await stack.enter_async_context(services.warm_start.running())
             await stack.enter_async_context(_handshaking(services))
             await stack.enter_async_context(_running(services.store.run()))
             await stack.enter_async_context(_running(services.erasures.run()))

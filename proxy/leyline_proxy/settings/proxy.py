@@ -29,6 +29,7 @@ from .off import Reuse
 from .other_paths import PassThrough
 from .sessions import SessionSettings
 from .tracing import TraceSettings
+from .warm_start import WarmStartSettings
 
 DEFAULT_TENANT = "default"
 ONLY_ENGINE = "engine"
@@ -53,6 +54,8 @@ class TenantSettings(TenantLimitSettings):
     upstreams: tuple[str, ...] | None = None
     """Names of the engines that may serve the tenant; None for all."""
     cache_scope: CacheScope | None = None
+    warm_start: bool = True
+    """False keeps none of the tenant's prompts for a warm start."""
 
 
 class UpstreamSettings(BaseModel):
@@ -76,7 +79,9 @@ class UpstreamSettings(BaseModel):
         return _engine_url(value)
 
 
-class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, BaseSettings):
+class Settings(
+    AuditSettings, LimitSettings, SessionSettings, TraceSettings, WarmStartSettings, BaseSettings
+):
     """Everything an operator can set. Nested values in the environment are JSON."""
 
     model_config = SettingsConfigDict(

@@ -25,6 +25,7 @@ from ..upstream.pool import Names, ReplicaPool
 from ..upstream.replica import Replica
 from .cache_scope import check_scope
 from .erasure import Erasures
+from .ports import KeptText
 from .turn import Turn
 from .under_way import TurnsUnderWay
 
@@ -35,6 +36,7 @@ class TurnOpener:
     Args:
         hints_secret: shared with the engine, which ignores envelopes that aren't signed with it.
         history_key: keys the histories by which sessions without a name are found.
+        kept: text that forgets reach before their turns are sent.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class TurnOpener:
         metrics: Metrics,
         hints_secret: str | None,
         history_key: bytes,
+        kept: KeptText | None = None,
     ) -> None:
         self._under_way = under_way
         self._store = store
@@ -60,6 +63,7 @@ class TurnOpener:
         self._metrics = metrics
         self._hints_secret = hints_secret
         self._history_key = history_key
+        self._kept = kept
 
     async def begin(
         self,
@@ -106,8 +110,12 @@ class TurnOpener:
         given = self._input(request, identity, effective, replica)
         session, message_id = given.session, f"m-{uuid4().hex}"
         planned = await self._planner.plan(given, identity.session_id, replica)
+        demands = session.demands if session is not None else 0
         if planned.plan.forgets:
             self._erasures.check(request.tenant.name)
+            if self._kept is not None:
+                owner = request.tenant.name, identity.session_id
+                await self._kept.forget(*owner, given.turn, demands)
         envelope = turn_envelope(
             given, planned, identity.session_id, message_id, secret=self._hints_secret
         )
@@ -129,7 +137,7 @@ class TurnOpener:
             enveloped=envelope is not None,
             unnamed=session.unnamed if session is not None else 0,
             unvouched=is_unvouched(session, named=given.named),
-            demands=session.demands if session is not None else 0,
+            demands=demands,
             untraced=untraced_before(planned.prepared, session, traced=given.traced),
             searched=any(map(may_forget, given.policies)),
             applied=self._planner.applied(given, planned.prepared),
