@@ -16,6 +16,7 @@ from .sealing import NAME
 _MODE = 0o600
 _FOLDER_MODE = 0o700
 _DRAFT = ".draft"
+_LOCK = ".lock"
 
 MAX_FILES = 1024
 """Number of manifests that are read."""
@@ -37,6 +38,25 @@ class ManifestFolder:
         self._max_bytes = max_bytes
         self._lock: int | None = None
 
+    @property
+    def taken(self) -> bool:
+        """True if a process has locked the folder. Changes nothing.
+
+        Raises:
+            OSError: the lock can't be examined.
+        """
+        try:
+            descriptor = os.open(self._path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
     def claim(self) -> None:
         """Create the folder if it is missing, and lock it for this process.
 
@@ -46,7 +66,7 @@ class ManifestFolder:
         """
         self._path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(self._path / ".lock", flags, _MODE)
+        descriptor = os.open(self._path / _LOCK, flags, _MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -109,7 +109,7 @@ async def test_a_forget_waits_for_a_manifest_that_is_being_written(
 async def test_a_disk_that_hangs_delays_a_forget_only_so_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
-    """The forget goes on and says that the file may be left; what the disk does later is undone by
+    """The forget continues and says that the file may be left; what the disk does later is undone by
     the next write, also if nobody waited for it."""
     async with kept(tmp_path, disk_s=0.2) as k:
         k.book.keep(run(range(9), "secret"))
@@ -132,7 +132,7 @@ async def test_a_disk_that_hangs_delays_a_forget_only_so_long(
 
 
 async def test_a_forget_reaches_a_manifest_of_an_earlier_proxy(tmp_path: Path) -> None:
-    """What was only loaded, and never written here, is rewritten as well."""
+    """A manifest that was loaded, and never written here, is rewritten as well."""
     async with kept(tmp_path) as k:
         k.book.keep(run(range(9), "secret"))
         k.book.keep(run(range(9), "other"))
