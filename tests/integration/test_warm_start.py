@@ -18,10 +18,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from support.agent_history import agent_history
 from support.engine_http import check_clean, client_of
 from support.engine_memory import holds_text
+from support.redis_server import redis_server
 from support.waiting import until
 from tokenizers import Tokenizer
 
 from leyline_engine.contract import RENDERER_PATH
+from leyline_proxy.http.admin import create_admin_app
 from leyline_proxy.http.app import create_app
 from leyline_proxy.settings import Settings
 from leyline_proxy.upstream.asgi_transport import ASGIStreamTransport
@@ -305,6 +307,38 @@ async def test_a_turn_beside_a_forget_is_not_kept(tmp_path: Path) -> None:
         assert SECRET not in kept
 
 
+async def test_a_forget_at_another_proxy_is_known(tmp_path: Path) -> None:
+    """Two proxies share their sessions: one doesn't replay what the other one has forgotten, and
+    keeps the session again from its next turn on."""
+    messages = history(2, "shared", text=SECRET)
+    running, fresh = Switch(engine()), engine()
+    await learn_words(fresh)
+    with redis_server(tmp_path) as server:
+        shared = {
+            "session_store": f"redis://127.0.0.1:{server.port}",
+            "session_secret": ("a secret of tests, long enough",),
+        }
+        async with (
+            proxy({"e": running}, tmp_path / "one", **shared) as one,
+            proxy({"e": running}, tmp_path / "two", **shared) as two,
+        ):
+            await one.turn("s", messages)
+            await one.turn("t", messages)
+            await two.turn("s", messages, policy=REDACT)
+            old, running.engine = replica_of(one, "e").status.retains_as, fresh
+            for each in (one, two):
+                await warmed(each, "e", old)
+            assert (one.counted(Outcome.FORGOTTEN), one.counted(Outcome.REPLAYED)) == (1, 1)
+            assert two.counted(Outcome.REPLAYED) == 1
+            assert holds_text(fresh, "t", SECRET)
+            assert holds_text(fresh, "s", "[gone]")
+            assert not holds_text(fresh, "s", SECRET)
+            more = [*messages, {"role": "user", "content": "Go on"}]
+            await one.turn("s", more, policy=REDACT)
+            kept = one.services.warm_start.keeper._book.get(("default", "s"))
+            assert SECRET not in fresh.state.words.decode(list(kept.tokens))
+
+
 async def test_a_forget_after_a_restart_reaches_the_warmed_cache(tmp_path: Path) -> None:
     """The new proxy knows nothing of the session but its name, and forgets it whole."""
     messages = history(3, "restart", text=SECRET)
@@ -419,9 +453,9 @@ async def test_a_warm_start_ends_in_time(tmp_path: Path, fault: str) -> None:
 
     async def gate(scope: Scope) -> None:
         if scope["path"] == "/v1/completions":
-            if fault == "fails":
-                raise httpx.ReadError("broken")
-            await over.wait()
+            if fault == "hangs":
+                await over.wait()
+            raise httpx.ReadError("broken")
 
     outcome = Outcome.OVER_TIME if fault == "hangs" else Outcome.ENGINE_FAILED
     async with proxy({"e": Switch(engine(), gate)}, tmp_path, warm_start_s=1) as second:
@@ -513,8 +547,13 @@ async def test_warmed_content_can_be_reused(tmp_path: Path) -> None:
 
 async def test_a_deleted_session_is_not_replayed(tmp_path: Path) -> None:
     """The admin API's deletion reaches the manifest at once."""
-    async with proxy({"e": engine()}, tmp_path, warm_start_interval_s=0.1) as running:
+    settings = {"warm_start_interval_s": 0.1, "admin_port": 0, "admin_key": KEY}
+    async with proxy({"e": engine()}, tmp_path, **settings) as running:
         await running.turn("s", history(1, "task"))
         await until(lambda: sessions_in(tmp_path) == {"s"})
-        await running.services.warm_start.keeper.delete("default", "s")
+        admin = httpx.ASGITransport(app=create_admin_app(running.services))
+        async with httpx.AsyncClient(transport=admin, base_url="http://localhost") as operator:
+            key = {"authorization": f"Bearer {KEY}"}
+            path = "/admin/sessions/default/s"
+            assert (await operator.delete(path, headers=key)).status_code == 200
         assert not manifests(tmp_path)

@@ -25,6 +25,7 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     spans: tuple[tuple[str, int, int], ...]
     engine: str
     demands: int
+    since: float
     named: bool
     at: float
 
@@ -69,6 +70,7 @@ def _entries(runs: Sequence[Run]) -> list[_Entry]:
                 spans=tuple((span.span, span.start, span.end) for span in run.spans),
                 engine=run.engine,
                 demands=run.demands,
+                since=run.since,
                 named=run.named,
                 at=run.at,
             )
@@ -123,6 +125,7 @@ def _runs(group: Group, entries: Sequence[_Entry], max_tokens: int) -> list[Run]
                 spans=tuple(SpanLabel(*span) for span in entry.spans),
                 engine=entry.engine,
                 demands=entry.demands,
+                since=entry.since,
                 named=entry.named,
                 at=entry.at,
             )

@@ -25,6 +25,7 @@ from ..tenants import TenantDirectory
 from ..turns.settled import SettledTurn
 from ..turns.turn import Turn
 from .book import RunBook
+from .folder import FolderLockedError
 from .manifests import Change, Manifests, Written
 from .outcomes import FileResult, Outcome
 from .runs import EngineIdentity, Group, Run
@@ -77,6 +78,8 @@ class RunKeeper:
         """Set if a manifest holds what it shouldn't."""
         self.on = False
         """True while runs are kept."""
+        self._unsure = False
+        """True if the folder may hold manifests, and can't be used."""
 
     async def open(self) -> None:
         """Take the folder, and load its manifests. Trouble switches the warm start off."""
@@ -85,6 +88,7 @@ class RunKeeper:
                 partial(self._manifests.load, self._load_s), self._load_s + self._disk_s
             )
         except (OSError, TimeoutError) as error:
+            self._unsure = not isinstance(error, FolderLockedError)
             log.error("warm_start_off", error=type(error).__name__)
             return
         self.on = True
@@ -155,6 +159,8 @@ class RunKeeper:
         if self.on:
             self._book.forget((tenant, session), turn, demands)
             await self._remove_session(tenant, session)
+        elif self._unsure:
+            self._count(FileResult.LEFT)
 
     async def delete(self, tenant: str, session: str) -> None:
         """Remove a session's run from memory and from the disk."""
@@ -280,6 +286,7 @@ def run_of(settled: SettledTurn, session: Session) -> Run | None:
         spans=plan.spans,
         engine=settled.run,
         demands=demands,
+        since=session.created,
         named=session.key == NAMED == turn.identity.key,
         at=time.time(),
     )

@@ -51,6 +51,8 @@ class Run:
     """The engine's run that has its KV; see ``UpstreamStatus.retains_as``."""
     demands: int
     """The session's demands to forget by then; see ``Session.demands``."""
+    since: float
+    """Start of the session; another one of its name is another session."""
     named: bool
     """True if the session is found by its id alone."""
     at: float

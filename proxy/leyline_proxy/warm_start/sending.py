@@ -289,7 +289,7 @@ class Replayer:
             return None if run.named and self._alone else Outcome.UNKNOWN_SESSION
 
         def change(found: Session | None) -> Session:
-            if found is None or found.demands != run.demands:
+            if found is None or not _is_as_kept(found, run):
                 raise SessionMovedError
             placed = self._placing.begun(found, engine, replica)
             if placed.places[engine].owed:
@@ -305,7 +305,7 @@ class Replayer:
     async def _overtaken(self, run: Run) -> bool:
         """Return True if the session has demanded a forget since the run was kept."""
         session = await self._store.get(*run.owner)
-        return session is not None and session.demands != run.demands
+        return session is not None and not _is_as_kept(session, run)
 
     async def _prefill(self, run: Run, tenant: Tenant, work: _Work) -> bool:
         body = replay_body(run, tenant, work.status, self._hints_secret)
@@ -319,3 +319,8 @@ class Replayer:
         except ProxyError:
             work.replica.handshake.report_failure()
             return False
+
+
+def _is_as_kept(session: Session, run: Run) -> bool:
+    """Return True if the session has demanded no forget since the run was kept."""
+    return (session.created, session.demands) == (run.since, run.demands)

@@ -16,7 +16,7 @@ from warm_kit import IDENTITY, TOKENS, manifests_in, run
 
 from leyline_proxy.settings import Settings
 from leyline_proxy.telemetry.metrics import Metrics
-from leyline_proxy.tenants import build_directory
+from leyline_proxy.tenants import TenantDirectory, build_directory
 from leyline_proxy.warm_start.book import RunBook
 from leyline_proxy.warm_start.folder import ManifestFolder
 from leyline_proxy.warm_start.keeper import RunKeeper
@@ -50,16 +50,21 @@ class Kept:
         return {each.session for each in found[1]}
 
 
+def directory(tenants: dict[str, Any]) -> TenantDirectory:
+    """The tenants of a proxy."""
+    return build_directory(Settings(upstream="http://e", tenants=tenants))
+
+
 @asynccontextmanager
-async def kept(path: Path, *, disk_s: float = 5.0, **tenants: Any) -> AsyncIterator[Kept]:
-    """A keeper of the tenant ``t``."""
+async def kept(
+    path: Path, tenants: dict[str, Any] | None = None, *, disk_s: float = 5.0
+) -> AsyncIterator[Kept]:
+    """A keeper, of the tenant ``t`` unless said otherwise."""
     book, metrics = RunBook(4 * TOKENS), Metrics()
-    given = {"t": {"api_keys": ["key-t"]}, **tenants}
-    directory = build_directory(Settings(upstream="http://e", tenants=given))
     keeper = RunKeeper(
         book,
         manifests_in(path),
-        directory,
+        directory(tenants or {"t": {"api_keys": ["key-t"]}}),
         metrics,
         load_s=5,
         ttl_s=3600,
@@ -109,8 +114,8 @@ async def test_a_forget_waits_for_a_manifest_that_is_being_written(
 async def test_a_disk_that_hangs_delays_a_forget_only_so_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
-    """The forget continues and says that the file may be left; what the disk does later is undone by
-    the next write, also if nobody waited for it."""
+    """The forget continues and says that the file may be left; what the disk does later is undone
+    by the next write, also if nobody waited for it."""
     async with kept(tmp_path, disk_s=0.2) as k:
         k.book.keep(run(range(9), "secret"))
         disk = SlowDisk(monkeypatch)
@@ -145,29 +150,36 @@ async def test_a_forget_reaches_a_manifest_of_an_earlier_proxy(tmp_path: Path) -
 
 
 async def test_a_tenant_that_wants_none_has_none(tmp_path: Path) -> None:
-    """Manifests of a tenant that switched the warm start off, or is gone, are deleted at the start,
-    and so are runs that are in memory when its key is taken away."""
-    for tenants, outcome in (
-        ({"t": {"api_keys": ["key-t"], "warm_start": False}}, Outcome.SWITCHED_OFF),
-        ({"t": {}, "u": {"api_keys": ["key-u"]}}, None),
+    """Manifests of a tenant that switched the warm start off, or is gone, are deleted at the
+    start, and the outcome says so."""
+    for number, (tenants, outcome) in enumerate(
+        (
+            ({"t": {"api_keys": ["key-t"], "warm_start": False}}, Outcome.SWITCHED_OFF),
+            ({"u": {"api_keys": ["key-u"]}}, Outcome.OTHER_TENANT),
+        )
     ):
-        async with kept(tmp_path) as k:
+        async with kept(tmp_path / str(number)) as k:
             k.book.keep(run(range(9)))
-        async with kept(tmp_path, **tenants) as k:
-            counted = k.metrics.registry.get_sample_value(
-                "leyline_warm_start_runs_total", {"outcome": outcome.value if outcome else "-"}
-            )
-            assert (len(k.book), counted) == ((0, 1.0) if outcome else (1, None))
-            assert k.on_disk() == (set() if outcome else {"s"})
-            k.keeper._tenants = build_directory(
-                Settings(upstream="http://e", tenants={"u": {"api_keys": ["key-u"]}})
-            )
-            await k.keeper.write()
+        async with kept(tmp_path / str(number), tenants) as k:
             assert (len(k.book), k.on_disk()) == (0, set())
+            name, labels = "leyline_warm_start_runs_total", {"outcome": outcome.value}
+            assert k.metrics.registry.get_sample_value(name, labels) == 1
+
+
+async def test_a_tenant_whose_key_is_taken_away_leaves_nothing(tmp_path: Path) -> None:
+    """The next write drops its runs, and its manifest."""
+    async with kept(tmp_path) as k:
+        k.book.keep(run(range(9)))
+        await k.keeper.write()
+        assert k.on_disk() == {"s"}
+        k.keeper._tenants = directory({"u": {"api_keys": ["key-u"]}})
+        await k.keeper.write()
+        assert (len(k.book), k.on_disk()) == (0, set())
 
 
 async def test_without_its_folder_the_warm_start_is_off(tmp_path: Path) -> None:
-    """A second proxy on the folder, or a folder that can't be, keeps nothing and breaks nothing."""
+    """A second proxy on the folder, or a folder that can't be, keeps nothing and breaks nothing; a
+    forget that may have left a file of its own is counted."""
     (tmp_path / "file").write_text("no folder")
     async with kept(tmp_path / "own") as first:
         first.book.keep(run(range(9)))
@@ -175,6 +187,7 @@ async def test_without_its_folder_the_warm_start_is_off(tmp_path: Path) -> None:
             async with kept(path) as second:
                 assert not second.keeper.on
                 await second.keeper.forget("t", "s", "t1", 0)
+                assert second.files(FileResult.LEFT) == (path.name == "file")
         await first.keeper.write()
         assert first.on_disk() == {"s"}
 

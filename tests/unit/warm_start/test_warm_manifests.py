@@ -132,7 +132,7 @@ def test_any_content_has_a_named_outcome(data: bytes, inflates: bool) -> None:
 
 def test_shared_tokens_must_exist() -> None:
     """An entry can't claim more of the one before than there is."""
-    entry = ["s", 3, b"", [], "e", 0, True, 1.0]
+    entry = ["s", 3, b"", [], "e", 0, 1.5, True, 1.0]
     content = {"tenant": "t", "identity": IDENTITY, "runs": [entry]}
     with pytest.raises(ManifestError) as caught:
         decode(

@@ -32,6 +32,7 @@ def run(tokens: Iterable[int], session: str = "s", **members: Any) -> Run:
         "spans": (SpanLabel("t0.0", 0, half), SpanLabel("t0.1", half, len(ids))),
         "engine": "weights@run",
         "demands": 0,
+        "since": 1.5,
         "named": True,
         "at": time.time(),
         **members,
