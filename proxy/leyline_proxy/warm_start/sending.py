@@ -254,9 +254,12 @@ class Replayer:
         try:
             done = await self._prefill(run, tenant, work)
         finally:
-            if self._book.last_forget(run.owner) is not forget:
+            forgot = self._book.last_forget(run.owner) is not forget
+            if forgot:
                 # It may have reached the engine before the run did.
                 self._erasures.owe(*run.owner, engine, work.replica.name)
+        if forgot:
+            return Outcome.FORGOTTEN
         if await self._overtaken(run):
             self._erasures.owe(*run.owner, engine, work.replica.name)
             return Outcome.FORGOTTEN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -110,8 +111,13 @@ def test_another_key_opens_nothing_and_names_nothing(tmp_path: Path) -> None:
 def test_a_content_that_inflates_is_refused_before_it_has() -> None:
     """A bomb costs no more memory than the limit, and neither do runs that share everything."""
     bomb = zlib.compress(bytes(50 * MAX_BYTES))
-    with pytest.raises(ManifestError) as caught:
-        decode(bomb, max_bytes=MAX_BYTES, max_tokens=TOKENS)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ManifestError) as caught:
+            decode(bomb, max_bytes=MAX_BYTES, max_tokens=TOKENS)
+        assert tracemalloc.get_traced_memory()[1] < 5 * MAX_BYTES
+    finally:
+        tracemalloc.stop()
     assert caught.value.outcome is Outcome.TOO_LARGE
     same = [run(range(1000), f"s{number}") for number in range(9)]
     data = encode(GROUP, same, MAX_BYTES)
