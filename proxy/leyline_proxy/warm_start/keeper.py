@@ -70,7 +70,9 @@ class RunKeeper:
         self._disk_s = disk_s
         # One thread: what was begun later is done later, even if nobody waits for it any more.
         self._disk = ThreadPoolExecutor(1, "warm-start")
-        self._given_up: tuple[Future[Any], float] | None = None
+        nothing: Future[Any] = Future()
+        nothing.set_result(None)
+        self._given_up = nothing, 0.0
         """Work that nobody waits for any more and that may still be done, and its time limit."""
         self._writing = asyncio.Lock()
         self._written: dict[Group, Written] = {}
@@ -87,7 +89,7 @@ class RunKeeper:
             found = await self._on_disk(
                 partial(self._manifests.load, self._load_s), self._load_s + self._disk_s
             )
-        except (OSError, TimeoutError) as error:
+        except Exception as error:  # the proxy starts all the same
             self._unsure = not isinstance(error, FolderLockedError)
             log.error("warm_start_off", error=type(error).__name__)
             return
@@ -239,8 +241,8 @@ class RunKeeper:
         Raises:
             TimeoutError: it isn't there in time, or earlier work still hangs.
         """
-        if self._given_up is not None:
-            earlier, end = self._given_up
+        earlier, end = self._given_up
+        if not earlier.done():
             with suppress(Exception):
                 async with asyncio.timeout(end - time.monotonic()):
                     await asyncio.wrap_future(earlier)
