@@ -291,6 +291,7 @@ def _add_state(board: dashboard.Dashboard) -> None:
             width=8,
         )
     )
+    _add_warm_starts(board)
     board.with_panel(
         table(
             "Versions",
@@ -298,5 +299,24 @@ def _add_state(board: dashboard.Dashboard) -> None:
             "than an upgrade takes.",
             {"Proxies": Query("count by (instance, version) (leyline_build_info)", instant=True)},
             labels={"instance": "Proxy", "version": "Version"},
+        )
+    )
+
+
+def _add_warm_starts(board: dashboard.Dashboard) -> None:
+    """Add the results of warm starts."""
+    board.with_panel(
+        time_series(
+            "Warm starts",
+            "Since the proxy started: prompts for new engines by outcome, their tokens, changes of "
+            "their files. Bad: a step of corrupt, wrong_key, other_tenant, engine_failed, "
+            "over_time, or of a file that is left: delete it.",
+            [
+                Query(total("leyline_warm_start_runs_total", "", "outcome"), "{{outcome}}"),
+                Query(total("leyline_warm_start_tokens_total", ""), "tokens"),
+                Query(total("leyline_warm_start_files_total", "", "result"), "file {{result}}"),
+            ],
+            unit="short",
+            width=24,
         )
     )

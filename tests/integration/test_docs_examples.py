@@ -80,7 +80,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture
 def examples(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Examples:
     """A folder with what examples name, and the addresses that replace those they name."""
-    for place in ("etc", "log", "out"):
+    for place in ("etc", "lib", "log", "out"):
         (tmp_path / place).mkdir()
     (tmp_path / "etc" / "audit.key").write_text("a key of the tests, long enough\n")
     (tmp_path / "key").write_text("KEY-THAT-YOU-HAVE\n")
@@ -95,6 +95,7 @@ def examples(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> E
         "http://router:8000": stack.engine,
         "redis://127.0.0.1:6379/0": stack.redis,
         "/etc/leyline": str(tmp_path / "etc"),
+        "/var/lib/leyline": str(tmp_path / "lib"),
         "/var/log/leyline": str(tmp_path / "log"),
     }
     return Examples(tmp_path, places, stack.proxy, monkeypatch, stack.served, VALUES, stack.engine)

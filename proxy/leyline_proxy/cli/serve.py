@@ -134,6 +134,10 @@ def serve(
     audit_redis: Annotated[
         str | None, typer.Option(help="URL of a Redis whose stream also gets the audit log.")
     ] = None,
+    warm_start_path: Annotated[
+        Path | None,
+        typer.Option(help="Folder of prompts for a new engine; needs LEYLINE_WARM_START_KEY."),
+    ] = None,
     api_key: Annotated[
         list[str] | None, typer.Option(help="TENANT:KEY; repeatable \\[no keys, one tenant].")
     ] = None,

@@ -27,6 +27,7 @@ from .prometheus import examine_prometheus
 from .running import Check, in_thread
 from .stores import StoreNeeds, examine_store
 from .streams import examine_stream
+from .warm_start import examine_warm_start
 
 _LOADING_S = 120.0
 _CA = "LEYLINE_REDIS_CA_FILE"
@@ -57,6 +58,7 @@ def checks_for(situation: Situation) -> dict[str, Check]:
         "open-files": partial(machine.examine_files, settings),
         "memory": partial(machine.examine_memory, settings),
         "audit": partial(machine.examine_audit, settings),
+        "warm-start": partial(examine_warm_start, settings),
         "trace": partial(configured.examine_trace, settings),
     }
     asked: dict[str, Callable[[], Awaitable[Sequence[Finding]]]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from importlib.metadata import version
 
 from fastapi import FastAPI
@@ -87,10 +87,12 @@ def create_app(
 @asynccontextmanager
 async def _handshaking(services: Services) -> AsyncIterator[None]:
     """Query the engines once before serving, so that the first ``/readyz`` is right, then keep
-    querying them."""
-    await services.pool.refresh()
-    async with _running(services.pool.run()):
-        yield
+    querying them. New ones get their warm start meanwhile."""
+    warm_start = services.warm_start
+    async with warm_start.running() if warm_start is not None else nullcontext():
+        await services.pool.refresh()
+        async with _running(services.pool.run()):
+            yield
 
 
 @asynccontextmanager

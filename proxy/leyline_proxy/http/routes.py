@@ -130,8 +130,8 @@ def _install_operations(app: FastAPI, services: Services) -> None:
 
     @app.get("/readyz", tags=["operations"])
     async def readyz() -> JSONResponse:
-        """Answer 200 if an engine answers, 503 if none does or the proxy is about to stop. The body
-        reports whether engines splice, or why not."""
+        """Answer 200 if an engine answers and its warm start is over, 503 if there is none or the
+        proxy is about to stop. The body reports whether engines splice, or why not."""
         document = readiness(services)
         return JSONResponse(document, status_code=200 if document["ready"] else 503)
 
@@ -158,7 +158,7 @@ def readiness(services: Services) -> dict[str, Any]:
     replicas = tuple(services.pool)
     keys, stopping = services.key_file, services.shutdown.begun
     return {
-        "ready": any(replica.status.up for replica in replicas) and not stopping,
+        "ready": any(each.status.up and not each.warming for each in replicas) and not stopping,
         "stopping": stopping,
         "upstreams": [replica_document(replica) for replica in replicas],
         "sessions": {

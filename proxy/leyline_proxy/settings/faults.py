@@ -15,7 +15,8 @@ from pydantic_settings import SettingsError
 
 from ..errors import closest
 from .file import ConfigError, Located, read_config
-from .proxy import Settings, TenantSettings, UpstreamSettings
+from .proxy import Settings, UpstreamSettings
+from .tenant import TenantSettings
 
 PREFIX = "LEYLINE_"
 

@@ -18,48 +18,24 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from leyline_engine.contract import MAX_GROUPS
-
-from ..model.fields import GROUP_PATTERN, SHARE_PATTERN
 from .api_keys import check_tenant, parse_key
 from .audit import AuditSettings
 from .authorities import parse_authority
 from .cache_scope import CacheScope
 from .file import read_config
-from .limits import MIB, LimitSettings, TenantLimitSettings
+from .limits import MIB, LimitSettings
 from .off import Reuse
 from .other_paths import PassThrough
 from .sessions import SessionSettings
+from .tenant import TenantSettings
 from .tracing import TraceSettings
+from .warm_start import WarmStartSettings
 
 DEFAULT_TENANT = "default"
 ONLY_ENGINE = "engine"
 """Name of the engine if there is only one."""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-
-
-class TenantSettings(TenantLimitSettings):
-    """Settings of one tenant. Unset ones come from the proxy-wide settings."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    api_keys: tuple[SecretStr, ...] = ()
-    """Written as in the key file, without the tenant."""
-    policy: str | None = None
-    undeclared: dict[str, str] | None = None
-    allow_request_policy: bool | None = None
-    share: Annotated[str, Field(pattern=SHARE_PATTERN)] = ""
-    """Lets each of the tenant's sessions use KV that another one spliced. By default, none does."""
-    reuse: Reuse | None = None
-    reuse_groups: Annotated[
-        tuple[Annotated[str, Field(pattern=GROUP_PATTERN)], ...], Field(max_length=MAX_GROUPS)
-    ] = ()
-    """Groups of tenants that may take KV of one another's content, if their reuse isn't ``off``."""
-    reuse_margin: Annotated[float, Field(ge=0, le=100)] | None = None
-    upstreams: tuple[str, ...] | None = None
-    """Names of the engines that may serve the tenant; None for all."""
-    cache_scope: CacheScope | None = None
 
 
 class UpstreamSettings(BaseModel):
@@ -83,7 +59,9 @@ class UpstreamSettings(BaseModel):
         return _engine_url(value)
 
 
-class Settings(AuditSettings, LimitSettings, SessionSettings, TraceSettings, BaseSettings):
+class Settings(
+    AuditSettings, LimitSettings, SessionSettings, TraceSettings, WarmStartSettings, BaseSettings
+):
     """Everything an operator can set. Nested values in the environment are JSON."""
 
     model_config = SettingsConfigDict(

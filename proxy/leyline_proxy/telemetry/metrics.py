@@ -98,6 +98,9 @@ class Metrics:
     label_overflow: Counter
     audit_failures: Counter
     audit_stream_failures: Counter
+    warm_start_runs: Counter
+    warm_start_tokens: Counter
+    warm_start_files: Counter
 
     claim_state: Gauge
     claim_resident_tokens: Gauge

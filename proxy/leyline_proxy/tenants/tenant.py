@@ -51,6 +51,8 @@ class Tenant:
     cache_salt: str | None = None
     """Separates its KV from other tenants'; None shares equal prefixes with all."""
     limits: TenantLimits = TenantLimits()
+    warm_start: bool = True
+    """False if none of its prompts are kept for a warm start."""
     forward_credentials: bool = False
     """True if the caller's own credentials go upstream, in place of the proxy's."""
 
@@ -93,6 +95,7 @@ def build_tenant(name: str, settings: Settings, *, alone: bool = False) -> Tenan
             max_body_bytes=_own(own.max_body_bytes, settings.max_body_bytes),
             max_messages=_own(own.max_messages, settings.max_messages),
         ),
+        warm_start=own.warm_start,
         forward_credentials=own.forward_credentials,
     )
 

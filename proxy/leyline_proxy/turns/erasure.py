@@ -133,6 +133,11 @@ class Erasures:
             self._keep((session.tenant, session.id), _Debt(runs, session.created))
             self._wake.set()
 
+    def owe(self, tenant: str, session: str, run: str, replica: str) -> None:
+        """Begin to carry a forget of all that one run of an engine holds of a session."""
+        self._keep((tenant, session), _Debt({run: replica}, created=0.0))
+        self._wake.set()
+
     def _keep(self, owner: _Owner, debt: _Debt) -> None:
         known = self._owed.get(owner)
         if known is not None:

@@ -26,6 +26,7 @@ from ..upstream.replica import Replica
 from .cache_scope import check_scope
 from .erasure import Erasures
 from .named import NamedSources
+from .ports import KeptText
 from .turn import Turn
 from .under_way import TurnsUnderWay
 
@@ -37,6 +38,7 @@ class TurnOpener:
         named: names content of other sessions.
         hints_secret: shared with the engine, which ignores envelopes that aren't signed with it.
         history_key: keys the histories by which sessions without a name are found.
+        kept: text that forgets reach before their turns are sent.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class TurnOpener:
         named: NamedSources,
         hints_secret: str | None,
         history_key: bytes,
+        kept: KeptText | None = None,
     ) -> None:
         self._under_way = under_way
         self._store = store
@@ -64,6 +67,7 @@ class TurnOpener:
         self._named = named
         self._hints_secret = hints_secret
         self._history_key = history_key
+        self._kept = kept
 
     async def begin(
         self,
@@ -110,8 +114,12 @@ class TurnOpener:
         given = self._input(request, identity, effective, replica)
         session, message_id = given.session, f"m-{uuid4().hex}"
         planned = await self._planner.plan(given, identity.session_id, replica)
+        demands = session.demands if session is not None else 0
         if planned.plan.forgets:
             self._erasures.check(request.tenant.name)
+            if self._kept is not None:
+                owner = request.tenant.name, identity.session_id
+                await self._kept.forget(*owner, given.turn, demands)
         envelope = turn_envelope(
             given,
             planned,
@@ -138,7 +146,7 @@ class TurnOpener:
             enveloped=envelope is not None,
             unnamed=session.unnamed if session is not None else 0,
             unvouched=is_unvouched(session, named=given.named),
-            demands=session.demands if session is not None else 0,
+            demands=demands,
             untraced=untraced_before(planned.prepared, session, traced=given.traced),
             searched=any(map(may_forget, given.policies)),
             applied=self._planner.applied(given, planned.prepared),

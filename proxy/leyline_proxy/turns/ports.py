@@ -77,3 +77,15 @@ class EngineLog(Protocol):
 
     def position(self, engine: str) -> int | None:
         """Return the number of the newest recorded event of one run of an engine; None for none."""
+
+
+class KeptText(Protocol):
+    """Prompt text that is kept beside the session store."""
+
+    async def forget(self, tenant: str, session: str, turn: str, demands: int) -> None:
+        """Remove all of a session, before a turn that demands a forget is sent. Never raises.
+
+        Args:
+            turn: the turn's name.
+            demands: the session's demands before; see ``Session.demands``.
+        """

@@ -133,6 +133,10 @@ class Handshake:
         self._facts: tuple[str, ...] = ()
         """Labels of the series that describes the engine."""
         self.status = UpstreamStatus(splicing_allowed=splice)
+        self.asked = False
+        """True once the engine was asked, whatever it answered."""
+        self.news = asyncio.Event()
+        """Set when the engine comes up, or another run of it."""
 
     async def refresh(self) -> UpstreamStatus:
         """Ask now. Never raises for the engine's faults, which are in the status."""
@@ -188,6 +192,7 @@ class Handshake:
         except ProxyError as error:
             # Proven renderings are kept: the same engine may be back in a moment.
             self.status = replace(before, up=False, problem=error.message)
+        self.asked = True
         self._publish(before)
         return self.status
 
@@ -225,6 +230,8 @@ class Handshake:
             self._metrics.engine_splices.labels(self._name, model, engine).set(status.splices)
         self._shown = shown
         self._publish_facts(status.capability if status.up else None)
+        if (status.up, status.retains_as) != (before.up, before.retains_as):
+            self.news.set()
         told = (status.up, status.engine, status.obstacle, status.rendering.source)
         if told != (before.up, before.engine, before.obstacle, before.rendering.source):
             emit = log.info if status.up else log.warning

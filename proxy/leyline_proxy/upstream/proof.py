@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import anyio.to_thread
+import msgspec
 import structlog
 
 from ..model.rendered import Rendered
@@ -163,6 +165,8 @@ class Rendering:
     tokens."""
     problem: str = "not asked yet"
     """The reason that it isn't proven; empty if it is."""
+    fingerprint: str = ""
+    """Digest of the engine's chat template and tokenizer; empty if they aren't known."""
 
     @property
     def source(self) -> str:
@@ -188,7 +192,7 @@ async def examine_rendering(
     if document is None:
         return Rendering(problem="the engine gives no chat template and tokenizer")
     try:
-        renderer = await anyio.to_thread.run_sync(_load, document, memory_bytes)
+        renderer, fingerprint = await anyio.to_thread.run_sync(_load, document, memory_bytes)
     except Exception as error:
         log.warning("renderer_unusable", error=type(error).__name__)
         return Rendering(problem="the engine's chat template or tokenizer can't be loaded")
@@ -208,23 +212,26 @@ async def examine_rendering(
         problem = "none of the probe conversations can be rendered and compared"
     if not answered:
         return Rendering(problem=problem)
-    return Rendering(renderer, proven=not problem, problem=problem)
+    return Rendering(renderer, proven=not problem, problem=problem, fingerprint=fingerprint)
 
 
-def _load(document: RendererDocument, memory_bytes: int) -> ChatRenderer:
+def _load(document: RendererDocument, memory_bytes: int) -> tuple[ChatRenderer, str]:
+    """Return the renderer, and the digest of the document."""
     dialect = dialect_of(
         document.dialect,
         document.chat_template,
         takes_parts=document.takes_parts,
         defaults=document.template_kwargs,
     )
-    return ChatRenderer(
+    renderer = ChatRenderer(
         document.chat_template,
         document.special_tokens,
         document.tokenizer_json,
         dialect=dialect,
         max_remembered_bytes=memory_bytes,
     )
+    encoded = msgspec.json.encode(document, order="deterministic")
+    return renderer, sha256(encoded).hexdigest()
 
 
 def _render(renderer: ChatRenderer, probe: Probe) -> Rendered | None:

@@ -48,6 +48,10 @@ class Replica:
         """True if it gets no session that another replica can take."""
         self.running = 0
         """Number of requests under way."""
+        self.warms = False
+        """True if each of its runs gets a warm start."""
+        self.warmed = ""
+        """The run whose warm start is over."""
 
     @property
     def status(self) -> UpstreamStatus:
@@ -55,9 +59,15 @@ class Replica:
         return self.handshake.status
 
     @property
+    def warming(self) -> bool:
+        """True from the moment a run of it is known until its warm start is over."""
+        return self.warms and self.status.up and self.status.retains_as not in ("", self.warmed)
+
+    @property
     def ready(self) -> bool:
         """True if it takes sessions."""
-        return self.status.up and not self.draining and self.breaker.admits
+        status = self.status
+        return status.up and not self.draining and not self.warming and self.breaker.admits
 
     async def aclose(self) -> None:
         """Close all connections."""

@@ -16,6 +16,7 @@ def replica_document(replica: Replica) -> dict[str, Any]:
         "up": status.up,
         "problem": status.problem,
         "draining": replica.draining,
+        "warming": replica.warming,
         "circuit": replica.breaker.state.value,
         "running": replica.running,
         "engine": status.engine if status.up else None,

@@ -43,10 +43,12 @@ from ..turns.named import NamedSources
 from ..turns.placing import Placing
 from ..turns.writing import Writing
 from ..upstream.pool import ReplicaPool
+from ..warm_start.service import WarmStart
 from .audit import build_auditor
 from .stores import build_stores
 from .tracing import build_tracing
 from .upstreams import build_pool
+from .warm_start import build_warm_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Services:
     audit: Auditor
     feed: LiveFeed
     tracing: Tracing
+    warm_start: WarmStart | None = None
     shutdown: Shutdown = field(default_factory=Shutdown)
     bodies: BodyMemory = field(default_factory=BodyMemory)
 
@@ -133,6 +136,10 @@ def build_services(
         retry_s=settings.handshake_interval_s,
         max_owed=settings.max_owed_forgets,
     )
+    warm_start = build_warm_start(
+        settings, tenants=tenants, pool=pool, store=store, erasures=erasures, metrics=metrics
+    )
+    keeping = (warm_start.keeper,) if warm_start is not None else ()
     feed = LiveFeed(metrics.live_viewers)
     under_way = TurnsUnderWay(store, Placing(pool))
     catalog = PolicyCatalog(policy_file)
@@ -150,6 +157,7 @@ def build_services(
         named=named,
         hints_secret=hints_secret,
         history_key=history,
+        kept=warm_start.keeper if warm_start is not None else None,
     )
     pinning = Pinning(claims)
     shows = (TurnMetrics(metrics), TurnTraces(), audit, LiveTurns(feed), pinning, TurnLog())
@@ -161,7 +169,7 @@ def build_services(
         writing=Writing(store, metrics, hints_secret=hints_secret, erasures=erasures),
         pinning=pinning,
         metrics=metrics,
-        observers=(named, *shows),
+        observers=(named, *shows, *keeping),
         retained_turns=settings.retained_turns,
     )
     return Services(
@@ -184,6 +192,7 @@ def build_services(
         audit,
         feed,
         tracing or build_tracing(settings, grace_s=settings.shutdown_grace_s),
+        warm_start,
         bodies=BodyMemory(settings.text_memory_bytes // 8),
     )
 

@@ -58,6 +58,7 @@ function engine(each, open) {
       h("span", {}, each.up ? "up" : `down: ${each.problem}`), " ",
       h("span", { class: `badge ${each.splices ? "spliced" : "reprefilled"}` },
         each.splices ? "splices" : "does not splice"),
+      each.warming ? h("span", { class: "badge" }, "warming") : null,
       each.draining ? h("span", { class: "badge" }, "draining") : null),
     each.up && !each.splices ? h("p", { class: "bad" }, `Edits are not spliced: ${each.obstacle}.`) : null,
     h("dl", { class: "facts" }, ...facts.flatMap(([name, value]) => [

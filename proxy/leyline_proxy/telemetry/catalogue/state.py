@@ -53,7 +53,59 @@ _PROXY: tuple[CatalogueEntry, ...] = (
     ),
 )
 
+_WARM_OUTCOMES = (
+    "replayed",
+    "present",
+    "elsewhere",
+    "over_tokens",
+    "over_time",
+    "expired",
+    "forgotten",
+    "unknown_session",
+    "switched_off",
+    "corrupt",
+    "wrong_key",
+    "other_tenant",
+    "other_model",
+    "other_tokenizer",
+    "too_large",
+    "unreadable",
+    "engine_failed",
+)
+
+_WARM: tuple[CatalogueEntry, ...] = (
+    counter(
+        "warm_start_runs",
+        "leyline_warm_start_runs",
+        "Prompts that a new engine should have got, and manifests that gave none, by outcome. "
+        "present: this run of the engine computed it; elsewhere: another engine serves its "
+        "session; forgotten: its session has forgotten something since; unknown_session: no forget "
+        "could find its session.",
+        ("outcome",),
+        bad="'corrupt', 'wrong_key', 'other_tenant', 'unreadable', 'too_large': manifests are "
+        "damaged or foreign, and were deleted. 'over_time': the engine is slow; 'engine_failed': "
+        "it refused.",
+        starts=tuple((outcome,) for outcome in _WARM_OUTCOMES),
+    ),
+    counter(
+        "warm_start_tokens",
+        "leyline_warm_start_tokens",
+        "Prompt tokens that were replayed into new engines.",
+    ),
+    counter(
+        "warm_start_files",
+        "leyline_warm_start_files",
+        "Changes of the warm start's files by result. failed: the file is as it was; left: it may "
+        "still hold what had to go.",
+        ("result",),
+        bad="'left' above 0: forgotten text may still be on the disk, encrypted; delete the files. "
+        "'failed': the disk is full, or its folder can't be written to.",
+        starts=(("written",), ("removed",), ("failed",), ("left",)),
+    ),
+)
+
 GROUPS = (
     Group("Sessions", "Conversations that the proxy remembers.", _SESSIONS),
+    Group("Warm start", "Prompts that are replayed into new engines.", _WARM),
     Group("The proxy itself", "Version, limits, audit log.", _PROXY),
 )
