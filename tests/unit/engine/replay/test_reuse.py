@@ -365,7 +365,7 @@ def test_a_prompt_is_found_while_its_answer_is_generated() -> None:
 
 
 def test_a_withheld_prompt_is_not_found() -> None:
-    """What a forget reaches of the session's running turns leaves the index, and stays out."""
+    """Prompts of running turns leave the index with the forget that reaches them."""
     engine = make_engine(pool=2000)
     run(engine, random_tokens(40, 5), register("t0", session="a"), reuse=LIVE)
     first = admit(engine, FIRST, labelled(), reuse=LIVE)
