@@ -12,13 +12,13 @@ from leyline_engine.contract import (
     token_digest,
 )
 from leyline_engine.edits import ResolvedEdit
-from leyline_engine.ledger import Carried, SpanLedger
+from leyline_engine.ledger import Carried, SpanKey, SpanLedger
 from leyline_engine.plan import Plan, Prefill
 from leyline_engine.rules import CheckedRequest, Rules
 from leyline_engine.sources import SourceRegistry, SourceTurn
 
 SCOPE = "t"
-SECRET = ("s", "secret")
+SECRET = SpanKey("t", "s", "secret")
 RUNS = (LineageRun(30, "parent"),)
 READ_AT, GAP, COPIED_TO = 50, 40, 55
 """The parent lineage reads the secret between the cached prefix's end and the first copy."""
@@ -46,7 +46,7 @@ def test_copies_under_a_lineage_of_their_own_bring_all_that_they_have_read() -> 
     assert continued is not None and alone is not None
     assert SECRET not in continued.readers, "its parent remembers it from there on"
     assert (alone.start, alone.share) == (GAP, "")
-    assert alone.readers == {SECRET: COPIED_TO, ("s", "all"): COPIED_TO}
+    assert alone.readers == {SECRET: COPIED_TO, SpanKey("t", "s", "all"): COPIED_TO}
     assert alone.lineage != continued.lineage
     known_before = rules.carry_alone(request, RUNS, plan, "m", READ_AT + 1)
     assert known_before is not None and SECRET not in known_before.readers
