@@ -77,12 +77,11 @@ class RotarySweep:
             ),
             rows=tuple((model.name, model.dim, *figures) for model, figures in worst.items()),
             finding=(
-                f"In fp32, a rotated key differs from the model's own by {highest['rotated']:.1e} of "
-                f"its length at most. The model's own key is up to {highest['model']:.1e} away from "
-                "RoPE in float64, "
-                "as its angles are fp32 products; the rotation reproduces them. In bf16 the "
-                "difference is that of rounding the key twice. A key that isn't rotated is wrong "
-                f"by {least:.2f} to {highest['naive']:.2f}."
+                f"In fp32, a rotated key differs from the model's own by {highest['rotated']:.1e} "
+                f"of its length at most. The model's own key is up to {highest['model']:.1e} away "
+                "from RoPE in float64, as its angles are fp32 products; the rotation reproduces "
+                "them. In bf16 the difference is that of rounding the key twice. A key that isn't "
+                f"rotated is wrong by {least:.2f} to {highest['naive']:.2f}."
             ),
             paper="Appendix H, table 8: worst rel-L2 within bf16 round-off for all configurations.",
             chart=Chart(
