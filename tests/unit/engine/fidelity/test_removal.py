@@ -1,0 +1,46 @@
+"""Removal on the replay engine: equal to the last bit, with a control that differs."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from support.replay_engine import tiny_model
+
+from leyline_engine.fidelity.experiment import Scale
+from leyline_engine.fidelity.removal import DECODED, Removal
+from leyline_engine.replay.models.loader import LoadedModel
+
+
+@cache
+def loaded(kind: str, dtype: str) -> LoadedModel:
+    """A tiny random model in a dtype."""
+    tokenizer: Any = None
+    model = tiny_model(kind)
+    if dtype == "bfloat16":
+        config = model.config
+        copy = type(model)(config)
+        copy.load_state_dict(model.state_dict())
+        model = copy.to(torch.bfloat16).eval()
+    return LoadedModel("tiny", model, tokenizer, "f" * 32, "")
+
+
+@pytest.mark.parametrize("kind", ["gqa", "mla"])
+def test_nothing_is_left_of_a_forgotten_span(kind: str) -> None:
+    """No logit of 64 decoded tokens differs, in fp32 and bf16; an amortized span leaves a trace."""
+    removal = Removal(lambda dtype: loaded(kind, dtype))
+    records = {case: removal.measure(case) for case in removal.cases(Scale.QUICK)}
+    assert len(records) == 6
+    for case, record in records.items():
+        assert record["decoded"] == DECODED
+        erased, difference = int(record["erased"] or 0), float(record["difference"] or 0.0)
+        if case.startswith("control"):
+            assert (erased, difference > 1e-4) == (0, True), case
+        else:
+            assert (erased > 0, difference) == (True, 0.0), case
+    table = removal.table(records)
+    assert "no logit differs" in table.finding
+    broken = {case: {**record, "difference": 1.0} for case, record in records.items()}
+    assert "NOT exact" in removal.table(broken).finding
