@@ -40,7 +40,7 @@ class ReplayEvaluation:
     engine = "replay"
 
     def __init__(self, model: str | None, sessions: EvaluationSessions, scale: Scale) -> None:
-        self._length = _LENGTHS[scale]
+        self._scale, self._length = scale, _LENGTHS[scale]
         self._sessions = sessions
         try:
             loaded = [load_model(name) for name in ([model] if model else TRAINED_MODEL_NAMES)]

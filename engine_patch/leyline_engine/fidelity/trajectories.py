@@ -24,9 +24,9 @@ SHORT_PAPER = (
     "Appendix D, table 4, 12 steps of which 6 are edited. First token like the whole history / "
     "like re-prefill, tool names, mean common prefix of 128 tokens: DeepSeek-V2-Lite 6/6, 6/6, "
     "tools 6/6, 128 and 128; JoyAI-LLM Flash 3/6, 3/6, 4/4, 42 and 42; GLM-4.7-Flash 4/6, 4/6, "
-    "2/2, 6 and 10; Moonlight 6/6, 5/6, 3/3, 75 and 50. Appendix I, logits, L2 to the whole history and "
-    "to re-prefill, top-10 overlap: 927, 927, 0.52; Moonlight 471, 441, 0.85; JoyAI 329, 339, "
-    "0.87; GLM 2816, 2647, 0.83. The models are others."
+    "2/2, 6 and 10; Moonlight 6/6, 5/6, 3/3, 75 and 50. Appendix I, logits, L2 to the whole "
+    "history and to re-prefill, top-10 overlap: 927, 927, 0.52; Moonlight 471, 441, 0.85; JoyAI "
+    "329, 339, 0.87; GLM 2816, 2647, 0.83. The models are others."
 )
 LONG_PAPER = (
     "Appendix G, table 7, 50 steps. First token like the whole history, with one edit and with "

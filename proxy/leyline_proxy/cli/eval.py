@@ -101,6 +101,7 @@ def _check(engine: str, json_out: Path, html: Path | None) -> None:
     Raises:
         ValueError: an engine that can't be evaluated, or a folder in place of a file.
         MissingExtraError: matplotlib isn't installed, and the report needs it.
+        OSError: there can be no such file.
     """
     if engine != _REPLAY:
         raise ValueError(
@@ -115,6 +116,7 @@ def _check(engine: str, json_out: Path, html: Path | None) -> None:
 
         if html.resolve() == json_out.resolve():
             raise ValueError("--json and --html name the same file")
+        html.parent.mkdir(parents=True, exist_ok=True)
         new_figure(1, 1)
 
 
