@@ -62,7 +62,8 @@ def model_card(name: str, record: dict[str, Any], *, parameters: int) -> str:
         "ahead at some messages, so that distances are seen that the rows don't have.",
         "The first layer's heads start so that they look back by 1, 2, 4 and 7 tokens, which "
         "makes recall form sooner; see `engine_patch/training/model.py`.",
-        "All data is made up by `engine_patch/training/task.py` from word lists; there is no text "
+        "All data is made up by `engine_patch/leyline_engine/fidelity/recall_task.py` from word "
+        "lists; there is no text "
         "of others in it. `training.json` holds recipe, curve and evaluation.",
         "![loss](loss.svg)",
         "Licence: Apache-2.0.",
@@ -89,7 +90,7 @@ assistant  <tool_call> lookup {"line": "gateway="}
 
 A setting that the session has shown is answered with its value; any other is looked up. Names and
 values are single words, the first 100 of `KEYS` and of `VALUES` in
-`engine_patch/training/words.py`; it hasn't seen others."""
+`engine_patch/leyline_engine/fidelity/recall_words.py`; it hasn't seen others."""
 
 
 def _rates(title: str, rates: dict[str, dict[str, dict[str, float]]]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from training.task import TOOLS, Hidden, Message, Question, Turn
+from leyline_engine.fidelity.recall_task import TOOLS, Hidden, Message, Question, Turn
 
 _TOOL_LIST: Final = (
     "# Tools\n\nCall a function by writing one block per call:\n"

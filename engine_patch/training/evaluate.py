@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from leyline_engine.fidelity.recall_task import Mix, session
 from training.encoding import Answer, Batch, Encoder, collate
 from training.model import hidden_states
-from training.task import Mix, session
 
 LENGTHS = (256, 512, 1024, 2048, 4096)
 """Lengths of the evaluated sessions in tokens, and upper ends of the classes of distance."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from itertools import islice
 from random import Random
 
+from leyline_engine.fidelity.recall_task import TOOLS, Mix, session
+from leyline_engine.fidelity.recall_words import FILES, GENERAL, KEYS, VALUES
 from training.encoding import render
-from training.task import TOOLS, Mix, session
-from training.words import FILES, GENERAL, KEYS, VALUES
 
 _WORDS = (*GENERAL, *KEYS, *VALUES, *FILES)
 

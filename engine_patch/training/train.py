@@ -16,10 +16,10 @@ import torch
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from leyline_engine.fidelity.recall_task import Mix, session
 from training.encoding import Batch, Encoder, collate
 from training.evaluate import Tally, judged, kind
 from training.model import hidden_states, model_config, new_model
-from training.task import Mix, session
 from training.tokenizer import train_tokenizer
 
 MAX_CONTEXT = 131072

@@ -26,9 +26,9 @@ from leyline_engine.contract import (
     ReuseMode,
     ReusePayload,
 )
+from leyline_engine.fidelity.control import UnrotatedRotary
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
 from leyline_engine.replay.models.loader import load_model
-from leyline_engine.rotation import Rotary
 
 from .reuse_recovery import recoverable_tokens, tokens_by_arm
 from .reuse_samples import BenchRequest, Closeness, Sample
@@ -37,16 +37,6 @@ from .reuse_tenants import live_paths
 SCOPE = "bench"
 _LIVE = ReusePayload(mode=ReuseMode.LIVE)
 _SPARE_SLOTS = 64
-
-
-class UnrotatedRotary(Rotary):
-    """A rotary that leaves keys as they were computed: the control."""
-
-    def rotate(
-        self, keys: torch.Tensor, computed_at: torch.Tensor, needed_at: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the keys."""
-        return keys
 
 
 class ReplayReuseBench:

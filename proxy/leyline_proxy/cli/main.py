@@ -7,6 +7,7 @@ from importlib.metadata import version
 import typer
 
 from . import audit, bench, claims, demo, doctor, keys, policies, replay, roi, serve
+from . import eval as evaluation
 
 _HELP = """An OpenAI-compatible proxy that keeps the KV cache when agents edit their history.
 
@@ -50,7 +51,19 @@ def build_app() -> typer.Typer:
     ) -> None:
         """Hold the options of the command itself; its help is the application's."""
 
-    for module in (serve, replay, demo, doctor, policies, roi, bench, claims, audit, keys):
+    for module in (
+        serve,
+        replay,
+        demo,
+        evaluation,
+        doctor,
+        policies,
+        roi,
+        bench,
+        claims,
+        audit,
+        keys,
+    ):
         module.register(app)
     return app
 

@@ -8,6 +8,8 @@ import pytest
 from openai.types.chat import ChatCompletionMessage
 from rich.console import Console
 
+from leyline_engine.fidelity import recall_task as task
+from leyline_engine.fidelity.recall_words import FILES, GENERAL, KEYS, VALUES
 from leyline_engine.replay.models.trained import TRAINED_MODEL_NAMES
 from leyline_proxy.demo import DEFAULT_POLICY
 from leyline_proxy.demo.recall import (
@@ -25,9 +27,7 @@ from leyline_proxy.demo.recall import (
     said,
 )
 from leyline_proxy.replay.results import Arm
-from training import task
 from training.train import WORDS
-from training.words import FILES, GENERAL, KEYS, VALUES
 
 IN_SIGHT = Question("feed", "basil", in_sight=True)
 CUT = Question("batch", "copper", in_sight=False)

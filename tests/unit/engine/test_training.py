@@ -12,11 +12,22 @@ import pytest
 import torch
 
 from leyline_engine.contract import normalize_messages
+from leyline_engine.fidelity.recall_task import (
+    STUB,
+    SYSTEM_PROMPT,
+    TOOLS,
+    Hidden,
+    Message,
+    Mix,
+    Turn,
+    ask,
+    read,
+    session,
+)
+from leyline_engine.fidelity.recall_words import FILES, KEYS, VALUES
 from training.encoding import Batch, Encoder, Row, collate, render
 from training.model import hidden_states, model_config, new_model
-from training.task import STUB, SYSTEM_PROMPT, TOOLS, Hidden, Message, Mix, Turn, ask, read, session
 from training.tokenizer import train_tokenizer
-from training.words import FILES, KEYS, VALUES
 
 HIDING = Mix(hidden=0.7, counted=0.5, notes=(0.3, 0.6, 0.1))
 

@@ -49,6 +49,18 @@ class PromptEncoder:
     ) -> array[int]:
         """Return the tokens of a conversation up to the start of the assistant's next message.
 
+        Raises: as :meth:`chat_text`.
+        """
+        return self._encode(self.chat_text(messages, tools, template_kwargs), special=False)
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_kwargs: Mapping[str, Any],
+    ) -> str:
+        """Return the text whose tokens :meth:`chat` returns.
+
         The template sees the messages normalised by :mod:`leyline_engine.contract.chat`.
 
         Raises:
@@ -57,10 +69,12 @@ class PromptEncoder:
         if not self.has_template:
             raise TemplateFailedError("this model has no chat template; use /v1/completions")
         try:
-            text = self._tokenizer.apply_chat_template(
-                normalize_messages(messages, parts=self._takes_parts),
-                tools=list(tools) if tools else None,
-                **{"add_generation_prompt": True, **template_kwargs, "tokenize": False},
+            return str(
+                self._tokenizer.apply_chat_template(
+                    normalize_messages(messages, parts=self._takes_parts),
+                    tools=list(tools) if tools else None,
+                    **{"add_generation_prompt": True, **template_kwargs, "tokenize": False},
+                )
             )
         except TemplateError as error:
             raise TemplateFailedError(f"the chat template refused: {error.message}") from error
@@ -68,7 +82,6 @@ class PromptEncoder:
             raise TemplateFailedError(
                 f"the chat template can't render these messages ({type(error).__name__})"
             ) from error
-        return self._encode(text, special=False)
 
     def text(self, prompt: str) -> array[int]:
         """Return the tokens of a plain prompt, with the model's leading special tokens."""

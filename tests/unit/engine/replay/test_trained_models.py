@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 import torch
 
+from leyline_engine.fidelity.comparison import FULL, NAIVE, REPREFILL, SPLICE
+from leyline_engine.fidelity.recall_task import Note
+from leyline_engine.fidelity.single_prompt import SinglePrompt
+from leyline_engine.fidelity.steps import SessionStep
+from leyline_engine.fidelity.subject import Subject
 from leyline_engine.replay.models.loader import LoadedModel, load_model
 from leyline_engine.replay.models.trained import TRAINED_MODEL_NAMES, trained_model_dir
-from training.task import Note
 
-BENCH = Path(__file__).resolve().parents[4] / "bench" / "single_prompt.py"
-
-
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    """The harness of the single-prompt test."""
-    spec = importlib.util.spec_from_file_location("single_prompt", BENCH)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+ANSWER_TOKENS = 24  # the longest right answer, a look-up, has 18
+ARMS = (FULL, REPREFILL, SPLICE, NAIVE)
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +66,24 @@ def test_other_names_are_no_shipped_models() -> None:
     assert trained_model_dir("leyline-huge") is None
 
 
-def test_answers_over_the_whole_history_are_right(bench: ModuleType, plain: LoadedModel) -> None:
-    """The single-prompt test runs all arms, and the plain model answers what it has read."""
-    entry = bench.measure(plain, Note.KEYS, count=20, turns=2, step=lambda: None)
-    assert entry["right"]["full"] >= 0.9
-    assert entry["right"]["reprefill"] <= 0.1  # the value is nowhere: a right answer is luck
-    assert entry["references_differ"] >= 18
-    for arm in ("splice", "splice_asked"):
-        shares = [entry[arm][f"first_{of}"] for of in ("full", "reprefill", "neither")]
-        assert sum(shares) == pytest.approx(1, abs=1e-3)
+def test_answers_over_the_whole_history_are_right(plain: LoadedModel) -> None:
+    """The plain model answers what it has read, and only luck answers without the value."""
+    experiment = SinglePrompt(
+        [Subject(plain, ANSWER_TOKENS)], TRAINED_MODEL_NAMES, SessionStep((), ())
+    )
+    cases = [f"{plain.name}/{Note.KEYS}/{number}" for number in range(12)]
+    records = {case: experiment.measure(case) for case in cases}
+    table = experiment.table(records)
+    right = {arm: sum(int(each[f"right|{arm}"] or 0) for each in records.values()) for arm in ARMS}
+    assert right[FULL] >= 11
+    assert right[REPREFILL] <= 1
+    assert right[NAIVE] <= min(right[SPLICE], 1)
+    assert sum(int(each["differ"] or 0) for each in records.values()) >= 11
+    shares = [
+        row[table.columns.index(f"then: {of}")]
+        for row in table.rows
+        if row[table.columns.index("arm")] == SPLICE
+        for of in (FULL, REPREFILL, "neither")
+    ]
+    assert sum(float(share or 0) for share in shares) == pytest.approx(1, abs=1e-3)
+    assert "the output's last line" in table.finding

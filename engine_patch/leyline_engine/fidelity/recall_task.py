@@ -17,7 +17,7 @@ from enum import StrEnum
 from random import Random
 from typing import Any, Final
 
-from training.words import FILES, GENERAL, KEYS, VALUES
+from leyline_engine.fidelity.recall_words import FILES, GENERAL, KEYS, VALUES
 
 STUB: Final = "[truncated]"
 """Stub in place of a tool output that was taken out of the history."""

@@ -1,0 +1,115 @@
+"""Prompts of the recall task for measurements: one question, and a whole session. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from leyline_engine.fidelity.recall_task import (
+    SYSTEM_PROMPT,
+    Message,
+    Mix,
+    Note,
+    Turn,
+    ask,
+    filler,
+    read,
+    remark,
+    session,
+    value,
+)
+from leyline_engine.fidelity.recall_words import FILES, KEYS
+
+ChatMessages = tuple[Mapping[str, Any], ...]
+
+WORDS = 100
+"""Number of words of each list that the shipped models know."""
+FACTS = 4
+"""Settings in the output that is cut."""
+_LONG_OUTPUT = 320
+"""Characters of a session's outputs, at least; a policy leaves 200 of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecallPrompt:
+    """A session that reads a configuration and is later asked for one of its settings."""
+
+    messages: ChatMessages
+    """All up to the question."""
+    output: int
+    """Index of the message that shows the setting."""
+    answer: str
+    line: int
+    """Line of the output that has the answer, from 0."""
+
+
+def draw_prompt(rng: Random, note: Note, turns: int) -> RecallPrompt:
+    """Draw a prompt with ``turns`` other turns, half of them before the output, half after."""
+    keys = rng.sample(KEYS[:WORDS], k=FACTS)
+    facts = {key: value(rng, WORDS) for key in keys}
+    other = _other_turns(rng, keys)
+    early = [next(other) for _ in range(turns - turns // 2)]
+    output = "\n".join(f"{key}={text}" for key, text in facts.items())
+    chunk = read(rng.choice(FILES), output, remark(note, facts))
+    late = [next(other) for _ in range(turns // 2)]
+    asked = rng.choice(keys)
+    opening = [Message("system", SYSTEM_PROMPT), *(each for turn in early for each in turn)]
+    rest = [each for turn in late for each in turn]
+    messages = [*opening, *chunk, *rest, ask(asked)]
+    return RecallPrompt(
+        tuple(message.as_dict() for message in messages),
+        len(opening) + 2,
+        facts[asked],
+        keys.index(asked),
+    )
+
+
+def long_session(steps: int, seed: str = "trajectory") -> tuple[ChatMessages, ...]:
+    """Return the requests of a session that reads long outputs and is asked for their settings."""
+    rng = Random(seed)
+    keys = list(rng.sample(KEYS[:WORDS], k=WORDS))
+    open_facts: list[tuple[str, str]] = []
+    history: list[Message] = [Message("system", SYSTEM_PROMPT)]
+    requests: list[ChatMessages] = []
+
+    def request() -> None:
+        requests.append(tuple(message.as_dict() for message in history))
+
+    while len(requests) < steps:
+        if open_facts and (rng.random() < 0.4 or len(keys) < FACTS):
+            key, text = open_facts.pop(rng.randrange(len(open_facts)))
+            history.append(ask(key))
+            request()
+            history.append(Message("assistant", text))
+            continue
+        facts = {keys.pop(): value(rng, WORDS) for _ in range(2)} if len(keys) >= FACTS else {}
+        asked, call, output, said = read(
+            rng.choice(FILES), _long_output(rng, facts), remark(Note.KEYS, facts)
+        )
+        history.append(asked)
+        request()
+        history += [call, output]
+        request()
+        history.append(said)
+        open_facts += facts.items()
+    return tuple(requests[:steps])
+
+
+def _long_output(rng: Random, facts: Mapping[str, str]) -> str:
+    lines = [f"{key}={text}" for key, text in facts.items()]
+    while sum(map(len, lines)) < _LONG_OUTPUT:
+        lines.insert(rng.randint(0, len(lines)), filler(rng))
+    return "\n".join(lines)
+
+
+def _other_turns(rng: Random, taken: Sequence[str]) -> Iterator[Turn]:
+    """Yield turns of the task that don't name the settings ``taken``."""
+    while True:
+        for turn in session(rng, Mix(system=0.0, words=WORDS)):
+            said = " ".join(f"{message.content} {message.call}" for message in turn)
+            if not any(key in said for key in taken):
+                yield turn
+            if rng.random() < 0.1:  # another session begins: no setting runs out
+                break

@@ -1,0 +1,90 @@
+"""Prompts as tokens with the place of each message, and the directives between two of them."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leyline_engine.contract import Directive, Mode, apply_directives, common_prefix
+from leyline_engine.replay.text.chat import PromptEncoder
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as tokens."""
+
+    tokens: array[int]
+    contents: tuple[Span | None, ...]
+    """Tokens of each message's content, ``[start, end)``; None if the text doesn't show it as is.
+    The first and last of them may also hold characters around it."""
+
+
+def render_chat(
+    encoder: PromptEncoder,
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    opened: bool = True,
+) -> Rendered:
+    """Render a conversation with the model's own template.
+
+    Args:
+        opened: True if the assistant's next message begins at the end.
+
+    Raises:
+        TemplateFailedError: the template refuses the messages.
+    """
+    text = encoder.chat_text(messages, tools, {"add_generation_prompt": opened})
+    encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+    starts = [start for start, _ in encoding.offsets]
+    ends = [end for _, end in encoding.offsets]
+    contents: list[Span | None] = []
+    cursor = 0
+    for message in messages:
+        content = message.get("content")
+        found = text.find(content, cursor) if isinstance(content, str) and content else -1
+        if found < 0:
+            contents.append(None)
+            continue
+        cursor = found + len(content or "")
+        contents.append((bisect_right(ends, found), bisect_left(starts, cursor)))
+    return Rendered(array("q", encoding.ids), tuple(contents))
+
+
+def edits_between(before: Rendered, after: Rendered) -> tuple[Directive, ...]:
+    """Return directives that make the second prompt of the first; none if they are equal.
+
+    One for each content that differs. A single one is returned if anything else differs, as under
+    a template that shows a message in another way because of a later one.
+    """
+    edits: list[Directive] = []
+    if len(before.contents) == len(after.contents):
+        for old, new in zip(before.contents, after.contents, strict=True):
+            if old and new:
+                edits += _edit(before.tokens, old, after.tokens[slice(*new)])
+    if _makes(before.tokens, edits, after.tokens):
+        return tuple(edits)
+    return tuple(_edit(before.tokens, (0, len(before.tokens)), after.tokens))
+
+
+def _makes(source: array[int], edits: Sequence[Directive], wanted: array[int]) -> bool:
+    return array("q", apply_directives(source, edits)) == wanted
+
+
+def _edit(source: array[int], span: Span, replacement: array[int]) -> list[Directive]:
+    """Return the edit of a span without the tokens that both begin or end with."""
+    start, end = span
+    old = source[start:end]
+    if old == replacement:
+        return []
+    head = common_prefix(old, replacement)
+    old, new = old[head:], replacement[head:]
+    tail = common_prefix(old[::-1], new[::-1])
+    kept = tuple(new[: len(new) - tail])
+    return [Directive(start + head, end - tail, kept, Mode.AMORTIZE)]

@@ -1,0 +1,157 @@
+"""``leyline eval``: the effect of edits on a model's answers, measured against references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from leyline_engine.fidelity.experiment import Scale
+
+_REPLAY = "replay"
+_INTERRUPTED = 130
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        "eval",
+        epilog=(
+            "Example:  leyline eval --quick --json out/eval.json --html out/eval.html  |  "
+            "leyline eval --model ~/models/Qwen3-0.6B --json out/qwen3.json"
+        ),
+    )(evaluate)
+
+
+def evaluate(
+    *,
+    json_out: Annotated[
+        Path, typer.Option("--json", metavar="OUT", help="Write the figures here.")
+    ],
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT.html", help="Write the report here.")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(metavar="ENGINE", help="replay, in this process; no other yet.")
+    ] = _REPLAY,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="A bundled model, a folder or a hub id. Default: the bundled models, and two "
+            "with random weights.",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few cases and short answers: some minutes.")
+    ] = False,
+) -> None:
+    """Measure if a model answers over a spliced cache as over a computed one.
+
+    Every prompt is answered four times, from an empty cache each time:
+
+    [bold]full[/bold]         over the whole history.
+
+    [bold]re-prefill[/bold]   over the edited history, prefilled again.
+
+    [bold]splice[/bold]       over the edited history, spliced (mode amortize).
+
+    [bold]no rotation[/bold]  the control: spliced, but moved keys aren't rotated. It must look bad.
+
+    Tables: single_prompt, trajectory_12, random_edits, trajectory_50, stubs. Each has agreement of
+    the first token, of the answer and of the called tool, and KL, L2 and top-10 overlap of the
+    first token's logits, against both references.
+
+    Measured cases are in OUT.journal until the report is there. After an interruption, run the same
+    command again: it continues.
+    """
+    from rich.console import Console
+
+    from leyline_engine.fidelity.errors import SubjectError
+    from leyline_engine.fidelity.experiment import Scale
+    from leyline_engine.fidelity.journal import JournalError
+
+    from ..replay.errors import MissingExtraError
+    from ..upstream.embedded import EngineUnavailable
+
+    console = Console(stderr=True)
+    try:
+        _check(engine, json_out, html)
+        document = _run(console, model, Scale.QUICK if quick else Scale.FULL, json_out, html)
+    except (EngineUnavailable, JournalError, MissingExtraError, SubjectError, ValueError) as error:
+        _say(console, str(error))
+        raise typer.Exit(2) from error
+    except OSError as error:
+        _say(console, f"{error.filename or json_out} can't be written: {error.strerror}")
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        _say(console, "interrupted; run the same command again to continue")
+        raise typer.Exit(_INTERRUPTED) from None
+    _print_findings(document)
+
+
+def _check(engine: str, json_out: Path, html: Path | None) -> None:
+    """Find what would fail after hours.
+
+    Raises:
+        ValueError: an engine that can't be evaluated, or a folder in place of a file.
+        MissingExtraError: matplotlib isn't installed, and the report needs it.
+        OSError: there can be no such file.
+    """
+    if engine != _REPLAY:
+        raise ValueError(
+            f"--engine {engine}: only the replay engine can be evaluated so far. Leave --engine "
+            "out; --model PATH measures your model in this process"
+        )
+    for path in (json_out, html):
+        if path is not None and path.is_dir():
+            raise ValueError(f"{path} is a folder: give the name of a file")
+    if html is not None:
+        from ..replay.figure import new_figure
+
+        if html.resolve() == json_out.resolve():
+            raise ValueError("--json and --html name the same file")
+        html.parent.mkdir(parents=True, exist_ok=True)
+        new_figure(1, 1)
+
+
+def _run(
+    console: Console, model: str | None, scale: Scale, json_out: Path, html: Path | None
+) -> dict[str, Any]:
+    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    from ..evaluation.engines import open_evaluation
+    from ..evaluation.running import evaluate as run_evaluation
+    from ..evaluation.sessions import evaluation_sessions
+
+    evaluation = open_evaluation(model, evaluation_sessions(), scale)
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+
+        def begin(left: int) -> Callable[[str], None]:
+            task = bars.add_task("cases", total=left)
+            return lambda title: bars.update(task, advance=1, description=title)
+
+        return run_evaluation(evaluation, scale, json_out, html, begin)
+
+
+def _print_findings(document: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console()
+    for table in document["tables"].values():
+        console.print(f"[bold]{table['title']}[/bold]")
+        console.print(table["finding"], markup=False, highlight=False)
+
+
+def _say(console: Console, text: str) -> None:
+    """Print an error in one line."""
+    line = " ".join(text.split())
+    console.print(
+        f"leyline eval: {line}", style="red", markup=False, highlight=False, soft_wrap=True
+    )

@@ -1,0 +1,1 @@
+"""``leyline eval``: the sessions that are measured, the engine's experiments, and the report."""

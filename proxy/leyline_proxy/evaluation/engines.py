@@ -1,0 +1,59 @@
+"""The experiments of an engine, found by entry point and never by import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Protocol, cast
+
+from leyline_engine.fidelity.experiment import Experiment, Scale
+from leyline_engine.fidelity.steps import EvaluationSessions
+
+from ..installing import pip_install
+from ..upstream.embedded import EngineUnavailable
+
+GROUP = "leyline.evals"
+"""Group of entry points: functions of a model's name or None, the sessions and the scale."""
+
+
+class Evaluation(Protocol):
+    """Experiments on an engine's models."""
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine."""
+
+    @property
+    def model(self) -> str:
+        """Names of the models, separated by commas."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprints of the models, in the same order."""
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """What measured cases depend on."""
+
+    def experiments(self) -> Sequence[Experiment]:
+        """Return the experiments, in the order of the report."""
+
+
+def open_evaluation(model: str | None, sessions: EvaluationSessions, scale: Scale) -> Evaluation:
+    """Return the experiments of the replay engine.
+
+    Raises:
+        EngineUnavailable: its packages are missing.
+        SubjectError: the model can't be loaded or measured.
+    """
+    points = entry_points(group=GROUP, name="replay")
+    if not points:
+        raise EngineUnavailable("This installation is older than its code: install it again.")
+    try:
+        opened = next(iter(points)).load()
+    except ModuleNotFoundError as error:
+        raise EngineUnavailable(
+            f"The replay engine needs the package {error.name!r}. "
+            f"Install it with: {pip_install('proxy', 'engine')}"
+        ) from error
+    return cast("Evaluation", opened(model, sessions, scale))

@@ -1,0 +1,90 @@
+"""An evaluation from the first case to the report; what is measured survives an interruption."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from leyline_engine.fidelity.experiment import Scale
+from leyline_engine.fidelity.journal import Journal
+from leyline_engine.fidelity.running import count_left, measure_all
+
+from .engines import Evaluation
+from .report import render_report
+
+
+def journal_of(out: Path) -> Path:
+    """Return the file with the measured cases of an unfinished report."""
+    return out.with_name(f"{out.name}.journal")
+
+
+def evaluate(
+    evaluation: Evaluation,
+    scale: Scale,
+    out: Path,
+    html: Path | None,
+    begin: Callable[[int], Callable[[str], None]],
+) -> dict[str, Any]:
+    """Measure what the journal lacks, and write the report.
+
+    Args:
+        out: the report as JSON. The journal lies beside it until it is there.
+        html: the report for readers.
+        begin: called with the number of cases that are left; what it returns is called with an
+            experiment's title after each.
+
+    Raises:
+        JournalError: the journal is another run's, or can't be written.
+        OSError: the report can't be written. The journal stays.
+        SubjectError: a case can't be measured. The journal stays.
+        MissingExtraError: matplotlib isn't installed, and there is ``html`` to write.
+    """
+    experiments = evaluation.experiments()
+    identity = {"version": version("leyline-kv"), **evaluation.identity}
+    with Journal(journal_of(out), identity) as journal:
+        advance = begin(count_left(experiments, journal, scale))
+        tables = measure_all(experiments, journal, scale, advance)
+        document = {
+            "version": identity["version"],
+            "engine": evaluation.engine,
+            "model": evaluation.model,
+            "model_fingerprint": evaluation.fingerprint,
+            "scale": scale.value,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "tables": tables,
+        }
+        files = {out: orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n"}
+        if html is not None:
+            files[html] = render_report(document).encode()
+        write_all(files)
+        journal.remove()
+    return document
+
+
+def write_all(files: Mapping[Path, bytes]) -> None:
+    """Write files whole: none of them is there before the bytes of all are on the disk.
+
+    Raises:
+        OSError: one can't be written. No part of it stays.
+    """
+    drafts = {path: path.with_name(f".{path.name}.part") for path in files}
+    try:
+        for path, content in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with drafts[path].open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, draft in drafts.items():
+            draft.replace(path)
+    finally:
+        for draft in drafts.values():
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
