@@ -26,13 +26,23 @@ from rich.progress import Progress
 from rich.table import Table
 
 from leyline_engine.contract import EditPayload, ReuseMode, ReusePayload
+from leyline_engine.fidelity.recall_task import (
+    Message,
+    Mix,
+    Note,
+    Turn,
+    ask,
+    read,
+    remark,
+    session,
+    value,
+)
+from leyline_engine.fidelity.recall_words import FILES, KEYS
 from leyline_engine.replay.engine import GenerationRequest, ReplayEngine
 from leyline_engine.replay.models.loader import LoadedModel, load_model
 from leyline_proxy.bench.reuse_texts import demo_material
 from training.encoding import render
-from training.task import Message, Mix, Note, Turn, ask, read, remark, session, value
 from training.train import WORDS
-from training.words import FILES, KEYS
 
 MODELS = ("leyline-recall", "leyline-recall-notes")
 THRESHOLDS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

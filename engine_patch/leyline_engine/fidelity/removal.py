@@ -16,8 +16,9 @@ bit. The control amortizes the second edit: then M remembers S, and the differen
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from random import Random
 
 import torch
@@ -38,6 +39,8 @@ from leyline_engine.replay.models.loader import LoadedModel
 DECODED = 64
 _KINDS = ("before", "middle", "control")
 _DTYPES = ("float32", "bfloat16")
+_SMALL = 200_000_000
+"""Weights of a model that is measured in both."""
 _SEEDS = {Scale.QUICK: 1, Scale.FULL: 10}
 _PREFIX, _SPAN, _MIDDLE, _REST = 96, 40, 64, 24
 _SCOPE, _SESSION = "removal", "s"
@@ -54,31 +57,33 @@ class _Texts:
 
 
 class Removal:
-    """One case is a kind of edit, a dtype, and a seed.
+    """One case is a model, a kind of edit, a dtype, and a seed.
 
     Args:
-        load: returns the model that computes in a dtype.
+        models: models by name; each computes in fp32 and in bf16, large ones in their own dtype.
     """
 
     name = "removal"
     title = "Removal"
 
-    def __init__(self, load: Callable[[str], LoadedModel]) -> None:
-        self._load = load
+    def __init__(self, models: Iterable[LoadedModel]) -> None:
+        self._models = {model.name: model for model in models}
+        self._cast: tuple[str, str, LoadedModel] | None = None
 
     def cases(self, scale: Scale) -> Sequence[str]:
-        """Return all kinds and dtypes with each seed."""
+        """Return all models, kinds and dtypes with each seed."""
         return [
-            f"{kind}/{dtype}/{seed}"
+            f"{kind}/{dtype}/{seed}/{name}"
+            for name, model in self._models.items()
+            for dtype in _dtypes(model)
             for seed in range(_SEEDS[scale])
-            for dtype in _DTYPES
             for kind in _KINDS
         ]
 
     def measure(self, case: str) -> Record:
         """Return the largest difference of any logit, and how many tokens were decoded."""
-        kind, dtype, seed = case.split("/")
-        model = self._load(dtype)
+        kind, dtype, seed, name = case.split("/", 3)
+        model = self._in(dtype, name)
         texts = _draw(model, int(seed))
         seen, erased = _seen(model, texts, kind)
         never = _never(model, texts, kind)
@@ -90,15 +95,15 @@ class Removal:
 
     def table(self, records: Mapping[str, Record]) -> ResultTable:
         """Return a row for each kind and dtype: the largest difference of all seeds."""
-        worst: dict[tuple[str, str], list[float]] = {}
+        worst: dict[tuple[str, str, str], list[float]] = {}
         least: dict[str, float] = {}
         for case, record in records.items():
-            kind, dtype, _ = case.split("/")
+            kind, dtype, _, name = case.split("/", 3)
             found = float(record["difference"] or 0.0)
-            worst.setdefault((kind, dtype), []).append(found)
+            worst.setdefault((name, kind, dtype), []).append(found)
             least[kind] = min(found, least.get(kind, found))
         removed = max(
-            (max(found) for (kind, _), found in worst.items() if kind != "control"), default=0.0
+            (max(found) for (_, kind, _), found in worst.items() if kind != "control"), default=0.0
         )
         verdict = (
             "Removal is exact: no logit differs by a single bit"
@@ -108,10 +113,10 @@ class Removal:
         return ResultTable(
             title=self.title,
             question="Is a cache that forgot a span the cache of an engine that never saw it?",
-            columns=("edit", "dtype", "prompts", "largest difference of any logit"),
+            columns=("model", "edit", "dtype", "prompts", "largest difference of any logit"),
             rows=tuple(
-                (_NAMES[kind], dtype, len(found), max(found))
-                for (kind, dtype), found in worst.items()
+                (name, _NAMES[kind], dtype, len(found), max(found))
+                for (name, kind, dtype), found in worst.items()
             ),
             finding=(
                 f"{verdict}, over the prompt's last token and {DECODED} decoded ones. With "
@@ -119,6 +124,21 @@ class Removal:
                 f"(by {least.get('control', 0.0):.1e} at least)."
             ),
         )
+
+    def _in(self, dtype: str, name: str) -> LoadedModel:
+        """Return a model in a dtype; the last one is kept, as the next case mostly wants it."""
+        if self._cast is None or self._cast[:2] != (dtype, name):
+            loaded = self._models[name]
+            cast = deepcopy(loaded.model).to(getattr(torch, dtype))
+            self._cast = (dtype, name, replace(loaded, model=cast))
+        return self._cast[2]
+
+
+def _dtypes(loaded: LoadedModel) -> tuple[str, ...]:
+    """Return the dtypes in which a model is measured."""
+    weights = sum(parameter.numel() for parameter in loaded.model.parameters())
+    own = str(loaded.model.dtype).removeprefix("torch.")
+    return _DTYPES if weights <= _SMALL else (own,)
 
 
 _NAMES = {

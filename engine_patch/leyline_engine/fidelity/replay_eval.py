@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from leyline_engine.fidelity.chained_rotations import ChainedRotations
 from leyline_engine.fidelity.errors import SubjectError
 from leyline_engine.fidelity.experiment import Experiment, Scale
 from leyline_engine.fidelity.random_edits import RandomEdits
 from leyline_engine.fidelity.random_subjects import RANDOM_MODELS, random_model
+from leyline_engine.fidelity.removal import Removal
+from leyline_engine.fidelity.rotary_sweep import RotarySweep
 from leyline_engine.fidelity.single_prompt import SinglePrompt
 from leyline_engine.fidelity.steps import EvaluationSessions
+from leyline_engine.fidelity.storage_floor import StorageFloor
 from leyline_engine.fidelity.stubs import Stubs
 from leyline_engine.fidelity.subject import Subject
 from leyline_engine.fidelity.trajectories import LONG_PAPER, SHORT_PAPER, Trajectories
@@ -48,6 +52,7 @@ class ReplayEvaluation:
             raise SubjectError(str(error)) from error
         if not model:
             loaded += map(random_model, RANDOM_MODELS)
+        self._loaded = tuple(loaded)
         self._subjects = tuple(Subject(each, self._length) for each in loaded)
 
     @property
@@ -96,4 +101,8 @@ class ReplayEvaluation:
                 by_edits=True,
             ),
             Stubs(subjects, {"recorded": recorded[:_SHORT], "recall": recall}),
+            Removal(self._loaded),
+            RotarySweep(),
+            ChainedRotations(),
+            StorageFloor(),
         )
