@@ -34,7 +34,9 @@ MIN_HIT = GUARANTEE
 MAX_HITS = 1024
 """Maximum number of hits in one prompt."""
 MAX_PROBES = 4096
-"""Maximum number of places compared with one prompt."""
+"""Maximum number of the tenant's own places compared with one prompt."""
+MAX_FOREIGN_PROBES = MAX_PROBES // 2
+"""Maximum number of other tenants' places; apart, so that none of them uses up the tenant's own."""
 MAX_SOURCES = 64
 """Maximum number of turns that one prompt is compared with."""
 MAX_FOREIGN_SOURCES = MAX_SOURCES // 2
@@ -201,7 +203,8 @@ class _Search:
         self._available = available
         self._sink = sink
         self._min_piece = min_piece
-        self._probes = 0
+        self._probes = [0, 0]
+        """Places compared: the tenant's own, and others'."""
         self._sources: dict[int, Candidate] = {}
         self._foreign = 0
 
@@ -217,14 +220,22 @@ class _Search:
             return None
         chosen: Hit | None = None
         for place in places:
-            if self._probes >= MAX_PROBES:
-                self.stopped = self.bounded = True
+            if not self._may_probe(place.source):
                 break
-            self._probes += 1
             hit = self._extended(place, position, start, end)
             if hit is not None and (chosen is None or _order(hit) < _order(chosen)):
                 chosen = hit
         return chosen
+
+    def _may_probe(self, source: SourceTurn) -> bool:
+        """Count a probe; returns False if there were too many."""
+        foreign = source.scope != self.session[0]
+        if self._probes[foreign] >= (MAX_FOREIGN_PROBES if foreign else MAX_PROBES):
+            self.bounded = True
+            self.stopped = self.stopped or not foreign
+            return False
+        self._probes[foreign] += 1
+        return True
 
     def _extended(self, place: Place, position: int, start: int, end: int) -> Hit | None:
         """Return the run of equal ids through two positions, cut to ``[start, end)``."""

@@ -45,11 +45,12 @@ class Library:
         session: str = "other",
         scope: str = "t",
         lineage: tuple[LineageRun, ...] = (),
+        groups: frozenset[str] = frozenset(),
     ) -> SourceTurn:
         """Retain a turn whose tokens are all cached."""
         ids = array("q", tokens)
         name = f"t{len(self.slots)}"
-        source = SourceTurn(name, ids, token_digest(ids), lineage, scope, session)
+        source = SourceTurn(name, ids, token_digest(ids), lineage, scope, session, groups=groups)
         self.slots[name] = np.arange(self._free, self._free + len(ids))
         self._free += len(ids)
         self.index.add(source, self.slots[name])
@@ -61,6 +62,7 @@ class Library:
         gaps: Sequence[tuple[int, int]] = (),
         scope: str = "t",
         cached: int = CAPACITY,
+        groups: frozenset[str] = frozenset(),
     ) -> Hits:
         """Hits in a prompt of session ``own``; each is checked to be what it says."""
         ids = array("q", prompt)
@@ -69,12 +71,13 @@ class Library:
             gaps or [(0, len(ids))],
             (scope, "own"),
             lambda source: min(cached, len(source.tokens)),
+            groups,
         )
         at = 0
         for hit in hits.found:
             assert hit.dest >= at, "hits overlap, or are out of order"
             assert hit.source.tokens[hit.start : hit.end] == ids[hit.dest : hit.dest_end]
-            assert hit.source.scope == scope
+            assert hit.source.scope == scope or not groups.isdisjoint(hit.source.groups)
             at = hit.dest_end
         return hits
 
@@ -318,3 +321,18 @@ def test_the_heaviest_tenant_loses_entries_first(monkeypatch: pytest.MonkeyPatch
         library.add([rng.randrange(9000) for _ in range(2000)], f"s{number}", scope="large")
     assert len(library.index) <= 150
     assert library.find(mine, scope="small").tokens == 800
+
+
+def test_others_places_never_use_up_the_tenant_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that floods the search is cut off alone: own content at the end is still found."""
+    monkeypatch.setattr(matching, "MAX_FOREIGN_PROBES", 20)
+    rng = random.Random(4)
+    flood, own = ([rng.randrange(50_000) for _ in range(length)] for length in (3000, 200))
+    broken = [rng.randrange(50_000) if at % 45 == 0 else word for at, word in enumerate(flood)]
+    library = Library()
+    for other in range(6):
+        library.add(broken, scope=f"other {other}", groups=frozenset("g"))
+    library.add([1, 2, 3, *own])
+    hits = library.find([*flood, *own], groups=frozenset("g"))
+    assert hits.bounded
+    assert [(hit.kind, hit.length) for hit in hits.found] == [(ReuseKind.TENANT, 200)]
