@@ -96,29 +96,55 @@ def percent(estimate: Estimate) -> str:
     return f"{estimate.value:.0%} ({estimate.low:.0%} to {estimate.high:.0%})"
 
 
+def summarise(groups: Sequence[Group]) -> str:
+    """Return the finding: all cases in one line, then a line for each model."""
+    cases = [record for group in groups for record in group.records]
+    if not cases:
+        return "No case was measured."
+    splice, naive = (either(cases, arm) for arm in (_SPLICE, _NAIVE))
+    lines = [
+        f"The splice begins like one of the references in {percent(splice)} of {len(cases)} cases, "
+        f"and without rotation in {percent(naive)}. {_describe_followed(cases)} "
+        f"{describe_control(cases)}"
+    ]
+    models = dict.fromkeys(str(group.labels[0]) for group in groups if group.records)
+    for model in models:
+        own = [each for group in groups if group.labels[0] == model for each in group.records]
+        lines.append(describe(model, own))
+    return "\n".join(lines)
+
+
 def describe(model: str, records: Sequence[Record]) -> str:
-    """Return the arms' agreement in words, and if the control did its duty."""
+    """Return one model's agreement in words."""
     splice, other, naive = (
         rate(records, key)
         for key in (f"{_SPLICE}|full|first", f"{_SPLICE}|re-prefill|first", f"{_NAIVE}|full|first")
     )
-    differing = [record for record in records if record["differ"]]
-    text = (
-        f"{model}: in {percent(splice)} of {splice.count} cases the splice begins like the whole "
-        f"history, in {percent(other)} like the edited prompt that is prefilled again; without "
-        f"rotation in {percent(naive)} like the whole history. "
+    return (
+        f"{model}, {splice.count} cases: the splice begins like the whole history in "
+        f"{percent(splice)}, like the edited prompt in {percent(other)}; without rotation like the "
+        f"whole history in {percent(naive)}. {_describe_followed(records)} "
+        f"{describe_control(records)}"
     )
-    if differing:
-        full, again = (
-            round(sum(numbers(differing, f"{_SPLICE}|{name}|first"))) for name in _REFERENCES
-        )
-        text += (
-            f"Where these two differ ({len(differing)} cases), it follows the whole history "
-            f"{full} times, the edited prompt {again} times. "
-        )
-    else:
-        text += "These two begin alike everywhere, so nothing says whom the splice follows. "
-    return text + describe_control(records)
+
+
+def _describe_followed(records: Sequence[Record]) -> str:
+    differing = [record for record in records if record["differ"]]
+    if not differing:
+        return "The references begin alike everywhere, so nothing shows which one it follows."
+    full, again = (
+        round(sum(numbers(differing, f"{_SPLICE}|{name}|first"))) for name in _REFERENCES
+    )
+    return (
+        f"Where the references differ ({len(differing)} cases), it follows the whole history "
+        f"{full} times and the edited prompt {again} times."
+    )
+
+
+def either(records: Sequence[Record], arm: str) -> Estimate:
+    """Return the share of cases in which an arm begins like one of the references."""
+    like = [any(record[f"{arm}|{name}|first"] for name in _REFERENCES) for record in records]
+    return share(sum(like), len(like))
 
 
 def describe_control(records: Sequence[Record]) -> str:

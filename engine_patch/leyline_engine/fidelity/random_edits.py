@@ -10,11 +10,11 @@ from leyline_engine.contract import Directive, Mode, apply_directives
 from leyline_engine.fidelity.agreement import (
     COLUMNS,
     Group,
-    describe,
     distance_chart,
+    either,
     percent,
-    rate,
     rows_of,
+    summarise,
 )
 from leyline_engine.fidelity.comparison import FULL, NAIVE, REPREFILL, SPLICE, compare_all
 from leyline_engine.fidelity.experiment import Record, ResultTable, Scale
@@ -92,14 +92,12 @@ class RandomEdits:
 
     def table(self, records: Mapping[str, Record]) -> ResultTable:
         """Return agreement by model, place and kind of stub."""
-        groups, said = [], []
+        groups = []
         for name in self._subjects:
             own = {case: each for case, each in records.items() if case.rsplit("/", 5)[0] == name}
             for place, stub in product(_PLACES, _STUBS):
                 chosen = [each for case, each in own.items() if f"/{place}/{stub}/" in case]
                 groups.append(Group((name, place, stub), chosen))
-            if own:
-                said.append(f"{describe(name, list(own.values()))} {_by_sign(own)}")
         return ResultTable(
             title=self.title,
             question=(
@@ -109,7 +107,7 @@ class RandomEdits:
             ),
             columns=("model", "place", "stub", *COLUMNS),
             rows=rows_of(groups, _ARMS),
-            finding=" ".join(said),
+            finding=f"{summarise(groups)}\n{_by_kind(records)}",
             paper=_PAPER,
             chart=distance_chart(groups),
         )
@@ -158,10 +156,11 @@ def _stub(rng: Random, subject: Subject, kind: str, sign: str, span: int) -> tup
     return tuple(rng.choice(ordinary) for _ in range(length))
 
 
-def _by_sign(cases: Mapping[str, Record]) -> str:
+def _by_kind(cases: Mapping[str, Record]) -> str:
+    """Return the splice's agreement with either reference, by sign and by place."""
     parts = []
-    for sign in _SIGNS:
-        chosen = [record for case, record in cases.items() if f"/{sign}/" in case]
+    for kind in (*_SIGNS, *_PLACES):
+        chosen = [record for case, record in cases.items() if f"/{kind}/" in case]
         if chosen:
-            parts.append(f"{percent(rate(chosen, f'{SPLICE}|full|first'))} for {sign} stubs")
-    return f"Like the whole history: {', '.join(parts)}."
+            parts.append(f"{kind} {percent(either(chosen, SPLICE))}")
+    return f"The splice begins like one of the references, by kind of edit: {', '.join(parts)}."

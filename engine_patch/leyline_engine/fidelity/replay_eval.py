@@ -67,7 +67,7 @@ class ReplayEvaluation:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What a journal's cases depend on."""
+        """Facts that a journal's cases depend on."""
         return {
             "engine": f"{self.engine}, transformers {version('transformers')}",
             "model": self.model,

@@ -10,13 +10,12 @@ from leyline_engine.contract import Directive, Mode, apply_directives
 from leyline_engine.fidelity.agreement import (
     COLUMNS,
     Group,
-    describe,
     distance_chart,
     mean_of,
-    numbers,
     percent,
     rate,
     rows_of,
+    summarise,
 )
 from leyline_engine.fidelity.comparison import (
     ASKED,
@@ -113,22 +112,18 @@ class SinglePrompt:
             ),
             columns=("model", "note", *COLUMNS, "right"),
             rows=rows_of(groups, _ARMS, _right),
-            finding=" ".join(self._findings(groups)),
+            finding=self._finding(groups),
             paper=_PAPER,
             chart=distance_chart(groups),
         )
 
-    def _findings(self, groups: Sequence[Group]) -> list[str]:
-        said = []
-        for name in self._subjects:
+    def _finding(self, groups: Sequence[Group]) -> str:
+        lines = [summarise(groups)]
+        for name in self._recall:
             cases = [each for group in groups if group.labels[0] == name for each in group.records]
-            if not cases:
-                continue
-            text = describe(name, cases)
-            if numbers(cases, f"right|{FULL}"):
-                text += f" {_describe_right(cases)}"
-            said.append(text)
-        return said
+            if cases:
+                lines.append(f"{name}: {_describe_right(cases)}")
+        return "\n".join(lines)
 
     def _measure_session(self, subject: Subject, index: int) -> Record:
         prompt = subject.render(self._step.messages, self._step.tools)

@@ -10,12 +10,12 @@ from leyline_engine.contract import Directive, Mode, apply_directives
 from leyline_engine.fidelity.agreement import (
     COLUMNS,
     Group,
-    describe_control,
     distance_chart,
     mean_of,
     percent,
     rate,
     rows_of,
+    summarise,
 )
 from leyline_engine.fidelity.comparison import (
     FULL,
@@ -97,7 +97,9 @@ class Stubs:
         if self._known is None or self._known[0] != step_name:
             faithful = _with_stub(subject, edits, FAITHFUL, case)
             self._known = step_name, subject.spliced(whole.tokens, faithful)
-        return {**compare_all(answers), **_as_faithful(self._known[1], answers[SPLICE])}
+        delta = sum(edit.delta for edit in drawn)
+        same = _as_faithful(self._known[1], answers[SPLICE])
+        return {"delta": delta, **compare_all(answers), **same}
 
     def table(self, records: Mapping[str, Record]) -> ResultTable:
         """Return agreement by model and stub."""
@@ -115,24 +117,31 @@ class Stubs:
             question="Does the answer over a splice depend on the text of the stub?",
             columns=("model", "stub", *COLUMNS, "answer as with faithful"),
             rows=rows_of(groups, _ARMS, _share_as_faithful),
-            finding=" ".join(self._findings(used)),
+            finding=self._finding(groups),
             paper=_PAPER,
             chart=distance_chart(groups),
         )
 
-    def _findings(self, records: Mapping[str, Record]) -> list[str]:
-        said = []
+    def _finding(self, groups: Sequence[Group]) -> str:
+        """Return the share of answers that are as with the faithful stub; then the usual."""
+        lines = []
         for name in self._subjects:
-            own = {case: each for case, each in records.items() if case.rsplit("/", 3)[0] == name}
-            others = [each for case, each in own.items() if not case.endswith("/" + FAITHFUL)]
+            others = [
+                record
+                for group in groups
+                if group.labels[0] == name and group.labels[1] != FAITHFUL
+                for record in group.records
+            ]
             if others:
-                said.append(
-                    f"{name}: the whole answer is the same as with the faithful stub in "
-                    f"{percent(rate(others, f'{_AS_FAITHFUL}|same'))} of {len(others)} cases, its "
-                    f"first token in {percent(rate(others, f'{_AS_FAITHFUL}|first'))}. "
-                    f"{describe_control(list(own.values()))}"
+                same, first = (
+                    percent(rate(others, f"{_AS_FAITHFUL}|{measure}"))
+                    for measure in ("same", "first")
                 )
-        return said
+                lines.append(
+                    f"{name}, {len(others)} splices with another stub: the whole answer is the "
+                    f"same as with the faithful one in {same}, its first token in {first}."
+                )
+        return "\n".join([summarise(groups), *lines])
 
 
 def _chosen(steps: Sequence[SessionStep], scale: Scale) -> Sequence[int]:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from leyline_engine.fidelity.agreement import (
     COLUMNS,
     Group,
-    describe,
     distance_chart,
     rows_of,
+    summarise,
 )
 from leyline_engine.fidelity.comparison import FULL, NAIVE, REPREFILL, SPLICE, compare_all
 from leyline_engine.fidelity.experiment import Record, ResultTable, Scale
@@ -90,17 +90,9 @@ class Trajectories:
         """Return agreement by model, and by number of edits if asked for."""
         groups = self._groups(records)
         left_out = sum(bool(record.get(_LEFT_OUT)) for record in records.values())
-        said = [
-            describe(name, cases)
-            for name in self._subjects
-            if (
-                cases := [
-                    each for group in groups if group.labels[0] == name for each in group.records
-                ]
-            )
-        ]
+        said = summarise(groups)
         if left_out:
-            said.append(f"{left_out} steps are left out: they don't fit the model's context.")
+            said += f"\n{left_out} steps are left out: they don't fit the model's context."
         labels = ("model", "edits") if self._by_edits else ("model",)
         return ResultTable(
             title=self.title,
@@ -111,7 +103,7 @@ class Trajectories:
             ),
             columns=(*labels, *COLUMNS),
             rows=rows_of(groups, _ARMS),
-            finding=" ".join(said),
+            finding=said,
             paper=self._paper,
             chart=distance_chart(groups),
         )

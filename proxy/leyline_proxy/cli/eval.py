@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 _REPLAY = "replay"
 _INTERRUPTED = 130
+
+
+class _BadOptionError(Exception):
+    """An option that can't be used; the message names it."""
 
 
 def register(app: typer.Typer) -> None:
@@ -72,50 +77,65 @@ def evaluate(
     """
     from rich.console import Console
 
-    from leyline_engine.fidelity.errors import SubjectError
     from leyline_engine.fidelity.experiment import Scale
+
+    console = Console(stderr=True)
+    scale = Scale.QUICK if quick else Scale.FULL
+    with _explained(console, json_out):
+        _check(engine, json_out, html)
+        document = _run(console, model, scale, json_out, html)
+    _print_findings(document)
+
+
+@contextmanager
+def _explained(console: Console, out: Path) -> Iterator[None]:
+    """End the command with a line and a status after an error or Ctrl-C."""
+    from leyline_engine.fidelity.errors import SubjectError
     from leyline_engine.fidelity.journal import JournalError
 
     from ..replay.errors import MissingExtraError
     from ..upstream.embedded import EngineUnavailable
 
-    console = Console(stderr=True)
     try:
-        _check(engine, json_out, html)
-        document = _run(console, model, Scale.QUICK if quick else Scale.FULL, json_out, html)
-    except (EngineUnavailable, JournalError, MissingExtraError, SubjectError, ValueError) as error:
+        yield
+    except (
+        _BadOptionError,
+        EngineUnavailable,
+        JournalError,
+        MissingExtraError,
+        SubjectError,
+    ) as error:
         _say(console, str(error))
         raise typer.Exit(2) from error
     except OSError as error:
-        _say(console, f"{error.filename or json_out} can't be written: {error.strerror}")
+        _say(console, f"{error.filename or out} can't be written: {error.strerror}")
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
         _say(console, "interrupted; run the same command again to continue")
         raise typer.Exit(_INTERRUPTED) from None
-    _print_findings(document)
 
 
 def _check(engine: str, json_out: Path, html: Path | None) -> None:
     """Find what would fail after hours.
 
     Raises:
-        ValueError: an engine that can't be evaluated, or a folder in place of a file.
+        _BadOptionError: an engine that can't be evaluated, or a folder in place of a file.
         MissingExtraError: matplotlib isn't installed, and the report needs it.
         OSError: there can be no such file.
     """
     if engine != _REPLAY:
-        raise ValueError(
+        raise _BadOptionError(
             f"--engine {engine}: only the replay engine can be evaluated so far. Leave --engine "
             "out; --model PATH measures your model in this process"
         )
     for path in (json_out, html):
         if path is not None and path.is_dir():
-            raise ValueError(f"{path} is a folder: give the name of a file")
+            raise _BadOptionError(f"{path} is a folder: give the name of a file")
     if html is not None:
         from ..replay.figure import new_figure
 
         if html.resolve() == json_out.resolve():
-            raise ValueError("--json and --html name the same file")
+            raise _BadOptionError("--json and --html name the same file")
         html.parent.mkdir(parents=True, exist_ok=True)
         new_figure(1, 1)
 
@@ -146,7 +166,7 @@ def _print_findings(document: dict[str, Any]) -> None:
     console = Console()
     for table in document["tables"].values():
         console.print(f"[bold]{table['title']}[/bold]")
-        console.print(table["finding"], markup=False, highlight=False)
+        console.print(table["finding"].partition("\n")[0], markup=False, highlight=False)
 
 
 def _say(console: Console, text: str) -> None:

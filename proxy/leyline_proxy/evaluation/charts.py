@@ -11,7 +11,7 @@ from ..replay.plot import INK
 
 # Okabe and Ito's palette.
 _COLOURS = ("#0072B2", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#D55E00")
-_WIDTH = 9.0
+_WIDTH, _HEIGHT, _HIGHER = 9.0, 4.2, 5.6
 _BAR_GROUP = 0.8
 _MANY = 6
 """Number of labels from which on they are turned."""
@@ -26,7 +26,8 @@ def chart_svg(chart: Mapping[str, Any]) -> str:
     Raises:
         MissingExtraError: matplotlib isn't installed.
     """
-    figure = new_figure(_WIDTH, 4.2)
+    labels = [str(label) for label in chart["x"]]
+    figure = new_figure(_WIDTH, _HEIGHT if len(labels) <= _MANY else _HIGHER)
     import matplotlib
 
     panel = figure.subplots()

@@ -33,7 +33,7 @@ class Evaluation(Protocol):
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """What measured cases depend on."""
+        """Facts that measured cases depend on."""
 
     def experiments(self) -> Sequence[Experiment]:
         """Return the experiments, in the order of the report."""

@@ -68,7 +68,7 @@ class Doubles:
 
 
 class Numbers:
-    """What an engine offers to evaluate."""
+    """An engine's offer to be evaluated."""
 
     engine = "replay"
     model = "tiny, small"

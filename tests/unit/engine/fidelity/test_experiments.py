@@ -6,13 +6,14 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from itertools import islice
+from math import hypot, log
 from random import Random
 
 import pytest
 import torch
 
-from leyline_engine.contract import Directive, Receipt, TokenCounts, apply_directives
-from leyline_engine.fidelity.agreement import describe_control
+from leyline_engine.contract import Directive, Outcome, Receipt, TokenCounts, apply_directives
+from leyline_engine.fidelity.agreement import COLUMNS, Group, describe_control, rows_of
 from leyline_engine.fidelity.comparison import NAIVE, SPLICE, compare, compare_all
 from leyline_engine.fidelity.errors import SubjectError
 from leyline_engine.fidelity.experiment import Experiment, Record, Scale
@@ -145,12 +146,29 @@ def test_answers_end_with_the_message_or_at_their_length() -> None:
 
 
 def test_stubs_are_of_one_length_or_empty() -> None:
-    """The faithful stub is compared with itself, which is equal."""
+    """All but the empty one move the text after them alike; the faithful one equals itself."""
     experiment = Stubs([subject()], {"recall": session()})
     records = measured(experiment, len(STUBS))
+    deltas = {case.rsplit("/", 1)[1]: int(each["delta"] or 0) for case, each in records.items()}
+    assert deltas[FAITHFUL] == deltas["pad"] == deltas["scrambled"] > deltas["empty"]
     for case, record in records.items():
         same = record["as_faithful|same"], record["as_faithful|l2"]
         assert (same == (1, 0.0)) == case.endswith(FAITHFUL), case
+
+
+def test_a_trajectory_s_rows_are_by_number_of_edits() -> None:
+    """Steps with one edit are counted apart from those with several."""
+    experiment = trajectory([subject()])
+    cases = experiment.cases(Scale.FULL)
+    edits = [session()[int(case.rsplit("/", 1)[1]) - 1].edits for case in cases]
+    records = {case: experiment.measure(case) for case in cases}
+    table = experiment.table(records)
+    at = table.columns.index("cases")
+    counts = {row[1]: row[at] for row in table.rows}
+    assert counts == {"one": edits.count(1), "several": len(edits) - edits.count(1)}
+    assert all(
+        each["directives"] == count for each, count in zip(records.values(), edits, strict=True)
+    )
 
 
 def test_steps_beyond_the_context_are_left_out() -> None:
@@ -182,25 +200,41 @@ def test_random_spans_are_apart(inside: bool, count: int) -> None:
             assert {start for start, _ in spans} <= starts
 
 
+def said(*logits: float, tokens: tuple[int, ...] = (1,), text: str = "") -> Answer:
+    """An answer with these logits of its first token."""
+    receipt = Receipt(message_id="m", outcome=Outcome.UNEDITED, tokens=TokenCounts())
+    return Answer(torch.tensor(logits), tokens, text, receipt)
+
+
+def test_answers_are_compared_by_the_textbook() -> None:
+    """Divergence from the reference, distance, common tokens, likeliest tokens and tools."""
+    call = '<tool_call>{"name": "run", "arguments": {}}</tool_call>'
+    one = said(log(0.75), log(0.25), tokens=(5, 6, 7), text=call)
+    two = said(log(0.5), log(0.5), tokens=(5, 6, 8), text=call.replace("run", "read"))
+    found = compare(one, two)
+    assert found["kl"] == pytest.approx(0.75 * log(1.5) + 0.25 * log(0.5), abs=1e-6)
+    assert found["l2"] == pytest.approx(hypot(log(1.5), log(2.0)), abs=1e-6)
+    assert (found["common"], found["same"], found["tool"]) == (2, 0, 0)
+    assert compare(one, said(0, 0))["tool"] is None
+    low, high = said(*range(40)), said(*range(35), -1, -1, -1, -1, -1)
+    assert compare(low, high)["top"] == 0.5
+
+
 def test_references_that_differ_are_counted() -> None:
-    """The record says whom an arm follows, and the distance to the nearer reference."""
-
-    def answer(*logits: float) -> Answer:
-        receipt = Receipt(message_id="m", outcome="none", tokens=TokenCounts())
-        return Answer(torch.tensor(logits), (1,), "", receipt)
-
-    said = {
-        "full": answer(2, 0, 0),
-        "re-prefill": answer(0, 2, 0),
-        SPLICE: answer(0, 2, 1),
-        NAIVE: answer(0, 0, 9),
-    }
-    record = compare_all(said)
-    assert record["differ"] == 1
-    assert (record["splice|full|first"], record["splice|re-prefill|first"]) == (0, 1)
-    assert record["splice|nearer|l2"] == pytest.approx(1.0)
-    assert record["no rotation|nearer|l2"] == pytest.approx(85**0.5)
-    assert float(record["splice|re-prefill|kl"] or 0) > 0
+    """The table says whom an arm follows there, and how far it is from the nearer reference."""
+    arms = {"full": said(2, 0, 0), "re-prefill": said(0, 2, 0)}
+    near = compare_all({**arms, SPLICE: said(0, 2, 1), NAIVE: said(0, 0, 9)})
+    alike = compare_all({"full": arms["full"], "re-prefill": arms["full"], SPLICE: arms["full"]})
+    assert near[f"{SPLICE}|nearer|l2"] == pytest.approx(1.0)
+    assert near[f"{NAIVE}|nearer|l2"] == pytest.approx(85**0.5)
+    (row,) = rows_of([Group(("m",), [near, near, alike])], [SPLICE])
+    cells = dict(zip(("model", *COLUMNS), row, strict=True))
+    assert cells["first = full"] == pytest.approx(1 / 3, abs=1e-6)
+    assert cells["first = re-prefill"] == 1
+    assert (cells["references differ"], cells["cases"]) == (2, 3)
+    assert [cells[f"then: {of}"] for of in ("full", "re-prefill", "neither")] == [0, 1, 0]
+    assert cells["L2 nearer"] == pytest.approx(2 / 3, abs=1e-6)
+    assert cells["tool calls"] == 0 and cells["tool = full"] is None
 
 
 def test_a_control_that_looks_good_is_reported() -> None:

@@ -92,7 +92,7 @@ def test_the_called_tool_is_found_in_many_formats(text: str, name: str | None) -
 
 @given(st.lists(st.integers(), unique=True, max_size=60), st.integers(1, 70))
 def test_spread_items_are_in_order(items: list[int], count: int) -> None:
-    """As many as asked for, in their order, with both ends."""
+    """There are as many as asked for, in their order, with both ends."""
     found = spread(items, count)
     assert len(found) == min(count, len(items))
     assert [item for item in items if item in found] == list(found)
