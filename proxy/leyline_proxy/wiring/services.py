@@ -41,6 +41,7 @@ from ..turns import TurnOpener, TurnSettler, TurnsUnderWay
 from ..turns.erasure import Erasures
 from ..turns.named import NamedSources
 from ..turns.placing import Placing
+from ..turns.quarantine import Quarantines
 from ..turns.writing import Writing
 from ..upstream.pool import ReplicaPool
 from .audit import build_auditor
@@ -64,6 +65,7 @@ class Services:
     prompts: PromptSearch
     erasures: Erasures
     named: NamedSources
+    quarantines: Quarantines
     claims: ClaimService
     claim_watches: tuple[ClaimWatch, ...]
     policy_file: PolicyFile | None
@@ -108,7 +110,9 @@ def build_services(
         sensitive=sensitive_content(settings.sensitive),
         on_fault=settings.on_fault,
     )
-    planner = Planner(metrics, editor)
+    # Without a shared secret, chains and verdicts are valid only in this process.
+    history = history_key(settings.history_secret() or token_hex())
+    planner = Planner(metrics, editor, verdict_key=history)
     audit = build_auditor(settings, metrics)
     shown = ClaimMetrics(metrics, tenants)
     watches = {
@@ -134,10 +138,9 @@ def build_services(
         max_owed=settings.max_owed_forgets,
     )
     feed = LiveFeed(metrics.live_viewers)
-    under_way = TurnsUnderWay(store, Placing(pool))
+    placing = Placing(pool)
+    under_way = TurnsUnderWay(store, placing)
     catalog = PolicyCatalog(policy_file)
-    # Without a shared secret, chains are valid only in this process.
-    history = history_key(settings.history_secret() or token_hex())
     named = NamedSources(ContentIndex())
     turns = TurnOpener(
         under_way=under_way,
@@ -150,6 +153,15 @@ def build_services(
         named=named,
         hints_secret=hints_secret,
         history_key=history,
+    )
+    quarantines = Quarantines(
+        store=store,
+        responses=responses,
+        placing=placing,
+        erasures=erasures,
+        named=named,
+        audit=audit,
+        key=history,
     )
     pinning = Pinning(claims)
     shows = (TurnMetrics(metrics), TurnTraces(), audit, LiveTurns(feed), pinning, TurnLog())
@@ -176,6 +188,7 @@ def build_services(
         PromptSearch(editor, catalog),
         erasures,
         named,
+        quarantines,
         claims,
         tuple(watches.values()),
         policy_file,
