@@ -70,8 +70,8 @@ class Quarantines:
             SessionStoreGoneError: the verdict could not be kept.
             ForgetsOwedError: too many forgets of the tenant wait already.
         """
-        self._check_store()
         session = await self._store.get(tenant, session_id)
+        self._check_store()
         if session is None or not session.answered:
             raise no_session()
         targets = list(_targets(session, body, self._key))
@@ -141,6 +141,7 @@ def condemned(session: Session, verdicts: list[Verdict], placing: Placing) -> Se
     return replace(
         session.without_tokens(),
         verdicts=known,
+        completions={},  # models may have written them from the text
         places=all_owed(places),
         demands=session.demands + 1,
     )
