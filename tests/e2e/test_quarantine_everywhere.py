@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from starlette.applications import Starlette
 from support.agent_history import agent_history
 from support.engine_http import check_clean
@@ -63,13 +64,18 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 @contextmanager
-def proxy(origin: str, redis: RedisServer, **settings: Any) -> Iterator[httpx.Client]:
-    """A client of tenant red, of a proxy that remembers what lies in Redis."""
+def proxy(
+    origin: str, redis: RedisServer, apps: list[FastAPI] | None = None, **settings: Any
+) -> Iterator[httpx.Client]:
+    """A client of tenant red, of a proxy that remembers what lies in Redis, and is put into
+    ``apps``."""
     given = {"upstream": origin, "log_level": "error", **settings}
     secret = ["a secret of sixteen characters or more"]
     app = create_app(
         Settings(session_store=redis.url, session_secret=secret, tenants=TENANTS, **given)
     )
+    if apps is not None:
+        apps.append(app)
     headers = {"authorization": "Bearer key-red"}
     with (
         serving(app) as address,
@@ -209,12 +215,16 @@ def test_copies_in_other_sessions_forget_what_they_have_read(
         {"role": "system", "content": "You are another agent with words of its own. " * 3},
         {"role": "user", "content": file},
     ]
-    with proxy(origin, redis) as client:
+    apps: list[FastAPI] = []
+    with proxy(origin, redis, apps) as client:
         ask(client, "chat", "source", source)
         copied = ask(client, "chat", "reader", reader)
         assert copied["reuse"]["tenant"] > 200
         assert knows(app, "reader", "handler 39")
+        index = apps[0].state.services.named._index
+        assert len(index) > 1
         assert quarantine(client, "source", messages=[RESULT])["forgot"]["result"] == "erased"
+        assert "source" not in index._tenants["red"].by_session
         assert not knows(app, "reader", "handler 39")
         assert knows(app, "reader", "words of its own")
         again = ask(client, "chat", "reader", [*reader, {"role": "user", "content": "Go on."}])
@@ -393,12 +403,13 @@ def test_a_verdict_holds_beside_declared_edits(
     app, origin = engine
     with proxy(origin, redis) as client:
         for session, declared in (
-            ("shows", {"message": RESULT, "replacement": f"Again: {WORD}"}),
-            ("cuts", {"message": RESULT, "chars": [0, 5], "replacement": ""}),
+            ("shows", [{"message": RESULT, "replacement": f"Again: {WORD}"}]),
+            ("cuts", [{"message": RESULT, "chars": [0, 5], "replacement": ""}]),
+            ("drops", [{"message": RESULT - 1, "drop": True}, {"message": RESULT, "drop": True}]),
         ):
             ask(client, "chat", session, talk(2, session))
             quarantine(client, session, messages=[RESULT])
-            told = ask(client, "chat", session, talk(3, session), edits=[declared])
+            told = ask(client, "chat", session, talk(3, session), edits=declared)
             assert told["forgot"]["result"] == "erased"
             assert not knows(app, session)
 

@@ -57,6 +57,10 @@ def test_readers_are_the_turns_whose_kv_has_read_it() -> None:
     assert cut["read_by"][1] == {"turn": second.turn, "from": start}
     new = spans(session)[7]
     assert [each["turn"] for each in new["read_by"]] == [second.turn]
+    session = after_turn(session, history(4), "truncate_older_than:n=0,max_chars=40")
+    assert session.turns[2].lineage
+    unseen = spans(session)[9]
+    assert (unseen["state"], unseen["read_by"]) == ("edited", [])
 
 
 @given(sessions(CASES), st.integers(0, 9), st.integers(1, 9))
