@@ -126,9 +126,11 @@ class PolicyRun:
         ]
         # A plugin's mode may differ each time it is read.
         self._forgetting = {slot for slot, policy in slots if _mode_of(policy) != "amortize"}
-        given = stage
-        stage = self._say(self._condemn(stage))
-        if given is not client:
+        known = self._condemn(stage)
+        if stage is client:
+            client = known  # nobody looks for more in text that is condemned
+        stage = self._say(known)
+        if stage is not client:
             stage = self._demanded(client, stage, slots)
         for slot, policy in slots:
             if slot in self._forgetting and stage.refused is None:
