@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from leyline_engine.contract import Mode
 from leyline_policies.context import Context
 from leyline_policies.faults import OnFault
-from leyline_policies.policy import Message
-from leyline_policies.policy import Mode as PolicyMode
+from leyline_policies.policy import Message, Mode
 from leyline_policies.verbs import quarantined, quarantined_for
 
 from ..model.prepared import POLICY, Quarantined
@@ -22,7 +20,7 @@ from .stage import Stage
 class Condemned:
     """Carry out one policy's verdicts of earlier turns. Its edits are the same as that policy's."""
 
-    mode: ClassVar[PolicyMode] = "forget"
+    mode: ClassVar[Mode] = "forget"
     trusted: ClassVar[bool] = True
     on_fault: ClassVar[OnFault] = "refuse"
 
@@ -66,5 +64,5 @@ def newly_quarantined(before: Stage, after: Stage) -> Iterator[tuple[int, Quaran
             continue
         why, change = quarantined_for(entry.message), entry.changes[-1]
         kind, _, cause = change.cause.partition(":")
-        if why is not None and kind == POLICY and change.mode is Mode.FORGET:
+        if why is not None and kind == POLICY:
             yield place, Quarantined(cause.removesuffix(f":{why}"), why)
