@@ -11,11 +11,14 @@ decay      it goes after so many ``turns`` or ``seconds``, whichever is first
 scratch    it goes with the end of the turn that made it
 pin        no policy edits it, except to forget; that its KV stays resident is a claim
 share      what this turn splices may be seen in this scope
+verdict    ``quarantine``: a stub takes the message's place now and on every later turn of the
+           session, and all that was computed after reading it goes (forget)
 =========  ====================================================================================
 
 A tool result that is removed leaves a stub, so that its call stays answered, and so does a message
 that makes calls, whose arguments are removed with the rest. The user's last message is never
-removed. Turns are counted by the answers after a message.
+removed; in quarantine, any message leaves a stub, the user's last one as well. Turns are counted by
+the answers after a message.
 
 Policies say the same with the functions here: ``[pin(m) if is_plan(m) else m for m in messages]``.
 """
@@ -30,7 +33,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from leyline_policies.context import Context
-from leyline_policies.conversation import RESULT_ROLES, nth_last, text_of
+from leyline_policies.conversation import INSTRUCTION_ROLES, RESULT_ROLES, nth_last, text_of
 from leyline_policies.faults import OnFault
 from leyline_policies.marks import drop, edit
 from leyline_policies.policy import Message, Mode
@@ -38,7 +41,7 @@ from leyline_policies.policy import Message, Mode
 ANNOTATION = "leyline"
 _SCOPE = re.compile(r"[A-Za-z0-9._:@/-]{1,128}")
 _MAX_TTL_S = 7 * 24 * 3600
-Leaving = Literal["evict", "forget", "decay", "scratch"]
+Leaving = Literal["evict", "forget", "decay", "scratch", "quarantine"]
 PinKind = Literal["soft", "hard"]
 STUBS: dict[Leaving, str] = {
     "evict": "[evicted]",
@@ -46,6 +49,10 @@ STUBS: dict[Leaving, str] = {
     "decay": "[decayed]",
     "scratch": "[gone]",
 }
+VERDICT = "verdict"
+"""The member that gives a verdict on a message, and the cause of a quarantine by such a verdict."""
+QUARANTINE = "quarantine"
+_QUARANTINED = re.compile(r"\[quarantined: ([a-z0-9][a-z0-9_.-]{0,47})\]")
 
 _CALLS = ("tool_calls", "function_call")
 _PAIRING = frozenset({"role", "name", "tool_call_id", *_CALLS})
@@ -66,6 +73,12 @@ def evict(message: Message) -> Message:
 def forget(message: Message) -> Message:
     """Remove the message, and all that was computed after reading it."""
     return annotated(message, forget=True)
+
+
+def quarantine(message: Message) -> Message:
+    """Put a stub in the message's place for the rest of the session, and remove all that was
+    computed after reading it. Instructions stay."""
+    return annotated(message, verdict=QUARANTINE)
 
 
 def decay(message: Message, *, turns: int | None = None, seconds: float | None = None) -> Message:
@@ -145,7 +158,13 @@ def is_annotated(message: Message) -> bool:
 
 def is_forgotten(message: Message) -> bool:
     """Return True if the message's annotations demand that it is forgotten."""
-    return bool(_said(message).get("forget"))
+    return bool(_said(message).get("forget")) or is_condemned(message)
+
+
+def is_condemned(message: Message) -> bool:
+    """Return True if the message's own verdict puts it into quarantine."""
+    condemned = _said(message).get(VERDICT) == QUARANTINE
+    return condemned and message.get("role") not in INSTRUCTION_ROLES
 
 
 def unannotated(message: Message) -> Message:
@@ -190,8 +209,10 @@ class Verbs:
         if not due:
             return messages
         last_user = nth_last(messages, "user", 1)
+        if last_user is not None and due.get(last_user) != QUARANTINE:
+            due.pop(last_user, None)
         return [
-            _gone(message, due[index]) if index in due and index != last_user else message
+            _gone(message, due[index]) if index in due else message
             for index, message in enumerate(messages)
         ]
 
@@ -203,7 +224,9 @@ def _due(messages: Sequence[Message], context: Context) -> Iterator[tuple[int, L
     for index, message in enumerate(messages):
         behind -= message.get("role") == "assistant"
         said = _said(message)
-        if is_forgotten(message):
+        if is_condemned(message):
+            yield index, "quarantine"
+        elif is_forgotten(message):
             yield index, "forget"
         elif said.get("evict"):
             yield index, "evict"
@@ -248,7 +271,33 @@ def _digest(message: Message) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
+def quarantined(message: Message, why: str) -> Message:
+    """Return a stub in place of the message, which keeps only what its calls and results need.
+
+    Args:
+        why: a short word, as `edit` takes it for a cause.
+    """
+    stub = edit(
+        message,
+        stub=f"[quarantined: {why}]",
+        mode="forget",
+        cause=why,
+        without=message.keys() - _PAIRING,
+        **{key: _emptied(message[key]) for key in _CALLS if message.get(key)},
+    )
+    return message if stub == message else stub
+
+
+def quarantined_for(message: Message) -> str | None:
+    """Return the word in the stub of a message in quarantine; None for any other message."""
+    content = message.get("content")
+    found = _QUARANTINED.fullmatch(content) if isinstance(content, str) else None
+    return found[1] if found is not None else None
+
+
 def _gone(message: Message, verb: Leaving) -> Message:
+    if verb == "quarantine":
+        return quarantined(message, VERDICT)
     mode: Mode = "forget" if verb == "forget" else "amortize"
     if leaves_stub(message):
         return edit(

@@ -172,6 +172,17 @@ class ForgetsOwedError(TryLaterError):
         )
 
 
+class SessionStoreGoneError(TryLaterError):
+    """The session store is out of reach, and what was asked for would be lost with the process."""
+
+    status = 503
+    kind = "server_error"
+    code = "session_store_unavailable"
+
+    def __init__(self) -> None:
+        super().__init__("The session store can't be reached now, so nothing was done.", 5.0)
+
+
 class RequestTimeoutError(ProxyError):
     """The request didn't arrive in time."""
 

@@ -28,6 +28,7 @@ from leyline_proxy.model.history import history_chain
 from leyline_proxy.model.messages import Message, fingerprint
 from leyline_proxy.model.session import Place, RetainedTurn, Session, TurnSummary
 from leyline_proxy.model.undeclared import UndeclaredRules
+from leyline_proxy.model.verdicts import Verdict
 from leyline_proxy.plan.naming import name_spans
 from leyline_proxy.plan.synthesis import synthesize
 
@@ -179,6 +180,21 @@ def histories(draw: st.DrawFn) -> list[Message]:
     return messages
 
 
+def verdicts() -> st.SearchStrategy[Verdict]:
+    """Verdicts on a few messages, with names and hashes that several may share."""
+    names = st.sampled_from(["t0-a.1", "t0-a.2", "t1-b.3", "t0-a.out"])
+    return st.builds(
+        Verdict,
+        spans=st.lists(names, min_size=1, max_size=3, unique=True).map(tuple),
+        prints=st.lists(st.sampled_from([1, 7, 2**64 - 1]), max_size=2, unique=True).map(tuple),
+        policy=st.just("verbs"),
+        why=st.just("verdict"),
+        by=st.sampled_from(["api", "annotation", "policy"]),
+        message=st.none() | st.integers(0, 9),
+        role=st.just("tool"),
+    )
+
+
 @st.composite
 def sessions(draw: st.DrawFn, specs: Sequence[str]) -> Session:
     """A session of a few turns: histories grow, are edited by the caller and by policies."""
@@ -206,4 +222,5 @@ def sessions(draw: st.DrawFn, specs: Sequence[str]) -> Session:
         unvouched=draw(st.booleans()),
         untraced=draw(st.integers(0, 9)),
         demands=draw(st.integers(0, 9)),
+        verdicts=tuple(draw(st.lists(verdicts(), max_size=3))),
     )

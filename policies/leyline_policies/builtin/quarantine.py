@@ -15,11 +15,10 @@ from leyline_policies.builtin.detectors import Rule
 from leyline_policies.builtin.patterns import PatternTimeoutError, compile_pattern
 from leyline_policies.builtin.search import Search
 from leyline_policies.context import Context
-from leyline_policies.conversation import INSTRUCTION_ROLES, RESULT_ROLES, text_of
+from leyline_policies.conversation import RESULT_ROLES, text_of
 from leyline_policies.errors import did_you_mean, shown
-from leyline_policies.marks import edit
 from leyline_policies.policy import Message, Mode
-from leyline_policies.verbs import is_annotated
+from leyline_policies.verbs import is_annotated, is_condemned, quarantined
 
 _GAP = r"(?>(?:[\s\"'*_]|\\[nrt]){1,8})"  # between words, also as JSON writes it
 _WORD = rf"(?>\w{{1,20}}){_GAP}"
@@ -62,7 +61,7 @@ attacks match as well.
 """
 _INVISIBLE = "\u00ad\u200b\u200c\u200d\u2060\ufeff"
 _SAID = "leyline"
-_QUARANTINE, _ALLOW = "quarantine", "allow"
+_ALLOW = "allow"
 _OWN = "pattern"
 _VERDICT = "verdict"
 _TIMEOUT = "timeout"
@@ -171,13 +170,10 @@ def plain(text: str) -> str:
 
 def _verdict(message: Message) -> str | None:
     """Return the caller's verdict on the message."""
-    noted: Any = message.get(_SAID)
-    if not isinstance(noted, dict):
-        return None
-    verdict = noted.get("verdict")
-    if verdict == _QUARANTINE and message.get("role") not in INSTRUCTION_ROLES:
+    if is_condemned(message):
         return _VERDICT
-    return _ALLOW if verdict == _ALLOW else None
+    noted: Any = message.get(_SAID)
+    return _ALLOW if isinstance(noted, dict) and noted.get("verdict") == _ALLOW else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +183,4 @@ class _Stub:
     rule: str
 
     def __call__(self, message: Message) -> Message:
-        stub = f"[quarantined: {self.rule}]"
-        thinking = [key for key in ("reasoning_content", "reasoning") if message.get(key)]
-        if message.get("content") == stub and not thinking:
-            return message
-        return edit(message, stub=stub, cause=self.rule, without=thinking)
+        return quarantined(message, self.rule)

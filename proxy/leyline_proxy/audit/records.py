@@ -12,6 +12,7 @@ import msgspec
 from leyline_engine.contract import Outcome, Receipt
 
 from ..model.messages import Message, text_of
+from ..model.verdicts import Verdict
 from .chain import AuditKey, key_id
 from .check import torn_account
 from .facts import EditFacts, TurnEdits
@@ -110,6 +111,39 @@ def erasure_record(tenant: str, session: str, engine: str, result: str, at: floa
         "session": session,
         "engine": engine,
         "result": result,
+    }
+
+
+def quarantine_record(
+    owner: tuple[str, str],
+    verdict: Verdict,
+    at: float,
+    *,
+    receipt: Receipt | None = None,
+    reason: str | None = None,
+    owed: Sequence[str] = (),
+) -> Record:
+    """Return the record of a message that was put into quarantine.
+
+    Args:
+        owner: tenant and session.
+        receipt: of the turn that brought the verdict; None without one.
+        reason: a word from a list, as the caller gave it.
+        owed: engines that still have to forget.
+    """
+    return {
+        **_stamp(at, "quarantine"),
+        "tenant": owner[0],
+        "session": owner[1],
+        "span": verdict.span,
+        "by": verdict.by,
+        "cause": verdict.cause[:MAX_CAUSE],
+        "reason": reason,
+        "message": verdict.message,
+        "role": verdict.role[:32],
+        "turn": verdict.turn or None,
+        "forgot": _forgot(receipt),
+        "owed": list(owed),
     }
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -12,7 +12,7 @@ from leyline_policies.context import TOKENS
 from leyline_policies.verbs import Verbs
 
 from ..errors import BadRequestError, PolicyFailedClosedError, ProxyError
-from ..model.prepared import PolicyFault, Prepared
+from ..model.prepared import PolicyFault, Prepared, Quarantined
 from ..model.session import RetainedTurn, Session
 from ..model.vocabulary import Decision
 from ..request.parse import ChatRequest
@@ -37,6 +37,8 @@ class EditInput:
     """Status of the engine that the turn is for."""
     index: int
     """Number of the turn in its session."""
+    condemned: Mapping[int, Quarantined] = field(default_factory=dict)
+    """Messages that the session has in quarantine, by index in the client's list."""
 
     @property
     def last(self) -> RetainedTurn | None:
@@ -67,7 +69,8 @@ def edit(given: EditInput, facts: PolicySession, timing: Timing | None, metrics:
     with metrics.stage("policy"):
         last = given.last.prepared if given.last is not None else None
         messages = known_objects(request.messages, request.fingerprints, last)
-        if not (given.policies or request.annotations or request.options.edits):
+        edited_by = given.policies or request.annotations or request.options.edits
+        if not (edited_by or given.condemned):
             return Edited(unedited(messages, request.fingerprints))
         prepared = prepare(
             messages,
@@ -76,6 +79,7 @@ def edit(given: EditInput, facts: PolicySession, timing: Timing | None, metrics:
             given.index,
             fingerprints=request.fingerprints,
             session=facts,
+            condemned=given.condemned,
         )
         if prepared.refused is not None:
             raise _refusal(given, prepared, prepared.refused, metrics)

@@ -17,7 +17,7 @@ from leyline_policies import Memo, Policy
 from leyline_policies.verbs import is_annotated, pin_of, scopes_of, unannotated
 
 from ..model.messages import Message, fingerprint
-from ..model.prepared import Fingerprinted, Prepared, SentMessage
+from ..model.prepared import Fingerprinted, Prepared, Quarantined, SentMessage
 from ..request.declared import DeclaredEdit, apply_declared
 from .running import SAYS, Limit, PolicyRun, PolicySession, PolicyTimeoutError
 from .stage import Stage, client_stage, declared_demands, find_fault
@@ -35,6 +35,7 @@ def prepare(
     *,
     fingerprints: Sequence[int] | None = None,
     session: PolicySession | None = None,
+    condemned: Mapping[int, Quarantined] | None = None,
 ) -> Prepared:
     """Run declared edits and policies over the client's messages. Policies' faults never raise; a
     fault of a policy that forgets refuses the result.
@@ -45,6 +46,7 @@ def prepare(
     Args:
         fingerprints: the client's messages' fingerprints, if known.
         session: without it, policies know of no earlier turn.
+        condemned: the client's messages that are in quarantine already.
 
     Raises:
         DeclaredEditError: a declared edit can't be applied; see :func:`check_declared`.
@@ -53,12 +55,12 @@ def prepare(
     memo, client = session.memo, tuple(client)
     untouched = client_stage(client, memo)
     stage = _declared(untouched, declared) if declared else untouched
-    runner = PolicyRun(session, turn_index, checked=False)
+    runner = PolicyRun(session, turn_index, checked=False, condemned=condemned)
     done = runner.run_all(stage, policies, untouched)
     is_changed = done.refused is None and done.messages is not stage.messages
     if is_changed and find_fault(stage.messages, done.messages, memo):
         # A trusted policy broke the rules: find out which, and leave it out.
-        runner = PolicyRun(session, turn_index, checked=True)
+        runner = PolicyRun(session, turn_index, checked=True, condemned=condemned)
         done = runner.run_all(stage, policies, untouched)
     scopes: frozenset[str] = frozenset()
     pins: dict[int, Mapping[str, Any]] = {}
@@ -80,6 +82,7 @@ def prepare(
         pins,
         frozenset(runner.used),
         done.refused,
+        runner.quarantined,
         _fingerprinted(client, fingerprints, done, memo),
     )
 

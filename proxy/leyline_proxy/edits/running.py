@@ -21,7 +21,8 @@ from leyline_policies.promises import forgets
 from leyline_policies.verbs import ANNOTATION, Verbs, is_annotated, is_forgotten, pinned
 
 from ..model.messages import Message, is_text_only
-from ..model.prepared import Change, Fault, Prepared
+from ..model.prepared import Change, Fault, Prepared, Quarantined
+from .condemned import condemnations, newly_quarantined
 from .edited import Sensitive
 from .stage import Stage, explain, find_fault
 
@@ -84,12 +85,22 @@ class PolicyRun:
 
     Args:
         checked: True to check trusted policies like all others.
+        condemned: messages that are in quarantine already, by index in the client's list.
     """
 
-    def __init__(self, session: PolicySession, turn_index: int, *, checked: bool) -> None:
+    def __init__(
+        self,
+        session: PolicySession,
+        turn_index: int,
+        *,
+        checked: bool,
+        condemned: Mapping[int, Quarantined] | None = None,
+    ) -> None:
         self._session = session
         self._turn = turn_index
         self._checked = checked
+        self._condemned = condemned or {}
+        self.quarantined: dict[int, Quarantined] = {}
         self.states: dict[str, State] = {}
         self.notes: list[Note] = []
         self.wanted: list[Completion] = []
@@ -115,7 +126,10 @@ class PolicyRun:
         ]
         # A plugin's mode may differ each time it is read.
         self._forgetting = {slot for slot, policy in slots if _mode_of(policy) != "amortize"}
-        stage = self._say(stage)
+        known = self._condemn(stage)
+        if stage is client:
+            client = known  # nobody looks for more in text that is condemned
+        stage = self._say(known)
         if stage is not client:
             stage = self._demanded(client, stage, slots)
         for slot, policy in slots:
@@ -137,16 +151,25 @@ class PolicyRun:
     def _demanded(self, client: Stage, stage: Stage, slots: Sequence[tuple[str, Policy]]) -> Stage:
         """Return the list with the policies' forget demands on the client's own messages. Callers
         may remove, perhaps to amortize, content that policies look for."""
-        looking = PolicyRun(self._session, self._turn, checked=self._checked)
+        looking = PolicyRun(
+            self._session, self._turn, checked=self._checked, condemned=self._condemned
+        )
         looking._forgetting = {f"client, {slot}" for slot in self._forgetting}
-        seen = client
+        seen = looking._condemn(client)
         for slot, policy in slots:
             if slot in self._forgetting and seen.refused is None:
                 seen = looking._apply(seen, f"client, {slot}", policy)
         if seen.refused is not None:
             faults = (*stage.faults, *seen.faults)
             return replace(stage, faults=faults, refused=stage.refused or seen.refused)
+        self.quarantined = {**looking.quarantined, **self.quarantined}
         return replace(stage, demands={**seen.demands, **stage.demands})
+
+    def _condemn(self, stage: Stage) -> Stage:
+        """Apply the verdicts of earlier turns."""
+        for policy in condemnations(stage, self._condemned):
+            stage = self._apply(stage, f"condemned.{policy.name}", policy)
+        return stage
 
     def _say(self, stage: Stage, slot: str = "verbs") -> Stage:
         """Apply the messages' annotations."""
@@ -178,6 +201,7 @@ class PolicyRun:
                 return self._failed(stage, slot, policy, find_fault(given, after) or "raised")
             if done.sent == stage.sent:
                 return stage
+            self.quarantined.update(newly_quarantined(stage, done))
             if self._annotates(done, f"{slot}.verbs") and _annotated(given, after):
                 return self._say(done, f"{slot}.verbs")
             return done

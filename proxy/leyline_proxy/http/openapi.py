@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from ..claims.documents import ClaimBody, RevisionBody
+from ..request.quarantine import QuarantineBody
 
 _REF = "#/components/schemas/{name}"
 
@@ -137,6 +138,44 @@ SCHEMAS: dict[str, Schema] = {
             _object({"retained": {"type": "array", "items": STRING}, "history": _OBJECTS}),
         ]
     },
+    "Quarantined": _object(
+        {
+            "session": STRING,
+            "quarantined": {
+                "type": "array",
+                "items": _object({"span": STRING, "message": _nullable("integer")}),
+            },
+            "forgot": _object(
+                {"result": {"enum": ["erased", "owed", "unreachable"]}, "owed": COUNT}
+            ),
+            "responses_deleted": COUNT,
+        }
+    ),
+    "Ledger": _object(
+        {
+            "session": STRING,
+            "spans": {
+                "type": "array",
+                "items": _object(
+                    {
+                        "span": STRING,
+                        "message": _nullable("integer", minimum=0),
+                        "role": _nullable("string"),
+                        "tokens": _nullable("integer", minimum=0),
+                        "state": {"enum": ["held", "edited", "forgotten", "quarantined", "gone"]},
+                        "since": _nullable("integer", minimum=0),
+                        "until": _nullable("integer", minimum=0),
+                        "read_by": {
+                            "type": "array",
+                            "items": _object({"turn": STRING, "from": COUNT}),
+                        },
+                    }
+                ),
+            },
+            "total": COUNT,
+            "truncated": {"type": "boolean"},
+        }
+    ),
     "Claim": _object(
         {
             "id": STRING,
@@ -189,6 +228,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/v1/leyline/count_tokens"): Operation("Counted", "ChatRequest"),
     ("get", "/v1/leyline/sessions"): Operation("Sessions"),
     ("get", "/v1/leyline/sessions/{session_id}"): Operation("Session"),
+    ("post", "/v1/leyline/sessions/{session_id}/quarantine"): Operation(
+        "Quarantined", "QuarantineBody"
+    ),
+    ("get", "/v1/leyline/sessions/{session_id}/ledger"): Operation("Ledger"),
     ("post", "/v1/leyline/claims"): Operation("Claim", "ClaimBody", status=201),
     ("get", "/v1/leyline/claims"): Operation("Claims"),
     ("get", "/v1/leyline/claims/{claim_id}"): Operation("Claim"),
@@ -216,7 +259,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
         title=app.title, version=app.version, summary=app.summary, routes=app.routes
     )
     _, bodies = msgspec.json.schema_components(
-        (ClaimBody, RevisionBody), ref_template=_REF.format(name="{name}")
+        (ClaimBody, RevisionBody, QuarantineBody), ref_template=_REF.format(name="{name}")
     )
     found.setdefault("components", {})["schemas"] = {**SCHEMAS, **bodies}
     found["components"]["securitySchemes"] = {

@@ -26,6 +26,7 @@ from .messages import MESSAGES, models_as_asked
 from .metrics import metrics_response
 from .models import model_list
 from .pass_through import METHODS, PATTERN, PassThroughExchange
+from .quarantine_routes import install_quarantine
 from .response_chain import install_stored_responses
 from .responses import RESPONSES
 from .turn import TurnExchange
@@ -40,6 +41,7 @@ def install_routes(app: FastAPI, services: Services) -> None:
     _install_responses(app, services)
     _install_anthropic(app, services)
     _install_sessions(app, services)
+    install_quarantine(app, services)
     install_claims(app, services)
     _install_operations(app, services)
     install_live(app, services)

@@ -68,6 +68,15 @@ class ForgetMark:
     """Fingerprint of the remaining message; 0 if it is gone."""
 
 
+class Quarantined(NamedTuple):
+    """The reason for a message's quarantine."""
+
+    policy: str
+    """Name of the policy whose edit it is."""
+    why: str
+    """The word for it, in the edit's cause and in the stub."""
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyFault:
     """A policy that failed."""
@@ -108,6 +117,8 @@ class Prepared:
     """Keys of the models' texts that policies still ask for."""
     refused: PolicyFault | None = None
     """The failure of a policy that had to remove something: the request must not be sent."""
+    quarantined: Mapping[int, Quarantined] = field(default_factory=dict)
+    """Messages that a stub replaces for good, by index in the client's list."""
     known_fingerprints: tuple[Fingerprinted, ...] = field(default=(), repr=False, compare=False)
     """Known fingerprints of the two lists, or of lists that they were made from."""
 

@@ -9,11 +9,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from leyline_engine.contract import LineageRun, Outcome, Reason, Receipt, output_span
+from leyline_engine.contract import (
+    LineageRun,
+    Outcome,
+    Reason,
+    Receipt,
+    output_span,
+    token_digest,
+)
 
 from .prepared import Prepared
 from .rendered import Rendered
 from .spans import SpanName, SpanNames
+from .verdicts import Verdict
 
 MAX_HISTORY = 512
 MAX_DEPARTED = 4096
@@ -23,6 +31,8 @@ _TURN_NAME = re.compile(r"t(\d+)\b")
 
 _NAME_BYTES = 160
 """Size of a name and its fingerprint."""
+
+_VERDICT_BYTES = 512
 
 
 def turn_name(index: int, unique: str) -> str:
@@ -74,6 +84,18 @@ class RetainedTurn:
     def tokens(self) -> array[int]:
         """Prompt and generated tokens."""
         return self.rendered.tokens + array("q", self.output_ids)
+
+    def without_tokens(self) -> RetainedTurn:
+        """Return the turn as one that no engine holds."""
+        rendered = Rendered(array("q"), (), self.rendered.context)
+        return replace(
+            self,
+            rendered=rendered,
+            output_ids=(),
+            lineage=(),
+            digest=token_digest(rendered.tokens),
+            model_fingerprint="",
+        )
 
     @cached_property
     def names_by_print(self) -> Mapping[int, tuple[SpanName, ...]]:
@@ -203,6 +225,8 @@ class Session:
     """Messages of turns before this number may be in a cache where no forget finds them: the
     conversation was under way when it came without a name, or the engine didn't learn whose they
     are."""
+    verdicts: tuple[Verdict, ...] = ()
+    """Messages in quarantine, oldest first."""
 
     @property
     def last(self) -> RetainedTurn | None:
@@ -219,7 +243,8 @@ class Session:
         """Approximate bytes of the session."""
         written = sum(map(len, self.completions.values()))
         held = sum(turn.weight for turn in self.turns)
-        return held + written + _NAME_BYTES * self.departed.size
+        named = _NAME_BYTES * self.departed.size + _VERDICT_BYTES * len(self.verdicts)
+        return held + written + named
 
     def retain(
         self, turn: RetainedTurn | None, summary: TurnSummary, *, keep: int, now: float
@@ -241,6 +266,18 @@ class Session:
     def forget_sources(self) -> Session:
         """Return the session without its sources: a forget removes token ids, as prompt text."""
         return self._with_turns((), gone=self.turns)
+
+    def without_tokens(self) -> Session:
+        """Return the session without token ids, as after a forget of everything; its last list of
+        messages remains, so that they keep their names."""
+        last = self.last
+        if last is None:
+            return self
+        kept = self._with_turns((last.without_tokens(),), gone=self.turns[:-1])
+        if last.output_ids:
+            outputs = (*kept.departed.outputs, output_span(last.turn))
+            kept = replace(kept, departed=replace(kept.departed, outputs=outputs))
+        return kept
 
     def without(self, turns: Collection[str]) -> Session:
         """Return the session without the sources of these names: the engine doesn't hold them."""

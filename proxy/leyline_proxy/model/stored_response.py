@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+UNKNOWN_TURN = 1 << 40
 _VERSION = b"r1"
 
 
@@ -26,6 +27,13 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
         """The response's items."""
         found: list[dict[str, Any]] = self.response.get("output") or []
         return found
+
+    @property
+    def turn(self) -> int:
+        """Number of its turn in the session; a number that no turn has if it isn't known."""
+        account = self.response.get("leyline")
+        number = account.get("turn_index") if isinstance(account, dict) else None
+        return number if isinstance(number, int) else UNKNOWN_TURN
 
     def item(self, identifier: str) -> dict[str, Any] | None:
         """Return an item by its id, or None."""

@@ -17,11 +17,20 @@ from leyline_engine.contract import Mode, Receipt
 from ..audit.chain import AuditKey
 from ..audit.facts import TurnEdits, turn_edits
 from ..audit.followup import Ask, FollowUps, is_closed
-from ..audit.records import Record, Status, TurnFacts, claim_record, erasure_record, turn_record
+from ..audit.records import (
+    Record,
+    Status,
+    TurnFacts,
+    claim_record,
+    erasure_record,
+    quarantine_record,
+    turn_record,
+)
 from ..audit.writer import AuditWriter, Job
 from ..model.history import CONTINUES
 from ..model.places import owed
 from ..model.session import Session
+from ..model.verdicts import Verdict
 from ..telemetry.logging import frames_of
 from ..turns.settled import SettledTurn
 from ..turns.turn import Turn
@@ -101,6 +110,7 @@ class Auditor:
         self._turn(
             turn, "settled", settled.model, receipt=given, told=settled.receipt, waiting=waiting
         )
+        self._verdicts(turn, given, waiting)
 
     def refused(self, turn: Turn, receipt: Receipt, model: str) -> None:
         """Record a turn that the engine refused because of claims."""
@@ -115,6 +125,7 @@ class Auditor:
         """
         if self._writer is not None and turn.message_id not in self._refused:
             self._turn(turn, "abandoned", model, receipt=None, told=None)
+            self._verdicts(turn, None, ())
 
     def carried(self, tenant: str, session: str, engine: str, result: str) -> None:
         """Record the result of a forget that was carried to another engine.
@@ -125,6 +136,24 @@ class Auditor:
         """
         if self._writer is not None:
             self._tell(erasure_record(tenant, session, engine, result, time.time()))
+
+    def quarantined(
+        self, tenant: str, session: str, verdict: Verdict, *, reason: str, owed: Sequence[str]
+    ) -> None:
+        """Record a message that was put into quarantine on demand."""
+        if self._writer is not None:
+            owner = (tenant, session)
+            self._tell(quarantine_record(owner, verdict, time.time(), reason=reason, owed=owed))
+
+    def _verdicts(self, turn: Turn, receipt: Receipt | None, waiting: Sequence[str]) -> None:
+        """Record the messages that a turn put into quarantine."""
+        session = turn.identity.session
+        known = {name for each in session.verdicts for name in each.spans} if session else set()
+        owner = (turn.request.tenant.name, turn.identity.session_id)
+        for verdict in turn.planned.verdicts:
+            if verdict.span not in known:
+                at = time.time()
+                self._tell(quarantine_record(owner, verdict, at, receipt=receipt, owed=waiting))
 
     def held(self, owner: tuple[str, str], engine: str, receipt: Receipt, ask: Ask) -> None:
         """Record a forget that was carried to an engine whose running requests still hold some KV.

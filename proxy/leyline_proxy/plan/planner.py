@@ -4,6 +4,7 @@ a prompt can't be rendered here."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ import structlog
 from ..edits.editor import Editor
 from ..edits.policy_facts import renderer_of, token_counter
 from ..errors import ProxyError, UnsupportedError
-from ..model.prepared import Prepared
+from ..model.prepared import Prepared, Quarantined
 from ..request.context_management import CONTEXT_FIELD, applied_edits
 from ..telemetry.logging import frames_of
 from ..telemetry.metrics import Metrics
@@ -27,6 +28,7 @@ from .planning import (
     prompt_question,
 )
 from .reaching import with_reach
+from .verdicts import found_verdicts, standing_verdicts
 
 log = structlog.get_logger("leyline.turn")
 
@@ -40,9 +42,14 @@ T = TypeVar("T")
 
 
 class Planner:
-    """Edits, renders and plans turns."""
+    """Edits, renders and plans turns.
 
-    def __init__(self, metrics: Metrics, editor: Editor) -> None:
+    Args:
+        verdict_key: keys the hashes by which messages in quarantine are known again.
+    """
+
+    def __init__(self, metrics: Metrics, editor: Editor, *, verdict_key: bytes = b"") -> None:
+        self._verdict_key = verdict_key
         self._metrics = metrics
         self._editor = editor
 
@@ -72,6 +79,10 @@ class Planner:
 
     def _plan(self, given: PlanInput, draft: Draft, tokens: Sequence[int] | None = None) -> Planned:
         planned = plan_turn(given, draft, self._metrics, tokens)
+        verdicts = found_verdicts(
+            given, planned.prepared, planned.names, draft.standing, self._verdict_key
+        )
+        planned = replace(planned, verdicts=verdicts)
         try:
             return with_reach(given, planned)
         except Exception as error:  # a fault in here costs the account of busts
@@ -111,8 +122,11 @@ class Planner:
     def _draft(
         self, given: PlanInput, session_id: str | None, *, only_forgets: bool = False
     ) -> Draft:
-        edited = self._editor.edit(given.edits, session_id, only_forgets=only_forgets)
-        return draft_turn(given, edited, self._metrics)
+        standing = standing_verdicts(given, self._verdict_key)
+        condemned = {place: Quarantined(each.policy, each.why) for place, each in standing.items()}
+        asked = replace(given.edits, condemned=condemned)
+        edited = self._editor.edit(asked, session_id, only_forgets=only_forgets)
+        return replace(draft_turn(given, edited, self._metrics), standing=standing)
 
     async def _prompt_tokens(self, given: PlanInput, draft: Draft, replica: Replica) -> int:
         if draft.rendered is not None:

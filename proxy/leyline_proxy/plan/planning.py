@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -19,6 +19,7 @@ from ..model.rendered import Rendered
 from ..model.session import Departed, EditRecord, RetainedTurn, Session
 from ..model.spans import ANYTHING, SpanNames
 from ..model.undeclared import UndeclaredRules
+from ..model.verdicts import Verdict
 from ..model.vocabulary import Decision
 from ..render import STEERING, RenderError
 from ..request.parse import ChatRequest
@@ -81,6 +82,8 @@ class Planned:
     plan: TurnPlan
     decision: Decision | None = None
     """The outcome for edits that could wait; None if there are none."""
+    verdicts: tuple[Verdict, ...] = ()
+    """Verdicts on the messages in quarantine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class Draft:
     edited: Edited
     rendered: Rendered | None
     """None if the prompt can't be rendered here as the engine would."""
+    standing: Mapping[int, Verdict] = field(default_factory=dict)
+    """Verdicts of earlier turns, by index in the client's list."""
 
 
 def draft_turn(given: PlanInput, edited: Edited, metrics: Metrics) -> Draft:

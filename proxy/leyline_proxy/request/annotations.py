@@ -10,8 +10,8 @@ import msgspec
 
 from leyline_engine.contract import MAX_TTL_S, ClaimKind
 from leyline_engine.contract.claim import MAX_PRIORITY
-from leyline_policies.conversation import nth_last
-from leyline_policies.verbs import ANNOTATION, leaves_stub
+from leyline_policies.conversation import INSTRUCTION_ROLES, nth_last
+from leyline_policies.verbs import ANNOTATION, QUARANTINE, VERDICT, leaves_stub
 
 from ..model.fields import OptionError, ShareName, field_error
 from ..model.messages import Message
@@ -69,23 +69,32 @@ def annotations_of(messages: Sequence[Message]) -> dict[int, Annotation]:
 
 
 def said_by_both(first: object, second: object) -> object:
-    """Combine two ``leyline`` members of one message: the second, plus a forget of either.
+    """Combine two ``leyline`` members of one message: the second, plus a forget and a quarantine of
+    either.
 
     A demand is never left out. An unreadable member passes and is refused by its own check.
     """
     if not isinstance(first, dict):
         return first
-    if not isinstance(second, dict) or not first.get("forget"):
+    if not isinstance(second, dict):
         return second
-    return {**second, "forget": first["forget"]}
+    demands = {"forget": first["forget"]} if first.get("forget") else {}
+    if first.get(VERDICT) == QUARANTINE:
+        demands[VERDICT] = QUARANTINE
+    return {**second, **demands}
 
 
 def check_forgets(messages: Sequence[Message], annotations: Mapping[int, Annotation]) -> None:
-    """Refuse a forget that can't be carried out: a caller relies on every accepted one.
+    """Refuse a forget or a quarantine that can't be carried out: a caller relies on every accepted
+    one.
 
     Raises:
         OptionError: names the message.
     """
+    for index, said in annotations.items():
+        if said.verdict == QUARANTINE and messages[index].get("role") in INSTRUCTION_ROLES:
+            where = f"messages[{index}].{ANNOTATION}.{VERDICT}"
+            raise OptionError(where, f"{where}: instructions can't be put into quarantine.")
     last_user = nth_last(messages, "user", 1)
     forgotten = [index for index, said in annotations.items() if said.forget]
     if last_user is not None and last_user in forgotten:

@@ -14,7 +14,7 @@ import msgspec
 
 from leyline_engine.contract import Mode
 from leyline_policies.conversation import nth_last
-from leyline_policies.verbs import is_forgotten
+from leyline_policies.verbs import is_condemned, is_forgotten
 
 from ..model.messages import Message, MessageError, call_ids, check_messages, text_of
 from ..model.prepared import DECLARED, Change, DroppedMessage, SentMessage
@@ -142,9 +142,10 @@ def _check_together(message: Message, edits: Sequence[_Placed]) -> None:
     _check_spans(len(text_of(message)), rewriting)
     drop = whole if whole is not None and whole.edit.drop else None
     if drop is not None and drop.edit.mode is not Mode.FORGET and is_forgotten(message):
+        member = "verdict" if is_condemned(message) else "forget"
         raise drop.error(
             "mode",
-            f"must be forget: messages[{drop.edit.message}].leyline.forget demands it.",
+            f"must be forget: messages[{drop.edit.message}].leyline.{member} demands it.",
         )
 
 

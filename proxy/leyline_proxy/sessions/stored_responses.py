@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ..model.stored_response import StoredResponse, decode, encode
@@ -29,11 +29,21 @@ class ResponseStore(Protocol):
         """Delete a response; return True if it existed."""
         ...
 
+    async def delete_from(self, tenant: str, session: str, turn: int) -> int:
+        """Delete a session's responses of a turn and of later ones; return their number.
+
+        Args:
+            turn: number in the session.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     raw: bytes
     touched: float
+    session: str
+    turn: int
 
 
 @dataclass(slots=True)
@@ -73,7 +83,7 @@ class MemoryResponseStore:
             # It would evict all others and still not fit.
             return
         held = self._held.setdefault(tenant, _Held())
-        held.entries[response_id] = _Entry(raw, self._clock())
+        held.entries[response_id] = _Entry(raw, self._clock(), stored.session, stored.turn)
         held.bytes += len(raw)
         while sum(len(each.entries) for each in self._held.values()) > self._max_responses:
             self._drop_oldest(max(self._held, key=lambda name: len(self._held[name].entries)))
@@ -86,12 +96,22 @@ class MemoryResponseStore:
         entry = held.entries.pop(response_id, None) if held is not None else None
         if held is None or entry is None:
             return None
-        held.entries[response_id] = _Entry(entry.raw, self._clock())
+        held.entries[response_id] = replace(entry, touched=self._clock())
         return decode(entry.raw)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         self._expire()
         return self._remove(tenant, response_id)
+
+    async def delete_from(self, tenant: str, session: str, turn: int) -> int:
+        self._expire()
+        held = self._held.get(tenant)
+        found = [
+            response_id
+            for response_id, entry in (held.entries.items() if held is not None else ())
+            if entry.session == session and entry.turn >= turn
+        ]
+        return sum([self._remove(tenant, each) for each in found])
 
     def _expire(self) -> None:
         horizon = self._clock() - self._ttl_s

@@ -109,6 +109,7 @@ class Erasures:
         self._silent: dict[str, float] = {}
         """Times until which unresponsive replicas aren't asked."""
         self._wake = asyncio.Event()
+        self._ended = asyncio.Event()
 
     @property
     def waiting(self) -> int:
@@ -137,6 +138,17 @@ class Erasures:
         """Begin to carry a forget of all that one run of an engine holds of a session."""
         self._keep((tenant, session), _Debt({run: replica}, created=0.0))
         self._wake.set()
+
+    async def carried(self, tenant: str, session_id: str, within_s: float) -> bool:
+        """Wait until nothing of a session waits to be carried; return False after ``within_s``."""
+        owner = (tenant, session_id)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while owner in self._owed or owner in self._under_way:
+                    self._ended.clear()
+                    await self._ended.wait()
+                return True
+        return False
 
     def _keep(self, owner: _Owner, debt: _Debt) -> None:
         known = self._owed.get(owner)
@@ -179,6 +191,7 @@ class Erasures:
         del self._under_way[owner]
         if rest:
             self._keep(owner, replace(debt, runs=rest, tries=debt.tries + 1))
+        self._ended.set()
 
     async def _carry(self, owner: _Owner, debt: _Debt) -> Mapping[str, str]:
         """Return the replicas, by run, that still owe afterwards."""

@@ -9,6 +9,7 @@ from leyline_engine.contract import Receipt
 
 from ..audit.followup import Ask
 from ..model.session import Session
+from ..model.verdicts import Verdict
 from .settled import SettledTurn
 from .turn import Turn
 
@@ -46,6 +47,20 @@ class PinRefusals(Protocol):
 
     async def aclose(self) -> None:
         """Cancel the work that runs alongside the requests."""
+
+
+class QuarantineLog(Protocol):
+    """A lasting record of verdicts that no turn brought."""
+
+    def quarantined(
+        self, tenant: str, session: str, verdict: Verdict, *, reason: str, owed: Sequence[str]
+    ) -> None:
+        """Record a message that was put into quarantine on demand.
+
+        Args:
+            reason: a word from a list.
+            owed: engines that have to forget it, as ``UpstreamStatus.retains_as`` names them.
+        """
 
 
 class EngineLog(Protocol):

@@ -10,6 +10,7 @@ from ..model.places import all_owed
 from ..model.prepared import Prepared
 from ..model.session import Session, TurnSummary
 from ..model.spans import ANYTHING
+from ..model.verdicts import with_verdicts
 from ..request.identify import NAMED
 from .placing import Placing
 from .settled import SettledTurn
@@ -52,7 +53,7 @@ def session_after(
     current = placing.after(current, turn, settled.run, obeyed=obeyed)
     index = current.next_index
     kept = replace(source, index=index) if source is not None else None
-    current = _with_policies(current, turn.planned.prepared)
+    current = _with_verdicts(_with_policies(current, turn.planned.prepared), turn)
     summary = TurnSummary(
         index=index,
         turn=turn.name,
@@ -74,7 +75,7 @@ def session_without(
         session: its current state; None if it begins with this turn.
         now: seconds since the epoch.
     """
-    current = session or _new_session(turn, placing, now)
+    current = _with_verdicts(session or _new_session(turn, placing, now), turn)
     if not turn.enveloped:
         current = _untraced(current, current.next_index + 1)
         return _all_owing(current, turn, placing) if turn.planned.plan.forgets else current
@@ -90,7 +91,8 @@ def session_owing(session: Session | None, turn: Turn, placing: Placing, *, now:
         session: its current state; None if it begins with this turn.
         now: seconds since the epoch.
     """
-    return _all_owing(session or _new_session(turn, placing, now), turn, placing)
+    current = _with_verdicts(session or _new_session(turn, placing, now), turn)
+    return _all_owing(current, turn, placing)
 
 
 def _all_owing(session: Session, turn: Turn, placing: Placing) -> Session:
@@ -131,6 +133,13 @@ def _is_overtaken(session: Session | None, turn: Turn) -> bool:
 def _untraced(session: Session, before: int) -> Session:
     """Return the session with messages before that turn given to an engine without a name."""
     return replace(session, untraced=max(session.untraced, before))
+
+
+def _with_verdicts(session: Session, turn: Turn) -> Session:
+    """Return the session with the verdicts on the turn's messages."""
+    if not turn.planned.verdicts:
+        return session
+    return replace(session, verdicts=with_verdicts(session.verdicts, turn.planned.verdicts))
 
 
 def _with_policies(session: Session, prepared: Prepared) -> Session:

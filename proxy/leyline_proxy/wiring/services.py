@@ -41,6 +41,7 @@ from ..turns import TurnOpener, TurnSettler, TurnsUnderWay
 from ..turns.erasure import Erasures
 from ..turns.named import NamedSources
 from ..turns.placing import Placing
+from ..turns.quarantine import Quarantines
 from ..turns.writing import Writing
 from ..upstream.pool import ReplicaPool
 from ..warm_start.service import WarmStart
@@ -66,6 +67,7 @@ class Services:
     prompts: PromptSearch
     erasures: Erasures
     named: NamedSources
+    quarantines: Quarantines
     claims: ClaimService
     claim_watches: tuple[ClaimWatch, ...]
     policy_file: PolicyFile | None
@@ -111,7 +113,9 @@ def build_services(
         sensitive=sensitive_content(settings.sensitive),
         on_fault=settings.on_fault,
     )
-    planner = Planner(metrics, editor)
+    # Without a shared secret, chains and verdicts are valid only in this process.
+    history = history_key(settings.history_secret() or token_hex())
+    planner = Planner(metrics, editor, verdict_key=history)
     audit = build_auditor(settings, metrics)
     shown = ClaimMetrics(metrics, tenants)
     watches = {
@@ -141,10 +145,9 @@ def build_services(
     )
     keeping = (warm_start.keeper,) if warm_start is not None else ()
     feed = LiveFeed(metrics.live_viewers)
-    under_way = TurnsUnderWay(store, Placing(pool))
+    placing = Placing(pool)
+    under_way = TurnsUnderWay(store, placing)
     catalog = PolicyCatalog(policy_file)
-    # Without a shared secret, chains are valid only in this process.
-    history = history_key(settings.history_secret() or token_hex())
     named = NamedSources(ContentIndex())
     turns = TurnOpener(
         under_way=under_way,
@@ -158,6 +161,15 @@ def build_services(
         hints_secret=hints_secret,
         history_key=history,
         kept=warm_start.keeper if warm_start is not None else None,
+    )
+    quarantines = Quarantines(
+        store=store,
+        responses=responses,
+        placing=placing,
+        erasures=erasures,
+        named=named,
+        audit=audit,
+        key=history,
     )
     pinning = Pinning(claims)
     shows = (TurnMetrics(metrics), TurnTraces(), audit, LiveTurns(feed), pinning, TurnLog())
@@ -184,6 +196,7 @@ def build_services(
         PromptSearch(editor, catalog),
         erasures,
         named,
+        quarantines,
         claims,
         tuple(watches.values()),
         policy_file,

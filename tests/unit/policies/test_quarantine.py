@@ -124,7 +124,8 @@ def test_own_patterns_join_the_rules() -> None:
 def test_a_callers_verdict_counts(message: Message, expected: Message) -> None:
     """A message that the caller condemns is taken out, whatever it says; instructions stay."""
     noted = {"leyline": {"verdict": "quarantine"}}
-    assert sent(Quarantine(), [{**message, **noted}]) == [{**expected, **noted}]
+    stays = noted if message["role"] == "system" else {}
+    assert sent(Quarantine(), [{**message, **noted}]) == [{**expected, **stays}]
 
 
 def test_a_caller_may_clear_a_result() -> None:

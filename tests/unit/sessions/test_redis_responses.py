@@ -163,3 +163,37 @@ async def test_nobody_waits_for_a_redis_that_is_gone(server: RedisServer) -> Non
     await sessions.connect()
     assert await store.get("t", "r1") == response("r1")
     await sessions.aclose()
+
+
+async def test_a_sessions_responses_go_from_a_turn_on(opener: Opener) -> None:
+    """Those of the turn and of later ones, also one that doesn't say its turn; of no other session,
+    tenant or earlier turn."""
+    store = opener()
+
+    async def put(tenant: str, name: str, session: str, turn: int | None) -> None:
+        account = {} if turn is None else {"leyline": {"turn_index": turn}}
+        kept = StoredResponse(id=name, session=session, response={"output": [], **account})
+        await store.put(tenant, name, kept)
+
+    async def left() -> list[str]:
+        names = [("t", f"r{number}") for number in range(5)] + [("t", "q"), ("u", "r3")]
+        return [name for tenant, name in names if await store.get(tenant, name) is not None]
+
+    for number in range(4):
+        await put("t", f"r{number}", "s-1", number)
+    await put("t", "r4", "s-1", None)
+    await put("t", "q", "s-2", 3)
+    await put("u", "r3", "s-1", 3)
+    assert await store.delete_from("t", "s-1", 2) == 3
+    assert await left() == ["r0", "r1", "q", "r3"]
+    assert await store.delete_from("t", "s-1", 2) == 0
+
+
+async def test_use_keeps_a_response_in_reach_of_its_session(opener: Opener) -> None:
+    """A response that can be read can be found by its session's name."""
+    store = opener(ttl_s=0.6)
+    await store.put("t", "r1", response("r1"))
+    for _ in range(4):
+        await asyncio.sleep(0.3)
+        assert await store.get("t", "r1") is not None
+    assert await store.delete_from("t", "s-1", 0) == 1

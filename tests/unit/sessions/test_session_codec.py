@@ -152,7 +152,7 @@ def test_a_new_field_asks_for_a_new_format() -> None:
     assert {field.name for field in fields(Session)} == {
         *("id", "tenant", "key", "turns", "history", "next_index", "updated", "created"),
         *("departed", "policy_states", "completions", "unnamed", "places", "in_flight"),
-        *("unvouched", "demands", "untraced"),
+        *("unvouched", "demands", "untraced", "verdicts"),
     }
     assert {field.name for field in fields(RetainedTurn)} == {
         *("turn", "index", "prepared", "rendered", "output_ids", "lineage", "receipt", "digest"),
@@ -160,7 +160,7 @@ def test_a_new_field_asks_for_a_new_format() -> None:
     }
     assert {field.name for field in fields(Prepared)} == {
         *("client", "sent", "dropped", "faults", "forget_marks", "notes", "states", "wanted"),
-        *("scope", "pins", "used", "known_fingerprints"),
+        *("scope", "pins", "used", "known_fingerprints", "quarantined"),
         "refused",  # what isn't sent isn't stored either
     }
 

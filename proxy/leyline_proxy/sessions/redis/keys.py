@@ -86,6 +86,10 @@ class Keys:
         """Return the name of a tenant's stored responses."""
         return f"{self.prefix}:q:{_digest('responses', tenant)}"
 
+    def responses_in(self, tenant: str, session: str) -> str:
+        """Return the name of the ids of a session's stored responses, by turn."""
+        return f"{self.prefix}:v:{_digest('responses in', tenant, session)}"
+
     def response(self, tenant: str, response_id: str) -> str:
         """Return the name of a stored response."""
         return f"{self.prefix}:r:{_digest('response', tenant, response_id)}"

@@ -69,6 +69,8 @@ class RedisResponseStore:
             return
         entry, ttl_ms = self._keys.response(tenant, response_id), round(self._ttl_s * 1000)
         with suppress(StoreGoneError):
+            # First the name by which a quarantine finds it, then the text.
+            await self._list(tenant, response_id, stored)
             *_, count = await self._link.together(
                 lambda pipe: (pipe.set(entry, data, px=ttl_ms), *self._noted(pipe, tenant, entry))
             )
@@ -85,15 +87,16 @@ class RedisResponseStore:
         packed = self._seal.open(data or b"", _owner(tenant, response_id))
         if packed is None:
             return None
+        stored = _unpacked(packed)
+        listed = self._keys.responses_in(tenant, stored.session) if stored is not None else None
         with suppress(StoreGoneError):
-            await self._link.together(lambda pipe: self._noted(pipe, tenant, entry))
-        try:
-            # The decompressor doesn't apply the bound to a frame that states its size.
-            if zstandard.frame_content_size(packed) > _MAX_UNPACKED:
-                return None
-            return decode(zstandard.ZstdDecompressor().decompress(packed, _MAX_UNPACKED))
-        except zstandard.ZstdError:
-            return None
+            await self._link.together(
+                lambda pipe: (
+                    *self._noted(pipe, tenant, entry),
+                    *(() if listed is None else (pipe.pexpire(listed, ttl_ms),)),
+                )
+            )
+        return stored
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         entry, listed = self._keys.response(tenant, response_id), self._keys.responses_of(tenant)
@@ -105,6 +108,27 @@ class RedisResponseStore:
             return False
         return bool(there)
 
+    async def delete_from(self, tenant: str, session: str, turn: int) -> int:
+        listed = self._keys.responses_in(tenant, session)
+        try:
+            found = await self._link.call(lambda client: client.zrangebyscore(listed, turn, "+inf"))
+            deleted = [await self.delete(tenant, each.decode()) for each in found]
+            await self._link.call(lambda client: client.zremrangebyscore(listed, turn, "+inf"))
+        except StoreGoneError:
+            return 0
+        return sum(deleted)
+
+    async def _list(self, tenant: str, response_id: str, stored: StoredResponse) -> None:
+        """Note a response among those of its session."""
+        listed = self._keys.responses_in(tenant, stored.session)
+        await self._link.together(
+            lambda pipe: (
+                pipe.zadd(listed, {response_id: stored.turn}),
+                pipe.zremrangebyrank(listed, 0, -1 - self._max_responses),
+                pipe.pexpire(listed, round(self._ttl_s * 1000)),
+            )
+        )
+
     def _noted(self, pipe: Any, tenant: str, entry: str) -> tuple[object, ...]:
         now, listed = self._clock(), self._keys.responses_of(tenant)
         return (
@@ -112,6 +136,16 @@ class RedisResponseStore:
             pipe.pexpire(listed, round(self._ttl_s * 1000)),
             *self._bound.counted(pipe, listed),
         )
+
+
+def _unpacked(packed: bytes) -> StoredResponse | None:
+    try:
+        # The decompressor doesn't apply the bound to a frame that states its size.
+        if zstandard.frame_content_size(packed) > _MAX_UNPACKED:
+            return None
+        return decode(zstandard.ZstdDecompressor().decompress(packed, _MAX_UNPACKED))
+    except zstandard.ZstdError:
+        return None
 
 
 def _owner(tenant: str, response_id: str) -> bytes:

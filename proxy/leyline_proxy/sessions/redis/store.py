@@ -26,6 +26,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import random
 from secrets import token_hex
 
@@ -114,8 +115,10 @@ class RedisSessionStore:
         try:
             known, _ = await self._read(tenant, session_id)
         except StoreGoneError:
-            # An engine may hold much KV of this session.
-            return nothing_known(tenant, session_id, "", now)
+            # An engine may hold much KV of this session. What must not reach it stays known.
+            cached = self._cache.get(tenant, session_id)
+            verdicts = cached.session.verdicts if cached is not None else ()
+            return replace(nothing_known(tenant, session_id, "", now), verdicts=verdicts)
         return known.as_session(now)
 
     async def matches(

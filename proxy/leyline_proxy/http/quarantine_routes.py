@@ -1,0 +1,50 @@
+"""``/v1/leyline/sessions/{id}/quarantine`` and ``…/ledger``: what a session holds, and the way to
+take it out."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Request
+from starlette.responses import JSONResponse
+
+from ..request.parse import decode_body
+from ..request.quarantine import quarantine_body
+from ..sessions.ledger import MAX_LISTED, session_ledger
+from ..turns.quarantine import no_session
+from ..wiring.services import Services
+from .limits import read_body
+
+_SESSION = "/v1/leyline/sessions/{session_id}"
+_MAX_BODY = 1 << 20
+_DEFAULT_LISTED = 200
+
+
+def install_quarantine(app: FastAPI, services: Services) -> None:
+    """Register the routes on ``app``."""
+
+    @app.post(f"{_SESSION}/quarantine", tags=["leyline"])
+    async def quarantine(session_id: str, request: Request) -> JSONResponse:
+        """Put messages of a session into quarantine: out of the cache now, out of each prompt from
+        now on."""
+        tenant = services.tenants.authenticate(request.headers)
+        limit = min(services.settings.max_body_bytes, _MAX_BODY)
+        timeout_s = services.settings.body_timeout_s
+        raw = await read_body(request, limit, "Name fewer messages.", timeout_s=timeout_s)
+        body = quarantine_body(decode_body(raw))
+        return JSONResponse(await services.quarantines.put(tenant.name, session_id, body))
+
+    @app.get(f"{_SESSION}/ledger", tags=["leyline"])
+    async def ledger(
+        session_id: str,
+        request: Request,
+        offset: Annotated[int, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = _DEFAULT_LISTED,
+    ) -> JSONResponse:
+        """List the messages that a session held, their states, and the turns that read them; no
+        text."""
+        tenant = services.tenants.authenticate(request.headers)
+        found = await services.store.get(tenant.name, session_id)
+        if found is None or not found.answered:
+            raise no_session()
+        return JSONResponse(session_ledger(found, offset=offset, limit=limit))

@@ -1,0 +1,217 @@
+"""Quarantine of a session's messages on demand: at once in the engines, and on every later turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from leyline_engine.contract import output_span
+from leyline_policies.verbs import VERDICT, Verbs
+
+from ..errors import BadRequestError, NotFoundError, SessionStoreGoneError
+from ..model.history import FRAME
+from ..model.places import all_owed, owed
+from ..model.session import RetainedTurn, Session, turn_index
+from ..model.verdicts import MAX_VERDICTS, Verdict, demanded, keyed_print, with_verdicts
+from ..request.quarantine import QuarantineBody
+from ..sessions import SessionStore
+from ..sessions.stored_responses import ResponseStore
+from .erasure import Erasures
+from .named import NamedSources
+from .placing import Placing
+from .ports import QuarantineLog
+
+_PATIENCE_S = 5.0
+"""Seconds that an answer waits for the engines."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A message as a caller names it."""
+
+    verdict: Verdict
+    first: int
+    """Number of the turn that brought it; 0 if unknown."""
+
+
+class Quarantines:
+    """Puts messages of sessions into quarantine.
+
+    Args:
+        key: keys the hashes by which messages are known again.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: SessionStore,
+        responses: ResponseStore,
+        placing: Placing,
+        erasures: Erasures,
+        named: NamedSources,
+        audit: QuarantineLog,
+        key: bytes,
+    ) -> None:
+        self._store = store
+        self._responses = responses
+        self._placing = placing
+        self._erasures = erasures
+        self._named = named
+        self._audit = audit
+        self._key = key
+
+    async def put(self, tenant: str, session_id: str, body: QuarantineBody) -> dict[str, Any]:
+        """Put messages into quarantine, and return the account for the caller.
+
+        Raises:
+            NotFoundError: the tenant has no such session.
+            BadRequestError: a message that the session doesn't know, or may not lose.
+            SessionStoreGoneError: the verdict could not be kept.
+            ForgetsOwedError: too many forgets of the tenant wait already.
+        """
+        session = await self._store.get(tenant, session_id)
+        self._check_store()
+        if session is None or not session.answered:
+            raise no_session()
+        targets = list(_targets(session, body, self._key))
+        verdicts = [each.verdict for each in targets]
+        _check_room(session, verdicts)
+        self._erasures.check(tenant)
+        before: list[Session] = []
+
+        def change(now: Session | None) -> Session:
+            if now is None:
+                raise no_session()
+            before[:] = [now]
+            return condemned(now, verdicts, self._placing)
+
+        try:
+            after = await self._store.update(tenant, session_id, change)
+        except NotFoundError:
+            self._check_store()  # without it, no session is known
+            raise
+        await self._check_kept(tenant, session_id, verdicts)
+        self._named.drop(tenant, session_id)
+        self._erasures.start(after)
+        waiting, old = tuple(owed(after.places)), set(before[0].verdicts)
+        new = {each.span for each in set(after.verdicts) - old}
+        for verdict in verdicts:
+            if verdict.span in new:
+                self._audit.quarantined(
+                    tenant, session_id, verdict, reason=body.reason, owed=waiting
+                )
+        first = min(each.first for each in targets)
+        deleted = 0
+        if body.responses:
+            deleted = await self._responses.delete_from(tenant, session_id, first)
+            self._check_store()
+        await self._erasures.carried(tenant, session_id, _PATIENCE_S)
+        now = await self._store.get(tenant, session_id) or after
+        return {
+            "session": session_id,
+            "quarantined": [
+                {"span": each.verdict.span, "message": each.verdict.message} for each in targets
+            ],
+            "forgot": _forgot(now, first),
+            "responses_deleted": deleted,
+        }
+
+    def _check_store(self) -> None:
+        if self._store.problem is not None:
+            raise SessionStoreGoneError
+
+    async def _check_kept(self, tenant: str, session_id: str, verdicts: list[Verdict]) -> None:
+        """Check that the store has the verdicts: others may have written all the time."""
+        found = await self._store.get(tenant, session_id)
+        kept = {name for each in found.verdicts for name in each.spans} if found else set()
+        if self._store.problem is not None or not kept.issuperset(v.span for v in verdicts):
+            raise SessionStoreGoneError
+
+
+def condemned(session: Session, verdicts: list[Verdict], placing: Placing) -> Session:
+    """Return the session with verdicts, and with a forget of everything owed by its engines; the
+    very session if it has them all already."""
+    known = with_verdicts(session.verdicts, verdicts)
+    if known == session.verdicts:
+        return session
+    places = session.places
+    if session.unnamed or session.unvouched:
+        places = {**placing.anywhere(), **places}  # any engine may have KV without a name here
+    return replace(
+        session.without_tokens(),
+        verdicts=known,
+        completions={},  # models may have written them from the text
+        places=all_owed(places),
+        demands=session.demands + 1,
+    )
+
+
+def no_session() -> NotFoundError:
+    """Return the error for a session that the tenant doesn't have."""
+    return NotFoundError("No such session; it may have expired.", code="session_not_found")
+
+
+def _check_room(session: Session, verdicts: list[Verdict]) -> None:
+    known = {name for each in session.verdicts for name in each.spans}
+    new = [each for each in verdicts if each.span not in known]
+    if new and demanded(session.verdicts) + len(new) > MAX_VERDICTS:
+        raise BadRequestError(
+            f"A session remembers {MAX_VERDICTS} messages in quarantine. Leave their text out of "
+            "the messages instead.",
+            param="messages",
+            code="quarantine_limit",
+        )
+
+
+def _forgot(session: Session, first: int) -> dict[str, Any]:
+    waiting = len(owed(session.places))
+    if session.untraced > first:
+        return {"result": "unreachable", "owed": waiting}
+    return {"result": "owed" if waiting else "erased", "owed": waiting}
+
+
+def _targets(session: Session, body: QuarantineBody, key: bytes) -> Iterator[_Target]:
+    last = session.last
+    count = len(last.prepared.client) if last is not None else 0
+    for number, index in enumerate(body.messages):
+        if last is None or index >= count:
+            had = f"messages 0 to {count - 1}" if count else "no messages that are known here"
+            raise BadRequestError(
+                f"messages[{number}] is {index}, but the session's newest list has {had}.",
+                param=f"messages[{number}]",
+            )
+        yield _in_turn(last, index, key, f"messages[{number}]", newest=True)
+    for number, span in enumerate(body.spans):
+        yield _named(session, span, key, f"spans[{number}]")
+
+
+def _in_turn(turn: RetainedTurn, place: int, key: bytes, param: str, *, newest: bool) -> _Target:
+    name, role = turn.names.client[place], str(turn.prepared.client[place].get("role", ""))
+    if role in FRAME:
+        raise BadRequestError(f"{param}: instructions can't be put into quarantine.", param=param)
+    prints = (keyed_print(turn.prepared.client_fingerprints[place], key),)
+    first = min((turn_index(each) or 0 for each in name.all), default=0)
+    return _Target(_verdict(name.id, prints, place if newest else None, role), first)
+
+
+def _named(session: Session, span: str, key: bytes, param: str) -> _Target:
+    """Return the message of a name, wherever the session knows it."""
+    for turn in reversed(session.turns):
+        place = turn.names.index.get(span)
+        if place is not None:
+            return _in_turn(turn, place, key, param, newest=turn is session.last)
+    values = [value for value, names in session.departed.messages.items() if span in names]
+    answers = {output_span(turn.turn) for turn in session.turns if turn.output_ids}
+    if not values and span not in answers and span not in session.departed.outputs:
+        raise BadRequestError(
+            f"{param} names no message of this session; its ledger lists the names.", param=param
+        )
+    prints = tuple(keyed_print(value, key) for value in values)
+    role = "" if values else "assistant"
+    return _Target(_verdict(span, prints, None, role), turn_index(span) or 0)
+
+
+def _verdict(span: str, prints: tuple[int, ...], message: int | None, role: str) -> Verdict:
+    # Its edit is the same as that of the caller's own annotation.
+    return Verdict((span,), prints, Verbs.name, VERDICT, "api", message=message, role=role)
