@@ -572,3 +572,22 @@ async def test_a_deleted_session_is_not_replayed(tmp_path: Path) -> None:
             path = "/admin/sessions/default/s"
             assert (await operator.delete(path, headers=key)).status_code == 200
         assert not manifests(tmp_path)
+
+
+async def test_a_quarantine_reaches_the_manifest(tmp_path: Path) -> None:
+    """A message that is put into quarantine leaves memory and disk with the answer, for good."""
+    app = engine()
+    await learn_words(app)
+    messages = history(2, "task", text=SECRET)
+    async with proxy({"e": app}, tmp_path, warm_start_interval_s=0.1) as running:
+        await running.turn("s", messages)
+        await until(lambda: sessions_in(tmp_path) == {"s"})
+        assert SECRET in kept_texts(running, app)[0]
+        place = next(i for i, each in enumerate(messages) if SECRET in str(each.get("content")))
+        path = "/v1/leyline/sessions/s/quarantine"
+        answer = await running.client.post(path, json={"messages": [place]})
+        assert answer.status_code == 200, answer.text
+        assert (kept_texts(running, app), manifests(tmp_path)) == ([], [])
+        await running.turn("s", messages)
+        await until(lambda: sessions_in(tmp_path) == {"s"})
+        assert SECRET not in kept_texts(running, app)[0]

@@ -101,6 +101,6 @@ class KeptText(Protocol):
         """Remove all of a session, before a turn that demands a forget is sent. Never raises.
 
         Args:
-            turn: the turn's name.
+            turn: the turn's name; empty for a demand that no turn carries.
             demands: the session's demands before; see ``Session.demands``.
         """

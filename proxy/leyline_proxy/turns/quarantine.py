@@ -20,7 +20,7 @@ from ..sessions.stored_responses import ResponseStore
 from .erasure import Erasures
 from .named import NamedSources
 from .placing import Placing
-from .ports import QuarantineLog
+from .ports import KeptText, QuarantineLog
 
 _PATIENCE_S = 5.0
 """Seconds that an answer waits for the engines."""
@@ -40,6 +40,7 @@ class Quarantines:
 
     Args:
         key: keys the hashes by which messages are known again.
+        kept: text that a quarantine reaches beside the store.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Quarantines:
         named: NamedSources,
         audit: QuarantineLog,
         key: bytes,
+        kept: KeptText | None = None,
     ) -> None:
         self._store = store
         self._responses = responses
@@ -60,6 +62,7 @@ class Quarantines:
         self._named = named
         self._audit = audit
         self._key = key
+        self._kept = kept
 
     async def put(self, tenant: str, session_id: str, body: QuarantineBody) -> dict[str, Any]:
         """Put messages into quarantine, and return the account for the caller.
@@ -93,6 +96,8 @@ class Quarantines:
             raise
         await self._check_kept(tenant, session_id, verdicts)
         self._named.drop(tenant, session_id)
+        if self._kept is not None and after.demands > before[0].demands:
+            await self._kept.forget(tenant, session_id, "", before[0].demands)
         self._erasures.start(after)
         waiting, old = tuple(owed(after.places)), set(before[0].verdicts)
         new = {each.span for each in set(after.verdicts) - old}

@@ -143,7 +143,8 @@ def build_services(
     warm_start = build_warm_start(
         settings, tenants=tenants, pool=pool, store=store, erasures=erasures, metrics=metrics
     )
-    keeping = (warm_start.keeper,) if warm_start is not None else ()
+    kept = warm_start.keeper if warm_start is not None else None
+    keeping = (kept,) if kept is not None else ()
     feed = LiveFeed(metrics.live_viewers)
     placing = Placing(pool)
     under_way = TurnsUnderWay(store, placing)
@@ -160,7 +161,7 @@ def build_services(
         named=named,
         hints_secret=hints_secret,
         history_key=history,
-        kept=warm_start.keeper if warm_start is not None else None,
+        kept=kept,
     )
     quarantines = Quarantines(
         store=store,
@@ -170,6 +171,7 @@ def build_services(
         named=named,
         audit=audit,
         key=history,
+        kept=kept,
     )
     pinning = Pinning(claims)
     shows = (TurnMetrics(metrics), TurnTraces(), audit, LiveTurns(feed), pinning, TurnLog())
