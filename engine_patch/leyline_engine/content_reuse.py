@@ -101,7 +101,7 @@ class ContentReuse:
         return source
 
     def ended(self, prompt: SourceTurn) -> None:
-        """Record that a turn ended; :meth:`retained` comes first.
+        """Record that a turn ended, or is withheld; :meth:`retained` comes first.
 
         Args:
             prompt: what :meth:`computed` returned of it.

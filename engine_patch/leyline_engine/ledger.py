@@ -16,7 +16,7 @@ Spans that the ledger had to drop because of its bounds count as read by everyth
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -250,11 +250,16 @@ class SpanLedger:
             self._foreign[key] = groups
         if carried.share:
             self._share(scope, carried)
-        surplus = len(self._readers) - self._max_lineages
-        dropped = tuple(self._readers.popitem(last=False)[0] for _ in range(surplus))
-        for gone in dropped:
-            self._foreign.pop(gone, None)
-        return dropped
+        return self._make_room() if len(self._readers) > self._max_lineages else ()
+
+    def _make_room(self) -> tuple[LineageKey, ...]:
+        """Drop the least recently entered record of the tenant that has most."""
+        counts = Counter(owner for owner, _ in self._readers)
+        heaviest = counts.most_common(1)[0][0]
+        gone = next(key for key in self._readers if key[0] == heaviest)
+        del self._readers[gone]
+        self._foreign.pop(gone, None)
+        return (gone,)
 
     def is_foreign(self, scope: str, runs: Sequence[LineageRun]) -> bool:
         """Return True if KV under a lineage map may have read what reuse brought along."""

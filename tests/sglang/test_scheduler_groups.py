@@ -132,3 +132,22 @@ def test_a_waiting_taker_is_withheld_by_a_forget() -> None:
     assert record.receipt.turn == ""
     again = turn("blue", name="t2", lineage=record.receipt.lineage)
     assert ask(scheduler, [*SECOND, 7], again, None).tokens.prefix <= 61
+
+
+def test_a_forgotten_prompt_offers_no_kv_that_others_keep() -> None:
+    """A stranger's equal prompt stays cached; nobody finds it by the one that was forgotten."""
+    scheduler = Scheduler(3000)
+    prompt = [*text(40, 6), *DOC, 3]
+    ask(scheduler, prompt, turn("stranger"), LIVE, Space())
+    scheduler.submit(prompt, turn("red"), message_id="reader", reuse=DOCS, decode=80)
+    for _ in range(6):
+        scheduler.step()
+    scheduler.submit(text(40, 8), turn("red", name="t2", forget=("x",)), message_id="forget")
+    for _ in range(8):
+        scheduler.step()
+    assert scheduler.sender.records["forget"].finished
+    assert not scheduler.sender.records["reader"].finished
+    asked = [*text(50, 9), *DOC, 4]
+    scheduler.submit(asked, turn("blue"), message_id="taker", reuse=DOCS)
+    scheduler.drain()
+    assert scheduler.sender.records["taker"].receipt.tokens.reused == 0

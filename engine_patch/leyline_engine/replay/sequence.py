@@ -43,7 +43,7 @@ class PromptIndex(Protocol):
         """Record that a turn's prompt is cached; returns it if it is in the index from now on."""
 
     def ended(self, prompt: SourceTurn) -> None:
-        """Record that the turn ended."""
+        """Record that the turn ended, or is withheld."""
 
 
 @dataclass(slots=True, eq=False)
@@ -270,5 +270,7 @@ class Sequence:
     def withhold(self, ticket: str) -> None:
         """Publish nothing that this request computes, and overwrite it; see :attr:`publishable`."""
         self.publishable = False
+        # Slots that others sent as well stay in the cache: the session offers them no more.
+        self._withdraw()
         self.cache.await_erase(ticket, self, len(self.owned))
         self.receipt = msgspec.structs.replace(self.receipt, turn="")

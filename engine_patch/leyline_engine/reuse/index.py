@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from heapq import nlargest
 from itertools import islice
 
 import numpy as np
@@ -28,6 +29,11 @@ TOKENS_PER_ENTRY = 8
 
 MAX_MEMBERS = 64
 """Tenants of a request's groups in which it looks for content; those that retained a turn last."""
+
+PLACES_OF_A_MEMBER = 2
+"""Places of one hash that are looked at of each other tenant; the newest are."""
+_AT_ONCE = 64
+"""Entries of one tenant that are dropped at once for others', though it has hardly more."""
 
 Slots = NDArray[np.int64]
 
@@ -56,15 +62,6 @@ class Place:
 
     source: SourceTurn
     position: int
-
-
-@dataclass(frozen=True, slots=True)
-class Members:
-    """Tenants of a request's groups."""
-
-    scopes: tuple[str, ...] = ()
-    bounded: bool = False
-    """True if there are more."""
 
 
 class ReuseIndex:
@@ -116,8 +113,18 @@ class ReuseIndex:
         ):
             tenant.enter(slot, _Entry(path, position, value))
         path.done = len(slots)
-        for _ in range(len(self) - self._max_entries):
-            max(self._tenants.values(), key=lambda each: len(each.entries)).remove_oldest()
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Drop the oldest entries of the tenants that have most."""
+        surplus = len(self) - self._max_entries
+        while surplus > 0:
+            first, *others = nlargest(2, self._tenants.values(), key=_size)
+            ahead = _size(first) - _size(others[0]) if others else surplus
+            count = min(surplus, _size(first), max(_AT_ONCE, ahead))
+            for _ in range(count):
+                first.remove_oldest()
+            surplus -= count
 
     def _mark(self, slots: Slots) -> None:
         highest = int(slots.max(initial=-1))
@@ -136,12 +143,12 @@ class ReuseIndex:
     def members(self, scope: str, groups: frozenset[str]) -> Members:
         """Return the other tenants that retained turns in one of ``groups``, the latest first."""
         found = (
-            name
+            self._tenants[name]
             for name in reversed(self._tenants)
             if name != scope and not groups.isdisjoint(self._tenants[name].groups)
         )
-        scopes = tuple(islice(found, MAX_MEMBERS))
-        return Members(scopes, bounded=next(found, None) is not None)
+        tenants = tuple(islice(found, MAX_MEMBERS))
+        return Members(groups, tenants, bounded=next(found, None) is not None)
 
     def drop(self, source: SourceTurn, others: Iterable[SourceTurn] = ()) -> None:
         """Drop a turn that is no longer retained.
@@ -196,7 +203,7 @@ class _TenantIndex:
         for path in reversed(paths):
             before = path.source.keys()
             shared = common_prefix(before, keys)
-            if shared == len(before):
+            if shared == len(before) and path.source.groups <= source.groups:
                 # The turn continues it: entries point into the newer one from now on.
                 path.source = source
                 return path
@@ -205,10 +212,13 @@ class _TenantIndex:
         return paths[-1]
 
     def enter(self, slot: int, entry: _Entry) -> None:
-        """Add an entry, unless another turn of the tenant over the same KV has it."""
+        """Add an entry, unless another turn of the tenant over the same KV has it.
+
+        A turn that offers it to more groups takes it over.
+        """
         known = self.entries.get(slot)
         if known is not None:
-            if known.value == entry.value:
+            if known.value == entry.value and entry.path.source.groups <= known.path.source.groups:
                 return
             self.remove(slot)
         places = self._places.get(entry.value, [])
@@ -217,6 +227,10 @@ class _TenantIndex:
         self._places.setdefault(entry.value, []).append(slot)
         self.entries[slot] = entry
         entry.path.anchors.add(slot)
+
+    def has(self, value: int) -> bool:
+        """Return True if a place has a hash."""
+        return value in self._places
 
     def places_of(self, value: int) -> Iterator[Place]:
         """Yield the places that have a hash, newest first."""
@@ -264,6 +278,34 @@ class _TenantIndex:
         places.remove(slot)
         if not places:
             del self._places[entry.value]
+
+
+def _size(tenant: _TenantIndex) -> int:
+    return len(tenant.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Other tenants of a request's groups."""
+
+    groups: frozenset[str] = frozenset()
+    tenants: tuple[_TenantIndex, ...] = ()
+    bounded: bool = False
+    """True if there are more."""
+
+    def places(self, value: int) -> Iterator[Place]:
+        """Yield places that have a hash, of turns that were sent in one of the groups.
+
+        Of other turns, a request must not even learn how many places they have.
+        """
+        for tenant in self.tenants:
+            if tenant.has(value):
+                offered = (
+                    place
+                    for place in tenant.places_of(value)
+                    if not self.groups.isdisjoint(place.source.groups)
+                )
+                yield from islice(offered, PLACES_OF_A_MEMBER)
 
 
 def _path_with(paths: list[_Path], source: SourceTurn) -> _Path:

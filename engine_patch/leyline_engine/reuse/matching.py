@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +40,6 @@ MAX_SOURCES = 64
 """Maximum number of turns that one prompt is compared with."""
 MAX_FOREIGN_SOURCES = MAX_SOURCES // 2
 """Maximum number of them that are other tenants'."""
-PLACES_OF_A_MEMBER = 2
-"""Places of one hash that are looked at of each other tenant; the newest are."""
 MIN_PIECE = 16
 """Shortest part of a run that is copied where another hit, or a gap, leaves no more of it."""
 
@@ -135,11 +132,11 @@ class ReuseMatcher:
         search = _Search(prompt, session, available, self._sink, self._min_piece)
         search.bounded = members.bounded
         for start, end in gaps:
-            self._cover(search, start, end, members.scopes)
+            self._cover(search, start, end, members)
         found = sorted(search.found, key=lambda hit: hit.dest)
         return Hits(tuple(found), search.bounded)
 
-    def _cover(self, search: _Search, start: int, end: int, others: Sequence[str]) -> None:
+    def _cover(self, search: _Search, start: int, end: int, others: Members) -> None:
         margin = self._fingerprinter.guarantee - 1
         prints = self._fingerprinter.select(search.prompt, max(0, start - margin), end + margin)
         positions, values = prints.positions.tolist(), prints.values.tolist()
@@ -147,12 +144,8 @@ class ReuseMatcher:
         def probe(at: int, begin: int, stop: int) -> Hit | None:
             own = self._index.places(search.session[0], values[at])
             hit = search.best(own, positions[at], begin, stop)
-            if hit is None and others:
-                places = (
-                    islice(self._index.places(scope, values[at]), PLACES_OF_A_MEMBER)
-                    for scope in others
-                )
-                hit = search.best(chain.from_iterable(places), positions[at], begin, stop)
+            if hit is None and others.tenants:
+                hit = search.best(others.places(values[at]), positions[at], begin, stop)
             return hit
 
         holes: list[tuple[int, int]] = []
@@ -271,7 +264,7 @@ class _Search:
         elif known is None:
             known = Candidate.of(source, self.prompt, self._available(source))
             self._sources[id(source)] = known
-            self._foreign += foreign
+            self._foreign += foreign and len(known.view) > 0
         return known
 
 

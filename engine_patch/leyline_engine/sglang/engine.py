@@ -158,6 +158,7 @@ class SchedulerEngine:
             self.ledger,
             forgetter=forgetter,
             fallback=fallback,
+            indexer=self._indexer,
             kept_out=self._kept_out,
             accounts=self._accounts,
             turns=self.turns,

@@ -63,8 +63,12 @@ class TurnIndexer:
         with contained("indexing a turn"):
             if source is not None:
                 self._reuse.retained(source, lambda: self._slots(source, turn))
-            if turn.computed is not None:
-                self._reuse.ended(turn.computed)
+            self.withheld(turn)
+
+    def withheld(self, turn: Turn) -> None:
+        """Take a turn's prompt out of the index, unless that has all of the turn."""
+        if turn.computed is not None:
+            self._reuse.ended(turn.computed)
 
     def _slots(self, source: SourceTurn, turn: Turn) -> Slots:
         slots: Slots = self._cache.peek(source.keys(), turn.space).cpu().numpy()

@@ -20,6 +20,7 @@ from leyline_engine.sglang.accounts import Accounts
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.fallback import Fallback
 from leyline_engine.sglang.forgetting import Forgetter, Forgotten
+from leyline_engine.sglang.indexing import TurnIndexer
 from leyline_engine.sglang.publications import Publication
 from leyline_engine.sglang.publishing import KeptOut
 from leyline_engine.sglang.radix import LeylineRadixCache
@@ -38,6 +39,7 @@ class TurnForgets:
         ledger: knows which lineages have read a span.
         forgetter: carries forgets out on the tree.
         fallback: gives up splices of what is forgotten.
+        indexer: takes withheld prompts out of the index of content.
         kept_out: takes requests whose KV is withheld.
         accounts: reports the progress of forgets.
         turns: turns that wait or run, by request.
@@ -51,6 +53,7 @@ class TurnForgets:
         *,
         forgetter: Forgetter,
         fallback: Fallback,
+        indexer: TurnIndexer,
         kept_out: KeptOut,
         accounts: Accounts,
         turns: Mapping[str, Turn],
@@ -60,6 +63,7 @@ class TurnForgets:
         self._ledger = ledger
         self._forgetter = forgetter
         self._fallback = fallback
+        self._indexer = indexer
         self._kept_out = kept_out
         self._accounts = accounts
         self._turns = turns
@@ -174,6 +178,8 @@ class TurnForgets:
         """Publish nothing that a turn computes, as it may have read forgotten spans."""
         turn.withheld = True
         self._kept_out.add(turn.req)
+        # Slots that others sent as well stay in the cache: the session offers them no more.
+        self._indexer.withheld(turn)
         if turn.receipt is not None:
             turn.receipt = msgspec.structs.replace(turn.receipt, turn="")
         if turn.phase is Phase.STAGING:

@@ -111,6 +111,15 @@ def test_an_unknown_lineage_has_read_everything() -> None:
     assert carried[ANYTHING] == 7
 
 
+def test_the_tenant_with_most_lineages_loses_its_oldest() -> None:
+    """A tenant that enters many drops its own records, not another's."""
+    ledger = SpanLedger(max_lineages=4)
+    ledger.enter("small", Carried("kept", 0, {}))
+    dropped = [ledger.enter("large", Carried(str(number), 0, {})) for number in range(6)]
+    assert [key for keys in dropped for key in keys] == [("large", str(n)) for n in range(3)]
+    assert ledger.lineage_count() == 4
+
+
 def test_a_lineage_is_offered_only_where_all_its_entries_are() -> None:
     """A second entry of a lineage takes groups away, and gives none; an edit's has none."""
     ledger, runs = SpanLedger(), (LineageRun(2, "a"),)
