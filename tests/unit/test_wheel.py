@@ -27,6 +27,7 @@ def test_the_wheel_has_what_commands_and_engines_need(shipped: frozenset[str]) -
         "leyline_proxy/demo/session.jsonl.gz",
         "leyline_policies/py.typed",
         "leyline_engine/benches/unrotated.py",
+        "leyline_proxy/evaluation/report.html.jinja",
         "leyline_engine/claims/book.py",
         "leyline_engine/sglang/plugin.py",
     ):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leyline_engine.contract import Directive, Mode, apply_directives, common_prefix
+from leyline_engine.contract import Directive, DirectiveError, Mode, apply_directives, common_prefix
 from leyline_engine.replay.text.chat import PromptEncoder
 
 Span = tuple[int, int]
@@ -74,7 +74,10 @@ def edits_between(before: Rendered, after: Rendered) -> tuple[Directive, ...]:
 
 
 def _makes(source: array[int], edits: Sequence[Directive], wanted: array[int]) -> bool:
-    return array("q", apply_directives(source, edits)) == wanted
+    try:
+        return array("q", apply_directives(source, edits)) == wanted
+    except DirectiveError:  # a short text was found in front of its place
+        return False
 
 
 def _edit(source: array[int], span: Span, replacement: array[int]) -> list[Directive]:

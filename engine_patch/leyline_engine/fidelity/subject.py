@@ -201,7 +201,6 @@ class Subject:
                 break
             logits = sequence.decode_step(token)
         receipt = sequence.finish(None).receipt
-        engine.flush()
         text = str(self.tokenizer.decode(tokens, skip_special_tokens=False))
         return Answer(first, tuple(tokens), text, receipt)
 

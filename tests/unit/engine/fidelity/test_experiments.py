@@ -260,5 +260,10 @@ def test_recall_prompts_show_the_answer_once(note: Note) -> None:
         ]
         expected = [prompt.output] + [prompt.output + 1] * (note is Note.RESTATED)
         assert shown == expected
+        early, late = (
+            prompt.messages[1 : prompt.output - 2],
+            prompt.messages[prompt.output + 2 : -1],
+        )
+        assert early and late and early != late
         lines = str(prompt.messages[prompt.output]["content"]).splitlines()
         assert lines[prompt.line].endswith(f"={prompt.answer}")

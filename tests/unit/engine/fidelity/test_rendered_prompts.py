@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -32,6 +32,7 @@ def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> Rendered:
     return render_chat(PromptEncoder(tokenizer), tokenizer, messages, ())
 
 
+@example([("user", "<", ""), ("user", "<", "<<"), ("user", "<", "<<")])
 @given(st.lists(st.tuples(_ROLES, _TEXTS, _TEXTS), min_size=1, max_size=6))
 def test_directives_make_the_edited_prompt(
     tokenizer: Any, drawn: list[tuple[str, str, str]]
