@@ -47,7 +47,7 @@ def test_later_turns_outside_the_group_hide_nothing(private: int) -> None:
 
 
 def test_a_continuation_outside_the_group_hides_nothing() -> None:
-    """What a session has sent in the group stays offered when it continues by itself."""
+    """Content sent in the group stays offered when its session continues by itself."""
     engine = make_engine(pool=8000)
     prompt = [*random_tokens(40, 2), *DOC, 5]
     ask(engine, prompt, turn("giver"), DOCS)
