@@ -70,7 +70,8 @@ def evaluate(
 
     Tables: single_prompt, trajectory_12, random_edits, trajectory_50, stubs. Each has agreement of
     the first token, of the answer and of the called tool, and KL, L2 and top-10 overlap of the
-    first token's logits, against both references.
+    first token's logits, against both references. removal: the cache after a forget, to the last
+    bit. rotary_sweep, chained_rotations, storage_floor: the rotation of keys, without a model.
 
     Measured cases are in OUT.journal until the report is there. After an interruption, run the same
     command again: it continues.
