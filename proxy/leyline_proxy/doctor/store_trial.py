@@ -68,10 +68,12 @@ async def _write_and_find(link: RedisLink, keys: Keys) -> None:
     if [match.session for match in found] != [_KEPT] or await store.count() != 1:
         raise ResponseError("other sessions were found than were written")
     await store.sessions(_TENANT)
-    # Two commands for rare cases: many alike conversations, and a script new to the server.
+    # Commands for rare cases: many alike conversations, a script new to the server, and responses
+    # that a quarantine deletes.
     opening, entries = keys.opening(_TENANT, _KEY, _HISTORY[0]), _entries(keys, _KEPT)
     await link.call(lambda client: client.zremrangebyrank(opening, 0, -1))
     await link.call(lambda client: client.eval(LOSE.text, 2, *entries, 1, _KEY, 1000))
+    await link.call(lambda client: client.zrangebyscore(opening, 0, 1))
     await store.close_turn(_TENANT, _KEPT, _TURN)
     await store.delete(_TENANT, _KEPT)
 
