@@ -389,7 +389,8 @@ def test_a_user_that_lacks_one_command_of_the_stores(world: World) -> None:
     probe's entries are gone afterwards."""
     used = "+info +time +ping +hello +client +eval +evalsha +set +get +del +hset +hsetnx +hincrby"
     used += " +hlen +hget +hmget +hgetall +hdel +pexpire +zadd +zcard +zcount +zrange +zrevrange"
-    used += " +zrangebyscore +zrevrangebyscore +zrem +zremrangebyrank +zremrangebyscore +zpopmin +select"
+    used += " +zrangebyscore +zrevrangebyscore +zrem +zremrangebyrank +zremrangebyscore +zpopmin"
+    used += " +select"
     place = f"127.0.0.1:{world.redis.port}"
     world.flags["--session-store"] = f"redis://partial:{PASSWORD}@{place}/0"
     with world.client() as client:
