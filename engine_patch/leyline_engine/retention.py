@@ -16,22 +16,22 @@ from leyline_engine.ledger import SpanLedger
 from leyline_engine.sources import SessionKey, SourceRegistry, SourceTurn
 
 
-def prompt_of(
+def source_of(
     session: SessionKey,
     turn: str,
-    prompt: array[int],
+    tokens: array[int],
     *,
     lineage: tuple[LineageRun, ...],
     spans: Sequence[SpanLabel],
     reuse: ReusePayload | None = None,
     cache_salt: str | None = None,
 ) -> SourceTurn:
-    """Return the prompt of a turn that still runs as a source; see :func:`retain_turn`."""
+    """Return a turn's tokens, all or its prompt's, as a source; see :func:`retain_turn`."""
     groups = frozenset(reuse.groups) if reuse is not None else frozenset[str]()
     return SourceTurn(
         turn,
-        prompt,
-        token_digest(prompt),
+        tokens,
+        token_digest(tokens),
         lineage,
         *session,
         spans=tuple(spans),
@@ -63,7 +63,7 @@ def retain_turn(
     tokens = prompt + output
     written = SpanLabel(output_span(turn), len(prompt), len(tokens))
     ledger.label(session, [written.span])
-    source = prompt_of(
+    source = source_of(
         session,
         turn,
         tokens,

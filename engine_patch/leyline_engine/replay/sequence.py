@@ -26,7 +26,7 @@ from leyline_engine.replay.cache.manager import CacheManager
 from leyline_engine.replay.cache.radix import Node
 from leyline_engine.replay.cache.slots import Slots
 from leyline_engine.replay.cache.working import WorkingCache
-from leyline_engine.retention import prompt_of, retain_turn
+from leyline_engine.retention import retain_turn, source_of
 from leyline_engine.sources import SessionKey, SourceTurn
 
 
@@ -174,7 +174,7 @@ class Sequence:
             return
 
         def prompt() -> SourceTurn:
-            return prompt_of(
+            return source_of(
                 session,
                 name,
                 self.prompt,

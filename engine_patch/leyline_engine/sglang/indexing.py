@@ -5,7 +5,7 @@ from __future__ import annotations
 from weakref import finalize
 
 from leyline_engine.content_reuse import ContentReuse
-from leyline_engine.retention import prompt_of
+from leyline_engine.retention import source_of
 from leyline_engine.reuse.index import Slots
 from leyline_engine.sglang.containment import contained
 from leyline_engine.sglang.radix import LeylineRadixCache
@@ -36,7 +36,7 @@ class TurnIndexer:
         name = receipt.turn
 
         def source() -> SourceTurn:
-            return prompt_of(
+            return source_of(
                 session,
                 name,
                 turn.req.origin_input_ids,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
 from typing import Protocol, cast
 
 from leyline_engine.benches.reuse_samples import BenchRequest, Sample
 
-from ..installing import pip_install
-from ..upstream.embedded import EngineUnavailable
+from ..upstream.embedded import EngineUnavailable, load_replay_part
 
 GROUP = "leyline.reuse_benches"
 """Group of entry points: functions of a model's name or None, and of the tokens per answer."""
@@ -37,16 +35,7 @@ def open_bench(model: str | None, tokens: int) -> ReuseBench:
     Raises:
         EngineUnavailable: missing packages, or the model can't be loaded.
     """
-    points = entry_points(group=GROUP, name="replay")
-    if not points:
-        raise EngineUnavailable("This installation is older than its code: install it again.")
-    try:
-        opened = next(iter(points)).load()
-    except ModuleNotFoundError as error:
-        raise EngineUnavailable(
-            f"The replay engine needs the package {error.name!r}. "
-            f"Install it with: {pip_install('proxy', 'engine')}"
-        ) from error
+    opened = load_replay_part(GROUP)
     try:
         return cast("ReuseBench", opened(model, tokens))
     except Exception as error:  # an engine's own errors can't be imported here

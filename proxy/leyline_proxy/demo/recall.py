@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from leyline_engine.fidelity.recall_task import SYSTEM_PROMPT, TOOLS
 from leyline_policies import PolicyError, load_pipeline
 
 from ..edits.prepare import prepare
@@ -32,27 +33,6 @@ if TYPE_CHECKING:
 
 TRAINED_MODELS: Final = frozenset({"leyline-recall", "leyline-recall-notes"})
 """Served names of the models that know the task."""
-SYSTEM_PROMPT: Final = "Answer from what the tools have shown. Look up what they have not."
-TOOLS: Final[tuple[dict[str, Any], ...]] = tuple(
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": description,
-            "parameters": {
-                "type": "object",
-                "properties": {parameter: {"type": "string"}},
-                "required": [parameter],
-            },
-        },
-    }
-    for name, description, parameter in (
-        ("read_config", "Read a configuration.", "name"),
-        ("run", "Run a job.", "name"),
-        ("lookup", "Find the line that begins so.", "line"),
-    )
-)
-"""The tools that the models were trained with."""
 READS: Final = (
     (
         "north",

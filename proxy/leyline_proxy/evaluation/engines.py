@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
 from typing import Protocol, cast
 
 from leyline_engine.fidelity.experiment import Experiment, Scale
 from leyline_engine.fidelity.steps import EvaluationSessions
 
-from ..installing import pip_install
-from ..upstream.embedded import EngineUnavailable
+from ..upstream.embedded import load_replay_part
 
 GROUP = "leyline.evals"
 """Group of entry points: functions of a model's name or None, the sessions and the scale."""
@@ -46,14 +44,5 @@ def open_evaluation(model: str | None, sessions: EvaluationSessions, scale: Scal
         EngineUnavailable: its packages are missing.
         SubjectError: the model can't be loaded or measured.
     """
-    points = entry_points(group=GROUP, name="replay")
-    if not points:
-        raise EngineUnavailable("This installation is older than its code: install it again.")
-    try:
-        opened = next(iter(points)).load()
-    except ModuleNotFoundError as error:
-        raise EngineUnavailable(
-            f"The replay engine needs the package {error.name!r}. "
-            f"Install it with: {pip_install('proxy', 'engine')}"
-        ) from error
+    opened = load_replay_part(GROUP)
     return cast("Evaluation", opened(model, sessions, scale))

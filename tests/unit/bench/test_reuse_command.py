@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from leyline_engine.reuse.index import ReuseIndex
 from leyline_proxy.bench import reuse_replay
+from leyline_proxy.upstream import embedded
 
 ROOT = Path(__file__).parents[3]
 MEASURES = {"ttft_ratio_to_radix", "kl", "argmax_match", "first_divergence"}
@@ -31,7 +32,7 @@ def entry_point(group: str, name: str) -> EntryPoint:
 def checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command finds the checkout's engine."""
     found = entry_point(reuse_replay.GROUP, "replay")
-    monkeypatch.setattr(reuse_replay, "entry_points", lambda **_: [found])
+    monkeypatch.setattr(embedded, "entry_points", lambda **_: [found])
 
 
 def measured(out: Path, *options: str) -> tuple[dict[str, Any], str]:

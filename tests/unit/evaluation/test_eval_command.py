@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from tests.support.random_models import RandomKind, build_random
+from support.random_models import RandomKind, build_random
 from transformers import AutoConfig
 from typer.testing import CliRunner
 
@@ -20,6 +20,7 @@ from leyline_engine.fidelity.steps import EvaluationSessions
 from leyline_policies import load_pipeline
 from leyline_proxy.cli.main import build_app
 from leyline_proxy.evaluation import engines, sessions
+from leyline_proxy.upstream import embedded
 
 ANSWERS = {"single_prompt", "trajectory_12", "random_edits", "trajectory_50", "stubs"}
 """Tables that compare a model's answers by arm."""
@@ -32,7 +33,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry point, whatever this environment's installation knows."""
     value = "leyline_engine.fidelity.replay_eval:ReplayEvaluation"
     point = EntryPoint("replay", value, engines.GROUP)
-    monkeypatch.setattr(engines, "entry_points", lambda **_: (point,))
+    monkeypatch.setattr(embedded, "entry_points", lambda **_: (point,))
 
 
 @pytest.fixture
@@ -197,11 +198,11 @@ def test_an_installation_without_the_engine_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The entry point may be missing, or its packages."""
-    monkeypatch.setattr(engines, "entry_points", lambda **_: ())
+    monkeypatch.setattr(embedded, "entry_points", lambda **_: ())
     result = invoke("--json", tmp_path / "r.json")
     assert result.exit_code == 2 and "install it again" in said(result)
     missing = EntryPoint("replay", "torch_that_is_not_there:X", engines.GROUP)
-    monkeypatch.setattr(engines, "entry_points", lambda **_: (missing,))
+    monkeypatch.setattr(embedded, "entry_points", lambda **_: (missing,))
     result = invoke("--json", tmp_path / "r.json")
     assert result.exit_code == 2 and "'torch_that_is_not_there'" in said(result)
 
