@@ -18,6 +18,7 @@ LONG_FILES = {
 _OPTIONS = "its parameters are the command's options"
 LONG_FUNCTIONS = {
     "proxy/leyline_proxy/bench/command.py command": _OPTIONS,
+    "proxy/leyline_proxy/bench/outside/command.py command": _OPTIONS,
     "proxy/leyline_proxy/bench/reuse_command.py command": _OPTIONS,
     "proxy/leyline_proxy/cli/demo.py demo": _OPTIONS,
     "proxy/leyline_proxy/cli/policies.py try_policies": _OPTIONS,
