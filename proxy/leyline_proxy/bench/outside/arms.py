@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -102,7 +101,7 @@ def isolation_settings(tenant: str, key: str, *, isolates: bool) -> dict[str, st
         isolates: True if the engine keeps KV of tenants apart. Without it the runs share prefixes.
     """
     return {
-        "LEYLINE_API_KEYS": json.dumps([f"{tenant}:{key}"]),
+        "LEYLINE_API_KEYS": f"{tenant}:{key}",
         "LEYLINE_CACHE_SCOPE": "tenant" if isolates else "shared",
     }
 

@@ -17,16 +17,7 @@ from .errors import MissingError
 from .plan import Plan, Run
 from .proxy_process import serve_arguments
 
-_COLUMNS = (
-    "solved",
-    "score (95 %)",
-    "difference (95 %)",
-    "prompt\ntokens",
-    "prefilled",
-    "served",
-    "generated",
-    "wall, s",
-)
+_COLUMNS = ("score", "difference", "prefilled", "served", "wall, s")
 
 
 def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
@@ -42,15 +33,13 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for arm, figures in summary["arms"].items():
         share, compared = figures["served_share"], summary["paired"].get(arm)
+        score = figures["score"]
         table.add_row(
             arm,
-            f"{figures['solved']}/{figures['attempts']}",
-            _percent(figures["score"], ""),
-            _percent(compared["difference"], "+") if compared else "–",
-            f"{figures['prompt_tokens']:,}",
-            f"{figures['prefilled']:,}",
+            f"{score['value']:.1%} of {figures['attempts']}\n{_ends(score, '')}",
+            "–" if compared is None else _difference(compared["difference"]),
+            f"{_count(figures['prefilled'])}\nof {_count(figures['prompt_tokens'])}",
             "–" if share is None else f"{share:.1%}",
-            f"{figures['generated']:,}",
             f"{figures['wall_s']:,.0f}",
         )
     console.print(table)
@@ -58,9 +47,16 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
         console.print(f"Note: {note}.", markup=False, highlight=False, soft_wrap=True)
 
 
-def _percent(interval: Mapping[str, float], sign: str) -> str:
-    value, low, high = (f"{interval[name] * 100:{sign}.1f}" for name in ("value", "low", "high"))
-    return f"{value} ({low} to {high})"
+def _count(tokens: int) -> str:
+    return f"{tokens:,}" if tokens < 10_000_000 else f"{tokens / 1e6:,.0f} M"
+
+
+def _difference(interval: Mapping[str, float]) -> str:
+    return f"{interval['value']:+.1%}\n{_ends(interval, '+')}"
+
+
+def _ends(interval: Mapping[str, float], sign: str) -> str:
+    return f"{interval['low'] * 100:{sign}.1f} to {interval['high'] * 100:{sign}.1f}"
 
 
 def dry_run(plan: Plan) -> Iterator[str]:
