@@ -71,7 +71,7 @@ def test_arms_differ_in_splicing_alone(story: Story) -> None:
 
 
 def test_a_crash_is_one_line_and_leaves_no_result(story: Story) -> None:
-    """The line names the status and the benchmark's last words; the run isn't counted as finished."""
+    """The line has the status and the benchmark's last words, and the run isn't finished."""
     code, output = story.crashed
     assert code == 2
     assert "ended with status 1: out of memory at beta" in output

@@ -113,7 +113,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 @pytest.mark.nightly
 def test_a_terminated_command_stops_what_it_started(tmp_path: Path) -> None:
-    """After SIGTERM neither agent nor proxy is left, the status is 130, and the account is there."""
+    """SIGTERM leaves no agent, ends with status 130, and keeps the account."""
     out = tmp_path / "out"
     with serving(FakeEngine()) as origin:
         arguments = Harness(origin, out, empties=False).arguments(*ONE_ARM)

@@ -194,7 +194,7 @@ def _checkout(benchmark: Benchmark, checkout: Path | None, *, dry: bool) -> Path
     from .benchmarks import check_checkout
 
     if dry and benchmark.source is not None:
-        return checkout or Path(benchmark.source.repository.rpartition("/")[2])
+        return (checkout or Path(benchmark.source.repository.rpartition("/")[2])).resolve()
     return check_checkout(benchmark, checkout)
 
 
