@@ -13,11 +13,13 @@ from leyline_proxy.bench.outside.arms import (
     PROFILE_SETTING,
     OutsideArm,
     arm_settings,
+    benchmark_environment,
     check_profile,
     isolation_settings,
     proxy_environment,
     without_settings,
 )
+from leyline_proxy.bench.outside.benchmarks import Endpoint
 from leyline_proxy.bench.outside.command import command
 from leyline_proxy.bench.outside.endpoint import Engine
 from leyline_proxy.bench.outside.errors import EndpointError, MissingError, PlanError
@@ -166,6 +168,17 @@ def test_arms_are_settings_of_the_proxy(tmp_path: Path, monkeypatch: pytest.Monk
         tenant = build_directory(settings).authenticate({"authorization": "Bearer KEY"})
         assert (tenant.name, tenant.cache_salt is not None) == ("b-1", True)
     assert without_settings(environment | {"PATH": "/bin"}) == {"PATH": "/bin"}
+
+
+def test_a_benchmark_reaches_the_proxy_directly() -> None:
+    """Hosts that the user's web proxy leaves alone stay, and this machine is one of them."""
+    variables = Endpoint("http://127.0.0.1:1/v1", "KEY").variables()
+    user = {"NO_PROXY": "hub.corp", "LEYLINE_UPSTREAM_API_KEY": "sk-1", "PATH": "/bin"}
+    found = benchmark_environment(user, variables)
+    assert found["NO_PROXY"] == "hub.corp,127.0.0.1,localhost"
+    assert found["no_proxy"] == "127.0.0.1,localhost"
+    assert (found["PATH"], found["OPENAI_API_KEY"]) == ("/bin", "KEY")
+    assert not [name for name in found if name.startswith("LEYLINE_")]
 
 
 def test_runs_of_an_engine_that_isolates_have_salts_of_their_own() -> None:

@@ -111,6 +111,19 @@ def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
 
 
+def benchmark_environment(
+    environment: Mapping[str, str], variables: Mapping[str, str]
+) -> dict[str, str]:
+    """Return an environment with a step's variables; hosts without a web proxy are added to."""
+    own = without_settings(environment)
+    joined = {
+        name: f"{own[name]},{variables[name]}"
+        for name in ("NO_PROXY", "no_proxy")
+        if own.get(name) and name in variables
+    }
+    return {**own, **variables, **joined}
+
+
 def proxy_environment(
     environment: Mapping[str, str], settings: Mapping[str, str]
 ) -> dict[str, str]:

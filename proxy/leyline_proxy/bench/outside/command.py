@@ -89,14 +89,13 @@ def command(
     the engine splices. splice+profile: as the model's fidelity profile says.
 
     Writes OUT/ARM/run-N with the benchmark's own files, and OUT/summary.json with
-    score (Wilson's 95 % interval), paired difference, prompt, prefilled and
-    generated tokens, share served and wall time. Run the same command again to
-    continue: finished runs and tasks stay. docs/outside-benchmarks.md has what each
-    benchmark needs.
+    score (Wilson's 95 % interval), paired difference, tokens by source, share
+    served and wall time. Run the same command again to continue: finished runs
+    and tasks stay. docs/outside-benchmarks.md says how to install each benchmark.
 
     \b
-    Example: leyline bench outside --benchmark debug-gym --upstream
-    http://gpu1:30000 --model NAME --checkout ~/debug-gym --repeat 4
+    Example: leyline bench outside --benchmark debug-gym --model NAME \\
+        --upstream http://gpu1:30000 --checkout ~/debug-gym --repeat 4
     """
     from rich.console import Console
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from .arms import (
     OutsideArm,
     arm_settings,
+    benchmark_environment,
     isolation_settings,
     proxy_environment,
     without_settings,
@@ -208,7 +209,7 @@ def _run_step(
         EndpointError: the engine was away for too long.
     """
     log = folder / f"{step.name}.log"
-    environment = {**without_settings(os.environ), **step.variables}
+    environment = benchmark_environment(os.environ, step.variables)
     watch = _Watch(proxy, patience_s)
 
     def tick() -> None:

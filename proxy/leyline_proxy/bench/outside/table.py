@@ -74,10 +74,11 @@ def dry_run(plan: Plan) -> Iterator[str]:
             yield shlex.join(plan.between)
         yield from _proxy_lines(plan, run)
         job = plan.job(run, Endpoint("http://127.0.0.1:PORT/v1", "KEY"))
+        yield f"mkdir -p {shlex.quote(str(job.results))}"
         try:
             files = plan.benchmark.files(job)
         except MissingError as error:
-            yield f"# {error}"
+            yield f"# here the run writes its files, once the checkout is there ({error})"
         else:
             for path, text in files.items():
                 yield from _file_lines(path, text)
