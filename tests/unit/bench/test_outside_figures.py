@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,7 +42,7 @@ BASE, SPLICE = OutsideArm.RE_PREFILL, OutsideArm.SPLICE
 def test_wilson_equals_published_intervals(
     solved: int, count: int, low: float, high: float
 ) -> None:
-    """Newcombe 1998 (Statistics in Medicine 17, 857), table I, method 3."""
+    """The examples of Newcombe 1998 (Statistics in Medicine 17, 857), by the score method."""
     found = wilson(solved, count)
     assert (round(found.low, 4), round(found.high, 4)) == (low, high)
 
@@ -49,6 +50,7 @@ def test_wilson_equals_published_intervals(
 @pytest.mark.parametrize(
     ("cells", "low", "high"),
     [
+        ((20, 12, 2, 16), 0.0562, 0.3292),
         ((36, 12, 2, 0), 0.0569, 0.3404),
         ((36, 14, 0, 0), 0.1528, 0.4167),
         ((2, 97, 1, 0), 0.8721, 0.9854),
@@ -60,7 +62,7 @@ def test_wilson_equals_published_intervals(
 def test_paired_differences_equal_published_intervals(
     cells: tuple[int, int, int, int], low: float, high: float
 ) -> None:
-    """Newcombe 1998 (Statistics in Medicine 17, 2635), method 10; arms swapped, it is mirrored."""
+    """Method 10 of Newcombe 1998 (Statistics in Medicine 17, 2635); swapped, it is mirrored."""
     both, wins, losses, neither = cells
     arm = [True] * (both + wins) + [False] * (losses + neither)
     base = [True] * both + [False] * wins + [True] * losses + [False] * neither
@@ -71,6 +73,18 @@ def test_paired_differences_equal_published_intervals(
     assert (mirrored.low, mirrored.high) == pytest.approx(
         (-found.difference.high, -found.difference.low)
     )
+
+
+def test_the_interval_of_a_difference_covers_it() -> None:
+    """In 19 of 20 drawn comparisons of correlated arms, the interval holds the true difference."""
+    chance, count, draws = random.Random(7), 60, 1500
+    cells = [(True, True)] * 9 + [(True, False)] * 5 + [(False, True)] * 2 + [(False, False)] * 4
+    covered = 0
+    for _ in range(draws):
+        drawn = chance.choices(cells, k=count)
+        found = paired([arm for arm, _ in drawn], [base for _, base in drawn]).difference
+        covered += found.low <= 3 / 20 <= found.high
+    assert 0.935 < covered / draws < 0.97
 
 
 METRICS = """\
