@@ -24,7 +24,7 @@ from leyline_proxy.bench.outside.command import command
 from leyline_proxy.bench.outside.endpoint import Engine
 from leyline_proxy.bench.outside.errors import EndpointError, MissingError, PlanError
 from leyline_proxy.bench.outside.files import sole_user, write_whole
-from leyline_proxy.bench.outside.running import check_docker, check_engine
+from leyline_proxy.bench.outside.running import EngineWatch, check_docker, check_engine
 from leyline_proxy.bench.outside.tasks import Selection
 from leyline_proxy.settings import Settings, load_settings
 from leyline_proxy.tenants.directory import build_directory
@@ -207,6 +207,28 @@ def test_the_profile_arm_needs_profile_and_setting(tmp_path: Path) -> None:
     assert settings["LEYLINE_FIDELITY_PROFILE"] == str(profile)
     assert settings["LEYLINE_SPLICE"] == "true"
     assert "LEYLINE_FIDELITY_PROFILE" not in arm_settings(OutsideArm.SPLICE, POLICY, profile)
+
+
+def test_patience_begins_again_when_the_engine_is_back() -> None:
+    """An engine may be away for the patience, again and again, and not for longer."""
+    clock, answers = [0.0], [True]
+    watch = EngineWatch(lambda: answers[0], 5, lambda: clock[0])
+
+    def at(now: float, up: bool) -> None:
+        clock[0], answers[0] = now, up
+        watch.look()
+
+    for now in (2, 4, 6):
+        at(now, up=True)
+    for now in (8, 11):
+        at(now, up=False)
+    at(11.5, up=True)  # too soon to look
+    with pytest.raises(EndpointError, match="for 5 s"):
+        at(12.1, up=False)
+    at(13.2, up=True)
+    at(18.1, up=False)
+    with pytest.raises(EndpointError, match="for 5 s"):
+        at(19.2, up=False)
 
 
 def test_an_engine_that_does_not_splice_serves_re_prefill_alone() -> None:

@@ -210,7 +210,7 @@ def _run_step(
     """
     log = folder / f"{step.name}.log"
     environment = benchmark_environment(os.environ, step.variables)
-    watch = _Watch(proxy, patience_s)
+    watch = EngineWatch(lambda: proxy.engine() is not None, patience_s)
 
     def tick() -> None:
         note()
@@ -226,22 +226,34 @@ def _run_step(
         )
 
 
-class _Watch:
-    """Notices that the engine is away: a benchmark may count that as failures of the model."""
+class EngineWatch:
+    """Notices that the engine is away: a benchmark may count that as failures of the model.
 
-    def __init__(self, proxy: Proxy, patience_s: float) -> None:
-        self._proxy = proxy
+    Args:
+        ready: returns True while the engine answers.
+        patience_s: longest time in seconds that it may be away.
+        now: a clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        ready: Callable[[], bool],
+        patience_s: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ready = ready
         self._patience_s = patience_s
-        self._seen = self._looked = time.monotonic()
+        self._now = now
+        self._seen = self._looked = now()
 
     def look(self) -> None:
         """Look once a second at most. Raises EndpointError."""
-        now = time.monotonic()
+        now = self._now()
         if now - self._looked < 1:
             return
         self._looked = now
-        if self._proxy.engine() is not None:
-            self._seen = time.monotonic()
+        if self._ready():
+            self._seen = now
         elif now - self._seen > self._patience_s:
             raise EndpointError(
                 f"the engine didn't answer for {self._patience_s:.0f} s; "
