@@ -14,12 +14,15 @@ from leyline_engine.contract import (
     LineageRun,
     Mode,
     Reason,
+    Recompute,
     ReuseKind,
     Segment,
     SpanLabel,
     check_directives,
     common_prefix,
     lower_directives,
+    recomputed,
+    uncovered,
 )
 from leyline_engine.ledger import SpanKey, SpanLedger, first_unlabelled
 from leyline_engine.plan import clip_copies, forget_limit
@@ -63,9 +66,16 @@ def forgets(payload: EditPayload | None) -> bool:
 
 
 def resolve_edit(
-    payload: EditPayload, prompt: array[int], registry: SourceRegistry, ledger: SpanLedger
+    payload: EditPayload,
+    prompt: array[int],
+    registry: SourceRegistry,
+    ledger: SpanLedger,
+    recompute: Recompute = Recompute(),  # noqa: B008 - immutable
 ) -> ResolvedEdit:
     """Check sources, directives and segments.
+
+    Args:
+        recompute: tokens after amortized edits that aren't copied, whatever the payload says.
 
     Raises:
         EditRefusedError: holds the reason for the receipt.
@@ -76,6 +86,7 @@ def resolve_edit(
     _check_directives(payload.directives, sources)
     copies = _check_segments(_segments(payload, sources, prompt), sources, prompt)
     _check_agreement(payload.directives, copies)
+    copies = _without_recomputed(copies, payload.directives, sources, recompute)
     forgotten = forgotten_spans(payload, sources, ledger)
     if forgets(payload):
         copies = clip_copies(copies, _limits(payload, sources, ledger, forgotten))
@@ -212,6 +223,30 @@ def _check_agreement(directives: Sequence[Directive], copies: Sequence[CopySegme
                 raise EditRefusedError(
                     Reason.INVALID_EDIT, f"a segment copies what directive {index} removes"
                 )
+
+
+def _without_recomputed(
+    copies: Sequence[CopySegment],
+    directives: Sequence[Directive],
+    sources: Sequence[SourceTurn],
+    how: Recompute,
+) -> tuple[CopySegment, ...]:
+    """Return the copies without the tokens after amortized edits that are computed again."""
+    if how == Recompute():
+        return tuple(copies)
+    again: dict[int, list[tuple[int, int]]] = {}
+    for index, source in enumerate(sources):
+        cuts = [
+            (directive.start, directive.end)
+            for directive in directives
+            if directive.source == index and directive.mode is Mode.AMORTIZE
+        ]
+        again[index] = recomputed(source.tokens, cuts, how) if cuts else []
+    return tuple(
+        CopySegment(copy.source, start, end, copy.dest + start - copy.start)
+        for copy in copies
+        for start, end in uncovered((copy.start, copy.end), again[copy.source])
+    )
 
 
 def _check_segments(

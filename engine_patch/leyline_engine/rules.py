@@ -19,6 +19,7 @@ from leyline_engine.contract import (
     Mode,
     Outcome,
     Reason,
+    Recompute,
     ReusePayload,
     SpanLabel,
     common_prefix,
@@ -100,12 +101,19 @@ class Rules:
     """
 
     def __init__(
-        self, registry: SourceRegistry, ledger: SpanLedger, *, splices: bool, salt: bytes
+        self,
+        registry: SourceRegistry,
+        ledger: SpanLedger,
+        *,
+        splices: bool,
+        salt: bytes,
+        recompute: Recompute = Recompute(),  # noqa: B008 - immutable
     ) -> None:
         self._registry = registry
         self._ledger = ledger
         self._splices = splices
         self._salt = salt
+        self._recompute = recompute
 
     def check(
         self,
@@ -142,7 +150,7 @@ class Rules:
     def _resolve(self, payload: EditPayload, prompt: array[int]) -> ResolvedEdit:
         if not self._splices:
             raise EditRefusedError(Reason.UNSUPPORTED_RUNTIME, "this engine doesn't splice")
-        return resolve_edit(payload, prompt, self._registry, self._ledger)
+        return resolve_edit(payload, prompt, self._registry, self._ledger, self._recompute)
 
     def maps(self, request: CheckedRequest) -> Iterator[tuple[LineageRun, ...]]:
         """Yield lineage maps under which the prompt may be cached: its own, then shared ones."""

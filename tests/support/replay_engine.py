@@ -16,6 +16,7 @@ from leyline_engine.contract import (
     Directive,
     EditPayload,
     LineageRun,
+    Recompute,
     ReuseMode,
     ReusePayload,
     SourceRef,
@@ -96,12 +97,18 @@ def make_engine(
     chunk: int = 32,
     splicing: bool = True,
     matcher: MatcherKind = MatcherKind.WINNOW,
+    recompute: Recompute = Recompute(),  # noqa: B008 - immutable
 ) -> ReplayEngine:
     """An engine over the tiny model."""
     tokenizer: Any = None
     loaded = LoadedModel("tiny", tiny_model(kind), tokenizer, "f" * 32, "")
     return ReplayEngine(
-        loaded, pool_tokens=pool, chunk_tokens=chunk, splicing=splicing, matcher=matcher
+        loaded,
+        pool_tokens=pool,
+        chunk_tokens=chunk,
+        splicing=splicing,
+        matcher=matcher,
+        recompute=recompute,
     )
 
 

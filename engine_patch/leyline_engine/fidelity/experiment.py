@@ -9,6 +9,8 @@ from typing import Protocol
 
 import msgspec
 
+from leyline_engine.contract import FidelityProfile
+
 Cell = str | int | float | None
 """A value of a table; None is not measured."""
 
@@ -49,6 +51,8 @@ class ResultTable(msgspec.Struct, frozen=True, kw_only=True):
     paper: str = ""
     """The paper's figures of the same test, with their place in it; empty if it has none."""
     chart: Chart | None = None
+    profiles: tuple[FidelityProfile, ...] = ()
+    """Settings that it recommends."""
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from random import Random
 from typing import Any
 
@@ -39,10 +40,53 @@ class RecallPrompt:
     messages: ChatMessages
     """All up to the question."""
     output: int
-    """Index of the message that shows the setting."""
+    """Index of the message that is cut."""
     answer: str
     line: int
     """Line of the output that has the answer, from 0."""
+
+
+class Asked(StrEnum):
+    """The output that the question is about."""
+
+    CUT = "cut"
+    """The one that is cut."""
+    EARLIER = "earlier"
+    """One in front of it, which stays."""
+    LATER = "later"
+    """One after it, which stays."""
+
+
+def draw_question(rng: Random, asked: Asked, note: Note, turns: int) -> RecallPrompt:
+    """Draw a prompt with two outputs that show settings, of which one is cut.
+
+    Args:
+        asked: the output that the question is about. With ``CUT``, only the one is there.
+        note: the assistant's remark on the output that is cut; on the other it says nothing.
+        turns: number of other turns, a third of them at the end.
+    """
+    if asked is Asked.CUT:
+        return draw_prompt(rng, note, turns)
+    keys = rng.sample(KEYS[:WORDS], k=2 * FACTS)
+    own, others = (
+        {key: value(rng, WORDS) for key in part} for part in (keys[:FACTS], keys[FACTS:])
+    )
+    cut = read(rng.choice(FILES), _lines(own), remark(note, own))
+    kept = read(rng.choice(FILES), _lines(others), remark(Note.SILENT, others))
+    other = _other_turns(rng, keys)
+    third = turns // 3
+    parts = [[each for _ in range(third) for each in next(other)] for _ in range(3)]
+    first, second = (cut, kept) if asked is Asked.LATER else (kept, cut)
+    question = rng.choice(keys[FACTS:])
+    opening = [Message("system", SYSTEM_PROMPT), *parts[0]]
+    messages = [*opening, *first, *parts[1], *second, *parts[2], ask(question)]
+    place = len(opening) + (0 if first is cut else len(first) + len(parts[1])) + 2
+    return RecallPrompt(
+        tuple(message.as_dict() for message in messages),
+        place,
+        others[question],
+        list(others).index(question),
+    )
 
 
 def draw_prompt(rng: Random, note: Note, turns: int) -> RecallPrompt:
@@ -51,8 +95,7 @@ def draw_prompt(rng: Random, note: Note, turns: int) -> RecallPrompt:
     facts = {key: value(rng, WORDS) for key in keys}
     other = _other_turns(rng, keys)
     early = [next(other) for _ in range(turns - turns // 2)]
-    output = "\n".join(f"{key}={text}" for key, text in facts.items())
-    chunk = read(rng.choice(FILES), output, remark(note, facts))
+    chunk = read(rng.choice(FILES), _lines(facts), remark(note, facts))
     late = [next(other) for _ in range(turns // 2)]
     asked = rng.choice(keys)
     opening = [Message("system", SYSTEM_PROMPT), *(each for turn in early for each in turn)]
@@ -98,10 +141,14 @@ def long_session(steps: int, seed: str = "trajectory") -> tuple[ChatMessages, ..
 
 
 def _long_output(rng: Random, facts: Mapping[str, str]) -> str:
-    lines = [f"{key}={text}" for key, text in facts.items()]
+    lines = _lines(facts).splitlines()
     while sum(map(len, lines)) < _LONG_OUTPUT:
         lines.insert(rng.randint(0, len(lines)), filler(rng))
     return "\n".join(lines)
+
+
+def _lines(facts: Mapping[str, str]) -> str:
+    return "\n".join(f"{key}={text}" for key, text in facts.items())
 
 
 def _other_turns(rng: Random, taken: Sequence[str]) -> Iterator[Turn]:

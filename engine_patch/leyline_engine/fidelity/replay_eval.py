@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from leyline_engine.fidelity.boundary_recompute import BoundaryRecompute
 from leyline_engine.fidelity.chained_rotations import ChainedRotations
 from leyline_engine.fidelity.errors import SubjectError
 from leyline_engine.fidelity.experiment import Experiment, Scale
@@ -50,6 +51,8 @@ class ReplayEvaluation:
             loaded = [load_model(name) for name in ([model] if model else TRAINED_MODEL_NAMES)]
         except ModelLoadError as error:
             raise SubjectError(str(error)) from error
+        self._asked = tuple(each.name for each in loaded)
+        """Models that are asked for what a session has shown: all but those with random weights."""
         if not model:
             loaded += map(random_model, RANDOM_MODELS)
         self._loaded = tuple(loaded)
@@ -101,6 +104,7 @@ class ReplayEvaluation:
                 by_edits=True,
             ),
             Stubs(subjects, {"recorded": recorded[:_SHORT], "recall": recall}),
+            BoundaryRecompute(subjects, self._asked),
             Removal(self._loaded),
             RotarySweep(),
             ChainedRotations(),

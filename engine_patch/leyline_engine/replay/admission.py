@@ -22,6 +22,7 @@ from leyline_engine.contract import (
     ForgetCounts,
     LineageRun,
     Reason,
+    Recompute,
     ReuseCounts,
     ReusePayload,
     SpanLabel,
@@ -86,6 +87,7 @@ class Admitter:
         struck: called with what each forget has struck, by its ticket, before slots are counted.
         salt: see :func:`~leyline_engine.lineage.derive_lineage`; by default it is drawn.
         matcher: the choice of fingerprints by which content is found.
+        recompute: tokens after edits that aren't copied.
     """
 
     def __init__(
@@ -96,11 +98,14 @@ class Admitter:
         struck: Callable[[str, Struck], None],
         salt: bytes | None = None,
         matcher: MatcherKind = MatcherKind.WINNOW,
+        recompute: Recompute = Recompute(),  # noqa: B008 - immutable
     ) -> None:
         self._cache = cache
         self._struck = struck
         salt = token_bytes(SALT_BYTES) if salt is None else salt
-        self._rules = Rules(cache.registry, cache.ledger, splices=splices, salt=salt)
+        self._rules = Rules(
+            cache.registry, cache.ledger, splices=splices, salt=salt, recompute=recompute
+        )
         self._reuse = ContentReuse(
             cache.registry, cache.ledger, cache.capacity, salt=salt, matcher=matcher
         )

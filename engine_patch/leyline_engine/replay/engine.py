@@ -19,6 +19,7 @@ from leyline_engine.contract import (
     EditPayload,
     ForgetCounts,
     KVFacts,
+    Recompute,
     engine_actions,
 )
 from leyline_engine.edits import forgets
@@ -66,6 +67,7 @@ class ReplayEngine:
         chunk_tokens: int = 512,
         splicing: bool = True,
         matcher: MatcherKind = MatcherKind.WINNOW,
+        recompute: Recompute = Recompute(),  # noqa: B008 - immutable
         secret: str | None = None,
         open_claims: OpenClaims = EngineClaims,
         metrics: EngineMetrics | None = None,
@@ -94,6 +96,7 @@ class ReplayEngine:
             splices=not unsupported,
             struck=self._withhold_readers,
             matcher=matcher,
+            recompute=recompute,
         )
         self.capability = Capability(
             engine="replay",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from starlette.applications import Starlette
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from leyline_engine.claims.limits import Limits
+from leyline_engine.contract import Recompute, own_profile
 from leyline_engine.energy import cuda_uuids, open_account
 from leyline_engine.metrics import PrometheusMetrics
 from leyline_engine.replay.claim_desk import ClaimDesk
@@ -43,6 +45,7 @@ def create_engine_app(
     api_secret: str | None = None,
     hints_secret: str | None = None,
     claim_limits: Mapping[str, Any] | None = None,
+    fidelity_profile: str | None = None,
 ) -> Starlette:
     """Load a model and return the application that serves it; the engine runs from here on.
 
@@ -62,9 +65,11 @@ def create_engine_app(
         hints_secret: the secret with which the proxy signs envelopes and claim commands, and seals
             digests; None takes all of them bare.
         claim_limits: fields of :class:`~leyline_engine.claims.limits.Limits`.
+        fidelity_profile: file with the model's profile, such as a report of ``leyline eval``.
 
     Raises:
         ModelLoadError: the model can't be loaded.
+        ProfileError: the file has no profile for the model.
         ValueError: a limit of claims has no such name or value, or there is no such matcher.
     """
     kind = read_matcher(matcher)
@@ -72,12 +77,17 @@ def create_engine_app(
     loaded = load_model(model, dtype=dtype, device=device)
     if served_name is not None:
         loaded = replace(loaded, name=served_name)
+    recompute = Recompute()
+    if fidelity_profile is not None:
+        path = Path(fidelity_profile).expanduser()
+        recompute = own_profile(path, loaded.name, loaded.fingerprint).recompute
     return serve_model(
         loaded,
         pool_tokens=pool_tokens,
         chunk_tokens=chunk_tokens,
         splicing=splicing,
         matcher=kind,
+        recompute=recompute,
         limits=ServiceLimits(max_running=max_running, max_waiting=max_waiting),
         options=ServingOptions(
             default_max_tokens=default_max_tokens,
@@ -118,6 +128,7 @@ def serve_model(
     chunk_tokens: int = 512,
     splicing: bool = True,
     matcher: MatcherKind = MatcherKind.WINNOW,
+    recompute: Recompute = Recompute(),  # noqa: B008 - immutable
     limits: ServiceLimits | None = None,
     options: ServingOptions | None = None,
     claim_limits: Limits | None = None,
@@ -136,6 +147,7 @@ def serve_model(
             chunk_tokens=chunk_tokens,
             splicing=splicing,
             matcher=matcher,
+            recompute=recompute,
             secret=options.hints_secret if options else None,
             open_claims=partial(EngineClaims, limits=claim_limits),
             metrics=metrics,

@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResul
 
 from leyline_engine.claims.limits import Limits
 from leyline_engine.content_reuse import ContentReuse
-from leyline_engine.contract import Capability, ClaimRefusal, Reason
+from leyline_engine.contract import Capability, ClaimRefusal, Reason, Recompute
 from leyline_engine.edits import EditRefusedError, forgets
 from leyline_engine.energy import EnergyAccount
 from leyline_engine.ledger import SpanLedger
@@ -84,6 +84,7 @@ class SchedulerEngine:
         secret: str | None,
         salt: bytes,
         min_copy: int,
+        recompute: Recompute = Recompute(),  # noqa: B008 - immutable
         matcher: MatcherKind = MatcherKind.WINNOW,
         agree: Callable[[bool], bool] = bool,
         limits: Limits | None = None,
@@ -111,7 +112,7 @@ class SchedulerEngine:
         self._kept_out = KeptOut()
         self._accounts = Accounts(self.registry, self.ledger, sender, metrics)
         writes = pool is not None
-        rules = Rules(self.registry, self.ledger, splices=writes, salt=salt)
+        rules = Rules(self.registry, self.ledger, splices=writes, salt=salt, recompute=recompute)
         self._matcher = Matcher(cache, rules)
         forgetter = Forgetter(
             cache, self.registry, self.ledger, self.publications, erases=writes, told=metrics.forgot

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+from leyline_engine.contract import Capability, Recompute, own_profile
 
 BACKEND = "leyline"
 """Value of ``--radix-cache-backend`` that switches Leyline on."""
 
 MATCHER_VARIABLE = "LEYLINE_REUSE_MATCHER"
 """``winnow``, ``cdc`` or ``off``: the choice of fingerprints by which content is found."""
+PROFILE_VARIABLE = "LEYLINE_FIDELITY_PROFILE"
+"""Path of a file with the model's fidelity profile."""
 MIN_COPY_VARIABLE = "LEYLINE_MIN_COPY_TOKENS"
 _MIN_COPY = 32
 """Minimum length of copies, in tokens; a shorter prefill costs less than a forward and a launch."""
@@ -88,6 +93,7 @@ def create_cache(context: Any) -> Any:
         secret=hints_secret(),
         salt=common_salt(group),
         min_copy=int(os.environ.get(MIN_COPY_VARIABLE) or _MIN_COPY),
+        recompute=recompute_from(facts.capability),
         matcher=read_matcher(os.environ.get(MATCHER_VARIABLE) or MatcherKind.WINNOW),
         agree=agreement(group),
         limits=limits_from(),
@@ -102,6 +108,20 @@ def create_cache(context: Any) -> Any:
     else:
         log.warning("Leyline does not splice here: %s", facts.capability.unsupported_reason)
     return cache
+
+
+def recompute_from(
+    capability: Capability, environment: Mapping[str, str] = os.environ
+) -> Recompute:
+    """Return the tokens after edits that the operator wants computed again.
+
+    Raises:
+        ProfileError: the file has no profile for the model.
+    """
+    path = environment.get(PROFILE_VARIABLE)
+    if not path:
+        return Recompute()
+    return own_profile(Path(path), capability.model, capability.model_fingerprint).recompute
 
 
 def _gpus(context: Any, ranks: int) -> range:

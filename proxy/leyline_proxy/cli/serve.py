@@ -87,6 +87,10 @@ def serve(
         Path | None,
         typer.Option(help="YAML file of policies by tenant and model; reloaded when it changes."),
     ] = None,
+    fidelity_profile: Annotated[
+        Path | None,
+        typer.Option(help="JSON file of settings by model, such as a report of `leyline eval`."),
+    ] = None,
     on_fault: Annotated[
         str | None,
         typer.Option(help="If a policy that forgets fails: refuse or skip \\[refuse]."),

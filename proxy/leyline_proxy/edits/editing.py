@@ -41,6 +41,12 @@ class EditInput:
     """Messages that the session has in quarantine, by index in the client's list."""
 
     @property
+    def erratum(self) -> str:
+        """The note that shortened messages end with; empty if the engine doesn't splice."""
+        profile = self.status.profile
+        return profile.erratum if profile is not None and self.status.splices else ""
+
+    @property
     def last(self) -> RetainedTurn | None:
         """The session's last turn."""
         return self.session.last if self.session is not None else None
@@ -80,6 +86,7 @@ def edit(given: EditInput, facts: PolicySession, timing: Timing | None, metrics:
             fingerprints=request.fingerprints,
             session=facts,
             condemned=given.condemned,
+            erratum=given.erratum,
         )
         if prepared.refused is not None:
             raise _refusal(given, prepared, prepared.refused, metrics)

@@ -19,6 +19,7 @@ from leyline_policies.verbs import is_annotated, pin_of, scopes_of, unannotated
 from ..model.messages import Message, fingerprint
 from ..model.prepared import Fingerprinted, Prepared, Quarantined, SentMessage
 from ..request.declared import DeclaredEdit, apply_declared
+from .erratum import add_errata
 from .running import SAYS, Limit, PolicyRun, PolicySession, PolicyTimeoutError
 from .stage import Stage, client_stage, declared_demands, find_fault
 
@@ -36,6 +37,7 @@ def prepare(
     fingerprints: Sequence[int] | None = None,
     session: PolicySession | None = None,
     condemned: Mapping[int, Quarantined] | None = None,
+    erratum: str = "",
 ) -> Prepared:
     """Run declared edits and policies over the client's messages. Policies' faults never raise; a
     fault of a policy that forgets refuses the result.
@@ -47,6 +49,7 @@ def prepare(
         fingerprints: the client's messages' fingerprints, if known.
         session: without it, policies know of no earlier turn.
         condemned: the client's messages that are in quarantine already.
+        erratum: note at the end of each message that a policy shortened.
 
     Raises:
         DeclaredEditError: a declared edit can't be applied; see :func:`check_declared`.
@@ -62,6 +65,7 @@ def prepare(
         # A trusted policy broke the rules: find out which, and leave it out.
         runner = PolicyRun(session, turn_index, checked=True, condemned=condemned)
         done = runner.run_all(stage, policies, untouched)
+    done = add_errata(done, client, erratum, memo)
     scopes: frozenset[str] = frozenset()
     pins: dict[int, Mapping[str, Any]] = {}
     if memo.any(done.messages, SAYS, is_annotated, "sent"):

@@ -59,6 +59,7 @@ def evaluate(
             "scale": scale.value,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "tables": tables,
+            "profiles": [each for table in tables.values() for each in table["profiles"]],
         }
         files = {out: orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n"}
         if html is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from leyline_engine.contract import Recompute, find_quotes, uncovered
+
 from ..model.diff import MessageDiff, diff_messages
 from ..model.history import FRAME, shortest_partial
 from ..model.prepared import DECLARED, Prepared
@@ -53,13 +55,13 @@ def consider(
     rules: UndeclaredRules,
     names: SpanNames,
     *,
-    boundary: int,
+    recompute: Recompute,
 ) -> Candidate:
     """Compare one retained turn with this one.
 
     Args:
         names: of this turn's messages.
-        boundary: number of tokens after each edit to compute again.
+        recompute: tokens after each edit to compute again.
     """
     before = turn.prepared
     view = SourceView(turn.tokens, turn.rendered.spans, len(turn.rendered.tokens))
@@ -70,7 +72,7 @@ def consider(
     shown = rules.trust == "name" or not turn.lineage or _is_shown(before, prepared)
     same = continued(view, rendered) if shown and not demands else None
     if same is not None:  # nothing changed, so there is nothing to explain
-        return Candidate(turn, same, (), _usable(same, (), (), turn, boundary))
+        return Candidate(turn, same, (), _usable(same, (), (), turn, recompute))
     sent = diff_messages(
         before.messages,
         prepared.messages,
@@ -98,7 +100,7 @@ def consider(
     edits = _with_demands(_edits(diff, finder), demands, diff, prepared)
     if not shown:
         edits = _with_hidden(edits, turn, diff, client, prepared)
-    return Candidate(turn, diff, tuple(edits), _usable(diff, edits, demands, turn, boundary))
+    return Candidate(turn, diff, tuple(edits), _usable(diff, edits, demands, turn, recompute))
 
 
 def _opens_alike(before: Prepared, prepared: Prepared) -> bool:
@@ -220,11 +222,11 @@ def _usable(
     edits: Sequence[Edit],
     demands: Sequence[Demand],
     turn: RetainedTurn,
-    boundary: int,
+    recompute: Recompute,
 ) -> tuple[Kept, ...]:
     """Return kept runs before the first exact or forget edit.
 
-    They exclude boundaries and hidden readers.
+    They exclude what is computed again and hidden readers.
     """
     cut = min((e.hunk.new_start for e in edits if e.mode != "amortize"), default=None)
     limit = len(turn.tokens)
@@ -237,13 +239,21 @@ def _usable(
     for run in diff.kept:
         if cut is not None and run.dest >= cut:
             break
-        skip = boundary if run.dest > 0 else 0
+        skip = recompute.boundary if run.dest > 0 else 0
         end = min(run.end, limit)
         if cut is not None:
             end = min(end, run.start + cut - run.dest)
         if end - run.start > skip:
             usable.append(Kept(run.start + skip, end, run.dest + skip))
-    return tuple(usable)
+    cuts = [(edit.hunk.start, edit.hunk.end) for edit in edits if edit.mode == "amortize"]
+    if not (recompute.quotes and cuts):
+        return tuple(usable)
+    quotes = find_quotes(turn.tokens, cuts, recompute.quotes)
+    return tuple(
+        Kept(start, end, run.dest + start - run.start)
+        for run in usable
+        for start, end in uncovered((run.start, run.end), quotes)
+    )
 
 
 def records_of(own: Sequence[Edit], others: Sequence[Edit]) -> tuple[EditRecord, ...]:

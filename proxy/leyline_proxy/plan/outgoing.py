@@ -89,7 +89,7 @@ def reuse_payload(
     options, tenant = given.request.options, given.request.tenant
     return ReusePayload(
         mode=ReuseMode(_reuse_mode(given.request)),
-        boundary=options.boundary,
+        boundary=options.boundary or 0,
         groups=tenant.reuse_groups if options.reuse_groups is None else options.reuse_groups,
         margin=tenant.reuse_margin if options.reuse_margin is None else options.reuse_margin,
         sources=_sealed(named.sources, secret),

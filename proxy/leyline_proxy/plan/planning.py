@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from leyline_engine.contract import ATTENTION_SINK, LiteralSegment, Mode, Outcome, Reason
+from leyline_engine.contract import ATTENTION_SINK, LiteralSegment, Mode, Outcome, Reason, Recompute
 from leyline_policies import Policy
 
 from ..edits.editing import Edited, EditInput
@@ -277,9 +277,17 @@ def _synthesize(
         forget=forget,
         model_fingerprint=given.status.retains_as,
         sink=sink_of(given.status),
-        boundary=given.request.options.boundary,
+        recompute=_recompute(given),
     )
     return _with_lost_sources(given, prepared, plan)
+
+
+def _recompute(given: PlanInput) -> Recompute:
+    """Return the tokens after edits to compute again: as the request says, or the profile."""
+    profile, boundary = given.status.profile, given.request.options.boundary
+    if boundary is not None:
+        return Recompute(boundary)
+    return profile.recompute if profile is not None else Recompute()
 
 
 def _with_lost_sources(given: PlanInput, prepared: Prepared, plan: TurnPlan) -> TurnPlan:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from leyline_engine.contract import Recompute
+
 from ..model.session import RetainedTurn
 from ..model.spans import SpanNames
 from ..render import steering_digest
@@ -42,7 +44,9 @@ def _compared(
 ) -> Reach:
     if planned.rendered is None:
         return Reach()
-    found = consider(last, planned.prepared, planned.rendered, given.rules, names, boundary=0)
+    found = consider(
+        last, planned.prepared, planned.rendered, given.rules, names, recompute=Recompute()
+    )
     return reach_of(found, moved)
 
 

@@ -20,6 +20,7 @@ from leyline_engine.contract import (
     Mode,
     Outcome,
     Reason,
+    Recompute,
     Segment,
     SourceRef,
     SpanLabel,
@@ -80,7 +81,7 @@ def synthesize(
     forget: tuple[str, ...] = (),
     model_fingerprint: str,
     sink: int = ATTENTION_SINK,
-    boundary: int = 0,
+    recompute: Recompute = Recompute(),  # noqa: B008 - immutable
 ) -> TurnPlan:
     """Plan one turn against the session's retained turns.
 
@@ -91,7 +92,7 @@ def synthesize(
         names: of this turn's messages.
         forget: names whose readers must all be removed.
         sink: leading positions that the engine always computes again.
-        boundary: number of tokens after each edit to compute again.
+        recompute: tokens after each edit to compute again.
 
     Returns:
         A plan whose segments reproduce the prompt; without directives if nothing was edited, or if
@@ -102,7 +103,7 @@ def synthesize(
     thorough = bool(prepared.forget_marks)
     candidates: list[Candidate] = []
     for index in range(len(usable) - 1, -1, -1):
-        candidate = consider(usable[index], prepared, rendered, rules, names, boundary=boundary)
+        candidate = consider(usable[index], prepared, rendered, rules, names, recompute=recompute)
         candidates.append(candidate)
         longest_left = max((len(turn.tokens) for turn in usable[:index]), default=0)
         if not thorough and candidate.reusable >= longest_left and not _has_holes(candidate):

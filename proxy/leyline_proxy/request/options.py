@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from leyline_engine.contract import MAX_GROUPS
+from leyline_engine.contract import MAX_BOUNDARY, MAX_GROUPS
 
 from ..model.fields import OPTIONS_FIELD, GroupName, OptionError, ShareName, field_error
 from ..model.undeclared import UndeclaredRules
@@ -19,8 +19,8 @@ class RequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     policy: str | None = None
     undeclared: dict[str, str] = {}
     edits: list[DeclaredEdit] = []
-    boundary: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
-    """Number of tokens after each edit to compute again."""
+    boundary: Annotated[int, msgspec.Meta(ge=0, le=MAX_BOUNDARY)] | None = None
+    """Number of tokens after each edit to compute again; None for the model's fidelity profile."""
     share: ShareName | None = None
     """Scope within the tenant that may see this turn's splices; empty for this session alone."""
     reuse: Literal["off", "observe", "live"] | None = None

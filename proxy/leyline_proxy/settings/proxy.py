@@ -117,6 +117,9 @@ class Settings(
     """How to handle a request when a policy fails that takes out what the model must not see.
     ``refuse`` sends nothing, ``skip`` sends the request as it was. Other policies are always
     skipped."""
+    fidelity_profile: Path | None = None
+    """JSON file with measured settings by model, such as a report of ``leyline eval``: the tokens
+    after an edit that are computed again, and the note in shortened messages."""
     edit_timing: Literal["now", "auto", "wait"] = "auto"
     """``now``: a policy's edits are sent on the turn on which it makes them. ``wait``: edits that
     reclaim tokens wait until they pay off. ``auto``: they wait if the engine can't splice."""

@@ -6,12 +6,19 @@ An engine whose plugin failed to load looks healthy, so the proxy asks whether i
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
 import structlog
 
-from leyline_engine.contract import ACTION_VERSION, CLAIM_ACTION, Capability
+from leyline_engine.contract import (
+    ACTION_VERSION,
+    CLAIM_ACTION,
+    Capability,
+    FidelityProfile,
+    profile_of,
+)
 
 from ..errors import ProxyError
 from ..render.renderer import TEXT_MEMORY_BYTES
@@ -49,6 +56,8 @@ class UpstreamStatus:
     """False if the engine may soon report something else."""
     rendering: Rendering = field(default_factory=Rendering)
     splicing_allowed: bool = True
+    profile: FidelityProfile | None = None
+    """Fidelity profile of the engine's model."""
 
     @property
     def splices(self) -> bool:
@@ -105,6 +114,7 @@ class Handshake:
             down.
         name: the engine's, as a metric label.
         text_memory_bytes: memory for texts that were rendered and tokenised before.
+        profiles: fidelity profiles of models.
     """
 
     def __init__(
@@ -115,6 +125,7 @@ class Handshake:
         name: str = "engine",
         text_memory_bytes: int = TEXT_MEMORY_BYTES,
         splice: bool,
+        profiles: Sequence[FidelityProfile] = (),
         interval_s: float,
         retry_s: float,
     ) -> None:
@@ -127,6 +138,7 @@ class Handshake:
         self._wake = asyncio.Event()
         self._asking = asyncio.Lock()
         self._splice = splice
+        self._profiles = tuple(profiles)
         self._asked_at = float("-inf")
         self._shown: dict[tuple[str, str], None] = {}
         """Model and engine of the existing series."""
@@ -217,7 +229,21 @@ class Handshake:
             rendering = await examine_rendering(
                 self._client, answer.model, memory_bytes=self._text_memory_bytes
             )
-        return replace(found, capability=answer, capability_problem="", rendering=rendering)
+        return replace(
+            found,
+            capability=answer,
+            capability_problem="",
+            rendering=rendering,
+            profile=self._profile_of(answer, before.capability),
+        )
+
+    def _profile_of(self, now: Capability, before: Capability | None) -> FidelityProfile | None:
+        """Return the profile of an engine's model; log a new model that has none."""
+        found = profile_of(self._profiles, now.model, now.model_fingerprint)
+        model = before.model if before is not None else None
+        if self._profiles and found is None and now.model != model:
+            log.warning("fidelity_profile_missing", upstream=self._name, model=now.model)
+        return found
 
     def _publish(self, before: UpstreamStatus) -> None:
         status = self.status

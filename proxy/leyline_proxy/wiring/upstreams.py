@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import httpx
 from starlette.types import ASGIApp
+
+from leyline_engine.contract import FidelityProfile, read_profiles
 
 from ..settings import ONLY_ENGINE, Settings, UpstreamSettings, secret_of
 from ..telemetry.metrics import Metrics
@@ -36,15 +39,18 @@ def build_pool(settings: Settings, engine_app: ASGIApp | None, metrics: Metrics)
         engine_app: one in this process, which then is the only one.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or ``fidelity_profile`` is no file of profiles.
     """
     engines = settings.engines()
     if engine_app is not None:
         engines = {ONLY_ENGINE: UpstreamSettings(url=EMBEDDED_BASE_URL)}
     if not engines:
         raise ValueError("set upstream to the engine's URL, or pass an embedded engine")
+    path = settings.fidelity_profile
+    profiles = read_profiles(path) if path is not None else ()
     replicas = [
-        _replica(name, each, settings, engine_app, metrics) for name, each in engines.items()
+        _replica(name, each, settings, engine_app, metrics=metrics, profiles=profiles)
+        for name, each in engines.items()
     ]
     for replica in replicas:
         metrics.watch_replica(
@@ -60,7 +66,9 @@ def _replica(
     own: UpstreamSettings,
     settings: Settings,
     engine_app: ASGIApp | None,
+    *,
     metrics: Metrics,
+    profiles: Sequence[FidelityProfile],
 ) -> Replica:
     api_key = secret_of(own.api_key or settings.upstream_api_key)
     client = UpstreamClient(
@@ -86,6 +94,7 @@ def _replica(
         # Each engine may have its own template and tokenizer.
         text_memory_bytes=settings.text_memory_bytes * 7 // 8 // max(1, len(settings.engines())),
         splice=settings.splice,
+        profiles=profiles,
         interval_s=settings.handshake_interval_s,
         retry_s=settings.handshake_retry_s,
     )

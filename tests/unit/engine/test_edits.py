@@ -6,6 +6,7 @@ from array import array
 
 import msgspec
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_kit import SCOPE, SESSION, Turn, opened, spliced
@@ -29,6 +30,7 @@ from leyline_engine.contract import (
     Mode,
     Outcome,
     Reason,
+    Recompute,
     Segment,
     SourceRef,
     SpanLabel,
@@ -250,3 +252,38 @@ def test_a_second_splice_under_a_share_goes_on_with_the_first() -> None:
     other = msgspec.structs.replace(register("t", session="other"), share="crew")
     _, found = run(engine, [*again, 7], other)
     assert (found.receipt.tokens.prefix, found.receipt.lineage) == (len(again), lineage)
+
+
+@pytest.mark.parametrize("kind", ["gqa", "mla"])
+def test_an_engines_profile_holds_whatever_a_payload_copies(kind: str) -> None:
+    """The boundary and the quotes are computed again, to the bit as if the payload had left them
+    out; an engine without a profile copies them."""
+    cut = random_tokens(40, 1)
+    source = [
+        *random_tokens(60, 2),
+        *cut,
+        *random_tokens(50, 3),
+        *cut[10:20],
+        *random_tokens(30, 4),
+    ]
+    whole = Directive(60, 100, (7, 8), Mode.AMORTIZE)
+    careful = [
+        Directive(60, 105, (7, 8, *source[100:105]), Mode.AMORTIZE),
+        Directive(150, 160, tuple(source[150:160]), Mode.AMORTIZE),
+    ]
+    found = {}
+    for name, recompute, directives in (
+        ("profile", Recompute(5, 3), [whole]),
+        ("payload", Recompute(), careful),
+        ("both", Recompute(5, 3), careful),
+        ("neither", Recompute(), [whole]),
+    ):
+        engine = make_engine(kind, recompute=recompute)
+        run(engine, source, register("t1"))
+        prompt, payload = edit(source, directives, tail=random_tokens(9, 5))
+        found[name] = run(engine, prompt, payload)
+    spliced = {name: record.receipt.tokens.spliced for name, (_, record) in found.items()}
+    assert spliced["profile"] == spliced["payload"] == spliced["neither"] - 15
+    assert torch.equal(found["profile"][0], found["payload"][0])
+    assert not torch.equal(found["profile"][0], found["neither"][0])
+    assert spliced["both"] < spliced["profile"]  # the directives now end later

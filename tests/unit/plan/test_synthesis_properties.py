@@ -30,6 +30,7 @@ from leyline_engine.contract import (
     LineageRun,
     Mode,
     Outcome,
+    Recompute,
     check_directives,
 )
 from leyline_proxy.edits.prepare import prepare
@@ -66,14 +67,14 @@ def test_nothing_behind_a_callers_own_edit_is_copied(
     numbered().flatmap(lambda ms: st.tuples(st.just(ms), callers_edits(len(ms)))),
     st.sampled_from([NOTHING, ANYTHING]),
     st.sampled_from(["amortize", "forget"]),
-    st.integers(0, 40),
+    st.builds(Recompute, st.integers(0, 40), st.sampled_from([0, 0, 1, 3])),
     st.data(),
 )
 def test_plans_are_sound(
     pair: tuple[list[Message], dict[int, str]],
     rules: UndeclaredRules,
     mode: str,
-    boundary: int,
+    recompute: Recompute,
     data: st.DataObject,
 ) -> None:
     """Segments cover the prompt, copies are equal and out of a forget's reach, directives fit."""
@@ -92,7 +93,7 @@ def test_plans_are_sound(
         names=name_spans("now", prepared, [source], Departed(), prompt),
         model_fingerprint="m",
         sink=0,
-        boundary=boundary,
+        recompute=recompute,
     )
     cursor = 0
     for segment in plan.segments:
