@@ -30,12 +30,13 @@ from leyline_engine.fidelity.recompute_rows import (
     SettingRow,
     rows_of,
 )
-from leyline_engine.fidelity.subject import Answer, Subject
+from leyline_engine.fidelity.says import says
+from leyline_engine.fidelity.subject import Subject
 
 ERRATUM = "[{name} was removed here; later notes on it may be stale]"
 """Note of the ``erratum`` settings, after the stub (the idea: arXiv 2606.17107)."""
 _TURNS = 9
-_COUNTS = {Scale.QUICK: (3, 2), Scale.FULL: (100, 60)}
+_COUNTS = {Scale.QUICK: (3, 2), Scale.FULL: (100, 40)}
 """Prompts of each kind: about what is cut, and about what is kept."""
 _FEWEST_CASES = 100
 """Number of cases of a model without which nothing is recommended."""
@@ -153,8 +154,8 @@ def _measure(subject: Subject, kind: Kind, number: str) -> Record:
         "kept": int(kind.kept),
         "prompt": len(prompt.tokens),
         "after": len(prompt.tokens) - end,
-        f"{FULL}|says": int(says(full, drawn.answer)),
-        f"{REPREFILL}|says": int(says(again, drawn.answer)),
+        f"{FULL}|says": int(says(full.text, drawn.answer)),
+        f"{REPREFILL}|says": int(says(again.text, drawn.answer)),
     }
     for setting in SETTINGS:
         stub = stubs[setting.erratum]
@@ -167,7 +168,7 @@ def _measure(subject: Subject, kind: Kind, number: str) -> Record:
         else:
             answer = subject.spliced(history, edits, question, rotated=setting.rotated)
         reach = sum(high - low for low, high in again_spans)
-        record[f"{setting}|says"] = int(says(answer, drawn.answer))
+        record[f"{setting}|says"] = int(says(answer.text, drawn.answer))
         record[f"{setting}|first"] = int(first_token(answer) == first_token(again))
         record[f"{setting}|extra"] = reach + len(stub) - len(stubs[False])
         if setting == SETTINGS[0]:
@@ -189,12 +190,6 @@ def _directives(
         else:
             spans.append((low, high, same))
     return [Directive(low, high, tokens, Mode.AMORTIZE) for low, high, tokens in spans]
-
-
-def says(answer: Answer, value: str) -> bool:
-    """Return True if an answer has a value as a word."""
-    words = answer.text.replace("=", " ").replace("`", " ").split()
-    return value in [word.strip(".,;:'\"*") for word in words]
 
 
 def _of_model(records: Mapping[str, Record], name: str) -> list[Record]:

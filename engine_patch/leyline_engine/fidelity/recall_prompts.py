@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -107,6 +108,33 @@ def draw_prompt(rng: Random, note: Note, turns: int) -> RecallPrompt:
         facts[asked],
         keys.index(asked),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RecallStep:
+    """One request of a session."""
+
+    messages: ChatMessages
+    answer: str | None = None
+    """Value of the setting that its question asks for; None if the request asks for none."""
+
+
+def recall_steps(seed: str, turns: int) -> tuple[RecallStep, ...]:
+    """Return the requests of a session that reads settings and is asked for them."""
+    mix = Mix(unknown=0.0, truncated=0.0, notes=(0.4, 0.5, 0.1), max_facts=FACTS, words=WORDS)
+    history: list[Mapping[str, Any]] = []
+    steps: list[RecallStep] = []
+    call = ""
+    for turn in islice(session(Random(seed), mix), turns):
+        for message in turn:
+            if message.role == "assistant":
+                question = message.question
+                value_asked = question.value if question is not None else None
+                steps.append(RecallStep(tuple(history), value_asked))
+            if message.call is not None:
+                call = f"call{len(history)}"
+            history.append(message.as_dict(call))
+    return tuple(steps)
 
 
 def long_session(steps: int, seed: str = "trajectory") -> tuple[ChatMessages, ...]:

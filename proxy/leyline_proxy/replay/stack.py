@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -41,6 +42,7 @@ class StackOptions:
     undeclared: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
     pool_tokens: int | None = None
+    fidelity_profile: Path | None = None
     engine_url: str | None = None
     """An SGLang server whose cache is flushed for each stack; None embeds an engine."""
 
@@ -57,6 +59,7 @@ class StackOptions:
             "policy": self.policy,
             "undeclared": dict(self.undeclared),
             "splice": splice,
+            "fidelity_profile": self.fidelity_profile,
             # Every arm sends the same prompts.
             "edit_timing": "now",
             "log_level": "warning",
