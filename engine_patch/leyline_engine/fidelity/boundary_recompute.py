@@ -35,7 +35,8 @@ from leyline_engine.fidelity.subject import Subject
 
 ERRATUM = "[{name} was removed here; later notes on it may be stale]"
 """Note of the ``erratum`` settings, after the stub (the idea: arXiv 2606.17107)."""
-_TURNS = 9
+TURNS = 9
+"""Number of a prompt's other turns."""
 _COUNTS = {Scale.QUICK: (3, 2), Scale.FULL: (100, 40)}
 """Prompts of each kind: about what is cut, and about what is kept."""
 _FEWEST_CASES = 100
@@ -132,7 +133,7 @@ class BoundaryRecompute:
 
 
 def _measure(subject: Subject, kind: Kind, number: str) -> Record:
-    drawn = draw_question(Random(f"{kind}-{number}"), kind.asked, kind.note, _TURNS)
+    drawn = draw_question(Random(f"{kind}-{number}"), kind.asked, kind.note, TURNS)
     prompt = subject.render(drawn.messages)
     history = subject.render(drawn.messages[:-1], opened=False).tokens
     question = prompt.tokens[len(history) :]

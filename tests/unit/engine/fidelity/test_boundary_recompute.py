@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,9 +13,10 @@ from hypothesis import strategies as st
 from leyline_engine.fidelity.replay_subject import ReplaySubject
 
 from leyline_engine.contract import Recompute
-from leyline_engine.fidelity.boundary_recompute import KINDS, BoundaryRecompute
+from leyline_engine.fidelity.boundary_recompute import KINDS, TURNS, BoundaryRecompute
 from leyline_engine.fidelity.comparison import FULL, NAIVE, REPREFILL
 from leyline_engine.fidelity.experiment import Record, ResultTable, Scale
+from leyline_engine.fidelity.recall_prompts import FACTS, draw_question
 from leyline_engine.fidelity.recompute_rows import SETTINGS, Setting, rows_of
 from leyline_engine.fidelity.says import says
 from leyline_engine.replay.models.loader import load_model
@@ -55,13 +58,24 @@ def cost(setting: str) -> int:
     return found.boundary + 4 * bool(found.quotes) + 20 * found.erratum
 
 
+def last_lines(count: int) -> list[int]:
+    """The first prompts of a kind that ask for the last line of what is cut."""
+    kind = KINDS[0]
+    drawn = (
+        draw_question(Random(f"{kind}-{number}"), kind.asked, kind.note, TURNS)
+        for number in itertools.count()
+    )
+    last = (number for number, prompt in enumerate(drawn) if prompt.line == FACTS - 1)
+    return list(itertools.islice(last, count))
+
+
 def test_one_token_takes_most_of_what_remains() -> None:
     """Of prompts whose last line is asked for, the plain splice answers some, k = 1 none; moved
     keys without rotation answer nothing that is kept."""
     measured = {
         case: experiment().measure(case)
         for case in [
-            *(f"{MODEL}/{KINDS[0]}/{number}" for number in range(6)),
+            *(f"{MODEL}/{KINDS[0]}/{number}" for number in last_lines(3)),
             f"{MODEL}/{KINDS[4]}/0",
             f"{MODEL}/{KINDS[3]}/0",
         ]
