@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from scheduler_kit import Scheduler, sealed, source_of, text
+from scheduler_kit import CAPABILITY, Scheduler, sealed, source_of, text
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from leyline_engine.contract import (
@@ -13,9 +15,12 @@ from leyline_engine.contract import (
     Directive,
     EditPayload,
     Outcome,
+    ProfileError,
+    Recompute,
     SourceRef,
     apply_directives,
 )
+from leyline_engine.sglang.plugin import PROFILE_VARIABLE, recompute_from
 
 pytestmark = pytest.mark.usefixtures("server_args")
 
@@ -48,6 +53,29 @@ def test_a_sink_may_be_raised_and_never_lowered(sink: int) -> None:
     assert [run.start for run in receipt.lineage] == [first]
     assert receipt.tokens.spliced == 121 - 3 - first
     scheduler.check_idle()
+
+
+def test_an_engines_profile_holds_whatever_a_payload_copies() -> None:
+    """The boundary is prefilled with the replacement, and nobody asked for it."""
+    scheduler = Scheduler(recompute=Recompute(7))
+    prompt, payload = editing(scheduler, Directive(40, 50, (3, 4, 5)))
+    _, record = scheduler.serve(prompt, payload)
+    assert record is not None
+    receipt = record.receipt
+    assert receipt.outcome is Outcome.SPLICED
+    assert receipt.tokens.spliced == 121 - 50 - 7
+    scheduler.check_idle()
+
+
+def test_the_profile_is_read_from_the_environment(tmp_path: Path) -> None:
+    """By the model's name or fingerprint; without its model in the file, no engine starts."""
+    path = tmp_path / "profiles.json"
+    path.write_text(json.dumps({"profiles": [{"model": CAPABILITY.model, "boundary": 7}]}))
+    assert recompute_from(CAPABILITY, {PROFILE_VARIABLE: str(path)}) == Recompute(7)
+    assert recompute_from(CAPABILITY, {}) == Recompute()
+    path.write_text('{"profiles": [{"model": "another"}]}')
+    with pytest.raises(ProfileError, match="has no profile for"):
+        recompute_from(CAPABILITY, {PROFILE_VARIABLE: str(path)})
 
 
 def test_what_a_waiting_splice_holds_gives_way_when_memory_is_short() -> None:

@@ -35,6 +35,7 @@ from leyline_engine.contract import (
     Capability,
     EditPayload,
     ForgetCounts,
+    Recompute,
     ReusePayload,
     TurnRecord,
     edit_envelope,
@@ -137,6 +138,7 @@ class Scheduler:
         min_copy: shorter copies are prefilled.
         limits: how much may be claimed.
         replica: which of several it is.
+        recompute: tokens after edits that aren't copied.
     """
 
     def __init__(
@@ -151,6 +153,7 @@ class Scheduler:
         rows: int = 16,
         limits: Limits | None = None,
         replica: Replica = Replica(),  # noqa: B008 - immutable
+        recompute: Recompute = Recompute(),  # noqa: B008 - immutable
     ) -> None:
         self.pool = MLATokenToKVPool(
             capacity, 1, torch.float32, LATENT, ROTARY, LAYERS, "cpu", False
@@ -183,6 +186,7 @@ class Scheduler:
             secret=None,
             salt=SALT,
             min_copy=min_copy,
+            recompute=recompute,
             limits=limits,
             replica=replica,
         )
