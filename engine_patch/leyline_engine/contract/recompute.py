@@ -61,7 +61,8 @@ def find_quotes(tokens: array[int], cuts: Sequence[Extent], shortest: int) -> li
     cuts_of = _first_cuts(tokens, cuts, shortest)
     marks: list[Extent] = []
     if cuts_of:
-        for place, gram in enumerate(_grams(tokens, shortest)):
+        after = cuts[0][1]
+        for place, gram in enumerate(_grams(tokens[after:], shortest), start=after):
             cut = cuts_of.get(gram)
             if cut is not None and place >= cut[1]:
                 marks.append((place, place + shortest))
