@@ -152,10 +152,7 @@ class EngineService:
     async def flush(self) -> bool:
         """Empty the cache, between two rounds; returns False if a request runs.
 
-        Call on a running loop.
-
-        Raises:
-            EngineStoppedError: the engine carries out no more commands.
+        Call on a running loop; raises as :meth:`claims`.
         """
         if self._desk is None:
             return False

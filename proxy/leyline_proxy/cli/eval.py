@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
     from leyline_engine.fidelity.experiment import Scale
 
-_REPLAY = "replay"
+    from ..evaluation.opening import Target
+
 _INTERRUPTED = 130
+_LOG = ".sglang.log"
+"""End of the name of the file with a started server's output."""
 
 
 class _BadOptionError(Exception):
@@ -28,7 +31,8 @@ def register(app: typer.Typer) -> None:
         "eval",
         epilog=(
             "Example:  leyline eval --quick --json out/eval.json --html out/eval.html  |  "
-            "leyline eval --model ~/models/Qwen3-0.6B --json out/qwen3.json"
+            "leyline eval --model ~/models/Qwen3-0.6B --json out/qwen3.json  |  "
+            "leyline eval --engine http://gpu1:30000 --json out/gpu1.json"
         ),
     )(evaluate)
 
@@ -42,14 +46,26 @@ def evaluate(
         Path | None, typer.Option("--html", metavar="OUT.html", help="Write the report here.")
     ] = None,
     engine: Annotated[
-        str, typer.Option(metavar="ENGINE", help="replay, in this process; no other yet.")
-    ] = _REPLAY,
+        str,
+        typer.Option(
+            metavar="ENGINE",
+            help="replay, in this process; sglang, a server that is started for it; or the "
+            "address of a running engine.",
+        ),
+    ] = "replay",
     model: Annotated[
         str | None,
         typer.Option(
             metavar="PATH",
             help="A bundled model, a folder or a hub id. Default: the bundled models, and two "
-            "with random weights.",
+            "with random weights; sglang: the first of them. With an address: the folder with "
+            "tokenizer and chat template, if the engine doesn't give them.",
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", envvar="LEYLINE_UPSTREAM_API_KEY", help="API key of the engine."
         ),
     ] = None,
     quick: Annotated[
@@ -73,6 +89,9 @@ def evaluate(
     first token's logits, against both references. removal: the cache after a forget, to the last
     bit. rotary_sweep, chained_rotations, storage_floor: the rotation of keys, without a model.
 
+    An endpoint gives log probabilities of at most 4,096 tokens, and only the first five tables. The
+    control needs --engine sglang. If the engine wants signed hints, set LEYLINE_HINTS_SECRET.
+
     Measured cases are in OUT.journal until the report is there. After an interruption, run the same
     command again: it continues.
     """
@@ -84,8 +103,23 @@ def evaluate(
     scale = Scale.QUICK if quick else Scale.FULL
     with _explained(console, json_out):
         _check(engine, json_out, html)
-        document = _run(console, model, scale, json_out, html)
+        document = _run(console, _target(engine, model, api_key, json_out), scale, json_out, html)
     _print_findings(document)
+
+
+def _target(engine: str, model: str | None, api_key: str | None, out: Path) -> Target:
+    """Return what is measured.
+
+    Raises:
+        MissingExtraError: a library isn't installed that only measuring needs.
+    """
+    from ..replay.errors import MissingExtraError
+
+    try:
+        from ..evaluation.opening import Target
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "numpy") from error
+    return Target(engine, model, api_key, out.with_name(f"{out.name}{_LOG}"))
 
 
 @contextmanager
@@ -95,10 +129,16 @@ def _explained(console: Console, out: Path) -> Iterator[None]:
     from leyline_engine.fidelity.journal import JournalError
 
     from ..replay.errors import MissingExtraError
+    from ..replay.sglang_process import SglangProcessError
     from ..upstream.embedded import EngineUnavailable
 
     try:
         yield
+    except SglangProcessError as error:
+        log = out.with_name(f"{out.name}{_LOG}")
+        kept = f" Its output is in {log}" if log.exists() else ""
+        _say(console, f"{str(error).partition(chr(10))[0].rstrip(':')}.{kept}")
+        raise typer.Exit(2) from error
     except (
         _BadOptionError,
         EngineUnavailable,
@@ -124,10 +164,12 @@ def _check(engine: str, json_out: Path, html: Path | None) -> None:
         MissingExtraError: matplotlib isn't installed, and the report needs it.
         OSError: there can be no such file.
     """
-    if engine != _REPLAY:
+    from ..evaluation.addresses import is_address
+
+    if engine not in ("replay", "sglang") and not is_address(engine):
         raise _BadOptionError(
-            f"--engine {engine}: only the replay engine can be evaluated so far. Leave --engine "
-            "out; --model PATH measures your model in this process"
+            f"--engine {engine.rpartition('@')[2]}: give replay, sglang, or the address of an "
+            "engine such as http://127.0.0.1:30000, without a key"
         )
     for path in (json_out, html):
         if path is not None and path.is_dir():
@@ -142,17 +184,19 @@ def _check(engine: str, json_out: Path, html: Path | None) -> None:
 
 
 def _run(
-    console: Console, model: str | None, scale: Scale, json_out: Path, html: Path | None
+    console: Console, target: Target, scale: Scale, json_out: Path, html: Path | None
 ) -> dict[str, Any]:
     from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    from ..evaluation.engines import open_evaluation
+    from ..evaluation.opening import opened
     from ..evaluation.running import evaluate as run_evaluation
     from ..evaluation.sessions import evaluation_sessions
 
-    evaluation = open_evaluation(model, evaluation_sessions(), scale)
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
+    with (
+        opened(target, evaluation_sessions(), scale) as evaluation,
+        Progress(*columns, console=console, transient=True) as bars,
+    ):
 
         def begin(left: int) -> Callable[[str], None]:
             task = bars.add_task("cases", total=left)
@@ -168,6 +212,10 @@ def _print_findings(document: dict[str, Any]) -> None:
     for table in document["tables"].values():
         console.print(f"[bold]{table['title']}[/bold]")
         console.print(table["finding"].partition("\n")[0], markup=False, highlight=False)
+    for note in document["notes"]:
+        console.print(note, markup=False, highlight=False)
+    if document["left_out"]:
+        console.print(f"Not measured here: {', '.join(document['left_out'])}.", highlight=False)
 
 
 def _say(console: Console, text: str) -> None:

@@ -33,6 +33,14 @@ class Evaluation(Protocol):
     def identity(self) -> Mapping[str, str]:
         """Facts that measured cases depend on."""
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a reader must know of these figures, in sentences."""
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Names of tables that aren't measured, and why."""
+
     def experiments(self) -> Sequence[Experiment]:
         """Return the experiments, in the order of the report."""
 

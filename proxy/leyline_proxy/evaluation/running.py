@@ -58,6 +58,8 @@ def evaluate(
             "model_fingerprint": evaluation.fingerprint,
             "scale": scale.value,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "notes": list(evaluation.notes),
+            "left_out": dict(evaluation.left_out),
             "tables": tables,
         }
         files = {out: orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n"}
