@@ -25,6 +25,7 @@ from leyline_engine.contract import (
     Receipt,
     SourceRef,
     apply_directives,
+    common_prefix,
     lower_directives,
     sealed_digest,
     token_digest,
@@ -128,13 +129,7 @@ class RemoteSubject:
             SubjectError: it doesn't fit, or the engine found some of it in its cache.
         """
         answer = self._answer(prompt, self._payload(self._begin(), "plain"))
-        tokens = answer.receipt.tokens
-        if tokens.prefilled != len(prompt):
-            raise SubjectError(
-                f"{self.name}: of a prompt of {len(prompt)} tokens the engine prefilled "
-                f"{tokens.prefilled}, though nothing like it can be in its cache: is another "
-                "prefix cache in front of it?"
-            )
+        self._check_found(answer.receipt, 0)
         return answer
 
     def spliced(
@@ -166,6 +161,7 @@ class RemoteSubject:
         )
         answer = self._answer(prompt, payload)
         receipt = answer.receipt
+        self._check_found(receipt, common_prefix(whole, prompt))
         if receipt.reason is Reason.NOTHING_TO_REUSE:
             raise NothingCopiedError(f"{self.name}: the engine copies nothing after this edit")
         if receipt.outcome is not Outcome.SPLICED:
@@ -236,6 +232,15 @@ class RemoteSubject:
             raise SubjectError(
                 f"{self._endpoint.url} wants signed envelopes: set LEYLINE_HINTS_SECRET to the "
                 "engine's"
+            )
+
+    def _check_found(self, receipt: Receipt, most: int) -> None:
+        """Raise if the engine found more than so many tokens of a prompt: another arm's."""
+        found = receipt.tokens.prefix + receipt.tokens.reused
+        if found > most:
+            raise SubjectError(
+                f"{self.name}: the engine found {found} tokens of a prompt in its cache, where "
+                f"{most} can be known: evaluate an engine that serves nobody else, and {AGAIN}"
             )
 
     def _check_same_engine(self) -> None:
