@@ -237,9 +237,7 @@ def test_figures_are_those_of_the_engine_in_this_process(monkeypatch: pytest.Mon
     app.state.shutdown()
 
 
-def test_an_engine_that_dies_half_way_is_measured_to_the_end(
-    serve: Serve, tmp_path: Path
-) -> None:
+def test_an_engine_that_dies_half_way_is_measured_to_the_end(serve: Serve, tmp_path: Path) -> None:
     """The journal stays, the same command continues, and the figures are those of one run."""
     whole = serve()
     assert invoke("--engine", whole.url, "--json", tmp_path / "whole.json").exit_code == 0
