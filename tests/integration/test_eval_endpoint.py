@@ -16,6 +16,7 @@ from support.http_thread import ThreadServer, serving
 from support.random_models import RandomKind, build_random
 from typer.testing import CliRunner
 
+from leyline_engine.fidelity import tables
 from leyline_engine.fidelity.experiment import Record, Scale
 from leyline_engine.fidelity.recall_prompts import long_session
 from leyline_engine.fidelity.replay_subject import ReplaySubject
@@ -56,7 +57,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     found = EvaluationSessions(steps, steps)
     monkeypatch.setattr(sessions, "evaluation_sessions", lambda: found)
     monkeypatch.setattr(endpoint, "PAUSES_S", (0.01, 0.01))
-    monkeypatch.setattr(remote, "answer_tables", lambda *given: answer_tables(*given)[:1])
+    monkeypatch.setattr(tables, "answer_tables", lambda *given: answer_tables(*given)[:1])
     monkeypatch.setattr(remote, "LENGTHS", {Scale.QUICK: 4})
     monkeypatch.delenv("LEYLINE_HINTS_SECRET", raising=False)
 
@@ -189,11 +190,11 @@ class AsEndpoint(ReplaySubject):
     has_control = False
 
     def prefilled(self, prompt: Any) -> Answer:
-        """As an endpoint."""
+        """The answer as an endpoint gives it."""
         return as_log_probabilities(super().prefilled(prompt))
 
     def spliced(self, *arguments: Any, **options: Any) -> Answer:
-        """As an endpoint."""
+        """The answer as an endpoint gives it."""
         return as_log_probabilities(super().spliced(*arguments, **options))
 
 

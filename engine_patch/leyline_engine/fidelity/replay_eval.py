@@ -12,9 +12,9 @@ from leyline_engine.fidelity.random_subjects import RANDOM_MODELS, random_model
 from leyline_engine.fidelity.removal import Removal
 from leyline_engine.fidelity.replay_subject import ReplaySubject
 from leyline_engine.fidelity.rotary_sweep import RotarySweep
-from leyline_engine.fidelity.steps import EvaluationSessions
+from leyline_engine.fidelity.steps import LENGTHS, EvaluationSessions
 from leyline_engine.fidelity.storage_floor import StorageFloor
-from leyline_engine.fidelity.tables import LENGTHS, answer_tables
+from leyline_engine.fidelity.tables import answer_tables
 from leyline_engine.replay.models.loader import ModelLoadError, load_model
 from leyline_engine.replay.models.trained import TRAINED_MODEL_NAMES
 

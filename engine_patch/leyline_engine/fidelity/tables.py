@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leyline_engine.fidelity.experiment import Experiment, Scale
+from leyline_engine.fidelity.experiment import Experiment
 from leyline_engine.fidelity.random_edits import RandomEdits
 from leyline_engine.fidelity.single_prompt import SinglePrompt
 from leyline_engine.fidelity.steps import EvaluationSessions
@@ -14,8 +14,6 @@ from leyline_engine.fidelity.trajectories import LONG_PAPER, SHORT_PAPER, Trajec
 
 RECALL_MODELS = ("leyline-recall", "leyline-recall-notes")
 """Names of the shipped models, which know the recall task."""
-LENGTHS = {Scale.QUICK: 16, Scale.FULL: 128}
-"""Tokens that are decoded for each answer, by scale."""
 _SHORT = 12
 """Steps of the short trajectory."""
 _BASE = 4

@@ -21,6 +21,29 @@ _LOG = ".sglang.log"
 """End of the name of the file with a started server's output."""
 
 
+_Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="ENGINE",
+        help="replay, in this process; sglang, a server that is started for it; or the address of "
+        "a running engine.",
+    ),
+]
+_Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="A bundled model, a folder or a hub id. Default: the bundled models, and two with "
+        "random weights; sglang: the first of them. With an address: the folder with tokenizer "
+        "and chat template, if the engine doesn't give them.",
+    ),
+]
+_ApiKey = Annotated[
+    str | None,
+    typer.Option(metavar="KEY", envvar="LEYLINE_UPSTREAM_API_KEY", help="API key of the engine."),
+]
+
+
 class _BadOptionError(Exception):
     """An option that can't be used; the message names it."""
 
@@ -45,29 +68,9 @@ def evaluate(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="OUT.html", help="Write the report here.")
     ] = None,
-    engine: Annotated[
-        str,
-        typer.Option(
-            metavar="ENGINE",
-            help="replay, in this process; sglang, a server that is started for it; or the "
-            "address of a running engine.",
-        ),
-    ] = "replay",
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="A bundled model, a folder or a hub id. Default: the bundled models, and two "
-            "with random weights; sglang: the first of them. With an address: the folder with "
-            "tokenizer and chat template, if the engine doesn't give them.",
-        ),
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY", envvar="LEYLINE_UPSTREAM_API_KEY", help="API key of the engine."
-        ),
-    ] = None,
+    engine: _Engine = "replay",
+    model: _Model = None,
+    api_key: _ApiKey = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Few cases and short answers: some minutes.")
     ] = False,
@@ -108,17 +111,8 @@ def evaluate(
 
 
 def _target(engine: str, model: str | None, api_key: str | None, out: Path) -> Target:
-    """Return what is measured.
+    from ..evaluation.opening import Target
 
-    Raises:
-        MissingExtraError: a library isn't installed that only measuring needs.
-    """
-    from ..replay.errors import MissingExtraError
-
-    try:
-        from ..evaluation.opening import Target
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "numpy") from error
     return Target(engine, model, api_key, out.with_name(f"{out.name}{_LOG}"))
 
 

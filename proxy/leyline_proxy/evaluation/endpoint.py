@@ -44,7 +44,7 @@ class Generated(msgspec.Struct, frozen=True):
 
 
 class GeneratedMeta(msgspec.Struct, frozen=True):
-    """What an evaluation reads of an answer's facts."""
+    """The part of an answer's facts that an evaluation reads."""
 
     finish_reason: dict[str, Any]
     output_top_logprobs: list[msgspec.Raw] = []

@@ -35,7 +35,7 @@ class Evaluation(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What a reader must know of these figures, in sentences."""
+        """Facts that a reader must know of these figures, in sentences."""
 
     @property
     def left_out(self) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""The choice of what an evaluation measures, by ``--engine`` and ``--model``."""
+"""The choice of the engine that an evaluation measures, by ``--engine`` and ``--model``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SECRET = "LEYLINE_HINTS_SECRET"  # noqa: S105 - the name of a variable
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is measured."""
+    """An engine and its model, as the user names them."""
 
     engine: str
     """``replay``, ``sglang`` or an engine's address."""

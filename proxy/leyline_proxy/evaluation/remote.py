@@ -11,9 +11,9 @@ from leyline_engine.contract import Capability
 from leyline_engine.fidelity.errors import SubjectError
 from leyline_engine.fidelity.experiment import Experiment, Scale
 from leyline_engine.fidelity.leaving_out import LeavingOut
-from leyline_engine.fidelity.steps import EvaluationSessions
-from leyline_engine.fidelity.tables import LENGTHS, answer_tables
+from leyline_engine.fidelity.steps import LENGTHS, EvaluationSessions
 
+from ..replay.errors import MissingExtraError
 from .endpoint import EngineEndpoint
 from .remote_subject import RemoteSubject
 from .rendering import ModelRenderer, folder_renderer
@@ -56,7 +56,7 @@ class EndpointEvaluation:
         self._subject = subject
         self._capability = capability
         self._renderer = renderer
-        self._tables = tuple(map(LeavingOut, answer_tables([subject], sessions)))
+        self._tables = tuple(map(LeavingOut, _answer_tables(subject, sessions)))
         self._length = LENGTHS[scale]
 
     @property
@@ -91,7 +91,7 @@ class EndpointEvaluation:
 
     @property
     def notes(self) -> Sequence[str]:
-        """What a reader must know of these figures, in sentences."""
+        """Facts that a reader must know of these figures, in sentences."""
         likeliest, vocabulary = self._subject.likeliest, self._capability.vocab_size
         covered = (
             f"all {vocabulary:,} tokens"
@@ -125,6 +125,7 @@ def endpoint_evaluation(
         model: folder with tokenizer and chat template; None asks the engine for them.
 
     Raises:
+        MissingExtraError: numpy isn't installed.
         SubjectError: the engine can't be reached, isn't one of Leyline's, or can't splice; or
             there is no tokenizer or template.
     """
@@ -146,3 +147,12 @@ def endpoint_evaluation(
             has_control=access.has_control,
         )
         yield EndpointEvaluation(subject, capability, renderer, sessions, scale)
+
+
+def _answer_tables(subject: RemoteSubject, sessions: EvaluationSessions) -> Sequence[Experiment]:
+    # Experiments need numpy, which isn't among the proxy's own libraries.
+    try:
+        from leyline_engine.fidelity.tables import answer_tables
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "numpy") from error
+    return answer_tables([subject], sessions)

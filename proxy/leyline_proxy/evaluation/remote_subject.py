@@ -10,10 +10,9 @@ from array import array
 from collections.abc import Mapping, Sequence
 from itertools import count
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from leyline_engine.benches.unrotated import PREFIX as UNROTATED
 from leyline_engine.contract import (
@@ -32,10 +31,15 @@ from leyline_engine.contract import (
 )
 from leyline_engine.fidelity.errors import NothingCopiedError, SubjectError
 from leyline_engine.fidelity.rendering import Rendered
-from leyline_engine.fidelity.subject import Answer
 
 from .endpoint import AGAIN, EngineEndpoint, Generated
 from .rendering import ModelRenderer
+
+if TYPE_CHECKING:  # numpy isn't among the proxy's own libraries
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from leyline_engine.fidelity.subject import Answer
 
 LIKELIEST = 4096
 """Maximum number of log probabilities that are asked for at each token."""
@@ -190,6 +194,8 @@ class RemoteSubject:
         return array("q", record.output_ids)
 
     def _answer(self, prompt: Sequence[int], payload: EditPayload) -> Answer:
+        from leyline_engine.fidelity.subject import Answer
+
         self._check_fits(prompt)
         message_id = f"{payload.session}.{payload.turn}"
         generated = self._endpoint.generate(
@@ -205,8 +211,10 @@ class RemoteSubject:
         self._check_same_engine()
         return Answer(first, tokens, self._renderer.decode(tokens), receipt)
 
-    def _first(self, generated: Generated) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def _first(self, generated: Generated) -> NDArray[np.float32]:
         """Return log probabilities ``[vocab]`` of the first token, NaN where unreported."""
+        import numpy as np
+
         values = np.full(self._capability.vocab_size, np.nan, dtype=np.float32)
         try:
             for logprob, token, _ in generated.meta_info.first():

@@ -16,13 +16,13 @@ from support.sglang_stack import API_KEY, HINTS_SECRET, PYTHON, SglangServer
 from support.waiting import wait
 from typer.testing import CliRunner
 
+from leyline_engine.fidelity import tables
 from leyline_engine.fidelity.experiment import Experiment, Scale
 from leyline_engine.fidelity.replay_subject import ReplaySubject
 from leyline_engine.fidelity.single_prompt import SinglePrompt
 from leyline_engine.fidelity.tables import RECALL_MODELS
 from leyline_engine.replay.models.loader import load_model
 from leyline_proxy.cli.main import build_app
-from leyline_proxy.evaluation import remote
 from leyline_proxy.evaluation.sessions import evaluation_sessions
 from leyline_proxy.replay.sglang_process import PYTHON_VARIABLE
 
@@ -91,7 +91,7 @@ def test_a_running_sglang_is_measured_without_control(
 ) -> None:
     """With its key and its secret; the arm is missing, and the splice is the other engine's."""
     monkeypatch.setenv("LEYLINE_HINTS_SECRET", HINTS_SECRET)
-    monkeypatch.setattr(remote, "answer_tables", few)
+    monkeypatch.setattr(tables, "answer_tables", few)
     out = tmp_path / "r.json"
     to = ["--engine", engine.base_url, "--api-key", API_KEY, "--quick", "--json", str(out)]
     result = CliRunner().invoke(build_app(), ["eval", *to])
@@ -124,7 +124,7 @@ def test_sglang_has_the_replay_engine_s_figures(
     """Every arm of a real server, the control included, agrees with the other engine's to the last
     answer and to rounding; and nothing of the server is left."""
     monkeypatch.setenv(PYTHON_VARIABLE, str(PYTHON))
-    monkeypatch.setattr(remote, "answer_tables", few)
+    monkeypatch.setattr(tables, "answer_tables", few)
     before = children(os.getpid())
     out = tmp_path / "r.json"
     result = CliRunner().invoke(

@@ -127,6 +127,6 @@ BAD: Sequence[str] = (
 
 
 def test_addresses_have_a_host_and_no_key() -> None:
-    """What would show a key in errors is no address."""
+    """An address that would show a key in errors is none."""
     assert all(map(is_address, GOOD))
     assert not any(map(is_address, BAD))
