@@ -312,6 +312,8 @@ def test_an_engine_with_secrets_is_measured_with_them(
     monkeypatch.setenv("LEYLINE_HINTS_SECRET", "parsley")
     monkeypatch.setenv("LEYLINE_UPSTREAM_API_KEY", "sesame")
     assert invoke(*to).exit_code == 0
+    open_to_all = ["--engine", serve().url, "--json", tmp_path / "other.json"]
+    assert "LEYLINE_HINTS_SECRET" in said(invoke(*open_to_all))
 
 
 GENERATED = b'{"output_ids": [5], "meta_info": {"finish_reason": {}, "output_top_logprobs": %b}}'
@@ -337,6 +339,7 @@ GENERATED = b'{"output_ids": [5], "meta_info": {"finish_reason": {}, "output_top
         (lambda app: Answers(app, "/leyline/receipts", 200, b'{"receipt": 1}', 9), "another form"),
         (lambda app: Answers(app, "/leyline/receipts", 404, b"{}", 9), "no receipt"),
         (lambda app: Answers(app, "/flush_cache", 200, b"{}", 1), "in its cache"),
+        (lambda app: Rewrites(app, "/leyline/receipts", b'"prompt":', b'"prompt":1'), "receipt"),
         (
             lambda app: Rewrites(app, "/leyline/capability", b'"splices":true', b'"splices":false'),
             "can't be spliced",

@@ -161,8 +161,9 @@ def _check(engine: str, json_out: Path, html: Path | None) -> None:
     from ..evaluation.addresses import is_address
 
     if engine not in ("replay", "sglang") and not is_address(engine):
+        shown = engine.rpartition("@")[2].partition("?")[0]
         raise _BadOptionError(
-            f"--engine {engine.rpartition('@')[2]}: give replay, sglang, or the address of an "
+            f"--engine {shown}: give replay, sglang, or the address of an "
             "engine such as http://127.0.0.1:30000, without a key"
         )
     for path in (json_out, html):

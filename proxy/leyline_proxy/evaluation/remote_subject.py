@@ -133,7 +133,7 @@ class RemoteSubject:
             SubjectError: it doesn't fit, or the engine found some of it in its cache.
         """
         answer = self._answer(prompt, self._payload(self._begin(), "plain"))
-        self._check_found(answer.receipt, 0)
+        self._check_found(answer.receipt, prompt, 0)
         return answer
 
     def spliced(
@@ -165,14 +165,15 @@ class RemoteSubject:
         )
         answer = self._answer(prompt, payload)
         receipt = answer.receipt
-        self._check_found(receipt, common_prefix(whole, prompt))
+        self._check_found(receipt, prompt, common_prefix(whole, prompt))
         if receipt.reason is Reason.NOTHING_TO_REUSE:
             raise NothingCopiedError(f"{self.name}: the engine copies nothing after this edit")
         if receipt.outcome is not Outcome.SPLICED:
-            raise SubjectError(
-                f"{self.name}: the engine refused an edit ({receipt.reason}): {receipt.detail}; "
-                f"{AGAIN}"
-            )
+            why = f"({receipt.reason}): {receipt.detail}"
+            fix = AGAIN
+            if self._secret is not None and receipt.reason is Reason.TOKEN_MISMATCH:
+                fix = "is LEYLINE_HINTS_SECRET the engine's own?"
+            raise SubjectError(f"{self.name}: the engine refused an edit {why}; {fix}")
         return answer
 
     def _begin(self, *, rotated: bool = True) -> str:
@@ -242,8 +243,10 @@ class RemoteSubject:
                 "engine's"
             )
 
-    def _check_found(self, receipt: Receipt, most: int) -> None:
+    def _check_found(self, receipt: Receipt, prompt: Sequence[int], most: int) -> None:
         """Raise if the engine found more than so many tokens of a prompt: another arm's."""
+        if receipt.tokens.prompt != len(prompt):
+            raise self._endpoint.malformed("receipt, prompt tokens")
         found = receipt.tokens.prefix + receipt.tokens.reused
         if found > most:
             raise SubjectError(

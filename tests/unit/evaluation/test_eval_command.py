@@ -176,6 +176,7 @@ def test_a_model_that_cannot_be_spliced_is_named(tmp_path: Path) -> None:
     [
         (["--engine", "sglang", "--json", "r.json"], "--engine URL"),
         (["--engine", "vllm", "--json", "r.json"], "give replay, sglang, or the address"),
+        (["--engine", "http://gpu1:30000?key=KEY", "--json", "r.json"], "gpu1:30000: give"),
         (["--engine", "http://KEY@gpu1:30000", "--json", "r.json"], "--engine gpu1:30000: give"),
         (
             ["--engine", "http://127.0.0.1:1", "--model", "./nowhere", "--json", "r.json"],
