@@ -28,6 +28,7 @@ def sglang_with_control(model: str | None, log: Path) -> Iterator[str]:
     Raises:
         SglangProcessError: it doesn't come up.
     """
+    log.unlink(missing_ok=True)  # an earlier run's would be shown for this one's
     sglang_python("--engine URL")
     path, flags = model, list[str]()
     if model is not None and (folder := _folder(model)) is not None:
