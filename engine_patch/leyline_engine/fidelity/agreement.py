@@ -14,6 +14,11 @@ Row = tuple[Cell, ...]
 _REFERENCES = ("full", "re-prefill")
 _SPLICE, _NAIVE = "splice", "no rotation"
 
+NO_CONTROL = (
+    "No control: this endpoint can't run without rotation, so nothing shows that these figures "
+    "would notice a wrong splice."
+)
+
 COLUMNS = (
     "arm",
     "cases",
@@ -101,10 +106,12 @@ def summarise(groups: Sequence[Group]) -> str:
     cases = [record for group in groups for record in group.records]
     if not cases:
         return "No case was measured."
-    splice, naive = (either(cases, arm) for arm in (_SPLICE, _NAIVE))
+    naive = ""
+    if _has_control(cases):
+        naive = f", and without rotation in {percent(either(cases, _NAIVE))}"
     lines = [
-        f"The splice begins like one of the references in {percent(splice)} of {len(cases)} cases, "
-        f"and without rotation in {percent(naive)}. {_describe_followed(cases)} "
+        f"The splice begins like one of the references in {percent(either(cases, _SPLICE))} of "
+        f"{len(cases)} cases{naive}. {_describe_followed(cases)} "
         f"{describe_control(cases)}"
     ]
     models = dict.fromkeys(str(group.labels[0]) for group in groups if group.records)
@@ -116,16 +123,20 @@ def summarise(groups: Sequence[Group]) -> str:
 
 def describe(model: str, records: Sequence[Record]) -> str:
     """Return one model's agreement in words."""
-    splice, other, naive = (
-        rate(records, key)
-        for key in (f"{_SPLICE}|full|first", f"{_SPLICE}|re-prefill|first", f"{_NAIVE}|full|first")
-    )
+    splice, other = (rate(records, f"{_SPLICE}|{name}|first") for name in _REFERENCES)
+    naive = ""
+    if _has_control(records):
+        share_of = percent(rate(records, f"{_NAIVE}|full|first"))
+        naive = f"; without rotation like the whole history in {share_of}"
     return (
         f"{model}, {splice.count} cases: the splice begins like the whole history in "
-        f"{percent(splice)}, like the edited prompt in {percent(other)}; without rotation like the "
-        f"whole history in {percent(naive)}. {_describe_followed(records)} "
-        f"{describe_control(records)}"
+        f"{percent(splice)}, like the edited prompt in {percent(other)}{naive}. "
+        f"{_describe_followed(records)} {describe_control(records)}"
     )
+
+
+def _has_control(records: Sequence[Record]) -> bool:
+    return bool(numbers(records, f"{_NAIVE}|full|first"))
 
 
 def _describe_followed(records: Sequence[Record]) -> str:
@@ -152,13 +163,11 @@ def describe_control(records: Sequence[Record]) -> str:
 
     Logits are compared, as answers and probabilities may be equal by chance.
     """
-    found = list(
-        zip(
-            numbers(records, f"{_SPLICE}|nearer|l2"),
-            numbers(records, f"{_NAIVE}|nearer|l2"),
-            strict=True,
-        )
-    )
+    keys = [f"{arm}|nearer|l2" for arm in (_SPLICE, _NAIVE)]
+    both = [record for record in records if all(record.get(key) is not None for key in keys)]
+    found = list(zip(*(numbers(both, key) for key in keys), strict=True))
+    if not found:
+        return NO_CONTROL
     splice, naive = (fmean(values) for values in zip(*found, strict=True))
     more = mean([two - one for one, two in found])
     figures = f"(L2 of the logits to the nearer reference: {naive:.3g}, splice {splice:.3g})"
@@ -180,14 +189,18 @@ def distance_chart(groups: Sequence[Group]) -> Chart:
         "splice to the nearer": f"{_SPLICE}|nearer|l2",
         "no rotation to the nearer": f"{_NAIVE}|nearer|l2",
     }
+    measured = {
+        label: tuple(mean_of(group.records, key) for group in shown) for label, key in keys.items()
+    }
     return Chart(
         kind="bar",
         x_label="",
         y_label="L2 of the first token's logits",
         x=tuple("\n".join(map(str, group.labels)) for group in shown),
         series={
-            label: tuple(mean_of(group.records, key) for group in shown)
-            for label, key in keys.items()
+            label: values
+            for label, values in measured.items()
+            if any(value is not None for value in values)
         },
     )
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
+import numpy as np
+
 from leyline_engine.contract import (
     Directive,
     FidelityProfile,
@@ -159,6 +161,8 @@ def _measure(subject: Subject, kind: Kind, number: str) -> Record:
         f"{REPREFILL}|says": int(says(again.text, drawn.answer)),
     }
     for setting in SETTINGS:
+        if not (setting.rotated or subject.has_control):
+            continue
         stub = stubs[setting.erratum]
         how = Recompute(setting.boundary, setting.quotes)
         again_spans = recomputed(array("q", history), [(start, end)], how)
@@ -173,8 +177,8 @@ def _measure(subject: Subject, kind: Kind, number: str) -> Record:
         record[f"{setting}|first"] = int(first_token(answer) == first_token(again))
         record[f"{setting}|extra"] = reach + len(stub) - len(stubs[False])
         if setting == SETTINGS[0]:
-            top = answer.first.topk(2).values
-            record["margin"] = float(top[0] - top[1])
+            second, top = np.sort(answer.first[~np.isnan(answer.first)])[-2:]
+            record["margin"] = float(top - second)
     return record
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import log
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
-from leyline_engine.contract import common_prefix
+from leyline_engine.contract import Directive, common_prefix
 from leyline_engine.fidelity.experiment import Cell
-from leyline_engine.fidelity.subject import Answer
+from leyline_engine.fidelity.subject import Answer, Subject
 from leyline_engine.fidelity.tool_names import called_tool
 
 FULL = "full"
@@ -19,6 +21,22 @@ ASKED = "splice, asked before"
 NAIVE = "no rotation"
 REFERENCES = (FULL, REPREFILL)
 TOP = 10
+_LEAST = 1e-9
+"""Smallest probability of all tokens together that aren't reported: fp32 doesn't resolve less."""
+
+Logits = NDArray[np.float32]
+
+
+def control(
+    subject: Subject, source: Sequence[int], edits: Sequence[Directive], then: Sequence[int] = ()
+) -> dict[str, Answer]:
+    """Return the control's answer by its arm; nothing if the subject has no control.
+
+    Arguments are those of :meth:`~.subject.Subject.spliced`.
+    """
+    if not subject.has_control:
+        return {}
+    return {NAIVE: subject.spliced(source, edits, then, rotated=False)}
 
 
 def compare_all(answers: Mapping[str, Answer]) -> dict[str, Cell]:
@@ -39,9 +57,9 @@ def compare_all(answers: Mapping[str, Answer]) -> dict[str, Cell]:
                 for measure, value in compare(answers[name], answer).items():
                     record[f"{arm}|{name}|{measure}"] = value
         if arm not in REFERENCES:
+            apart = (record[f"{arm}|{name}|l2"] for name in REFERENCES)
             record[f"{arm}|nearer|l2"] = min(
-                float((answers[name].first.double() - answer.first.double()).norm())
-                for name in REFERENCES
+                (each for each in apart if isinstance(each, float)), default=None
             )
     return record
 
@@ -62,25 +80,54 @@ def compare(reference: Answer, other: Answer) -> dict[str, Cell]:
         "common": common_prefix(array("q", reference.tokens), array("q", other.tokens)),
         "tool": int(names[0] == names[1]) if all(names) else None,
         "kl": divergence(reference.first, other.first),
-        "l2": float((reference.first.double() - other.first.double()).norm()),
+        "l2": distance(reference.first, other.first),
         "top": top_overlap(reference.first, other.first),
     }
 
 
 def first_token(answer: Answer) -> int:
     """Return the likeliest first token."""
-    return int(answer.first.argmax())
+    return int(np.nanargmax(answer.first))
 
 
-def divergence(reference: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the Kullback-Leibler divergence of the first token's distributions, in nats."""
-    one, two = (logits.double().log_softmax(-1) for logits in (reference, other))
+def distance(reference: Logits, other: Logits) -> float | None:
+    """Return the Euclidean distance over the tokens that both report; None if there is none."""
+    apart = reference.astype(np.float64) - other.astype(np.float64)
+    both = apart[~np.isnan(apart)]
+    return float(np.linalg.norm(both)) if both.size else None
+
+
+def divergence(reference: Logits, other: Logits) -> float | None:
+    """Return the Kullback-Leibler divergence of the first token's distributions, in nats.
+
+    Tokens that one of them doesn't report count as a single one: that makes the divergence smaller,
+    and never larger. None if they have none in common.
+    """
+    one, two = _log_probabilities(reference), _log_probabilities(other)
+    both = ~np.isnan(one - two)
+    if not both.any():
+        return None
+    sums = float((np.exp(one[both]) * (one[both] - two[both])).sum())
+    if not both.all():
+        rest, others = (max(_LEAST, 1.0 - float(np.exp(each[both]).sum())) for each in (one, two))
+        sums += rest * log(rest / others)
     # Rounding can leave a divergence of equal distributions just below zero.
-    return max(0.0, float((one.exp() * (one - two)).sum()))
+    return max(0.0, sums)
 
 
-def top_overlap(reference: torch.Tensor, other: torch.Tensor) -> float:
+def top_overlap(reference: Logits, other: Logits) -> float:
     """Return the share of the likeliest tokens that both have."""
-    count = min(TOP, reference.numel())
-    one, two = (set(logits.topk(count).indices.tolist()) for logits in (reference, other))
+    count = min(TOP, *(int((~np.isnan(each)).sum()) for each in (reference, other)))
+    # NaN is sorted last.
+    one, two = (set(np.argsort(-each, kind="stable")[:count]) for each in (reference, other))
     return len(one & two) / count
+
+
+def _log_probabilities(logits: Logits) -> NDArray[np.float64]:
+    """Return natural log probabilities; a part of a distribution has them already."""
+    values = logits.astype(np.float64)
+    if np.isnan(values).any():
+        return values
+    shifted = values - values.max()
+    found: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return found

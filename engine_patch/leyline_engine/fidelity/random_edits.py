@@ -16,7 +16,14 @@ from leyline_engine.fidelity.agreement import (
     rows_of,
     summarise,
 )
-from leyline_engine.fidelity.comparison import FULL, NAIVE, REPREFILL, SPLICE, compare_all
+from leyline_engine.fidelity.comparison import (
+    FULL,
+    NAIVE,
+    REPREFILL,
+    SPLICE,
+    compare_all,
+    control,
+)
 from leyline_engine.fidelity.experiment import Record, ResultTable, Scale
 from leyline_engine.fidelity.rendering import Rendered, Span
 from leyline_engine.fidelity.steps import SessionStep
@@ -85,7 +92,7 @@ class RandomEdits:
             FULL: subject.whole(prompt.tokens),
             REPREFILL: subject.prefilled(apply_directives(prompt.tokens, drawn)),
             SPLICE: subject.spliced(prompt.tokens, drawn),
-            NAIVE: subject.spliced(prompt.tokens, drawn, rotated=False),
+            **control(subject, prompt.tokens, drawn),
         }
         delta = sum(edit.delta for edit in drawn)
         return {"edits": len(drawn), "delta": delta, **compare_all(answers)}

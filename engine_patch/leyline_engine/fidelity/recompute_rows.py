@@ -111,7 +111,8 @@ class SettingRow:
 
 def rows_of(records: Sequence[Record]) -> list[SettingRow]:
     """Return a row for each setting and margin, of one model's cases."""
-    rows = [_row(records, setting) for setting in SETTINGS]
+    measured = (each for each in SETTINGS if all(f"{each}|says" in record for record in records))
+    rows = [_row(records, setting) for setting in measured]
     return rows + [_margin_row(records, margin) for margin in MARGINS]
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from leyline_engine.contract import Directive, DirectiveError, Mode, apply_directives, common_prefix
-from leyline_engine.replay.text.chat import PromptEncoder
 
 Span = tuple[int, int]
 
@@ -24,26 +23,21 @@ class Rendered:
     The first and last of them may also hold characters around it."""
 
 
-def render_chat(
-    encoder: PromptEncoder,
-    tokenizer: Any,
+def place_contents(
+    text: str,
     messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]],
-    *,
-    opened: bool = True,
+    tokens: Sequence[int],
+    offsets: Sequence[Span],
 ) -> Rendered:
-    """Render a conversation with the model's own template.
+    """Return a rendered conversation with the place of each content.
 
     Args:
-        opened: True if the assistant's next message begins at the end.
-
-    Raises:
-        TemplateFailedError: the template refuses the messages.
+        text: the whole conversation.
+        tokens: ids of the text.
+        offsets: characters ``[start, end)`` of each token.
     """
-    text = encoder.chat_text(messages, tools, {"add_generation_prompt": opened})
-    encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
-    starts = [start for start, _ in encoding.offsets]
-    ends = [end for _, end in encoding.offsets]
+    starts = [start for start, _ in offsets]
+    ends = [end for _, end in offsets]
     contents: list[Span | None] = []
     cursor = 0
     for message in messages:
@@ -54,7 +48,7 @@ def render_chat(
             continue
         cursor = found + len(content or "")
         contents.append((bisect_right(ends, found), bisect_left(starts, cursor)))
-    return Rendered(array("q", encoding.ids), tuple(contents))
+    return Rendered(array("q", tokens), tuple(contents))
 
 
 def edits_between(before: Rendered, after: Rendered) -> tuple[Directive, ...]:

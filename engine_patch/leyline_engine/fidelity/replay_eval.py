@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
-from leyline_engine.fidelity.boundary_recompute import BoundaryRecompute
 from leyline_engine.fidelity.chained_rotations import ChainedRotations
 from leyline_engine.fidelity.errors import SubjectError
 from leyline_engine.fidelity.experiment import Experiment, Scale
-from leyline_engine.fidelity.random_edits import RandomEdits
 from leyline_engine.fidelity.random_subjects import RANDOM_MODELS, random_model
 from leyline_engine.fidelity.removal import Removal
+from leyline_engine.fidelity.replay_subject import ReplaySubject
 from leyline_engine.fidelity.rotary_sweep import RotarySweep
-from leyline_engine.fidelity.single_prompt import SinglePrompt
-from leyline_engine.fidelity.steps import EvaluationSessions
+from leyline_engine.fidelity.steps import LENGTHS, EvaluationSessions
 from leyline_engine.fidelity.storage_floor import StorageFloor
-from leyline_engine.fidelity.stubs import Stubs
-from leyline_engine.fidelity.subject import Subject
-from leyline_engine.fidelity.trajectories import LONG_PAPER, SHORT_PAPER, Trajectories
+from leyline_engine.fidelity.tables import answer_tables
 from leyline_engine.replay.models.loader import ModelLoadError, load_model
 from leyline_engine.replay.models.trained import TRAINED_MODEL_NAMES
-
-_LENGTHS = {Scale.QUICK: 16, Scale.FULL: 128}
-"""Tokens that are decoded for each answer, by scale."""
-_SHORT = 12
-"""Steps of the short trajectory."""
-_BASE = 4
-"""The step whose prompt random edits change, counted from 1, as in the paper."""
 
 
 class ReplayEvaluation:
@@ -43,20 +32,23 @@ class ReplayEvaluation:
     """
 
     engine = "replay"
+    notes = ()
+    left_out: Mapping[str, str] = {}
 
     def __init__(self, model: str | None, sessions: EvaluationSessions, scale: Scale) -> None:
-        self._scale, self._length = scale, _LENGTHS[scale]
+        self._scale, self._length = scale, LENGTHS[scale]
         self._sessions = sessions
         try:
             loaded = [load_model(name) for name in ([model] if model else TRAINED_MODEL_NAMES)]
         except ModelLoadError as error:
             raise SubjectError(str(error)) from error
-        self._asked = tuple(each.name for each in loaded)
-        """Models that are asked for what a session has shown: all but those with random weights."""
+        self.served = {each.name: model or each.name for each in loaded}
+        """Models that are asked for what a session has shown, by name, as the replay engine is
+        given them: all but those with random weights."""
         if not model:
             loaded += map(random_model, RANDOM_MODELS)
         self._loaded = tuple(loaded)
-        self._subjects = tuple(Subject(each, self._length) for each in loaded)
+        self._subjects = tuple(ReplaySubject(each, self._length) for each in loaded)
 
     @property
     def model(self) -> str:
@@ -80,31 +72,8 @@ class ReplayEvaluation:
 
     def experiments(self) -> Sequence[Experiment]:
         """Return the experiments, in the order of the report."""
-        recorded, recall = self._sessions.recorded, self._sessions.recall
-        subjects = self._subjects
         return (
-            SinglePrompt(subjects, TRAINED_MODEL_NAMES, recorded[_SHORT - 1]),
-            Trajectories(
-                subjects,
-                recorded[:_SHORT],
-                name="trajectory_12",
-                title="Trajectory of 12 steps",
-                paper=SHORT_PAPER,
-                quick=2,
-                by_edits=False,
-            ),
-            RandomEdits(subjects, recorded[_BASE - 1]),
-            Trajectories(
-                subjects,
-                recall,
-                name="trajectory_50",
-                title="Trajectory of 50 steps",
-                paper=LONG_PAPER,
-                quick=5,
-                by_edits=True,
-            ),
-            Stubs(subjects, {"recorded": recorded[:_SHORT], "recall": recall}),
-            BoundaryRecompute(subjects, self._asked),
+            *answer_tables(self._subjects, self._sessions, tuple(self.served)),
             Removal(self._loaded),
             RotarySweep(),
             ChainedRotations(),

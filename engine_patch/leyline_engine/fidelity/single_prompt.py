@@ -24,6 +24,7 @@ from leyline_engine.fidelity.comparison import (
     REPREFILL,
     SPLICE,
     compare_all,
+    control,
 )
 from leyline_engine.fidelity.errors import SubjectError
 from leyline_engine.fidelity.experiment import Cell, Record, ResultTable, Scale
@@ -132,7 +133,7 @@ class SinglePrompt:
             FULL: subject.whole(prompt.tokens),
             REPREFILL: subject.prefilled(apply_directives(prompt.tokens, [edit])),
             SPLICE: subject.spliced(prompt.tokens, [edit]),
-            NAIVE: subject.spliced(prompt.tokens, [edit], rotated=False),
+            **control(subject, prompt.tokens, [edit]),
         }
         return {"delta": edit.delta, **compare_all(answers)}
 
@@ -148,7 +149,7 @@ def _measure_recall(subject: Subject, note: Note, number: str) -> Record:
         REPREFILL: subject.prefilled(apply_directives(prompt.tokens, [edit])),
         SPLICE: subject.spliced(history, [edit], question),
         ASKED: subject.spliced(prompt.tokens, [edit]),
-        NAIVE: subject.spliced(history, [edit], question, rotated=False),
+        **control(subject, history, [edit], question),
     }
     right = {f"right|{arm}": int(answer.text == drawn.answer) for arm, answer in answers.items()}
     lines = {"line": drawn.line, "delta": edit.delta}
@@ -171,7 +172,8 @@ def _describe_right(records: Sequence[Record]) -> str:
     prompt."""
     known = [record for record in records if f"right|{SPLICE}" in record]
     unsaid = [record for record in known if not record[f"right|{REPREFILL}"]]
-    shares = ", ".join(f"{percent(rate(known, f'right|{arm}'))} ({arm})" for arm in (*_ANSWERING,))
+    arms = [arm for arm in _ANSWERING if any(f"right|{arm}" in record for record in known)]
+    shares = ", ".join(f"{percent(rate(known, f'right|{arm}'))} ({arm})" for arm in arms)
     right = [record for record in unsaid if record[f"right|{SPLICE}"]]
     last = max((int(record["line"] or 0) for record in known), default=0)
     in_last = sum(record["line"] == last for record in right)

@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from leyline_engine.fidelity.experiment import Scale
+
 _Item = TypeVar("_Item")
+
+LENGTHS = {Scale.QUICK: 16, Scale.FULL: 128}
+"""Tokens that are decoded for each answer, by scale."""
 
 ChatMessages = tuple[Mapping[str, Any], ...]
 

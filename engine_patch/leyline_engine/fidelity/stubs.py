@@ -24,6 +24,7 @@ from leyline_engine.fidelity.comparison import (
     SPLICE,
     compare,
     compare_all,
+    control,
 )
 from leyline_engine.fidelity.experiment import Cell, Record, ResultTable, Scale
 from leyline_engine.fidelity.rendering import edits_between
@@ -91,7 +92,7 @@ class Stubs:
             FULL: subject.whole(whole.tokens),
             REPREFILL: subject.prefilled(apply_directives(whole.tokens, drawn)),
             SPLICE: subject.spliced(whole.tokens, drawn),
-            NAIVE: subject.spliced(whole.tokens, drawn, rotated=False),
+            **control(subject, whole.tokens, drawn),
         }
         step_name = case.removesuffix(f"/{stub}")
         if self._known is None or self._known[0] != step_name:

@@ -11,7 +11,14 @@ from leyline_engine.fidelity.agreement import (
     rows_of,
     summarise,
 )
-from leyline_engine.fidelity.comparison import FULL, NAIVE, REPREFILL, SPLICE, compare_all
+from leyline_engine.fidelity.comparison import (
+    FULL,
+    NAIVE,
+    REPREFILL,
+    SPLICE,
+    compare_all,
+    control,
+)
 from leyline_engine.fidelity.experiment import Record, ResultTable, Scale
 from leyline_engine.fidelity.rendering import edits_between
 from leyline_engine.fidelity.steps import SessionStep, spread
@@ -82,7 +89,7 @@ class Trajectories:
             FULL: subject.whole(whole.tokens),
             REPREFILL: subject.prefilled(edited.tokens),
             SPLICE: subject.spliced(whole.tokens, edits),
-            NAIVE: subject.spliced(whole.tokens, edits, rotated=False),
+            **control(subject, whole.tokens, edits),
         }
         return {**facts, **compare_all(answers)}
 

@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -32,20 +34,25 @@ _EVERY_MS = 1000
 """Maximum age of the book's time while a claim has a deadline and requests come, in ms."""
 
 
+_Reply = ClaimReply | bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Asked:
-    command: ClaimCommand
-    reply: asyncio.Future[ClaimReply]
+    run: Callable[[], _Reply]
+    changes: bool
+    """True if it may change what waiting requests find."""
+    reply: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
 
-    def settle(self, answer: ClaimReply | Exception) -> None:
+    def settle(self, answer: _Reply | Exception) -> None:
         """Answer on the asker's loop, if it is still there and still waits for the answer."""
         try:
             self.loop.call_soon_threadsafe(self._settle, answer)
         except RuntimeError:
             log.debug("whoever asked about a claim is gone")
 
-    def _settle(self, answer: ClaimReply | Exception) -> None:
+    def _settle(self, answer: _Reply | Exception) -> None:
         if self.reply.done():
             return
         if isinstance(answer, Exception):
@@ -73,8 +80,19 @@ class ClaimDesk:
 
     def ask(self, command: ClaimCommand) -> asyncio.Future[ClaimReply]:
         """Queue a command. Called on a running loop."""
+        changes = isinstance(command, SubmitClaim | ReleaseClaim | DemoteClaim)
+        return self._queue(partial(self._claims.keeper.carry_out, command), changes=changes)
+
+    def ask_to_flush(self) -> asyncio.Future[bool]:
+        """Queue a flush of the cache; its reply is False if a request runs.
+
+        Called on a running loop.
+        """
+        return self._queue(self._flush, changes=True)
+
+    def _queue(self, run: Callable[[], _Reply], *, changes: bool) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
-        asked = _Asked(command, loop.create_future(), loop)
+        asked = _Asked(run, changes, loop.create_future(), loop)
         self._asked.append(asked)
         return asked.reply
 
@@ -92,10 +110,10 @@ class ClaimDesk:
         changed = self._pass_time()
         while self._asked:
             asked = self._asked.popleft()
-            changed |= isinstance(asked.command, SubmitClaim | ReleaseClaim | DemoteClaim)
+            changed |= asked.changes
             try:
                 self._tick()
-                asked.settle(self._claims.keeper.carry_out(asked.command))
+                asked.settle(asked.run())
             except Exception as error:
                 log.exception("a command about a claim failed")
                 asked.settle(error)
@@ -128,6 +146,12 @@ class ClaimDesk:
     def outgrown(self, job: Job, sequence: Sequence) -> RefusedByClaimError | None:
         """Return why a running job found no slot; None if no claim holds any."""
         return self._engine.outgrown(job.spec.request, sequence)
+
+    def _flush(self) -> bool:
+        if self._engine.busy:
+            return False
+        self._engine.flush()
+        return True
 
     def _now_ms(self) -> int:
         return (self._now_ns() - self._began_ns) // 1_000_000

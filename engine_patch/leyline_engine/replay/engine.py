@@ -337,6 +337,11 @@ class ReplayEngine:
         )
         self.claims.shelf.check_integrity()
 
+    @property
+    def busy(self) -> bool:
+        """True if a request runs."""
+        return bool(self._running)
+
     def flush(self) -> None:
         """Forget all cached sequences and retained turns that no running request holds."""
         self.cache.flush()

@@ -39,6 +39,8 @@ class JobSpec:
     invalid_detail: str = ""
     enveloped: bool = False
     """True if it brought an envelope, even a malformed one."""
+    every_token: bool = False
+    """True if events bring every sampled token, also those that end the answer or show no text."""
 
     @property
     def scope(self) -> str:
@@ -143,11 +145,13 @@ class GeneratedAnswer:
         sampled = self._sampler.sample(logits)
         self.last_token = sampled.token
         self.sampled += 1
-        if sampled.token in self._spec.stop_tokens:
+        ends = sampled.token in self._spec.stop_tokens
+        reported = self._spec.every_token or not ends
+        if reported and self._spec.sampling.top_logprobs is not None:
+            self._unsent.append(sampled)
+        if ends:
             self.finish = FinishReason.STOP
             return self._event(self._flush())
-        if self._spec.sampling.top_logprobs is not None:
-            self._unsent.append(sampled)
         result = self._stops.feed(self._detokenizer.feed(sampled.token))
         if result.stopped:
             self.finish = FinishReason.STOP
@@ -179,7 +183,8 @@ class GeneratedAnswer:
     def _event(self, text: str) -> TextEvent | None:
         # Tokens are sent with the first text that is sent after them; those of a stop string,
         # whose text is never sent, stay behind. At the length limit no text may follow.
-        closing = self.finish is FinishReason.LENGTH and self._unsent
+        ended = self.finish is FinishReason.LENGTH or (self._spec.every_token and self.finish)
+        closing = ended and self._unsent
         if not (text or closing):
             return self._first_event()
         self._announced = True

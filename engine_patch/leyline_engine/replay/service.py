@@ -149,6 +149,19 @@ class EngineService:
             self._wake.notify()
         return await reply
 
+    async def flush(self) -> bool:
+        """Empty the cache, between two rounds; returns False if a request runs.
+
+        Call on a running loop; raises as :meth:`claims`.
+        """
+        if self._desk is None:
+            return False
+        with self._wake:
+            self._check_open()
+            reply = self._desk.ask_to_flush()
+            self._wake.notify()
+        return await reply
+
     def _check_open(self) -> None:
         if self._closing or self._failure is not None:
             raise EngineStoppedError(self._failure or "the engine is shutting down")

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..replay.sglang_process import sglang_python, sglang_server
+from ..replay.sglang_process import CPU_LAUNCHER, SglangProcessError, sglang_python, sglang_server
 
 _CONTROL = "leyline_engine.benches.unrotated"
 
 
 @contextmanager
 def server_with_control(
-    url: str | None, model: str | None, log: Path, flags: Sequence[str]
+    url: str | None,
+    model: str | None,
+    log: Path,
+    flags: Sequence[str],
+    *,
+    launcher: str = CPU_LAUNCHER,
 ) -> Iterator[str]:
     """Yield the address of a server.
 
@@ -23,6 +29,7 @@ def server_with_control(
         url: of a running one, to which the other arguments don't apply; None starts one that leaves
             the keys of the control's sessions unrotated.
         flags: SGLang's.
+        launcher: see :func:`~..replay.sglang_process.sglang_server`.
 
     Raises:
         SglangProcessError: it doesn't come up.
@@ -31,6 +38,14 @@ def server_with_control(
         yield url.rstrip("/")
         return
     with tempfile.TemporaryDirectory(prefix="leyline-control-") as control:
-        subprocess.run([sglang_python(), "-P", "-m", _CONTROL, control], check=True)  # noqa: S603
-        with sglang_server(model, log, flags, {"PYTHONPATH": control}) as server:
+        python = sglang_python()
+        try:
+            subprocess.run([python, "-P", "-m", _CONTROL, control], check=True, capture_output=True)  # noqa: S603
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise SglangProcessError(
+                f"{python} can't run Leyline's part of SGLang: install leyline-kv there"
+            ) from error
+        paths = [control, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {"PYTHONPATH": os.pathsep.join(paths)}
+        with sglang_server(model, log, flags, environment, launcher=launcher) as server:
             yield server.url

@@ -14,8 +14,34 @@ if TYPE_CHECKING:
 
     from leyline_engine.fidelity.experiment import Scale
 
-_REPLAY = "replay"
+    from ..evaluation.opening import Target
+
 _INTERRUPTED = 130
+_LOG = ".sglang.log"
+"""End of the name of the file with a started server's output."""
+
+
+_Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="ENGINE",
+        help="replay, in this process; sglang, a server that is started for it; or the address of "
+        "a running engine.",
+    ),
+]
+_Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="A bundled model, a folder or a hub id. Default: the bundled models, and two with "
+        "random weights; sglang: the first of them. With an address: the folder with tokenizer "
+        "and chat template, if the engine doesn't give them.",
+    ),
+]
+_ApiKey = Annotated[
+    str | None,
+    typer.Option(metavar="KEY", envvar="LEYLINE_UPSTREAM_API_KEY", help="API key of the engine."),
+]
 
 
 class _BadOptionError(Exception):
@@ -28,7 +54,8 @@ def register(app: typer.Typer) -> None:
         "eval",
         epilog=(
             "Example:  leyline eval --quick --json out/eval.json --html out/eval.html  |  "
-            "leyline eval --model ~/models/Qwen3-0.6B --json out/qwen3.json"
+            "leyline eval --model ~/models/Qwen3-0.6B --json out/qwen3.json  |  "
+            "leyline eval --engine http://gpu1:30000 --json out/gpu1.json"
         ),
     )(evaluate)
 
@@ -41,17 +68,9 @@ def evaluate(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="OUT.html", help="Write the report here.")
     ] = None,
-    engine: Annotated[
-        str, typer.Option(metavar="ENGINE", help="replay, in this process; no other yet.")
-    ] = _REPLAY,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="A bundled model, a folder or a hub id. Default: the bundled models, and two "
-            "with random weights.",
-        ),
-    ] = None,
+    engine: _Engine = "replay",
+    model: _Model = None,
+    api_key: _ApiKey = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Few cases and short answers: some minutes.")
     ] = False,
@@ -73,6 +92,9 @@ def evaluate(
     first token's logits, against both references. removal: the cache after a forget, to the last
     bit. rotary_sweep, chained_rotations, storage_floor: the rotation of keys, without a model.
 
+    An endpoint gives log probabilities of at most 4,096 tokens, and only the first five tables. The
+    control needs --engine sglang. If the engine wants signed hints, set LEYLINE_HINTS_SECRET.
+
     Measured cases are in OUT.journal until the report is there. After an interruption, run the same
     command again: it continues.
     """
@@ -84,8 +106,14 @@ def evaluate(
     scale = Scale.QUICK if quick else Scale.FULL
     with _explained(console, json_out):
         _check(engine, json_out, html)
-        document = _run(console, model, scale, json_out, html)
+        document = _run(console, _target(engine, model, api_key, json_out), scale, json_out, html)
     _print_findings(document)
+
+
+def _target(engine: str, model: str | None, api_key: str | None, out: Path) -> Target:
+    from ..evaluation.opening import Target
+
+    return Target(engine, model, api_key, out.with_name(f"{out.name}{_LOG}"))
 
 
 @contextmanager
@@ -95,10 +123,16 @@ def _explained(console: Console, out: Path) -> Iterator[None]:
     from leyline_engine.fidelity.journal import JournalError
 
     from ..replay.errors import MissingExtraError
+    from ..replay.sglang_process import SglangProcessError
     from ..upstream.embedded import EngineUnavailable
 
     try:
         yield
+    except SglangProcessError as error:
+        log = out.with_name(f"{out.name}{_LOG}")
+        kept = f" Its output is in {log}" if log.exists() else ""
+        _say(console, f"{str(error).partition(chr(10))[0].rstrip(':')}.{kept}")
+        raise typer.Exit(2) from error
     except (
         _BadOptionError,
         EngineUnavailable,
@@ -124,10 +158,13 @@ def _check(engine: str, json_out: Path, html: Path | None) -> None:
         MissingExtraError: matplotlib isn't installed, and the report needs it.
         OSError: there can be no such file.
     """
-    if engine != _REPLAY:
+    from ..evaluation.addresses import is_address
+
+    if engine not in ("replay", "sglang") and not is_address(engine):
+        shown = engine.rpartition("@")[2].partition("?")[0]
         raise _BadOptionError(
-            f"--engine {engine}: only the replay engine can be evaluated so far. Leave --engine "
-            "out; --model PATH measures your model in this process"
+            f"--engine {shown}: give replay, sglang, or the address of an "
+            "engine such as http://127.0.0.1:30000, without a key"
         )
     for path in (json_out, html):
         if path is not None and path.is_dir():
@@ -142,17 +179,19 @@ def _check(engine: str, json_out: Path, html: Path | None) -> None:
 
 
 def _run(
-    console: Console, model: str | None, scale: Scale, json_out: Path, html: Path | None
+    console: Console, target: Target, scale: Scale, json_out: Path, html: Path | None
 ) -> dict[str, Any]:
     from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    from ..evaluation.engines import open_evaluation
+    from ..evaluation.opening import opened
     from ..evaluation.running import evaluate as run_evaluation
     from ..evaluation.sessions import evaluation_sessions
 
-    evaluation = open_evaluation(model, evaluation_sessions(), scale)
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
+    with (
+        opened(target, evaluation_sessions(), scale) as evaluation,
+        Progress(*columns, console=console, transient=True) as bars,
+    ):
 
         def begin(left: int) -> Callable[[str], None]:
             task = bars.add_task("cases", total=left)
@@ -168,6 +207,10 @@ def _print_findings(document: dict[str, Any]) -> None:
     for table in document["tables"].values():
         console.print(f"[bold]{table['title']}[/bold]")
         console.print(table["finding"].partition("\n")[0], markup=False, highlight=False)
+    for note in document["notes"]:
+        console.print(note, markup=False, highlight=False)
+    if document["left_out"]:
+        console.print(f"Not measured here: {', '.join(document['left_out'])}.", highlight=False)
 
 
 def _say(console: Console, text: str) -> None:

@@ -33,6 +33,18 @@ class Evaluation(Protocol):
     def identity(self) -> Mapping[str, str]:
         """Facts that measured cases depend on."""
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """Facts that a reader must know of these figures, in sentences."""
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Names of tables that aren't measured, and why."""
+
+    @property
+    def served(self) -> Mapping[str, str]:
+        """Models that a replay engine of its own can serve, by name, as it is given them."""
+
     def experiments(self) -> Sequence[Experiment]:
         """Return the experiments, in the order of the report."""
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from leyline_engine.fidelity.experiment import Scale
+from leyline_engine.contract import FidelityProfile
+from leyline_engine.fidelity.experiment import Experiment, Scale
 from leyline_engine.fidelity.journal import Journal
 from leyline_engine.fidelity.running import count_left, measure_all
 
+from ..replay.stack import StackOptions
+from .composed import Composed, ComposedModel
 from .engines import Evaluation
 from .report import render_report
+
+_RECOMMENDS = "boundary_recompute"
+"""Name of the experiment that recommends profiles."""
 
 
 def journal_of(out: Path) -> Path:
@@ -46,9 +53,9 @@ def evaluate(
         SubjectError: a case can't be measured. The journal stays.
         MissingExtraError: matplotlib isn't installed, and there is ``html`` to write.
     """
-    experiments = evaluation.experiments()
     identity = {"version": version("leyline-kv"), **evaluation.identity}
     with Journal(journal_of(out), identity) as journal:
+        experiments = _with_composed(evaluation, journal, scale)
         advance = begin(count_left(experiments, journal, scale))
         tables = measure_all(experiments, journal, scale, advance)
         document = {
@@ -58,6 +65,8 @@ def evaluate(
             "model_fingerprint": evaluation.fingerprint,
             "scale": scale.value,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "notes": list(evaluation.notes),
+            "left_out": dict(evaluation.left_out),
             "tables": tables,
             "profiles": [each for table in tables.values() for each in table["profiles"]],
         }
@@ -67,6 +76,29 @@ def evaluate(
         write_all(files)
         journal.remove()
     return document
+
+
+def _with_composed(evaluation: Evaluation, journal: Journal, scale: Scale) -> Sequence[Experiment]:
+    """Return the experiments, and after that which recommends profiles the one that tries them."""
+    experiments: list[Experiment] = []
+    for each in evaluation.experiments():
+        experiments.append(each)
+        if each.name == _RECOMMENDS and evaluation.served:
+            models = [
+                ComposedModel(name, StackOptions(model=model))
+                for name, model in evaluation.served.items()
+            ]
+            recommended = partial(_recommended, each, journal, scale)
+            experiments.append(Composed(models, recommended))
+    return experiments
+
+
+def _recommended(
+    experiment: Experiment, journal: Journal, scale: Scale
+) -> Sequence[FidelityProfile]:
+    known = journal.of(experiment.name)
+    cases = experiment.cases(scale)
+    return experiment.table({case: known[case] for case in cases if case in known}).profiles
 
 
 def write_all(files: Mapping[Path, bytes]) -> None:

@@ -21,7 +21,11 @@ PYTHON_VARIABLE = "LEYLINE_SGLANG_PYTHON"
 """Environment variable: interpreter of the environment with SGLang."""
 SHIPPED_NAME = "leyline-recall"
 
-_LAUNCHER = "leyline_engine.sglang.cpu.launch"
+_TRAINED = {
+    name: Path(str(files("leyline_engine"))) / "replay" / "models" / "trained" / folder
+    for name, folder in ((SHIPPED_NAME, "plain"), ("leyline-recall-notes", "notes"))
+}
+CPU_LAUNCHER = "leyline_engine.sglang.cpu.launch"
 _CHECKOUT_PYTHON = Path(".venv-sglang/bin/python")
 _START_S = 600.0
 _STOP_S = 30.0
@@ -32,8 +36,11 @@ class SglangProcessError(RuntimeError):
     """A server that can't be started, or died; the message gives the fix or the end of its log."""
 
 
-def sglang_python() -> str:
+def sglang_python(flag: str = "--url") -> str:
     """Return an interpreter with SGLang: this one, the environment's variable, or the checkout's.
+
+    Args:
+        flag: the command's flag for a running server.
 
     Raises:
         SglangProcessError: there is none.
@@ -47,13 +54,18 @@ def sglang_python() -> str:
         return str(_CHECKOUT_PYTHON.absolute())
     raise SglangProcessError(
         "SGLang isn't installed here. In a checkout: make sglang-setup. Elsewhere, name the Python "
-        f"that has it in {PYTHON_VARIABLE}, or give the address of a server that runs: --url"
+        f"that has it in {PYTHON_VARIABLE}, or give the address of a server that runs: {flag}"
     )
 
 
 def shipped_model() -> Path:
     """Return the folder of the trained model that ships with the package."""
-    return Path(str(files("leyline_engine"))) / "replay" / "models" / "trained" / "plain"
+    return _TRAINED[SHIPPED_NAME]
+
+
+def shipped_folder(name: str) -> Path | None:
+    """Return the folder of a trained model that ships with the package; None for other names."""
+    return _TRAINED.get(name)
 
 
 @contextmanager
@@ -62,14 +74,17 @@ def sglang_server(
     log: Path,
     flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    *,
+    launcher: str = CPU_LAUNCHER,
 ) -> Iterator[SglangProcess]:
-    """Run a healthy server on this machine's CPU, and stop it at the end.
+    """Run a healthy server, and stop it at the end.
 
     Args:
         model: folder or hub id; by default the shipped one.
         log: file for all its output.
-        flags: SGLang's, over the defaults of Leyline's CPU launcher.
+        flags: SGLang's, over the launcher's defaults.
         environment: variables added to this process's.
+        launcher: module that starts SGLang; by default Leyline's for this machine's CPU.
 
     Raises:
         SglangProcessError: it doesn't come up.
@@ -78,7 +93,7 @@ def sglang_server(
     if model is None:
         named += ["--served-model-name", SHIPPED_NAME]
     port = _free_port()
-    command = [sglang_python(), "-P", "-m", _LAUNCHER, *named, "--host", "127.0.0.1"]
+    command = [sglang_python(), "-P", "-m", launcher, *named, "--host", "127.0.0.1"]
     command += ["--port", str(port), *flags]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:

@@ -19,7 +19,7 @@ from leyline_engine.fidelity.replay_eval import ReplayEvaluation
 from leyline_engine.fidelity.steps import EvaluationSessions
 from leyline_policies import load_pipeline
 from leyline_proxy.cli.main import build_app
-from leyline_proxy.evaluation import engines, sessions
+from leyline_proxy.evaluation import endpoint, engines, sessions
 from leyline_proxy.upstream import embedded
 
 ANSWERS = {"single_prompt", "trajectory_12", "random_edits", "trajectory_50", "stubs"}
@@ -174,8 +174,14 @@ def test_a_model_that_cannot_be_spliced_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        (["--engine", "sglang", "--json", "r.json"], "only the replay engine"),
-        (["--engine", "http://gpu1:30000", "--json", "r.json"], "only the replay engine"),
+        (["--engine", "sglang", "--json", "r.json"], "--engine URL"),
+        (["--engine", "vllm", "--json", "r.json"], "give replay, sglang, or the address"),
+        (["--engine", "http://gpu1:30000?key=KEY", "--json", "r.json"], "gpu1:30000: give"),
+        (["--engine", "http://KEY@gpu1:30000", "--json", "r.json"], "--engine gpu1:30000: give"),
+        (
+            ["--engine", "http://127.0.0.1:1", "--model", "./nowhere", "--json", "r.json"],
+            "can't be reached",
+        ),
         (["--json", "."], "is a folder"),
         (["--json", "same", "--html", "same"], "same file"),
         (["--model", "./nowhere", "--json", "r.json"], "./nowhere"),
@@ -188,9 +194,11 @@ def test_bad_arguments_are_named_before_anything_is_measured(
 ) -> None:
     """One line, status 2."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LEYLINE_SGLANG_PYTHON", raising=False)
+    monkeypatch.setattr(endpoint, "PAUSES_S", ())
     result = invoke(*arguments)
     assert result.exit_code == 2, result.output
-    assert names in said(result)
+    assert names in said(result) and "KEY" not in result.output
     assert not list(tmp_path.iterdir())
 
 

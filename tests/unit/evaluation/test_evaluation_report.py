@@ -73,6 +73,8 @@ class Numbers:
     engine = "replay"
     model = "tiny, small"
     fingerprint = "f1, f2"
+    notes = ("Log <probabilities>.",)
+    left_out: Mapping[str, str] = {"removal": "it needs <logits>"}
 
     def __init__(self, stop_at: int | None = None, kind: str = "bar") -> None:
         self.doubles = Doubles(stop_at, kind)
@@ -110,10 +112,16 @@ def test_an_interrupted_run_continues_to_the_same_report(tmp_path: Path) -> None
 
 
 def test_the_report_names_what_was_measured(tmp_path: Path) -> None:
-    """The JSON has version, engine, model, fingerprint, scale, date and tables, and no more."""
-    run(Numbers(), tmp_path / "r.json")
+    """The JSON has version, engine, model, fingerprint, scale, date, notes, what is left out, and
+    tables, and no more; the page shows the notes and what is left out."""
+    html = tmp_path / "r.html"
+    run(Numbers(), tmp_path / "r.json", html)
     document = without_date(tmp_path / "r.json")
-    assert set(document) == {"version", "engine", "model", "model_fingerprint", "scale", "tables"}
+    facts = {"version", "engine", "model", "model_fingerprint", "scale", "notes", "left_out"}
+    assert set(document) == facts | {"tables"}
+    assert document["notes"] == ["Log <probabilities>."]
+    page = html.read_text()
+    assert "Log &lt;probabilities&gt;." in page and "it needs &lt;logits&gt;" in page
     assert document["scale"] == "full" and document["model_fingerprint"] == "f1, f2"
     assert document["tables"]["doubles"]["rows"][2] == [2, 4, 3, 4.5, None]
 

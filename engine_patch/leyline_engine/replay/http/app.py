@@ -7,7 +7,7 @@ import logging
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -37,17 +37,19 @@ from leyline_engine.hints import Hints, envelope_of, read_hints
 from leyline_engine.replay.engine import GenerationRequest
 from leyline_engine.replay.generation import JobSpec
 from leyline_engine.replay.http.errors import ApiError, to_api_error
-from leyline_engine.replay.http.generate import Delivery, run_request
-from leyline_engine.replay.http.responses import ChatShape, CompletionShape, Head
+from leyline_engine.replay.http.generate import Delivery, run_request, run_whole
+from leyline_engine.replay.http.responses import ChatShape, CompletionShape, Head, NativeShape
 from leyline_engine.replay.http.schema import (
     ChatBody,
     CommonBody,
     CompletionBody,
+    NativeBody,
     TokenizeBody,
     check_chat,
     check_common,
     check_completion,
     check_messages,
+    check_native,
     decode_body,
     decode_claim_command,
 )
@@ -117,6 +119,23 @@ class EngineEndpoints:
         )
         delivery = Delivery(bool(body.stream), body.include_usage)
         return await run_request(self._service, request, spec, shape, delivery)
+
+    async def native(self, request: Request) -> Response:
+        """``POST /generate``: tokens for tokens, with any number of log probabilities."""
+        body = decode_body(await self._read(request), NativeBody)
+        check_native(body)
+        prompt = await self._plain_prompt(body.input_ids)
+        limit = body.sampling_params.max_new_tokens
+        request_id = f"generate-{uuid4().hex}"
+        spec = self._spec(body.common, prompt, limit, body.top_logprobs_num, request_id)
+        shape = NativeShape(self._stop_tokens)
+        return await run_whole(self._service, request, replace(spec, every_token=True), shape)
+
+    async def flush(self, request: Request) -> Response:
+        """``POST /flush_cache``: forget all that is cached and retained."""
+        if await self._service.flush():
+            return JSONResponse({"status": "ok"})
+        raise ApiError(409, "the cache can't be flushed while a request runs", code="not_idle")
 
     async def tokenize(self, request: Request) -> Response:
         """``POST /tokenize``: the tokens of a prompt or a conversation."""
@@ -300,6 +319,8 @@ def build_app(
         routes=[
             Route("/v1/chat/completions", guarded(endpoints.chat), methods=["POST"]),
             Route("/v1/completions", guarded(endpoints.completions), methods=["POST"]),
+            Route("/generate", guarded(endpoints.native), methods=["POST"]),
+            Route("/flush_cache", guarded(endpoints.flush), methods=["POST"]),
             Route("/v1/models", guarded(endpoints.models)),
             Route("/tokenize", guarded(endpoints.tokenize), methods=["POST"]),
             Route("/health", endpoints.health),

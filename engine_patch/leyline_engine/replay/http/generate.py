@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from leyline_engine.contract import with_record
+from leyline_engine.contract import with_record as completed
 from leyline_engine.replay.generation import (
     ErrorEvent,
     Event,
@@ -23,7 +23,7 @@ from leyline_engine.replay.generation import (
     TextEvent,
 )
 from leyline_engine.replay.http.errors import ApiError, to_api_error
-from leyline_engine.replay.http.responses import Shape
+from leyline_engine.replay.http.responses import Shape, WholeShape
 from leyline_engine.replay.service import EngineService
 from leyline_engine.replay.text.sampling import SampledToken
 
@@ -59,7 +59,7 @@ async def run_request(
         first = await job.channel.get()
         flow = _Flow(service, job, watcher, first)
         if not delivery.stream or isinstance(first[0], ErrorEvent):
-            return await _whole(flow, shape, delivery)
+            return await _whole(flow, shape, with_record=delivery.with_record)
         stream = _stream(flow, shape, delivery)
         streaming = True
         return StreamingResponse(stream, media_type="text/event-stream", headers=_NO_CACHE)
@@ -67,6 +67,23 @@ async def run_request(
         if not streaming:
             watcher.cancel()
             service.cancel(job)
+
+
+async def run_whole(
+    service: EngineService, request: Request, spec: JobSpec, shape: WholeShape
+) -> Response:
+    """Submit a job and answer it in one object.
+
+    Raises:
+        ApiError: nothing could be answered.
+    """
+    job = service.submit(spec)
+    watcher = asyncio.create_task(_cancel_when_gone(service, request, job))
+    flow = _Flow(service, job, watcher, [])
+    try:
+        return await _whole(flow, shape, with_record=False)
+    finally:
+        flow.close()
 
 
 _NO_CACHE = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -78,7 +95,7 @@ async def _cancel_when_gone(service: EngineService, request: Request, job: Job) 
     service.cancel(job)
 
 
-async def _whole(flow: _Flow, shape: Shape, delivery: Delivery) -> Response:
+async def _whole(flow: _Flow, shape: WholeShape, *, with_record: bool) -> Response:
     texts: list[str] = []
     tokens: list[SampledToken] = []
     async for event in flow.events():
@@ -90,8 +107,8 @@ async def _whole(flow: _Flow, shape: Shape, delivery: Delivery) -> Response:
                 raise error
             case FinishEvent(reason=reason) if reason is not FinishReason.CANCELLED:
                 answer = msgspec.json.encode(shape.whole("".join(texts), tokens, event))
-                if delivery.with_record:
-                    answer = with_record(answer, event.record)
+                if with_record:
+                    answer = completed(answer, event.record)
                 return Response(answer, media_type="application/json")
             case _:
                 break
@@ -140,7 +157,7 @@ async def _stream(flow: _Flow, shape: Shape, delivery: Delivery) -> AsyncIterato
                 case FinishEvent():
                     *before, last = map(msgspec.json.encode, shape.closing(event))
                     if delivery.with_record:
-                        last = with_record(last, event.record)
+                        last = completed(last, event.record)
                     for encoded in (*before, last):
                         yield _framed(encoded)
                     if delivery.include_usage:

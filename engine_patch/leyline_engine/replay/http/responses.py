@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from leyline_engine.contract import Receipt
 from leyline_engine.replay.generation import FinishEvent
@@ -187,6 +187,44 @@ class CompletionShape:
             ],
             "text_offset": offsets,
         }
+
+
+class NativeShape:
+    """The answer of SGLang's ``/generate``, with every token that was sampled.
+
+    Args:
+        stop_tokens: tokens that end an answer; they are among the output.
+    """
+
+    def __init__(self, stop_tokens: frozenset[int]) -> None:
+        self._stop_tokens = stop_tokens
+
+    def whole(self, text: str, tokens: Sequence[SampledToken], finish: FinishEvent) -> Json:
+        """Return the answer as one object."""
+        output = [sampled.token for sampled in tokens]
+        reason: Json = {"type": finish.reason.value}
+        if output and output[-1] in self._stop_tokens:
+            reason["matched"] = output[-1]
+        counts = finish.record.receipt.tokens
+        meta: Json = {
+            "id": finish.record.receipt.message_id,
+            "finish_reason": reason,
+            "prompt_tokens": counts.prompt,
+            "completion_tokens": len(output),
+            "cached_tokens": counts.served,
+            "output_token_logprobs": [(each.logprob, each.token, None) for each in tokens],
+            "output_top_logprobs": [
+                [(entry.logprob, entry.token, None) for entry in each.top] for each in tokens
+            ],
+        }
+        return {"text": text, "output_ids": output, "meta_info": meta}
+
+
+class WholeShape(Protocol):
+    """An answer as one object."""
+
+    def whole(self, text: str, tokens: Sequence[SampledToken], finish: FinishEvent) -> Json:
+        """Return the answer."""
 
 
 Shape = ChatShape | CompletionShape

@@ -20,6 +20,9 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 
+MAX_NATIVE_LOGPROBS = 1 << 20
+"""Maximum number of log probabilities in an answer of ``/generate``."""
+
 _PATH = re.compile(r" - at `\$\.?(?P<path>.*)`$")
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _MAX_STOPS = 16
@@ -110,6 +113,35 @@ class CompletionBody(CommonBody, frozen=True, kw_only=True):
     best_of: int | None = None
 
 
+class NativeSampling(msgspec.Struct, frozen=True, kw_only=True):
+    """``sampling_params`` of ``POST /generate``; unknown fields are ignored."""
+
+    temperature: Temperature = 1.0
+    max_new_tokens: Count = 128
+    ignore_eos: bool = False
+    custom_params: Any = None
+    """``kv_hints`` in here is the Leyline envelope."""
+
+
+class NativeBody(msgspec.Struct, frozen=True, kw_only=True):
+    """``POST /generate``, SGLang's own form; unknown fields are ignored."""
+
+    input_ids: list[int]
+    sampling_params: NativeSampling = NativeSampling()
+    stream: bool = False
+    top_logprobs_num: Annotated[int, msgspec.Meta(ge=0, le=MAX_NATIVE_LOGPROBS)] = 0
+
+    @property
+    def common(self) -> CommonBody:
+        """The same as a body of the other routes."""
+        asked = self.sampling_params
+        return CommonBody(
+            temperature=asked.temperature,
+            ignore_eos=asked.ignore_eos,
+            custom_params=asked.custom_params,
+        )
+
+
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     """``POST /tokenize``."""
 
@@ -119,7 +151,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-B = TypeVar("B", ChatBody, CompletionBody, TokenizeBody)
+B = TypeVar("B", ChatBody, CompletionBody, NativeBody, TokenizeBody)
 D = TypeVar("D")
 
 
@@ -193,6 +225,23 @@ def check_chat(body: ChatBody) -> None:
         raise unsupported("tool_choice", "this engine can't force a tool call; use 'auto'")
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
+
+
+def check_native(body: NativeBody) -> None:
+    """Refuse options that this engine doesn't serve.
+
+    Raises:
+        ApiError: names the field.
+    """
+    if body.stream:
+        raise unsupported("stream", "this engine streams /v1/completions only")
+    if body.top_logprobs_num * body.sampling_params.max_new_tokens > MAX_NATIVE_LOGPROBS:
+        raise ApiError(
+            400,
+            f"an answer has at most {MAX_NATIVE_LOGPROBS:,} log probabilities: lower "
+            "top_logprobs_num or max_new_tokens",
+            param="top_logprobs_num",
+        )
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -9,8 +9,8 @@ from itertools import islice
 from math import hypot, log
 from random import Random
 
+import numpy as np
 import pytest
-import torch
 
 from leyline_engine.contract import Directive, Outcome, Receipt, TokenCounts, apply_directives
 from leyline_engine.fidelity.agreement import COLUMNS, Group, describe_control, rows_of
@@ -21,6 +21,7 @@ from leyline_engine.fidelity.random_edits import RandomEdits, draw_spans
 from leyline_engine.fidelity.random_subjects import RANDOM_MODELS, random_model
 from leyline_engine.fidelity.recall_prompts import draw_prompt, long_session
 from leyline_engine.fidelity.recall_task import Note
+from leyline_engine.fidelity.replay_subject import ReplaySubject
 from leyline_engine.fidelity.single_prompt import SinglePrompt
 from leyline_engine.fidelity.steps import SessionStep
 from leyline_engine.fidelity.stubs import FAITHFUL, STUBS, Stubs
@@ -32,9 +33,9 @@ LENGTH = 4
 
 
 @cache
-def subject(name: str = "random-gqa") -> Subject:
+def subject(name: str = "random-gqa") -> ReplaySubject:
     """A tiny random model with short answers."""
-    return Subject(random_model(name), LENGTH)
+    return ReplaySubject(random_model(name), LENGTH)
 
 
 @cache
@@ -104,7 +105,7 @@ def test_a_case_depends_on_its_name_alone(name: str) -> None:
     first = RandomEdits([subject(name)], session()[5])
     cases = first.cases(Scale.QUICK)
     once = first.measure(cases[1])
-    again = RandomEdits([Subject(random_model(name), LENGTH)], session()[5])
+    again = RandomEdits([ReplaySubject(random_model(name), LENGTH)], session()[5])
     again.measure(cases[0])
     assert again.measure(cases[1]) == once
 
@@ -142,7 +143,7 @@ def test_answers_end_with_the_message_or_at_their_length() -> None:
     """The recall task's look-up ends before the limit, and a text of random weights doesn't."""
     answer = subject().prefilled(subject().render(session()[1].messages).tokens)
     assert len(answer.tokens) == LENGTH
-    assert answer.first.dtype == torch.float32 and answer.first.shape == (4096,)
+    assert answer.first.dtype == np.float32 and answer.first.shape == (4096,)
 
 
 def test_stubs_are_of_one_length_or_empty() -> None:
@@ -173,7 +174,7 @@ def test_a_trajectory_s_rows_are_by_number_of_edits() -> None:
 
 def test_steps_beyond_the_context_are_left_out() -> None:
     """They are counted in the finding, and no other experiment measures a part of a prompt."""
-    small = Subject(random_model("random-gqa"), LENGTH)
+    small = ReplaySubject(random_model("random-gqa"), LENGTH)
     small.max_context = 600
     experiment = trajectory([small])
     records = {case: experiment.measure(case) for case in experiment.cases(Scale.FULL)}
@@ -203,7 +204,7 @@ def test_random_spans_are_apart(inside: bool, count: int) -> None:
 def said(*logits: float, tokens: tuple[int, ...] = (1,), text: str = "") -> Answer:
     """An answer with these logits of its first token."""
     receipt = Receipt(message_id="m", outcome=Outcome.UNEDITED, tokens=TokenCounts())
-    return Answer(torch.tensor(logits), tokens, text, receipt)
+    return Answer(np.array(logits, dtype=np.float32), tokens, text, receipt)
 
 
 def test_answers_are_compared_by_the_textbook() -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from leyline_engine.contract import apply_directives
-from leyline_engine.fidelity.rendering import Rendered, edits_between, render_chat
+from leyline_engine.fidelity.rendering import Rendered, edits_between
+from leyline_engine.fidelity.replay_subject import render_chat
 from leyline_engine.fidelity.steps import SessionStep, spread
 from leyline_engine.fidelity.tool_names import called_tool
 from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME, trained_model_dir

@@ -7,9 +7,9 @@ import torch
 
 from leyline_engine.fidelity.comparison import FULL, NAIVE, REPREFILL, SPLICE
 from leyline_engine.fidelity.recall_task import Note
+from leyline_engine.fidelity.replay_subject import ReplaySubject
 from leyline_engine.fidelity.single_prompt import SinglePrompt
 from leyline_engine.fidelity.steps import SessionStep
-from leyline_engine.fidelity.subject import Subject
 from leyline_engine.replay.models.loader import LoadedModel, load_model
 from leyline_engine.replay.models.trained import TRAINED_MODEL_NAMES, trained_model_dir
 
@@ -69,7 +69,7 @@ def test_other_names_are_no_shipped_models() -> None:
 def test_answers_over_the_whole_history_are_right(plain: LoadedModel) -> None:
     """The plain model answers what it has read, and only luck answers without the value."""
     experiment = SinglePrompt(
-        [Subject(plain, ANSWER_TOKENS)], TRAINED_MODEL_NAMES, SessionStep((), ())
+        [ReplaySubject(plain, ANSWER_TOKENS)], TRAINED_MODEL_NAMES, SessionStep((), ())
     )
     cases = [f"{plain.name}/{Note.KEYS}/{number}" for number in range(12)]
     records = {case: experiment.measure(case) for case in cases}

@@ -1,0 +1,54 @@
+"""Start SGLang with Leyline for an evaluation, on this machine's GPU or CPU.
+
+``python -m leyline_engine.fidelity.sglang_server --model-path …`` takes SGLang's own flags, which
+win over the defaults here. The server ends when the process that started it ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from leyline_engine.sglang.cpu.activation import activate
+from leyline_engine.sglang.cpu.launch import server_command
+from leyline_engine.sglang.plugin import MIN_COPY_VARIABLE
+
+_ON_CPU = (
+    # Room for the longest history that is measured, and for its edited copy.
+    "--max-total-tokens=32768",
+)
+_ON_GPU = (
+    "--radix-cache-backend=leyline",
+    "--enable-cache-report",
+)
+_SET_PARENT_DEATH_SIGNAL = 1
+"""``PR_SET_PDEATHSIG`` of Linux."""
+
+
+def evaluation_command(flags: Sequence[str], *, on_cpu: bool) -> list[str]:
+    """Return the command line of a server; the last mention of a flag counts.
+
+    Args:
+        on_cpu: True for Leyline's platform for machines without a GPU.
+    """
+    if on_cpu:
+        return server_command([*_ON_CPU, *flags])
+    return [sys.executable, "-P", "-m", "sglang.launch_server", *_ON_GPU, *flags]
+
+
+def main() -> None:
+    """Become the server."""
+    if sys.platform == "linux":
+        # It outlives exec: the server gets SIGTERM when its parent is gone, however that ended.
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    # Short copies cost a forward each; here they are what is measured.
+    os.environ.setdefault(MIN_COPY_VARIABLE, "1")
+    command = evaluation_command(sys.argv[1:], on_cpu=activate() is not None)
+    os.execv(command[0], command)  # noqa: S606 - the user's own flags
+
+
+if __name__ == "__main__":
+    main()
