@@ -18,7 +18,7 @@ from leyline_engine.contract import (
     recomputed,
 )
 from leyline_engine.contract.recompute import Extent
-from leyline_engine.fidelity.agreement import numbers, percent
+from leyline_engine.fidelity.agreement import NO_CONTROL, numbers, percent
 from leyline_engine.fidelity.comparison import FULL, REPREFILL, first_token
 from leyline_engine.fidelity.errors import SubjectError
 from leyline_engine.fidelity.experiment import Cell, Chart, Estimate, Record, ResultTable, Scale
@@ -27,6 +27,7 @@ from leyline_engine.fidelity.recall_task import STUB, Note
 from leyline_engine.fidelity.recompute_rows import (
     BOUNDARIES,
     COLUMNS,
+    CONTROL,
     SETTINGS,
     Setting,
     SettingRow,
@@ -112,10 +113,12 @@ class BoundaryRecompute:
     def table(self, records: Mapping[str, Record]) -> ResultTable:
         """Return a row for each model and setting, and recommend the cheapest that does."""
         by_model = {name: _of_model(records, name) for name in self._subjects}
-        rows = {name: rows_of(found) for name, found in by_model.items() if found}
+        # Without questions of both kinds there is nothing to compare.
+        full = {name: found for name, found in by_model.items() if _kinds(found) == {0, 1}}
+        rows = {name: rows_of(found) for name, found in full.items()}
         profiles = tuple(
             _recommended(self._subjects[name], found, rows[name])
-            for name, found in by_model.items()
+            for name, found in full.items()
             if len(found) >= _FEWEST_CASES and _knows_task(found)
         )
         return ResultTable(
@@ -201,6 +204,10 @@ def _of_model(records: Mapping[str, Record], name: str) -> list[Record]:
     return [each for case, each in records.items() if case.rsplit("/", maxsplit=2)[0] == name]
 
 
+def _kinds(records: Sequence[Record]) -> set[Cell]:
+    return {record["kept"] for record in records}
+
+
 def _knows_task(records: Sequence[Record]) -> bool:
     right = numbers(records, f"{FULL}|says")
     return sum(right) >= _FEWEST_RIGHT * len(right)
@@ -230,7 +237,7 @@ def _finding(
     profiles: Sequence[FidelityProfile],
 ) -> str:
     if not rows:
-        return "No model was asked: those with random weights know no answers."
+        return "No model was asked about both cut and kept content."
     lines = []
     recommended = {each.model: each for each in profiles}
     for name, found in rows.items():
@@ -255,7 +262,9 @@ def _finding(
             f"{chosen.again:.1%} (difference {_points(chosen.difference)} points; plain splice: "
             f"{_points(plain.difference)})."
         )
-    return "\n".join(lines)
+    if any(row.setting == CONTROL for found in rows.values() for row in found):
+        return "\n".join(lines)
+    return "\n".join([*lines, NO_CONTROL])
 
 
 def _setting_of(profile: FidelityProfile) -> Setting:

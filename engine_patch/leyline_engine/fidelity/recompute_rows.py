@@ -34,12 +34,13 @@ class Setting:
         return f"k = {self.boundary}{quotes}" + (", erratum" if self.erratum else "")
 
 
+CONTROL = Setting(0, rotated=False)
 SETTINGS = (
     *(Setting(boundary) for boundary in BOUNDARIES),
     *(Setting(boundary, QUOTE) for boundary in (0, 1, 2, 4)),
     *(Setting(boundary, erratum=True) for boundary in (0, 1)),
     Setting(1, QUOTE, erratum=True),
-    Setting(0, rotated=False),
+    CONTROL,
 )
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leyline_engine.fidelity.replay_subject import ReplaySubject
 
 from leyline_engine.contract import Recompute
 from leyline_engine.fidelity.boundary_recompute import KINDS, TURNS, BoundaryRecompute
@@ -18,6 +17,7 @@ from leyline_engine.fidelity.comparison import FULL, NAIVE, REPREFILL
 from leyline_engine.fidelity.experiment import Record, ResultTable, Scale
 from leyline_engine.fidelity.recall_prompts import FACTS, draw_question
 from leyline_engine.fidelity.recompute_rows import SETTINGS, Setting, rows_of
+from leyline_engine.fidelity.replay_subject import ReplaySubject
 from leyline_engine.fidelity.says import says
 from leyline_engine.replay.models.loader import load_model
 
@@ -103,6 +103,30 @@ def test_a_goal_that_nothing_reaches_is_said_to_be_missed() -> None:
     (profile,) = table.profiles
     assert (profile.recompute, profile.reached) == (Recompute(1, 3), False)
     assert "reached by no setting" in table.finding
+
+
+class Uncontrolled(ReplaySubject):
+    """A model that can't run without rotation, as most endpoints."""
+
+    has_control = False
+
+
+def test_without_control_the_table_says_so() -> None:
+    """The setting is absent, never zero."""
+    uncontrolled = BoundaryRecompute([Uncontrolled(load_model(MODEL), 2)], [MODEL])
+    cases = [f"{MODEL}/{kind}/0" for kind in (KINDS[0], KINDS[3])]
+    table = uncontrolled.table({case: uncontrolled.measure(case) for case in cases})
+    assert NAIVE not in {row[1] for row in table.rows}
+    assert "No control" in table.finding
+    assert {"k = 0", "k = 64", "k = 1, quotes", "margin 4"} <= {row[1] for row in table.rows}
+
+
+def test_a_model_without_answers_to_both_kinds_has_no_rows() -> None:
+    """Cases may be left out, as where an engine copies only long texts."""
+    case = f"{MODEL}/{KINDS[0]}/0"
+    table = experiment().table({case: experiment().measure(case)})
+    assert table.rows == ()
+    assert table.profiles == ()
 
 
 def test_few_cases_recommend_nothing() -> None:
