@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -406,12 +407,16 @@ def test_a_connection_that_fails_is_tried_again(serve: Serve, tmp_path: Path) ->
     server.join()
     to = ["--engine", f"http://127.0.0.1:{port}", "--json", tmp_path / "r.json"]
     assert "can't be reached (ConnectError)" in said(invoke(*to))
+    back: list[ThreadServer] = []
+
+    def pause(_: float) -> None:
+        if not back:
+            back.append(serve(port=port))
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(endpoint, "PAUSES_S", (0.5,) * 8)
-        late = Thread(target=lambda: serve(port=port))
-        late.start()
+        patch.setattr(endpoint, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
         result = invoke(*to)
-        late.join()
+    assert back
     assert result.exit_code == 0, result.output
 
 
