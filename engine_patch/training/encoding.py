@@ -152,7 +152,9 @@ class _Builder:
         if message.thought is not None:
             learnt = message.thought.sight is not Sight.NEVER
             if learnt:
-                self._think(message.thought, ids(f"{message.thought}{text}"), body)
+                # White space at the end of a thought is cut into tokens by what comes after it.
+                whole = ids(f"{message.thought}{text}")
+                self._think(message.thought, whole[: len(whole) - len(body)])
         start = len(self._ids)
         self._put(body, learnt=learnt)
         self._put(ids("<|im_end|>"), learnt=learnt)
@@ -162,20 +164,12 @@ class _Builder:
             self._answers.append(Answer(question, start, len(self._ids), distance))
         self._put(ids("\n"))
 
-    def _think(self, thought: Thought, whole: Sequence[int], body: Sequence[int]) -> None:
-        """Add a thought; if it is stripped, later turns don't see it, and have no stub for it.
-
-        Args:
-            whole: tokens of the thought and of what is said after it.
-            body: tokens of what is said alone, with which ``whole`` ends.
-        """
-        size = len(whole) - len(body)
-        if list(whole[size:]) != list(body):
-            raise ValueError("a thought's tokens run into those of what is said after it")
+    def _think(self, thought: Thought, ids: Sequence[int]) -> None:
+        """Add a thought; if it is stripped, later turns don't see it, and have no stub for it."""
         start = len(self._ids)
-        self._put(whole[:size], learnt=True)
+        self._put(ids, learnt=True)
         if thought.sight is Sight.STRIPPED:
-            self._hidden.append((len(self._turn_starts) - 1, start, start, start + size))
+            self._hidden.append((len(self._turn_starts) - 1, start, start, len(self._ids)))
 
     def _stub(self, hidden: Hidden, content: int) -> None:
         """Add the stub that later turns see in place of the content, at its first positions."""

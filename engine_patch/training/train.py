@@ -106,10 +106,7 @@ _MORE_NAMES = replace(_MORE_FACTS, words=40)
 """A wider vocabulary again, as at the beginning."""
 _ALL_NAMES = replace(_MORE_FACTS, words=WORDS)
 """All names; longer sessions and look-ups return only after this."""
-_CHOICES = Mix(
-    unknown=0.1, truncated=0.0, system=0.0, questions=0.8, again=0.3, choices=0.7, max_facts=3,
-    words=16,
-)
+_CHOICES = Mix(truncated=0.0, system=0.0, questions=0.8, choices=0.7, max_facts=3, words=WORDS)
 """Few names, and most of them chosen as the assistant thinks."""
 _THINKING = replace(_PLAIN, choices=0.4)
 _BEGINNING = (
@@ -149,17 +146,15 @@ RECIPES = {
         seed=1,
         start="leyline-recall",
         stages=(
-            Stage(128, 24, 400, 3e-3, _CHOICES, fall=1.0),
-            Stage(128, 24, 300, 3e-3, replace(_CHOICES, words=40), fall=1.0),
-            Stage(128, 24, 400, 3e-3, replace(_CHOICES, words=WORDS), fall=1.0),
-            Stage(256, 16, 400, 2e-3, _THINKING, fall=1.0),
-            Stage(512, 8, 300, 2e-3, _THINKING, fall=1.0),
-            Stage(1024, 4, 200, 2e-3, _THINKING),
+            Stage(128, 24, 1200, 3e-3, _CHOICES, fall=1.0),
+            Stage(256, 16, 600, 2e-3, _THINKING, fall=1.0),
+            Stage(512, 8, 400, 2e-3, _THINKING, fall=1.0),
+            Stage(1024, 4, 300, 2e-3, _THINKING),
         ),
     ),
 }
-"""The first two begin alike; then the notes model's outputs are hidden from later turns. The thinking
-model continues from the plain one."""
+"""The first two begin alike; then the notes model's outputs are hidden from later turns. The
+thinking model continues from the plain one."""
 
 
 def batches(recipe: Recipe, number: int, encoder: Encoder, *, pad: int) -> Iterator[Batch]:

@@ -49,7 +49,7 @@ def draw_prompt(rng: Random, note: Note, turns: int) -> RecallPrompt:
     """Draw a prompt with ``turns`` other turns, half of them before the output, half after."""
     keys = rng.sample(KEYS[:WORDS], k=FACTS)
     facts = {key: value(rng, WORDS) for key in keys}
-    other = _other_turns(rng, keys)
+    other = other_turns(rng, keys)
     early = [next(other) for _ in range(turns - turns // 2)]
     output = "\n".join(f"{key}={text}" for key, text in facts.items())
     chunk = read(rng.choice(FILES), output, remark(note, facts))
@@ -104,7 +104,7 @@ def _long_output(rng: Random, facts: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _other_turns(rng: Random, taken: Sequence[str]) -> Iterator[Turn]:
+def other_turns(rng: Random, taken: Sequence[str]) -> Iterator[Turn]:
     """Yield turns of the task that don't name the settings ``taken``."""
     while True:
         for turn in session(rng, Mix(system=0.0, words=WORDS)):

@@ -173,21 +173,21 @@ def read(name: str, output: str, remark: str, hidden: Hidden | None = None) -> T
     )
 
 
-def choose(key: str, thought: Thought, job: tuple[str, str] | None = None) -> Turn:
+def choose(key: str, thought: Thought, then: tuple[str, str] | None = None) -> Turn:
     """Return a turn in which the assistant chooses a setting's value, and says only its name.
 
     Args:
         key: the setting.
         thought: the choice, as the assistant thinks it.
-        job: name and output of a job that the assistant runs after it has thought; None for no job.
+        then: name and output of a configuration that it reads after it has thought; None for none.
     """
-    said = f"Noted: `{key}=`."
-    if job is None:
+    said = remark(Note.KEYS, {key: ""})
+    if then is None:
         return (Message("user", f"Choose `{key}=`."), Message("assistant", said, thought=thought))
-    name, output = job
+    name, output = then
     return (
-        Message("user", f"Choose `{key}=` and run `{name}`."),
-        Message("assistant", "", call=("run", {"name": name}), thought=thought),
+        Message("user", f"Choose `{key}=` and read `{name}`."),
+        Message("assistant", "", call=("read_config", {"name": name}), thought=thought),
         Message("tool", output),
         Message("assistant", said),
     )
@@ -248,14 +248,13 @@ class _Session:
     known: dict[str, _Known] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     """Named settings whose values are hidden."""
-    unseen: set[str] = field(default_factory=set)
-    """Those of them that were chosen in a thought that nothing has read."""
+    unseen: list[str] = field(default_factory=list)
+    """Settings that were chosen in a thought that nothing has read."""
     turn: int = 0
 
     def read(self) -> Turn:
         rng, mix = self.rng, self.mix
-        count = min(rng.randint(1, mix.max_facts), len(self.keys))
-        facts = {self.keys.pop(): value(rng, mix.words) for _ in range(count)}
+        facts = self._facts()
         note = rng.choices(tuple(Note), weights=mix.notes)[0]
         truncated = rng.random() < mix.truncated
         after = None
@@ -278,6 +277,10 @@ class _Session:
             said = dict(rng.sample(tuple(facts.items()), k=len(facts)))
         return read(rng.choice(FILES), shown, remark(note, said), hidden)
 
+    def _facts(self) -> dict[str, str]:
+        count = min(self.rng.randint(1, self.mix.max_facts), len(self.keys))
+        return {self.keys.pop(): value(self.rng, self.mix.words) for _ in range(count)}
+
     def _output(self, facts: dict[str, str]) -> str:
         lines = [f"{key}={text}" for key, text in facts.items()]
         for _ in range(self.rng.choice((0, 0, 0, 1, 2, 4))):
@@ -289,20 +292,21 @@ class _Session:
         text = value(rng, self.mix.words)
         sight = rng.choices(tuple(Sight), weights=self.mix.sights)[0]
         if sight is Sight.NEVER:
-            self.lost.append(key)
-            self.unseen.add(key)
+            self.unseen.append(key)
         else:
             end = self.turn if sight is Sight.STRIPPED else None
             self.known[key] = _Known(text, self.turn, Note.KEYS, end, chosen=True)
-        job = self._job() if rng.random() < 0.3 else None
-        return choose(key, Thought(f"{key}={text}", sight), job)
-
-    def _job(self) -> tuple[str, str]:
-        output = "\n".join(filler(self.rng) for _ in range(self.rng.randint(1, 6)))
-        return self.rng.choice(FILES), output
+        then = None
+        if rng.random() < 0.4:
+            facts = self._facts()
+            for each, shown in facts.items():
+                self.known[each] = _Known(shown, self.turn, Note.SILENT, None)
+            then = rng.choice(FILES), self._output(facts)
+        return choose(key, Thought(f"{key}={text}", sight), then)
 
     def run(self) -> Turn:
-        name, output = self._job()
+        output = "\n".join(filler(self.rng) for _ in range(self.rng.randint(1, 6)))
+        name = self.rng.choice(FILES)
         return (
             Message("user", f"Run `{name}`."),
             Message("assistant", "", call=("run", {"name": name})),
@@ -312,8 +316,13 @@ class _Session:
 
     def question(self) -> Turn:
         self._forget()
+        if self.unseen and (not self.known or self.rng.random() < 0.5):
+            return self._unknown(self.unseen.pop(), chosen=True)
         if not self.known or (self.keys and self.rng.random() < self.mix.unknown):
-            return self._unknown()
+            lost = bool(self.lost) and self.rng.random() < 0.6
+            return self._unknown(
+                self.lost.pop(self.rng.randrange(len(self.lost))) if lost else self.keys.pop()
+            )
         new = [key for key, fact in self.known.items() if not fact.said]
         again = not new or self.rng.random() < self.mix.again
         key = self.rng.choice(tuple(self.known) if again else new)
@@ -325,13 +334,11 @@ class _Session:
         answered = Question(key, fact.value, True, fact.source, hidden, shown, fact.chosen)
         return (user, Message("assistant", _answer(answered), question=answered))
 
-    def _unknown(self) -> Turn:
-        lost = bool(self.lost) and self.rng.random() < 0.6
-        key = self.lost.pop(self.rng.randrange(len(self.lost))) if lost else self.keys.pop()
+    def _unknown(self, key: str, *, chosen: bool = False) -> Turn:
         text = value(self.rng, self.mix.words)
         self.known[key] = _Known(text, self.turn, Note.SILENT, None)
         user, shown = self._ask(key)
-        unknown = Question(key, text, False, -1, shown=shown, chosen=key in self.unseen)
+        unknown = Question(key, text, False, -1, shown=shown, chosen=chosen)
         return (
             user,
             Message("assistant", "", call=("lookup", {"line": f"{key}="}), question=unknown),
@@ -377,8 +384,8 @@ def session(rng: Random, mix: Mix) -> Iterator[Turn]:
         state.turn += 1
     while len(state.keys) > mix.max_facts:
         # With nothing new to ask for, most turns read.
-        new = any(not fact.said for fact in state.known.values())
-        if state.known and rng.random() < (mix.questions if new else mix.again):
+        new = bool(state.unseen) or any(not fact.said for fact in state.known.values())
+        if (state.known or state.unseen) and rng.random() < (mix.questions if new else mix.again):
             yield state.question()
         elif mix.choices and rng.random() < mix.choices:
             yield state.choose()

@@ -15,11 +15,12 @@ from leyline_engine.fidelity.rotary_sweep import RotarySweep
 from leyline_engine.fidelity.single_prompt import SinglePrompt
 from leyline_engine.fidelity.steps import EvaluationSessions
 from leyline_engine.fidelity.storage_floor import StorageFloor
+from leyline_engine.fidelity.stripped_thinking import StrippedThinking
 from leyline_engine.fidelity.stubs import Stubs
 from leyline_engine.fidelity.subject import Subject
 from leyline_engine.fidelity.trajectories import LONG_PAPER, SHORT_PAPER, Trajectories
 from leyline_engine.replay.models.loader import ModelLoadError, load_model
-from leyline_engine.replay.models.trained import TRAINED_MODEL_NAMES
+from leyline_engine.replay.models.trained import THINKING_MODEL_NAME, TRAINED_MODEL_NAMES
 
 _LENGTHS = {Scale.QUICK: 16, Scale.FULL: 128}
 """Tokens that are decoded for each answer, by scale."""
@@ -101,6 +102,7 @@ class ReplayEvaluation:
                 by_edits=True,
             ),
             Stubs(subjects, {"recorded": recorded[:_SHORT], "recall": recall}),
+            StrippedThinking(subjects, [THINKING_MODEL_NAME]),
             Removal(self._loaded),
             RotarySweep(),
             ChainedRotations(),
