@@ -63,7 +63,7 @@ class Recipe:
     seed: int
     stages: tuple[Stage, ...]
     start: str = ""
-    """Name of the shipped model whose weights it starts from; empty for new weights."""
+    """Name of the shipped model whose weights and tokenizer it starts from; empty for new ones."""
     weight_decay: float = 0.05
     clip: float = 1.0
     others_share: float = 0.08
@@ -107,7 +107,7 @@ _MORE_NAMES = replace(_MORE_FACTS, words=40)
 _ALL_NAMES = replace(_MORE_FACTS, words=WORDS)
 """All names; longer sessions and look-ups return only after this."""
 _CHOICES = Mix(truncated=0.0, system=0.0, questions=0.8, choices=0.7, max_facts=3, words=WORDS)
-"""Few names, and most of them chosen as the assistant thinks."""
+"""Short sessions; in most turns without a question the assistant thinks."""
 _THINKING = replace(_PLAIN, choices=0.4)
 _BEGINNING = (
     Stage(96, 32, 400, 4e-3, _FIRST),
@@ -147,9 +147,9 @@ RECIPES = {
         start="leyline-recall",
         stages=(
             Stage(128, 24, 1200, 3e-3, _CHOICES, fall=1.0),
-            Stage(256, 16, 600, 2e-3, _THINKING, fall=1.0),
-            Stage(512, 8, 400, 2e-3, _THINKING, fall=1.0),
-            Stage(1024, 4, 300, 2e-3, _THINKING),
+            Stage(256, 16, 300, 2e-3, _THINKING, fall=1.0),
+            Stage(512, 8, 250, 2e-3, _THINKING, fall=1.0),
+            Stage(1024, 4, 250, 2e-3, _THINKING),
         ),
     ),
 }

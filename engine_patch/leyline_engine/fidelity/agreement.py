@@ -147,14 +147,17 @@ def either(records: Sequence[Record], arm: str) -> Estimate:
     return share(sum(like), len(like))
 
 
-def describe_control(records: Sequence[Record]) -> str:
+def describe_control(records: Sequence[Record], arm: str = _SPLICE) -> str:
     """Return if the control is farther from both references than the splice.
 
     Logits are compared, as answers and probabilities may be equal by chance.
+
+    Args:
+        arm: the splice that differs from the control in the rotation alone.
     """
     found = list(
         zip(
-            numbers(records, f"{_SPLICE}|nearer|l2"),
+            numbers(records, f"{arm}|nearer|l2"),
             numbers(records, f"{_NAIVE}|nearer|l2"),
             strict=True,
         )

@@ -10,31 +10,42 @@ from leyline_engine.contract import apply_directives
 from leyline_engine.fidelity.agreement import (
     COLUMNS,
     Group,
+    describe_control,
     distance_chart,
+    either,
     mean_of,
     percent,
     rate,
     rows_of,
-    summarise,
 )
-from leyline_engine.fidelity.comparison import FULL, NAIVE, REPREFILL, SPLICE, compare_all
+from leyline_engine.fidelity.comparison import (
+    FULL,
+    LATER,
+    NAIVE,
+    REPREFILL,
+    SPLICE,
+    compare_all,
+)
 from leyline_engine.fidelity.experiment import Cell, Record, ResultTable, Scale
 from leyline_engine.fidelity.rendering import edit_of_extension
 from leyline_engine.fidelity.subject import Subject
 from leyline_engine.fidelity.thinking_prompts import Asked, draw_thinking
 from leyline_engine.fidelity.tool_names import called_tool
 
-_ARMS = (REPREFILL, SPLICE, NAIVE)
+_ARMS = (REPREFILL, SPLICE, LATER, NAIVE)
 _TURNS = 6
 _COUNTS = {Scale.QUICK: 3, Scale.FULL: 100}
 _LOOK_UP = "lookup"
 
 
 class StrippedThinking:
-    """Strips the thinking of a turn when the user's next message comes, and asks later.
+    """Strips the thinking of a turn, and asks for what it held some turns later.
 
     The edit is the template's own: the difference between the conversation up to the turn's end
-    and the same with more messages. Models whose template strips nothing are left out.
+    and the same with more messages. ``splice`` makes it when the user's next message comes, so the
+    rest of the turn is all that moves. ``splice, later`` makes it in front of the question, when
+    other turns have read the thinking, too; ``no rotation`` is its control. Models whose template
+    strips nothing are left out.
 
     Args:
         recall: names of the models that know the task with thinking; the answers of others are
@@ -61,16 +72,19 @@ class StrippedThinking:
         drawn = draw_thinking(Random(f"{asked}-{number}"), Asked(asked), _TURNS)
         before = subject.render(drawn.before, opened=False)
         after = subject.render([*drawn.before, *drawn.then])
-        edit = edit_of_extension(before, after)
-        if edit is None or not subject.fits(len(before.tokens) + len(after.tokens)):
+        edit, asked_at = edit_of_extension(before, after), after.contents[-1]
+        length = len(before.tokens) + len(after.tokens)
+        if edit is None or asked_at is None or not subject.fits(length):
             return {"left_out": 1}
         stripped = apply_directives(before.tokens, [edit])
-        then = after.tokens[len(stripped) :]
+        then, question = after.tokens[len(stripped) :], after.tokens[asked_at[0] :]
+        history = [*before.tokens, *then[: len(then) - len(question)]]
         answers = {
-            FULL: subject.whole([*before.tokens, *then]),
+            FULL: subject.whole([*history, *question]),
             REPREFILL: subject.prefilled(after.tokens),
             SPLICE: subject.spliced(before.tokens, [edit], then),
-            NAIVE: subject.spliced(before.tokens, [edit], then, rotated=False),
+            LATER: subject.spliced(history, [edit], question),
+            NAIVE: subject.spliced(history, [edit], question, rotated=False),
         }
         record = {"delta": edit.delta, **compare_all(answers)}
         if name in self._recall:
@@ -101,12 +115,20 @@ class StrippedThinking:
         )
 
     def _finding(self, groups: Sequence[Group]) -> str:
-        lines = [summarise(groups)] if groups else []
-        lines += [
-            f"{group.labels[0]}, {group.labels[1]}: {_describe(group.records)}"
-            for group in groups
-            if any(f"right|{SPLICE}" in each for each in group.records)
-        ]
+        lines = []
+        for name in self._subjects:
+            own = [group for group in groups if group.labels[0] == name]
+            if cases := [each for group in own for each in group.records]:
+                like = ", ".join(f"{percent(either(cases, arm))} ({arm})" for arm in _ARMS[1:])
+                lines.append(
+                    f"{name}, {len(cases)} cases: the answer begins like one of the references in "
+                    f"{like}. {describe_control(cases, LATER)}"
+                )
+            lines += [
+                f"{name}, asked for {group.labels[1]}: {_describe(group.records)}"
+                for group in own
+                if any(f"right|{SPLICE}" in each for each in group.records)
+            ]
         if self._append_only:
             names = ", ".join(self._append_only)
             lines.append(f"Left out, because the template strips no thinking: {names}.")

@@ -20,7 +20,7 @@ class Asked(StrEnum):
 
     THOUGHT = "thought"
     """The value that the assistant chose as it thought, right in front of its answer."""
-    BEFORE_CALL = "thought, call"
+    BEFORE_CALL = "thought before a call"
     """The same, but it thought in front of a call, and answered after the tool's output."""
     OUTPUT = "output"
     """A setting in that output, which stays in the prompt."""
