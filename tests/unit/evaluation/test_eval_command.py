@@ -24,7 +24,9 @@ from leyline_proxy.upstream import embedded
 
 ANSWERS = {"single_prompt", "trajectory_12", "random_edits", "trajectory_50", "stubs"}
 """Tables that compare a model's answers by arm."""
-TABLES = ANSWERS | {"removal", "rotary_sweep", "chained_rotations", "storage_floor"}
+TABLES = ANSWERS | {
+    *("stripped_thinking", "removal", "rotary_sweep", "chained_rotations", "storage_floor")
+}
 RUN = Callable[..., Result]
 
 
@@ -78,6 +80,8 @@ def test_a_user_s_model_gets_all_tables(model: Path, tmp_path: Path) -> None:
             assert {row[0] for row in table["rows"]} == {model.name}
             assert "control without rotation is farther off" in table["finding"]
             assert table["paper"] and table["chart"]
+        if name == "stripped_thinking":
+            assert not table["rows"] and f"strips no thinking: {model.name}." in table["finding"]
         assert table["title"] in result.stdout and table["title"] in html.read_text()
     assert sorted(path.name for path in out.parent.iterdir()) == ["r.html", "r.json"]
 
@@ -217,13 +221,14 @@ def test_the_sessions_are_as_long_as_the_paper_s() -> None:
 
 @pytest.mark.nightly
 def test_the_shipped_models_are_measured(tmp_path: Path) -> None:
-    """Without a model, four are, and the control looks bad for each of them in every table."""
+    """Without a model, five are, and the control looks bad for each of them in every table."""
     out = tmp_path / "r.json"
     assert invoke("--quick", "--json", out).exit_code == 0
     document = json.loads(out.read_text())
     assert document["model"].split(", ") == [
         "leyline-recall",
         "leyline-recall-notes",
+        "leyline-recall-thinking",
         "random-mla",
         "random-gqa",
     ]
@@ -231,5 +236,7 @@ def test_the_shipped_models_are_measured(tmp_path: Path) -> None:
         table = document["tables"][name]
         overall, *models = table["finding"].splitlines()
         assert "as it must be" in overall, table["finding"]
-        assert sum("is farther off" in line for line in models) == 4, table["finding"]
+        assert sum("is farther off" in line for line in models) == 5, table["finding"]
+    thinking = document["tables"]["stripped_thinking"]
+    assert {row[0] for row in thinking["rows"]} == {"leyline-recall-thinking"}
     assert "no logit differs" in document["tables"]["removal"]["finding"]
