@@ -14,7 +14,7 @@ from leyline_engine.replay.models.trained import THINKING_MODEL_NAME
 
 OUTPUTS = {"north": "port=falcon\nagent=agate", "march": "feed=basil\nclock=ebony\nbanner=fox\n"}
 FILLER = "found the line and the file was read again\nno error while all checks passed"
-CHOSEN = ("depth", "cache", "bucket", "format")
+CHOSEN = ("depth", "cache", "bucket")
 Chat = list[dict[str, Any]]
 
 

@@ -19,7 +19,7 @@ from leyline_engine.fidelity.thinking_prompts import Asked, draw_thinking
 from leyline_engine.replay.models.loader import load_model
 from leyline_engine.replay.models.trained import DEFAULT_MODEL_NAME, THINKING_MODEL_NAME
 
-CASES = 8
+CASES = 5
 ANSWER_TOKENS = 12  # of a look-up, the tool's name
 
 
