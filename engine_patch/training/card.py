@@ -35,7 +35,7 @@ _KINDS = {
     "show": "name and value, from what is in sight",
     "hidden": "from notes on a hidden output",
     "lookup": "not known, so looked up with a tool",
-    "thought": "chosen value, the thinking in sight",
+    "thought": "chosen value, from what is in sight",
     "stripped": "chosen value, the thinking hidden after its turn",
     "never": "chosen value, the thinking never seen, so looked up",
 }

@@ -144,17 +144,14 @@ class _Builder:
         if self._gaps and self._gaps.random() < self._gap_share:
             self._next += self._gaps.randint(1, 200)
         self._put(ids(_header(message)))
-        text = _body(message, tools=self._tools and message.role == "system")
-        body = ids(text)
+        body = ids(_body(message, tools=self._tools and message.role == "system"))
         if message.hidden is not None:
             self._stub(message.hidden, len(body))
         learnt = message.role == "assistant"
         if message.thought is not None:
             learnt = message.thought.sight is not Sight.NEVER
             if learnt:
-                # White space at the end of a thought is cut into tokens by what comes after it.
-                whole = ids(f"{message.thought}{text}")
-                self._think(message.thought, whole[: len(whole) - len(body)])
+                self._think(message.thought)
         start = len(self._ids)
         self._put(body, learnt=learnt)
         self._put(ids("<|im_end|>"), learnt=learnt)
@@ -164,10 +161,10 @@ class _Builder:
             self._answers.append(Answer(question, start, len(self._ids), distance))
         self._put(ids("\n"))
 
-    def _think(self, thought: Thought, ids: Sequence[int]) -> None:
+    def _think(self, thought: Thought) -> None:
         """Add a thought; if it is stripped, later turns don't see it, and have no stub for it."""
         start = len(self._ids)
-        self._put(ids, learnt=True)
+        self._put(self._encoder.ids(str(thought)), learnt=True)
         if thought.sight is Sight.STRIPPED:
             self._hidden.append((len(self._turn_starts) - 1, start, start, len(self._ids)))
 

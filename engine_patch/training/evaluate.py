@@ -23,8 +23,8 @@ def kind(answer: Answer) -> str:
 
     ``recall``: a visible value. ``show``: a visible name and value. ``hidden``: either of them, if
     only notes have it. ``lookup``: an unknown value. Of a value that the assistant chose as it
-    thought, ``thought``: the thinking is visible; ``stripped``: only its own turn has read it;
-    ``never``: nothing has, so the value is unknown.
+    thought, ``thought``: the thinking or an earlier answer is visible; ``stripped``: only the
+    thought's own turn has read it; ``never``: nothing has, so the value is unknown.
     """
     question = answer.question
     if question.chosen:

@@ -19,7 +19,7 @@ Chat = list[dict[str, Any]]
 
 
 class Remembered(NamedTuple):
-    """How a session's question about the thinking ended."""
+    """The end of a session that was asked for what it had thought."""
 
     thought: str
     stripping: dict[str, Any]
@@ -29,7 +29,7 @@ class Remembered(NamedTuple):
 
 @pytest.fixture(scope="module", params=["amortize", "exact"])
 def mode(request: pytest.FixtureRequest) -> str:
-    """What becomes of edits that the template makes."""
+    """Modes of the edits that the template makes."""
     return str(request.param)
 
 

@@ -136,7 +136,7 @@ class Message:
     question: Question | None = None
     """Question that this message answers, with the value or with a look-up."""
     thought: Thought | None = None
-    """What the assistant thinks in front of the content or the call."""
+    """Thinking in front of the content or the call."""
 
     def as_dict(self, call_id: str = "call") -> dict[str, Any]:
         """Return the message in the form of an OpenAI request."""

@@ -16,7 +16,7 @@ _FACTS = 3
 
 
 class Asked(StrEnum):
-    """What the question at the end is about."""
+    """Subject of the question at the end."""
 
     THOUGHT = "thought"
     """The value that the assistant chose as it thought, right in front of its answer."""

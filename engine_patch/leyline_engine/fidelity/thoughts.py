@@ -1,4 +1,4 @@
-"""What the assistant of the recall task thinks, and which later turns see it. Pure."""
+"""Thoughts of the recall task's assistant, and the later turns that see them. Pure."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from random import Random
 from typing import Any
@@ -103,12 +104,25 @@ def test_a_choice_is_asked_for_as_its_thought_was_seen(seed: int) -> None:
     assert Sight.NEVER in kinds and len(kinds) > 1
 
 
-def test_answers_are_counted_by_what_is_left_of_the_thought(tokenizer: Any) -> None:
-    """Rates are kept apart for thoughts in view, stripped ones, and ones that nothing has read."""
-    counted = dict[str, set[bool]]()
-    for seed in range(20):
-        row = Encoder(tokenizer.backend_tokenizer).row(session(Random(seed), CHOOSING), 2000)
+@pytest.mark.parametrize(
+    ("sights", "first", "kinds"),
+    [
+        ((1.0, 0.0, 0.0), "thought", {"thought"}),
+        ((0.0, 1.0, 0.0), "stripped", {"stripped", "thought"}),
+        ((0.0, 0.0, 1.0), "never", {"never"}),
+    ],
+)
+def test_answers_are_counted_by_what_is_left_of_the_thought(
+    sights: tuple[float, float, float], first: str, kinds: set[str], tokenizer: Any
+) -> None:
+    """Thoughts in view, stripped ones, and ones that nothing has read are counted apart; asked for
+    again, a stripped one is in view in the answer."""
+    mix = replace(CHOOSING, sights=sights, again=0.5)
+    counted = dict[str, list[str]]()
+    for seed in range(10):
+        row = Encoder(tokenizer.backend_tokenizer).row(session(Random(seed), mix), 2000)
         for answer in row.answers:
             if answer.question.chosen:
-                counted.setdefault(kind(answer), set()).add(answer.question.known)
-    assert counted == {"thought": {True}, "stripped": {True}, "never": {False}}
+                counted.setdefault(f"{seed}-{answer.question.key}", []).append(kind(answer))
+    assert {each[0] for each in counted.values()} == {first}
+    assert {one for each in counted.values() for one in each} == kinds
