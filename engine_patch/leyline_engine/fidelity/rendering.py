@@ -84,8 +84,6 @@ def edit_of_extension(before: Rendered, after: Rendered) -> Directive | None:
     """
     source, target = before.tokens, after.tokens
     head = common_prefix(source, target)
-    if head == len(source):
-        return None
     for end in range(head + 1, len(source)):
         if source[end:] == target[head : head + len(source) - end]:
             return Directive(head, end, (), Mode.AMORTIZE)
